@@ -1,4 +1,4 @@
-"""When a schedule ticks: cron expressions through cronsim, and plain intervals.
+"""When a schedule ticks: cron expressions, and plain intervals.
 
 A rule gives the same moments in every process, whenever it is asked: it keeps no state. Moments are
 nanoseconds of wall time.
@@ -6,7 +6,10 @@ nanoseconds of wall time.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from bisect import bisect_left
+from calendar import monthrange
+from datetime import UTC, date, datetime, timedelta, timezone
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -33,8 +36,15 @@ _LATE_NS: Final = round(LATE_SECONDS * SECOND_NS)
 _LOOK_BACK_NS: Final = 3_600 * SECOND_NS
 _LOOK_BACK_GROWTH: Final = 8
 _MINUTE: Final = 60
+_DAY: Final = 86_400
+#: Clocks of two moments in one zone differ from the time between them by at most that.
+_SHIFT_MAX: Final = 27 * 3_600
+#: An expression without a tick in that many days, 50 years, never comes.
+_DAYS_MAX: Final = 18_263
+_DAY_ZERO: Final = date(1970, 1, 1)
+_NO_DAY: Final = -(10**9)
 _FIELDS: Final = "minute hour day-of-month month day-of-week"
-#: Any moment will do for a look whether an expression ever comes.
+#: Any moment will do to parse an expression, and to look whether it ever comes.
 _SOME_DAY: Final = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -70,14 +80,84 @@ class Every:
         return f"every {timedelta(microseconds=self.interval_ns // 1_000)}"
 
 
+class _Fields:
+    """The fields of a cron expression, and the next time that clocks show which fits them.
+
+    Clocks are seconds since 1970 as people read them, without a zone. cronsim parses; its own walk
+    loses ticks where clocks change by half an hour, and does not always end.
+    """
+
+    def __init__(self, expression: str) -> None:
+        from cronsim import CronSim  # noqa: PLC0415 - most programs have no schedule
+
+        parsed = CronSim(expression, _SOME_DAY)
+        self._is_day = parsed.match_day
+        self._months = parsed.months
+        self.seconds = sorted(parsed.seconds)
+        self._minutes = sorted(parsed.minutes)
+        self._hours = sorted(parsed.hours)
+        *_, minute, hour, _day, _month, _weekday = expression.split()
+        #: goes by the time that passes, not by what clocks show
+        self.is_star = minute.startswith("*") or hour.startswith("*")
+        self._day = _NO_DAY  # the latest that fits
+
+    def first(self, clock: int) -> int | None:
+        """Return the first clock from this one on that fits; None: none within 50 years."""
+        day, rest = divmod(clock, _DAY)
+        if day == self._day or self._fits(day):
+            time = self._time_from(rest)
+            if time is not None:
+                self._day = day
+                return day * _DAY + time
+        last = day + _DAYS_MAX
+        while (day := self._day_after(day)) <= last:
+            if self._fits(day):
+                self._day = day
+                return day * _DAY + self._time_from(0)  # type: ignore[operator]
+        return None
+
+    def _fits(self, day: int) -> bool:
+        date = _DAY_ZERO + timedelta(days=day)
+        return date.month in self._months and self._is_day(date)
+
+    def _day_after(self, day: int) -> int:
+        """Return the next day, or the first one of the next month if this month does not fit."""
+        date = _DAY_ZERO + timedelta(days=day)
+        if date.month in self._months:
+            return day + 1
+        return day + 1 + monthrange(date.year, date.month)[1] - date.day
+
+    def _time_from(self, rest: int) -> int | None:
+        """Return the first second of a day from that one on that fits."""
+        hour, minute, second = rest // 3_600, rest // _MINUTE % _MINUTE, rest % _MINUTE
+        at = bisect_left(self._hours, hour)
+        if self._hours[at : at + 1] == [hour]:
+            place = bisect_left(self._minutes, minute)
+            if self._minutes[place : place + 1] == [minute]:
+                if second <= self.seconds[-1]:
+                    following = self.seconds[bisect_left(self.seconds, second)]
+                    return hour * 3_600 + minute * _MINUTE + following
+                place += 1
+            if place < len(self._minutes):
+                return hour * 3_600 + self._minutes[place] * _MINUTE + self.seconds[0]
+            at += 1
+        if at < len(self._hours):
+            return self._hours[at] * 3_600 + self._minutes[0] * _MINUTE + self.seconds[0]
+        return None
+
+
+@lru_cache(maxsize=256)
+def _fields(expression: str) -> _Fields:
+    return _Fields(expression)
+
+
 @dataclass(frozen=True, slots=True)
 class Cron:
     """Ticks as a cron expression says it, in a time zone; see ``parse_cron``.
 
-    In spring and autumn it goes by Debian's rules, with seconds as without, which cronsim does not:
-    what has its time in the hour that is left out comes right after it, what has it in the hour
-    that comes twice comes the first time only; but expressions whose minute or hour begins with
-    ``*`` go by the time that passes.
+    In spring and autumn it goes by Debian's rules, with seconds as without: a time within the hour
+    that is left out comes right after it, a time within the hour that comes twice comes the first
+    time only; but expressions whose minute or hour begins with ``*`` go by the time that passes.
     """
 
     expression: str
@@ -91,32 +171,62 @@ class Cron:
 
     def after(self, moment_ns: int) -> Iterator[int]:
         """Yield its moments from there on, that one not among them."""
-        last_ns = moment_ns
-        for at in self._walk(moment_ns // SECOND_NS):
-            at_ns = int(at.timestamp()) * SECOND_NS
-            # From within an hour that comes twice it may start with what is over.
-            if at_ns > last_ns:
-                last_ns = at_ns
-                yield at_ns
+        last = moment_ns // SECOND_NS
+        for at in self._walk(last):
+            if at > last:
+                last = at
+                yield at * SECOND_NS
 
-    def _walk(self, start: int) -> Iterator[datetime]:
-        """Return its moments from about a second of wall time on, some of them twice."""
-        from cronsim import CronSim  # noqa: PLC0415 - most programs have no schedule
-
-        *_, minute, hour, _day, _month, _weekday = self.expression.split()
-        if minute.startswith("*") or hour.startswith("*"):
-            return CronSim(self.expression, moment_in(self.zone, start * SECOND_NS))
-        # From a minute before: what was left out comes within the first minute after it.
-        clock = moment_in(self.zone, (start - _MINUTE) * SECOND_NS).replace(tzinfo=None)
-        return (self._moment(at) for at in CronSim(self.expression, clock))
-
-    def _moment(self, clock: datetime) -> datetime:
-        """The first moment at which clocks show that, or the same second of a later minute."""
+    def _walk(self, start: int) -> Iterator[int]:
+        """Yield its moments in seconds, from ``start`` on; some of them twice."""
+        fields = _fields(self.expression)
+        star = fields.is_star
+        begin = start if star else start - _MINUTE
+        # What clocks have shown already does not come a second time, unless time itself counts.
+        shown = self._highest_clock(begin - _SHIFT_MAX, begin)
         while True:
-            at = clock.replace(tzinfo=self.zone)
-            if at.astimezone(UTC).astimezone(self.zone) == at:
-                return at
-            clock += timedelta(seconds=_MINUTE)
+            end, offset = self._stretch(begin, begin + _DAY)
+            clock = begin + offset
+            if not star:
+                skipped = fields.first(shown)
+                if skipped is not None and skipped < clock:
+                    yield from sorted(begin + (s - clock) % _MINUTE for s in fields.seconds)
+                clock = max(clock, shown)
+            while (following := fields.first(clock)) is not None and following - offset < end:
+                yield following - offset
+                clock = following + 1
+            if following is None:
+                return
+            begin, shown = end, max(shown, end + offset)
+            # Nothing fits until there, whatever the clocks are set to before it: go there at once.
+            if not star or fields.first(end + offset - _SHIFT_MAX) == following:
+                begin = max(end, following - offset - _SHIFT_MAX)
+
+    def _highest_clock(self, begin: int, until: int) -> int:
+        """Return what clocks have shown at most before ``until``, plus a second."""
+        highest = begin
+        while begin < until:
+            begin, offset = self._stretch(begin, until)
+            highest = max(highest, begin + offset)
+        return highest
+
+    def _stretch(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the end of the time from ``begin`` on with one offset to UTC, and that offset."""
+        offset = self._offset(begin)
+        if self._offset(end) == offset:
+            return end, offset
+        low = begin
+        while end - low > 1:
+            middle = (low + end) // 2
+            if self._offset(middle) == offset:
+                low = middle
+            else:
+                end = middle
+        return end, offset
+
+    def _offset(self, second: int) -> int:
+        shift = moment_in(self.zone, second * SECOND_NS).utcoffset()
+        return 0 if shift is None else shift.days * _DAY + shift.seconds
 
     def latest(self, count: int, after_ns: int, until_ns: int) -> list[int]:
         """Return the last ``count`` of its moments behind one moment and up to another."""
@@ -164,18 +274,18 @@ def parse_cron(expression: str, tz: object = "UTC") -> Cron:
             f"a cron expression is text, got {expression!r:.60}: write "
             f'@app.cron("*/5 * * * *") with five fields ({_FIELDS})'
         )
-    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - most programs have no schedule
+    from cronsim import CronSimError  # noqa: PLC0415 - most programs have no schedule
 
     text = " ".join(expression.split())
     try:
-        next(CronSim(text, _SOME_DAY))
-    except StopIteration:
-        raise UsageError(f"the cron expression {text!r:.80} never comes") from None
+        comes = _fields(text).first(int(_SOME_DAY.timestamp())) is not None
     except (CronSimError, ValueError, TypeError, AssertionError, IndexError) as error:
         raise UsageError(
             f"the cron expression {text!r:.80} is wrong ({error}): it has five fields "
             f"({_FIELDS}), or six with the seconds first"
         ) from error
+    if not comes:
+        raise UsageError(f"the cron expression {text!r:.80} never comes")
     name = _zone_name(tz)
     cron = Cron(text, name, _zone(name))
     if len(cron.rule) > RULE_BYTES_MAX:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from taskq.schedules.times import (
     parse_every,
     parse_rule,
 )
+from tests.effort import run, spread
 
 BERLIN = ZoneInfo("Europe/Berlin")
 MINUTE_NS = 60 * SECOND_NS
@@ -127,6 +129,106 @@ def test_the_latest_moments_are_those_that_a_walk_ends_with(
     assert cron.latest(count, after, until) == walked[-count:]
     assert not walked or next(cron.after(walked[-1] - 20 * SECOND_NS)) <= walked[-1]
     assert walked == sorted(set(walked))
+
+
+def clock_changes(zone: ZoneInfo) -> Iterator[int]:
+    """Yield when a zone's clocks are changed from 2000 to 2030, in seconds."""
+    day = at("2000-01-01 00:00", UTC) // SECOND_NS
+    while day < at("2031-01-01 00:00", UTC) // SECOND_NS:
+        low, day = day, day + 86_400
+        before, high = shown(zone, low) - low, day
+        if shown(zone, high) - high != before:
+            while high - low > 1:
+                middle = (low + high) // 2
+                same = shown(zone, middle) - middle == before
+                low, high = (middle, high) if same else (low, middle)
+            yield high
+
+
+def shown(zone: ZoneInfo, second: int) -> int:
+    """Return what clocks show then, as seconds since 1970."""
+    clock = datetime.fromtimestamp(second, zone).replace(tzinfo=UTC)
+    return int(clock.timestamp())
+
+
+def by_looking(expression: str, zone: ZoneInfo, begin: int, end: int) -> list[int]:
+    """Return the ticks of a span, by a look at each half minute of it."""
+    sets = [
+        range(size)[:: int(field[2:] or 1)] if field[0] == "*" else set(map(int, field.split(",")))
+        for field, size in zip(expression.split()[:3], (60, 60, 24), strict=True)
+    ]
+
+    def fits(clock: int) -> bool:
+        return all(
+            clock // unit % size in some
+            for unit, size, some in zip((1, 60, 3_600), (60, 60, 24), sets, strict=True)
+        )
+
+    is_star = "*" in expression.split()[1] + expression.split()[2]
+    ticks: set[int] = set()
+    highest = shown(zone, begin - 30)
+    for second in range(begin, end, 30):
+        clock = shown(zone, second)
+        if (is_star or clock > highest) and fits(clock):
+            ticks.add(second)
+        skipped = range(highest + 30, clock, 30)
+        if not is_star and any(map(fits, skipped)):
+            ticks |= {second + (s - clock) % 60 for s in sets[0]}
+        highest = max(highest, clock)
+    return sorted(ticks)
+
+
+#: Each with its seconds; by the time that passes, and by clocks.
+EVERY_KIND = (
+    *("0 * * * * *", "30 */7 * * * *", "0 * 0 * * *", "0 59 * * * *", "0 */30 1,2 * * *"),
+    *("0 1,30 0,1,2,3 * * *", "0,30 0,15,45 2,23 * * *", "30 59 1,23 * * *", "0 10 4,12 * * *"),
+)
+
+
+@spread(25)
+@pytest.mark.parametrize(
+    "name", sorted({"Australia/Lord_Howe", "America/St_Johns"} | available_timezones())
+)
+def test_in_each_zone_cron_ticks_as_clocks_that_are_looked_at_each_half_minute(name: str) -> None:
+    zone = ZoneInfo(name)
+    seen: set[tuple[int, int]] = set()
+    for change in clock_changes(zone):
+        kind = (shown(zone, change) - shown(zone, change - 1), shown(zone, change - 1) % 86_400)
+        if kind in seen and not run.tortures:
+            continue
+        seen.add(kind)
+        # Changes are minutes of UTC; hours around it, of which some are left out or come twice.
+        begin, end = change - 5 * 3_600, change + 5 * 3_600
+        for expression in EVERY_KIND:
+            cron, ticks = parse_cron(expression, name), by_looking(expression, zone, begin, end)
+            for start in (begin - 1, change - 1, change + 20, change + 1_830):
+                walk = cron.latest(10_000, start * SECOND_NS, end * SECOND_NS - 1)
+                assert [at_ns // SECOND_NS for at_ns in walk] == [at for at in ticks if at > start]
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "start", "expected"),
+    [
+        # Clocks are set back by half an hour, at 02:00 to 01:30.
+        ("*/15 1 * * *", "Australia/Lord_Howe", "2024-04-07 01:40", [
+            "01:45 +1100", "01:30 +1030", "01:45 +1030", "01:00 +1030",
+        ]),
+        # At one minute past midnight to 23:01 of the day before.
+        ("* 0 * * *", "America/St_Johns", "2006-10-28 23:58", [
+            "00:00 -0230", "00:00 -0330", "00:01 -0330",
+        ]),
+        # A day that is left out.
+        ("0 12 * * *", "Pacific/Apia", "2011-12-29 13:00", ["00:00 +1400", "12:00 +1400"]),
+        # Years until the next.
+        ("*/30 0 29 2 *", "Europe/Berlin", "2024-02-29 00:29", ["00:30 +0100", "00:00 +0100"]),
+    ],
+)  # fmt: skip
+def test_clocks_that_change_by_other_than_an_hour_lose_no_tick(
+    expression: str, zone: str, start: str, expected: list[str]
+) -> None:
+    ticks = parse_cron(expression, zone).after(at(start, ZoneInfo(zone)))
+    first = islice(ticks, len(expected))
+    assert [moment_in(ZoneInfo(zone), tick).strftime("%H:%M %z") for tick in first] == expected
 
 
 @given(
