@@ -210,7 +210,7 @@ class JobView:
 
     @property
     def expires_at(self) -> datetime | None:
-        """Return when it expires unless it ran by then, in UTC; None for never."""
+        """Return when it expires, in UTC; None for never, and once a worker has claimed it."""
         return _moment_or_none(self.expires_ns)
 
     @property

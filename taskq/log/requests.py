@@ -479,8 +479,6 @@ class Letter(NamedTuple):
     enqueued_ns: int
     #: attempts that no record tells of any more, packed
     history: bytes = b""
-    #: when it expires, if that shifts: in shifted time
-    expires_ns: int = 0
 
     @property
     def size(self) -> int:
@@ -560,7 +558,8 @@ class Rewrite(NamedTuple):
     #: of a scheduled job: when it is due, in shifted time unless ``due_is_wall``
     due_ns: int = 0
     due_is_wall: bool = False
-    #: when it expires, if that shifts: in shifted time, but wall time for one that is over
+    #: of one that no worker has claimed: when it expires, if that shifts: in shifted time, but wall
+    #: time for one that is over
     expires_ns: int = 0
     ended_ns: int = 0
     history: bytes = b""

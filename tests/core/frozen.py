@@ -51,7 +51,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "steps": "kept",
         "times": "kept", "ages": "kept", "schedules": "kept", "queues": "kept",
         "floor_lsn": "kept", "edits": "reset",
-        "_overdue": "kept", "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
+        "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
         "lanes": "bound", "groups": "bound", "taking": "bound", "_is_fresh": "bound",
     },
     Queues: {

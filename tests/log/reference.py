@@ -210,6 +210,7 @@ class Reference:
 
     def _claimed(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
+        job.expires_ns = 0  # what has been claimed expires no more
         seen = self.may_fall and job.state is State.SCHEDULED
         assert job.state is State.READY or seen, f"{job} was claimed"
         if self.is_free(record.lsn) and not self.may_fall:
@@ -290,6 +291,7 @@ class Reference:
         else:
             assert job.state in (State.READY, State.SCHEDULED), f"{job} was withdrawn"
         if record.kind == Kind.EXPIRED:
+            assert job.expires_ns, f"{job} had been claimed, or never was to expire"
             # A date may have been over before the clock fell; a span of time is over for good.
             if job.expires_is_wall:
                 assert 0 < job.expires_ns <= record.time_ns or self.may_fall
@@ -327,15 +329,10 @@ class Reference:
             if job.key_lives or window is not None:
                 holders.append((job.lsn, window, job.key_lives))
         job.state, job.attempt, job.result = State.READY, 0, None
-        # It still expires when it was to, unless that has passed.
         extras = record.extras
         assert extras is not None
-        is_wall = not job.expires_ns or job.expires_is_wall
-        moment = job.expires_ns + (0 if is_wall else self.shift_ns)
-        kept = moment if moment > record.time_ns else 0
         assert record.carried is not None
-        assert (record.carried.expires_ns or extras.expires_ns) == kept, f"{job} lost its expiry"
-        job.expires_ns = job.expires_ns if kept else 0
+        assert record.carried.expires_ns == extras.expires_ns == 0, f"{job} expires again"
         job.since_ns = self.moment
 
     def _edited(self, record: LogRecord) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Generator, Iterator
 from typing import Any, Final, TypeVar
 
 from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.jobtable import META_BACK, META_EXPIRES
+from taskq.core.folds.jobtable import META_BACK, META_EXPIRES, STATE_MASK
+from taskq.core.kinds import RUNNING
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.steps import decode_step
 from taskq.log.state.facets import Facets
@@ -111,9 +112,13 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "expiries": sorted(
             (job, moment)
             for job, moment in _expiries(agenda)
-            if job in table and table[job][1] & META_EXPIRES
+            if job in table and _may_expire(table[job][1])
         ),
     }
+
+
+def _may_expire(meta: int) -> bool:
+    return bool(meta & META_EXPIRES) and meta & STATE_MASK != RUNNING
 
 
 def _may_run(agenda: Agenda) -> list[int]:
@@ -138,10 +143,8 @@ def _steps_of(facets: Facets, job: int) -> tuple[object, ...]:
 
 
 def _expiries(agenda: Agenda) -> Iterator[tuple[int, int]]:
-    """(job, wall time) of all that will expire, or is to when it is given back; some are stale."""
+    """(job, wall time) of all that will expire; some are stale."""
     times = agenda.times
-    for job, (moment, is_wall) in agenda._overdue.items():
-        yield job, moment + (0 if is_wall else times.shift_ns)
     for blocks, shift_ns in ((times._expiries_shifted, times.shift_ns), (times._expiries_wall, 0)):
         for moments, jobs in blocks.blocks():
             yield from ((job, at + shift_ns) for at, job in zip(moments, jobs, strict=True))

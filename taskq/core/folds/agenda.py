@@ -26,7 +26,7 @@ from taskq.core.folds.jobtable import (
     STATE_MASK,
     JobTable,
 )
-from taskq.core.folds.moments import STALE_MAX, Ages, Expiry, Leases, Timetable
+from taskq.core.folds.moments import STALE_MAX, Ages, Leases, Timetable
 from taskq.core.folds.queues import Queues
 from taskq.core.folds.steps import Steps
 from taskq.core.folds.taking import Taking
@@ -87,8 +87,6 @@ class Agenda:
         self.queues = Queues(self.ages)
         self.taking = Taking(self.table, self.queues, self.ages, self.times)
         self.floor_lsn = self.edits = 0
-        #: running jobs whose expiry passed meanwhile, and when it was
-        self._overdue: dict[int, Expiry] = {}
         self._scheduled = self._expiring = self._left = 0
         # Looked at with each job. A bound method kept here would cost more than the way to it.
         self.lanes, self.groups = self.queues.lanes, self.queues.groups
@@ -138,14 +136,6 @@ class Agenda:
         """Note when a job that was just added expires (its meta has META_EXPIRES)."""
         self.times.expire_at(job, expires_ns, is_wall)
         self._expiring += 1
-
-    def apply_expiry_again(self, job: int, expires_ns: int, is_wall: bool) -> None:
-        """Do the same for a dead letter that is ready again, which may be noted already."""
-        shift_ns = 0 if is_wall else self.times.shift_ns
-        if self.times.expires(job, expires_ns - shift_ns, is_wall):
-            self._expiring += 1
-        else:
-            self.apply_expiry(job, expires_ns, is_wall)
 
     def apply_claimed(self, job: int, token: int, epoch: int, owner: int, attempt: int) -> bool:
         """Another process's claim. False: the job is unknown here."""
@@ -211,9 +201,10 @@ class Agenda:
         self._leave(lane, job, meta)
         if meta & STATE_MASK == SCHEDULED and not (meta & _TIED and self._let_go(job, meta)):
             self.times.forget(job)
-        if job in self._overdue:
-            # Not expired yet: the clock may have been set back since.
-            self.times.expire_again(job, self._overdue.pop(job))
+        if meta & (META_EXPIRES | STATE_MASK) == META_EXPIRES | RUNNING:
+            # What has been claimed expires no more.
+            meta &= ~META_EXPIRES
+            self._expiring -= 1
         waits = due_ns > now_ns
         meta = (meta & ~(STATE_MASK | ATTEMPT_MASK)) | counted(attempt)
         chunk.metas[index] = meta | (SCHEDULED if waits else READY) | META_BACK
@@ -294,7 +285,6 @@ class Agenda:
             if kind not in DEATHS:  # a letter may be requeued, and goes on then
                 self.steps.drop(job)
         if meta & META_EXPIRES:
-            self._overdue.pop(job, None)
             self._expiring -= 1
             self._count_left()
         if home is not lane:
@@ -427,21 +417,13 @@ class Agenda:
         """Wall time before which no job expires; None if none does."""
         return self.times.next_expiry_ns()
 
-    def overdue(self, job: int) -> Expiry | None:
-        """Return when the job, which runs, was found to have expired; None if it was not."""
-        return self._overdue.get(job)
-
     def expired(self, now_ns: int, count: int) -> list[int]:
         """At most ``count`` waiting jobs that are expired now; the caller records each."""
         jobs = []
-        for job, expiry in self.times.expired(now_ns, count):
+        for job in self.times.expired(now_ns, count):
             chunk = self.table.find(job)
             meta = 0 if chunk is None else chunk.metas[self.table.index]
-            if not meta & META_EXPIRES:  # settled since; perhaps a dead letter that is ready again
-                continue
-            if meta & STATE_MASK == RUNNING:
-                self._overdue[job] = expiry
-            else:
+            if meta & META_EXPIRES and meta & STATE_MASK != RUNNING:  # neither settled nor claimed
                 jobs.append(job)
         return jobs
 

@@ -122,18 +122,11 @@ def apply_requeued(
     location: int,
     lane: Lane,
     meta: int,
-    expires: tuple[int, bool] = _NEVER,
 ) -> None:
-    """A dead letter is ready again, no attempt counted; ``meta`` holds flags only.
-
-    ``expires`` is as for ``apply_carried``.
-    """
+    """A dead letter is ready again, no attempt counted; ``meta`` holds flags only."""
     forget_dead(agenda, job)
     if agenda.table.find(job) is not None:
         return
-    if expires[0]:
-        meta |= META_EXPIRES
-        agenda.apply_expiry_again(job, *expires)
     if agenda.steps.knows(job):
         meta |= META_STEPS
     agenda.table.insert(job, location, lane.number, meta | READY | META_BACK)

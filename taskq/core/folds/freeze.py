@@ -114,9 +114,6 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
     frozen.put("Q", chain.from_iterable(claims))
     _put_leases(frozen, agenda.leases)
     _put_timetable(frozen, agenda.times)
-    frozen.put("Q", agenda._overdue)
-    frozen.put("Q", [moment for moment, _ in agenda._overdue.values()])
-    frozen.put("B", [is_wall for _, is_wall in agenda._overdue.values()])
     frozen.put("Q", agenda.ages._lsns)
     frozen.put("Q", agenda.ages._moments)
     _put_rated(frozen, agenda)
@@ -153,9 +150,6 @@ def thaw_agenda(source: Source) -> Agenda:
     }
     _take_leases(source, agenda.leases)
     _take_timetable(source, agenda.times)
-    jobs, moments, walls = source.take("Q"), source.take("Q"), source.take("B")
-    expiries = zip(moments, map(bool, walls), strict=True)
-    agenda._overdue = dict(zip(jobs, expiries, strict=True))
     ages = agenda.ages
     ages._lsns, ages._moments = source.take("Q"), source.take("Q")
     if len(ages._lsns) != len(ages._moments):

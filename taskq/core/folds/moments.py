@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 #: Entries that may be stale before it is worth looking for them.
 STALE_MAX: Final = 4_096
-#: When a job expires: a moment, in shifted time unless it is wall time, and whether it is that.
-Expiry = tuple[int, bool]
 
 
 class Timetable:
@@ -103,19 +101,14 @@ class Timetable:
 
     def expire_at(self, job: int, expires_ns: int, is_wall: bool) -> None:
         """The job expires at ``expires_ns`` of wall time, as the clock stands now."""
-        moment_ns = expires_ns if is_wall else expires_ns - self.shift_ns
-        self.expire_again(job, (_bounded(moment_ns), is_wall))
-
-    def expire_again(self, job: int, expiry: Expiry) -> None:
-        """The job expires at a moment that ``expired`` took out."""
-        moment_ns, is_wall = expiry
+        moment_ns = _bounded(expires_ns if is_wall else expires_ns - self.shift_ns)
         if moment_ns + (0 if is_wall else self.shift_ns) <= self._over_ns:
             self.over.add(job)
         (self._expiries_wall if is_wall else self._expiries_shifted).add(moment_ns, job)
 
-    def expires(self, job: int, moment_ns: int, is_wall: bool = False) -> bool:
-        """Return whether the job is to expire then, in shifted time unless ``is_wall``."""
-        return (self._expiries_wall if is_wall else self._expiries_shifted).has(moment_ns, job)
+    def expires(self, job: int, moment_ns: int) -> bool:
+        """Return whether the job is to expire then, in shifted time."""
+        return self._expiries_shifted.has(moment_ns, job)
 
     def expiry_blocks(self) -> Iterator[tuple[array[int], array[int]]]:
         """(moments, jobs) of the expiries that shift, some hundreds at a time.
@@ -124,14 +117,10 @@ class Timetable:
         """
         return self._expiries_shifted.blocks()
 
-    def expired(self, now_ns: int, count: int) -> list[tuple[int, Expiry]]:
-        """Take out at most ``count`` jobs that are expired, with the moments when they did."""
-        expired = [
-            (job, (moment, False))
-            for moment, job in self._expiries_shifted.pop_pairs_until(now_ns - self.shift_ns, count)
-        ]
-        pairs = self._expiries_wall.pop_pairs_until(now_ns, count - len(expired))
-        return expired + [(job, (moment, True)) for moment, job in pairs]
+    def expired(self, now_ns: int, count: int) -> list[int]:
+        """Take out at most ``count`` jobs that are expired."""
+        jobs = list(self._expiries_shifted.pop_until(now_ns - self.shift_ns, count))
+        return jobs + list(self._expiries_wall.pop_until(now_ns, count - len(jobs)))
 
     def find_over(self, now_ns: int) -> None:
         """Find all that are expired, however many; ``expired`` takes them out in parts."""

@@ -30,7 +30,7 @@ from taskq.log.format.carried import (
 )
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import encode_rated, encode_ticked
-from taskq.log.format.options import enqueue_extras, queue_of, rerouted
+from taskq.log.format.options import enqueue_extras, queue_of, rerouted, unexpiring
 from taskq.log.format.steps import again, fold_step
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Rewrite
@@ -161,10 +161,9 @@ class Rewrites:
         """Return what to write; None if it is not as it was found."""
         if item.state in LIVE_STATES:
             return carried_live(agenda, dedup, item)
-        expires_ns, awaiting = item.expires_ns, b""
+        awaiting = b""
         if item.state is State.DEAD:
             awaiting = agenda.steps.awaiting(item.job, agenda.times.shift_ns)
-            expires_ns += agenda.times.shift_ns if expires_ns else 0
             chunk = agenda.dead.find(item.job)
             if chunk is None or chunk.locations[agenda.dead.index] != item.location:
                 return None
@@ -172,7 +171,7 @@ class Rewrites:
             job=item.job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
             attempt=item.attempt, ended_ns=item.ended_ns, history=item.history, body=item.body,
             lines=item.lines, flags=item.flags,
-            key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, awaiting=awaiting,
+            key_until_ns=_key_until(dedup, item), expires_ns=item.expires_ns, awaiting=awaiting,
         )  # fmt: skip
 
 
@@ -273,12 +272,17 @@ def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         due_ns = item.due_ns + (0 if item.due_is_wall else agenda.times.shift_ns)
     elif item.state is State.READY:
         due_ns = agenda.ready_since_ns(job, item.enqueued_ns)
-    expires_ns = _expiry(agenda, item) if meta & META_EXPIRES else 0
-    if expires_ns is None:
-        return None
+    born, expires_ns = item.born, 0
+    if meta & META_EXPIRES and item.state is not State.RUNNING:
+        expiry_ns = _expiry(agenda, item)
+        if expiry_ns is None:
+            return None
+        expires_ns = expiry_ns
+    else:
+        born = unexpiring(born, job)
     token, epoch, owner = agenda.running.get(job, (0, 0, 0))
     return Carried(
-        job=job, state=item.state, born=item.born, enqueued_ns=item.enqueued_ns,
+        job=job, state=item.state, born=born, enqueued_ns=item.enqueued_ns,
         attempt=attempt, token=token, due_ns=due_ns, due_is_wall=due_is_wall,
         claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
         key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
@@ -290,9 +294,6 @@ def _expiry(agenda: Agenda, item: Rewrite) -> int | None:
     """Return when the job expires by the clock, 0 if that does not shift; None if it changed."""
     if enqueue_extras(item.born).expires_is_wall:
         return 0
-    overdue = agenda.overdue(item.job)
-    if overdue is not None:
-        return overdue[0] + agenda.times.shift_ns
     if not agenda.times.expires(item.job, item.expires_ns):
         return None
     return item.expires_ns + agenda.times.shift_ns

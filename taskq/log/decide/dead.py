@@ -17,7 +17,7 @@ from taskq.core.records import Flag
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.flows import is_of_flow
-from taskq.log.format.options import EXPIRY_OPTIONS, enqueue_extras, queue_of, timeless
+from taskq.log.format.options import enqueue_extras, queue_of, unexpiring
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.state.fold_rare import fold_carried
 
@@ -80,12 +80,11 @@ class DeadLetters:
         if agenda.dead.find(job) is None:
             raise self._not_dead(job)
         key_until_ns = self._check_key(batch, letter) if letter.has_options else 0
-        born, expires_ns = self._expiry(letter, batch.time_ns)
+        born = unexpiring(letter.born, job)
         location = batch.where + batch.size
         carried = Carried(
             job=job, state=_AGAIN, born=born, enqueued_ns=letter.enqueued_ns,
-            history=letter.history, key_until_ns=key_until_ns, expires_ns=expires_ns,
-            waited=self._ends.again(born),
+            history=letter.history, key_until_ns=key_until_ns, waited=self._ends.again(born),
             awaiting=agenda.steps.awaiting(job, agenda.times.shift_ns),
         )  # fmt: skip
         batch.add(encode_carried(REVIVAL, carried, batch.lsn))
@@ -93,22 +92,6 @@ class DeadLetters:
         # It may be claimed in this very batch, when it is in no file yet.
         self._recent.add(job, born)
         batch.interest |= INTEREST_READY
-
-    def _expiry(self, letter: Letter, now_ns: int) -> tuple[bytes, int]:
-        """Return its record, and wall time at which it expires if that shifts.
-
-        Who asks for a job again wants it run: a moment that has passed does not count any more.
-        """
-        if not letter.has_options:
-            return letter.born, 0
-        extras = enqueue_extras(letter.born)
-        if extras.expires_is_wall:
-            expires_ns, told_ns = extras.expires_ns, 0
-        else:
-            expires_ns = told_ns = letter.expires_ns + self._context.agenda.times.shift_ns
-        if extras.expires_ns and expires_ns <= now_ns:
-            return timeless(letter.born, letter.job, EXPIRY_OPTIONS), 0
-        return letter.born, told_ns if extras.expires_ns else 0
 
     def _purged(self, batch: Batch, job: int) -> bytes:
         """Return what the record of a letter that goes says of those that wait for it."""

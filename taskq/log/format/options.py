@@ -244,7 +244,7 @@ def queue_of(record: bytes) -> bytes:
 
 #: When the job was to be due, and when it was to expire.
 DUE_OPTIONS: Final = frozenset(map(int, (Option.DUE, Option.DUE_WALL)))
-EXPIRY_OPTIONS: Final = frozenset(map(int, (Option.EXPIRES, Option.EXPIRES_RELATIVE)))
+_EXPIRY_OPTIONS: Final = frozenset(map(int, (Option.EXPIRES, Option.EXPIRES_RELATIVE)))
 
 
 def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
@@ -258,6 +258,11 @@ def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
     if len(kept) == len(parts.options):
         return born
     return codec.encode_born(parts._replace(options=kept), job)
+
+
+def unexpiring(born: bytes, job: int) -> bytes:
+    """Return the record of a job that has been claimed, and so never expires."""
+    return timeless(born, job, _EXPIRY_OPTIONS) if codec.PREFIX.unpack_from(born)[3] else born
 
 
 def without_body(born: bytes, job: int) -> bytes:

@@ -177,7 +177,7 @@ def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
             if chunk is None:
                 raise _not_dead(journal, job)
             location = chunk.locations[agenda.dead.index]
-            letter = _letter(journal, job, location, births, agenda.times.shift_ns)
+            letter = _letter(journal, job, location, births)
         except TaskqError as error:
             page.refused.append((job, error))
         else:
@@ -258,27 +258,19 @@ class _BirthTimes:
         return self._time_ns
 
 
-def _letter(
-    journal: Journal, job: int, location: int, births: _BirthTimes, shift_ns: int
-) -> Letter:
+def _letter(journal: Journal, job: int, location: int, births: _BirthTimes) -> Letter:
     """Return a dead letter whose ENQUEUED record stands at a location, or in the record there.
-
-    ``shift_ns`` is by how much the clock was set so far.
 
     Raises:
         LogDamaged: it does not read back.
     """
     born = journal.files.record(location, job)
     record = journal.files.unchecked_record(location)
-    extras, expires_ns = enqueue_extras(born), 0
-    if extras.expires_ns and not extras.expires_is_wall:
-        view = _told(journal, job)
-        expires_ns = view.expires_ns - shift_ns if view is not None else 0
     born = timeless(born, job, DUE_OPTIONS)
     if not is_carrying(record):
-        return Letter(job, born, births.time_ns(job), expires_ns=expires_ns)
+        return Letter(job, born, births.time_ns(job))
     carried = decode_carried(record)
-    return Letter(job, born, carried.enqueued_ns, carried.history, expires_ns)
+    return Letter(job, born, carried.enqueued_ns, carried.history)
 
 
 # -- waiting jobs ---------------------------------------------------------------------------------

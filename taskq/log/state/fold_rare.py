@@ -272,7 +272,7 @@ def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) ->
     if kind in REVIVALS:
         if carried.awaiting:
             agenda.steps.apply_told(carried.job, carried.awaiting, agenda.times.shift_ns)
-        apply_requeued(agenda, carried.job, location, lane, meta, expires)
+        apply_requeued(agenda, carried.job, location, lane, meta)
         agenda.flows.apply_again(carried.job, carried.waited)
     elif kind not in EDITS or not agenda.apply_edited(
         carried.job,

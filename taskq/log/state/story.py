@@ -17,7 +17,6 @@ from taskq.core.kinds import (
     CARRYING,
     CLAIMS,
     DEATH,
-    DEATHS,
     ENDS,
     LAST,
     REMOVALS,
@@ -224,9 +223,6 @@ class Story:
             self._note_repeat(record, carried)
         elif record.kind in REVIVALS:
             self._is_dead_no_more(record.kind)
-            extras_ns = record.extras.expires_ns if record.extras else 0
-            self._expires_ns = carried.expires_ns or extras_ns
-            self._expires_lsn = record.lsn
         else:
             self.claim = None
             self._born, self.state = record, carried.state
@@ -246,6 +242,7 @@ class Story:
         self.attempt = record.attempt
         self._due_ns, self._due_is_wall, self._due_lsn = record.due_ns, False, record.lsn
         if kind in CLAIMS:
+            self._expires_ns = 0  # what has been claimed expires no more
             self.claim = record.lsn, record.token
             view = AttemptView(number=record.attempt, owner=record.token, started_ns=record.time_ns)
             self._attempts = [*self._attempts[1 - _ATTEMPTS_SHOWN :], view]
@@ -259,8 +256,7 @@ class Story:
             self._reason = reason = body.decode("utf-8", "replace")
         if kind in ENDS:
             self.end, self._settled_ns = record, record.time_ns
-            # When a dead letter expires matters once it is requeued.
-            self._ended_lsn = LSN_MAX if kind in DEATHS else record.lsn
+            self._ended_lsn = record.lsn
         if self._attempts and not self._attempts[-1].ended_ns:
             is_lost = kind in RETURNS and record.cause is Cause.OWNER_LOST
             self._attempts[-1] = replace(
@@ -275,6 +271,7 @@ class Story:
         """A dead letter begins anew, keeping its earlier attempts for display; or it is gone."""
         self.state = after(self.state, kind)
         self.attempt = self._settled_ns = 0
+        self._ended_lsn = LSN_MAX
         self.end, self._reason = None, ""
 
     def moved_between(self) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.flows import FLOW_FLAG, is_of_flow, takes_of
 from taskq.log.format.frames import Gap
 from taskq.log.format.history import encode_history
-from taskq.log.format.options import enqueue_extras
+from taskq.log.format.options import enqueue_extras, unexpiring
 from taskq.log.format.record import decode_record, places
 from taskq.log.format.steps import job_of
 from taskq.log.requests import Rewrite
@@ -286,7 +286,14 @@ class Retained:
         end = _end(self._journal, job)
         if end is not None and end_of(end)[0] is State.DEAD:
             return self._item(job, location, born, enqueued_ns, end)
-        return Rewrite(job, location, _LETTER, born, enqueued_ns, ended_ns=died_seconds * SECOND_NS)
+        return Rewrite(
+            job,
+            location,
+            _LETTER,
+            unexpiring(born, job),
+            enqueued_ns,
+            ended_ns=died_seconds * SECOND_NS,
+        )
 
     def history(self, job: int, attempt: int) -> bytes:
         """Return the attempts so far, packed."""
@@ -299,10 +306,7 @@ class Retained:
         self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord
     ) -> Rewrite:
         state, body, flags, ended_ns = end_of(end)
-        expires_ns = self._expiry(job, born)
-        if expires_ns and state is State.DEAD:
-            # It moves on with the clock, for the letter may be requeued.
-            expires_ns -= self._committer.facets.need_agenda().times.shift_ns
+        born, expires_ns = self._expiry(job, born)
         return Rewrite(
             job, location, state, born, enqueued_ns, end.attempt,
             expires_ns=expires_ns, ended_ns=ended_ns,
@@ -310,13 +314,13 @@ class Retained:
             lines=end.lines,
         )  # fmt: skip
 
-    def _expiry(self, job: int, born: bytes) -> int:
-        """Return when a job that is settled would have expired, if that shifted."""
+    def _expiry(self, job: int, born: bytes) -> tuple[bytes, int]:
+        """Return the record of a settled job, and when it would have expired, if that shifted."""
         extras = enqueue_extras(born)
-        if not extras.expires_ns or extras.expires_is_wall:
-            return 0
-        view = tell(self._journal, job, self._now_ns)
-        return view.expires_ns if view is not None else 0
+        view = tell(self._journal, job, self._now_ns) if extras.expires_ns else None
+        if view is None or not view.expires_ns:
+            return unexpiring(born, job), 0
+        return born, 0 if extras.expires_is_wall else view.expires_ns
 
 
 class _Births:

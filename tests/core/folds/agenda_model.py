@@ -116,7 +116,7 @@ class Model:
 
     def back(self, number: int, attempt: int, due: int) -> None:
         job = self.jobs[number]
-        job.attempt = attempt
+        job.attempt, job.expires = attempt, None
         job.state, job.since = State.READY, self.now - self.shift
         if due > self.now:
             job.state, job.due, job.is_wall = State.SCHEDULED, due - self.shift, False

@@ -6,7 +6,7 @@ import pytest
 
 from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
 from taskq.core.folds.carried import apply_requeued, forget_dead
-from taskq.core.folds.jobtable import META_EXPIRES, RUN_MIN
+from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, RUN_MIN
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.resuming import apply_step
 from taskq.core.kinds import TRANSITIONS, after
@@ -123,7 +123,7 @@ def test_moments_beyond_all_bounds_are_kept_at_the_bound() -> None:
 
 def test_attempts_are_counted_up_to_their_limit_and_no_further() -> None:
     agenda = Agenda()
-    enqueue(agenda, lane_of(agenda), 1, meta=META_EXPIRES)
+    enqueue(agenda, lane_of(agenda), 1, meta=META_FLOW)
     assert claim(agenda) == [1]
     assert agenda.attempt(1) == 1
     for attempt in (ATTEMPTS_MAX - 1, ATTEMPTS_MAX, ATTEMPTS_MAX + 5, 2**32 - 1):
@@ -131,7 +131,7 @@ def test_attempts_are_counted_up_to_their_limit_and_no_further() -> None:
         assert agenda.attempt(1) == min(attempt, ATTEMPTS_MAX)
         ((_, _, counted, _, meta),) = agenda.taking.take(1, None, None)
         assert counted == min(attempt + 1, ATTEMPTS_MAX)
-        assert meta & META_EXPIRES
+        assert meta & META_FLOW
     assert agenda.attempt(2) == 0
 
 

@@ -8,12 +8,14 @@ from typing import Final
 import pytest
 
 from taskq.core.folds import taking
+from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, Extras, State
-from taskq.core.records import Kind
+from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.decide import cancel
 from taskq.log.read.listing import tell_jobs
+from taskq.log.read.selection import letters
 from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.effort import grows, some
@@ -147,27 +149,50 @@ def _compact(process: Process, job: int) -> None:
     assert Kind.CLOCK not in process.world.kinds()
 
 
-@pytest.mark.parametrize("overdue", [False, True])
-def test_a_running_job_is_carried_with_its_time(overdue: bool) -> None:
-    """Also one whose time passed while it ran: it expires when it is given back."""
+@pytest.mark.parametrize("compacts", [False, True])
+@pytest.mark.parametrize("is_wall", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (Kind.RETRIED, Cause.CALLER), (Kind.RELEASED, Cause.DRAIN), (Kind.RELEASED, Cause.SNOOZE),
+        (Kind.RELEASED, Cause.WAITS), (Kind.RELEASED, Cause.OWNER_LOST),
+        (Kind.DEAD, Cause.REJECTED),
+    ],
+)  # fmt: skip
+def test_a_job_that_was_claimed_does_not_expire_however_it_was_given_back(
+    kind: Kind, cause: Cause, is_wall: bool, compacts: bool
+) -> None:
+    """To the process that claimed it, one that reads anew, and its view; also when carried."""
     world = World(config=_COMPACTED)
     process, other = world.process(), world.process()
-    job = _expiring(process)
+    extras = Extras(expires_ns=_HOUR * SECOND_NS + is_wall * world.clock.wall_ns())
+    extras.expires_is_wall = is_wall
+    job = process.enqueue(b"expiring", extras, _JOB)
+    assert _view(world, job).expires_ns
     (delivery,) = process.claim()
-    world.clock.step(-10 * _YEAR)
-    process.enqueue(b"", spec=_FILL)
-    if overdue:
+    if compacts:
+        _compact(process, job)
+    if cause is Cause.OWNER_LOST:
+        process.kill()
+        process = world.process()
+        assert [lost.job for lost in process.claim(4)] == [job]
         world.clock.advance(2 * _HOUR)
-        assert _state(process, job) is State.RUNNING
-    left = _left_seconds(world, job)
-    _compact(process, job)
-    assert _left_seconds(world, job) == left
-    process.settle(delivery, Kind.RETRIED, delay_ns=0)
-    expected = State.EXPIRED if overdue else State.READY
-    assert _state(other, job) is expected
-    if not overdue:
-        world.clock.advance(_HOUR + 1)
-        assert _state(world.process(), job) is State.EXPIRED
+        assert _state(other, job) is State.RUNNING
+        return
+    waits = pack_waits([Wait(Form.SLEEP, "sleep", 1, world.clock.wall_ns() + SECOND_NS)])
+    body = waits if cause is Cause.WAITS else b""
+    process.settle(delivery, kind, body=body, delay_ns=10 * SECOND_NS, cause=cause)
+    if kind is Kind.DEAD:
+        process.catch_up()
+        items = letters(process.committer.sight, [job]).items
+        assert process.ask(Op.REQUEUE, items) == [None]
+    if compacts and kind is not Kind.DEAD:
+        _compact(process, job)
+    world.clock.advance(2 * _HOUR)
+    assert _view(world, job).expires_ns == 0
+    assert _state(other, job) is State.READY
+    assert world.fold().need_agenda().table.state(job) is State.READY
+    assert job in [delivery.job for delivery in other.claim(9)]
 
 
 # -- whatever happens -----------------------------------------------------------------------------

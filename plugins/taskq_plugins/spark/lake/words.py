@@ -45,7 +45,7 @@ COMMENTS: Final = {
     "attempts_max": "attempts at most",
     "enqueued_ns": "when it was enqueued, in nanoseconds since 1970",
     "due_ns": "not before this moment, in nanoseconds since 1970",
-    "expires_ns": "not after this moment, in nanoseconds since 1970",
+    "expires_ns": "of one that no worker has claimed: it expires then, in nanoseconds since 1970",
     "settled_ns": "when it ended, in nanoseconds since 1970",
     "key": "of several jobs with one key in one queue, one runs at a time",
     "payload": "arguments as they were given, mostly JSON",

@@ -234,19 +234,15 @@ class _Jobs:
         return np.where(settling >= 0, ended, begun)
 
     def expires_ns(self) -> Ints:
-        """Return when they expire, as a requeue told last, or the birth.
-
-        A dead letter may be requeued, so that when it expires goes on to matter.
-        """
+        """Return when they expire; what has been claimed never does."""
         events, settling, born = self.events, self.settling, self.born
-        revival = self._last_of(IS_REVIVAL[events.kind])
-        teller = np.where(revival >= 0, revival, born)
+        claimed = self._last_of((IS_CLAIM | IS_REVIVAL)[events.kind]) >= 0
         over = np.where(IS_OVER[events.behind[born]], events.lsn[born], NEVER)
         is_over = (IS_END & IS_LAST)[events.kind[settling]]
         over = np.where(settling < 0, over, np.where(is_over, events.lsn[settling], NEVER))
-        spent = events.logs.stepped(events.log, events.lsn[teller], over)
-        told_ns = events.expires_ns[teller]
-        shifts = (told_ns != NONE) & ~events.expires_is_wall[teller]
+        spent = events.logs.stepped(events.log, events.lsn[born], over)
+        told_ns = np.where(claimed, NONE, events.expires_ns[born])
+        shifts = (told_ns != NONE) & ~events.expires_is_wall[born]
         return told_ns + np.where(shifts, spent, 0)
 
     def bodies(self, early: Mapping[int, str]) -> tuple[pa.Array, pa.Array]:
