@@ -96,7 +96,7 @@ LATE = (
     "pydantic_core.core_schema click gettext ssl _ssl _hashlib asyncio.sslproto "
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
-    "taskq_workers.process.guard taskq_workers.process.reload "
+    "taskq_workers.process.guard "
     "taskq_workers.gates.breaker taskq_workers.gates.condition difflib pickle random base64 "
     "taskq.log.read.flows taskq.log.read.selection taskq.log.read.why taskq.log.format.salvage "
     "anyio._core._sockets anyio.streams.tls platform"

@@ -12,12 +12,12 @@ from taskq.cli import of_group
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order
 from taskq_workers.process.init import leave_init
-from taskq_workers.process.running import run_guarded, run_one
+from taskq_workers.process.running import run_guarded, run_one, run_reloading
 from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
 from taskq_workers.runs.limits import rss_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from taskq_workers.events import Hook
 
@@ -25,6 +25,8 @@ F = TypeVar("F", bound="Callable[..., object]")
 
 #: Options of the guard, which its workers do not get.
 _GUARDS: Final = frozenset({"processes", "reload", "leash", "place"})
+#: What running jobs get to finish when the code changed, at most.
+RELOAD_DRAIN_SECONDS: Final = 2.0
 _SEVERAL: Final = 2
 _AS_MANY: Final = "[default: as --concurrency]"
 #: Parameters that say how jobs run in this very process.
@@ -192,8 +194,10 @@ def worker(
     where there is one app in it. Ctrl-C or SIGTERM lets running jobs finish; a second one cancels
     and gives them back; a third exits at once.
 
-    With --processes or --reload the workers are processes of their own, and this one keeps them
-    running: it starts again what dies, and SIGHUP replaces them one by one.
+    With --processes the workers are processes of their own, and this one keeps them running: it
+    starts again what dies, and SIGHUP replaces them one by one.
+
+    With --reload it starts again when a .py file changes; running jobs get 2 s at most to finish.
 
     With several -d all share its slots, by weight with -d eu=3 -d us; one that fails is left.
 
@@ -206,8 +210,12 @@ def worker(
     names, logs = _names(queues), _logs(data_dir)
     if logs is not None and executor is not None:
         raise click.UsageError("--executor takes one directory: leave the other -d out")
-    if leash is None and (processes is not None or reload):
-        context.exit(_guard(context, processes or 1, chosen, reloads=reload))
+    if reload:
+        context.params["drain_timeout"] = min(chosen["drain_timeout"], RELOAD_DRAIN_SECONDS)
+        run_reloading(arguments_of(context.command, context.params, {"reload", "leash", "place"}))
+        return
+    if leash is None and processes is not None:
+        context.exit(_guard(context, processes, chosen))
     chosen["sync"] = chosen["sync"] and place == 1
     if chosen["metrics_port"]:
         chosen["metrics_port"] += place - 1
@@ -228,15 +236,12 @@ def worker(
     )
 
 
-def _guard(
-    context: click.Context, processes: int, chosen: Mapping[str, Any], *, reloads: bool
-) -> int:
+def _guard(context: click.Context, processes: int, chosen: Mapping[str, Any]) -> int:
     return run_guarded(
-        arguments_of(context.command, context.params),
+        arguments_of(context.command, context.params, _GUARDS),
         processes,
         concurrency=chosen["concurrency"],
         burst=chosen["burst"],
-        reloads=reloads,
         drain_seconds=chosen["drain_timeout"],
     )
 
@@ -278,14 +283,16 @@ def _names(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
     return weights
 
 
-def arguments_of(command: click.Command, given: Mapping[str, Any]) -> list[str]:
-    """Return the words that give these parameters again, but for the guard's own."""
+def arguments_of(
+    command: click.Command, given: Mapping[str, Any], without: Collection[str]
+) -> list[str]:
+    """Return the words that give these parameters again, but for some."""
     words: list[str] = []
     for parameter in command.params:
         value = given.get(parameter.name or "")
         if isinstance(parameter, click.Argument):
             words.append(str(value))
-        elif parameter.name not in _GUARDS:
+        elif parameter.name not in without:
             words += _words(parameter, value)
     return words
 

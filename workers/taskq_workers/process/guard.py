@@ -1,83 +1,175 @@
-"""Keeps several worker processes running: ``taskq worker --processes N``, and ``--reload``.
+"""Keeps several worker processes running: ``taskq worker --processes N``.
 
-The guard claims nothing and opens no log. It starts workers, starts those again that die, forwards
-signals, and is one thread around one ``select``.
+The guard claims nothing and opens no log. What it does with a worker process is one table of the
+process's life and what happened to it; one thread around one ``select`` finds out what happened.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import select
 import signal
 import socket
+import subprocess
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from taskq.values import dataclass
-from taskq_workers.process.leash import WorkerProcess, told
+from taskq_workers.process.leash import END_SECONDS, ERROR_BYTES_MAX, LEASH_OPTION, READY
+from taskq_workers.process.leash import Notifier, PLACE_OPTION
 from taskq_workers.process.reporting import spoken_seconds
+from taskq_workers.runs.guards import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from taskq_workers.process.leash import Notifier
 
 #: Before a worker that died is started again: the first and the longest pause; each is twice the
 #: one before.
 RESTART_SECONDS_FIRST: Final = 0.5
 RESTART_SECONDS_MAX: Final = 30.0
 _DOUBLINGS_MAX: Final = 6
-#: A worker that ran for so long starts again after the first pause.
+#: After a run of this length a worker starts again with the first pause.
 STEADY_SECONDS: Final = 60.0
-#: What running jobs get to finish when the code changed.
-RELOAD_DRAIN_SECONDS: Final = 2.0
-#: What a worker exits with that was started wrongly, which no restart would change.
+#: Exit code of a wrong command line, which no restart would change.
 _WRONG_USAGE: Final = 2
 _SIGNALLED: Final = 128
 _EXIT_AT: Final = 3
 _ALARM_BYTES: Final = 4_096
 
 
+class Life(enum.Enum):
+    """States of a worker process."""
+
+    #: first in its place, not ready yet
+    STARTING = enum.auto()
+    SERVING = enum.auto()
+    #: replaces the process of its place once it is ready
+    COMING = enum.auto()
+    #: was replaced, and drains
+    LEAVING = enum.auto()
+    #: the guard stops
+    STOPPING = enum.auto()
+
+
+class Event(enum.Enum):
+    """Events of a worker process."""
+
+    READY = enum.auto()
+    #: exit code 0, or stopped by SIGTERM before it listened for that
+    DONE = enum.auto()
+    #: ended before it was ready: its command line is wrong
+    WRONG = enum.auto()
+    #: ended before it was ready, with an error
+    REFUSED = enum.auto()
+    DIED = enum.auto()
+
+
+class WorkerProcess:
+    """A started worker process; a socket pair ties it to the guard, one end in each.
+
+    Attributes:
+        number: of the place that it fills, from 1.
+        life: its state.
+        started: when, in monotonic seconds.
+        ready: it said that it claims jobs.
+        error: why it ended, as far as it said so.
+        stops: how often it got SIGTERM.
+        deadline: when it is killed, in monotonic seconds; None before the first SIGTERM.
+    """
+
+    def __init__(self, number: int, command: Sequence[str], life: Life) -> None:
+        self.number = number
+        self.life = life
+        self.started = time.monotonic()
+        self.ready = False
+        self.error = ""
+        self.stops = 0
+        self.deadline: float | None = None
+        self.socket, theirs = socket.socketpair()
+        self.socket.setblocking(False)
+        environment = {name: text for name, text in os.environ.items() if name != "NOTIFY_SOCKET"}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [*command, LEASH_OPTION, str(theirs.fileno()), PLACE_OPTION, str(number)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                # The terminal's signals are for the guard alone, which forwards them.
+                process_group=0,
+                env=environment,
+            )
+        except OSError:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+
+    def hear(self) -> bool:
+        """Take what it said; True when it has just become ready."""
+        try:
+            news = self.socket.recv(ERROR_BYTES_MAX + 1)
+        except OSError:
+            return False
+        was_ready, self.ready = self.ready, self.ready or news.startswith(READY)
+        if not was_ready:
+            news = news.removeprefix(READY)
+        self.error += news.decode("utf-8", "replace")
+        return self.ready and not was_ready
+
+    def stop(self, drain_seconds: float) -> None:
+        """Let it drain; the second time, cancel what runs."""
+        self.stops += 1
+        if self.deadline is None:
+            self.deadline = time.monotonic() + drain_seconds + END_SECONDS
+        self.send(signal.SIGTERM)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    def ended(self) -> int | None:
+        """Return the exit code, minus the number of the signal it died by; None while it lives."""
+        code = self._process.poll()
+        if code is not None:
+            self.hear()
+            self.socket.close()
+        return code
+
+
 @dataclass(slots=True, eq=False)
 class Place:
-    """A place in which a worker process is to run.
+    """A place for a worker process.
 
     Attributes:
         number: from 1.
-        current: the worker that serves; None while none does.
-        coming: the one that takes its place once it is ready.
-        restart_at: when a new one is started, in monotonic seconds; None: not by time.
+        start_at: when a process is started in it, in monotonic seconds; None: not by time.
         failures: deaths in a row.
-        over: nothing is started here any more.
     """
 
     number: int
-    current: WorkerProcess | None = None
-    coming: WorkerProcess | None = None
-    restart_at: float | None = 0.0
+    start_at: float | None = 0.0
     failures: int = 0
-    over: bool = False
 
 
 class Guard:
-    """Runs ``count`` workers until they are told to stop.
+    """Runs ``count`` workers until it is stopped.
 
     Signals mean what they mean to one worker: SIGTERM or SIGINT lets running jobs finish, a second
     one cancels and gives them back, a third ends all at once. SIGHUP replaces the workers one by
-    one, each by a new one that is ready before the old one drains; where there is a terminal it
-    keeps its usual meaning.
+    one, each by a new one that is ready before the old one drains; in a terminal it keeps its usual
+    meaning.
 
     Args:
         command: the command line of one worker.
         count: how many.
         burst: a worker that ends by itself without failure has done its part.
-        reloads: workers start again when ``changed`` is called, and not by themselves.
-        drain_seconds: what running jobs get to finish; who needs much longer is killed.
+        drain_seconds: what running jobs get to finish; a worker that needs much longer is killed.
         say: prints one line.
         complain: prints an error that ended a worker.
-        notifier: tells the service manager.
+        notifier: of the service manager.
     """
 
     def __init__(
@@ -86,7 +178,6 @@ class Guard:
         count: int,
         *,
         burst: bool,
-        reloads: bool,
         drain_seconds: float,
         say: Callable[[str], None],
         complain: Callable[[str], None],
@@ -94,21 +185,19 @@ class Guard:
     ) -> None:
         self._command = list(command)
         self._places = [Place(number) for number in range(1, count + 1)]
-        self._leaving: list[WorkerProcess] = []
+        self._processes: list[WorkerProcess] = []
         self._burst = burst
-        self._reloads = reloads
         self._drain_seconds = drain_seconds
         self._say = say
         self._complain = complain
-        #: errors of workers that were told; the same one ends them all
-        self._told: set[str] = set()
+        #: errors that were printed; the same one ends all workers
+        self._complaints: set[str] = set()
         self._began = time.monotonic()
         self._notifier = notifier
         self._stops_asked = self._stops = 0
         self._replace_asked = False
         self._to_replace: deque[Place] = deque()
-        self._changes: deque[str] = deque()
-        self._told_ready = False
+        self._has_served = False
         self._exit_code = 0
         self._alarm, self._poke = socket.socketpair()
         self._alarm.setblocking(False)
@@ -118,7 +207,7 @@ class Guard:
         """Return the exit code once all workers have ended."""
         self._take_signals(has_terminal=has_terminal)
         try:
-            while not self._is_over():
+            while self._processes or any(place.start_at is not None for place in self._places):
                 self._start_due()
                 self._wait()
                 self._act()
@@ -128,243 +217,252 @@ class Guard:
             self._say(f"guard stopped after {spoken_seconds(seconds)}: all workers have ended")
         finally:
             signal.set_wakeup_fd(-1)
-            for process in self._processes():
-                process.send(signal.SIGKILL)
+            self._send_all(signal.SIGKILL)
             self._alarm.close()
             self._poke.close()
         return self._exit_code
-
-    def changed(self, what: str) -> None:
-        """Note that the code changed; from any thread."""
-        self._changes.append(what)
-        with contextlib.suppress(OSError):  # full: it will look anyway
-            self._poke.send(b"\0")
-
-    def _processes(self) -> list[WorkerProcess]:
-        pairs = [process for place in self._places for process in (place.current, place.coming)]
-        return [*(process for process in pairs if process is not None), *self._leaving]
-
-    def _is_over(self) -> bool:
-        return not self._processes() and all(place.over for place in self._places)
 
     # Waiting.
 
     def _wait(self) -> None:
         now = time.monotonic()
-        deadlines = (process.deadline for process in self._processes())
-        moments = [deadline for deadline in deadlines if deadline is not None]
-        empty = [place for place in self._places if place.current is None]
-        moments += [place.restart_at for place in empty if place.restart_at is not None]
-        if self._notifier.watchdog_seconds and self._told_ready:
+        moments = [process.deadline for process in self._processes if process.deadline is not None]
+        moments += [
+            place.start_at
+            for place in self._places
+            if place.start_at is not None and self._current(place.number) is None
+        ]
+        if self._notifier.watchdog_seconds and self._has_served:
             self._notifier.alive()
             moments.append(now + self._notifier.watchdog_seconds)
         seconds = max(min(moments) - now, 0) if moments else None
-        sockets = {process.socket: process for process in self._processes() if not process.ready}
+        sockets = {process.socket: process for process in self._processes if not process.ready}
         ready, _, _ = select.select([self._alarm, *sockets], [], [], seconds)
         if self._alarm in ready:
             self._alarm.recv(_ALARM_BYTES)
-        for process in ready:
-            if process in sockets and sockets[process].hear():
-                self._on_ready(sockets[process])
+        for process in (sockets[channel] for channel in ready if channel in sockets):
+            if process.hear():
+                self._happened(process, Event.READY)
 
     def _take_signals(self, *, has_terminal: bool) -> None:
         signal.set_wakeup_fd(self._poke.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGCHLD, _ignore)
+        # The arrival alone ends the wait.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTSTP, self._on_pause)
-        signal.signal(signal.SIGCONT, self._on_go_on)
+        signal.signal(signal.SIGCONT, lambda *_: self._send_all(signal.SIGCONT))
         if not has_terminal:
             signal.signal(signal.SIGHUP, self._on_hang_up)
 
     def _on_stop(self, number: int, _: object) -> None:
         self._stops_asked += 1
         if self._stops_asked >= _EXIT_AT:
-            for process in self._processes():
-                process.send(signal.SIGKILL)
+            self._send_all(signal.SIGKILL)
             os._exit(_SIGNALLED + number)
 
     def _on_hang_up(self, *_: object) -> None:
         self._replace_asked = True
 
     def _on_pause(self, *_: object) -> None:
-        for process in self._processes():
-            process.send(signal.SIGTSTP)
+        self._send_all(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _on_go_on(self, *_: object) -> None:
-        for process in self._processes():
-            process.send(signal.SIGCONT)
+    def _send_all(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send(number)
 
-    # Acting on what was asked.
+    # Acting on signals and time.
 
     def _act(self) -> None:
         while self._stops < min(self._stops_asked, _EXIT_AT - 1):
             self._stops += 1
+            workers = _workers(len(self._processes))
+            if self._stops == 1:
+                limit = f"{self._drain_seconds:g} s for what runs"
+                self._say(f"draining {workers}: {limit}; once more cancels")
+            else:
+                self._say(f"cancelling the jobs of {workers}; once more exits at once")
             self._stop_all()
-        if self._stops:
-            return
-        if self._changes:
-            self._reload()
-        if self._replace_asked:
+        if self._replace_asked and not self._stops:
             self._replace_asked = False
             if not self._to_replace:
                 self._say("replacing the workers one by one")
                 self._notifier.reloading()
             self._to_replace = deque(self._places)
-        self._replace_next()
+            self._replace_next()
 
     def _stop_all(self) -> None:
-        workers = _workers(len(self._processes()))
-        if self._stops == 1:
-            limit = f"{self._drain_seconds:g} s for what runs"
-            self._say(f"draining {workers}: {limit}; once more cancels")
-        else:
-            self._say(f"cancelling the jobs of {workers}; once more exits at once")
         self._notifier.stopping()
         self._to_replace.clear()
         for place in self._places:
-            place.over, place.restart_at = True, None
-        for process in self._processes():
+            place.start_at = None
+        for process in self._processes:
+            process.life = Life.STOPPING
             process.stop(self._drain_seconds)
-
-    def _reload(self) -> None:
-        what = self._changes.pop()
-        self._changes.clear()
-        self._told.clear()
-        self._say(f"{what} changed: starting again")
-        self._notifier.reloading()
-        for place in self._places:
-            place.restart_at = time.monotonic()
-            if place.current is not None:
-                place.current.stop(RELOAD_DRAIN_SECONDS)
-                place.current.deadline = time.monotonic() + RELOAD_DRAIN_SECONDS
-
-    def _replace_next(self) -> None:
-        if any(place.coming is not None for place in self._places):
-            return
-        while self._to_replace:
-            place = self._to_replace.popleft()
-            if place.current is not None:
-                try:
-                    place.coming = WorkerProcess(place.number, self._command)
-                except OSError as error:
-                    self._keep_old(place.number, str(error))
-                return
 
     def _start_due(self) -> None:
         now = time.monotonic()
         for place in self._places:
-            due = place.restart_at is not None and place.restart_at <= now
-            if due and place.current is None:
-                place.restart_at = None
+            due = place.start_at is not None and place.start_at <= now
+            if due and self._current(place.number) is None:
+                place.start_at = None
                 try:
-                    place.current = WorkerProcess(place.number, self._command)
-                except OSError as error:  # no room for a process now; those there are serve on
+                    self._start(place, Life.STARTING)
+                except OSError as error:  # no room for a process now; the others serve on
                     place.failures += 1
-                    problem = f"worker {place.number} cannot be started ({error})"
-                    self._try_again(place, problem)
+                    self._start_later(place, f"worker {place.number} cannot be started ({error})")
 
-    def _on_ready(self, process: WorkerProcess) -> None:
-        self._told.clear()
-        place = self._places[process.number - 1]
-        if place.coming is process:
-            place.coming = None
-            if place.current is not None:
-                place.current.stop(self._drain_seconds)
-                self._leaving.append(place.current)
-            place.current = process
-            self._replace_next()
-        serving = [other.current for other in self._places if other.current is not None]
-        if all(other.ready for other in serving) and len(serving) == len(self._places):
-            self._told_ready = True
-            if not self._stops and not any(other.coming for other in self._places):
-                self._notifier.ready(f"{_workers(len(serving))} claim jobs")
+    def _replace_next(self) -> None:
+        if any(process.life is Life.COMING for process in self._processes):
+            return
+        while self._to_replace:
+            place = self._to_replace.popleft()
+            if self._current(place.number) is not None:
+                try:
+                    self._start(place, Life.COMING)
+                except OSError as error:
+                    self._give_replacing_up(place.number, str(error))
+                return
 
-    # What has ended.
+    def _start(self, place: Place, life: Life) -> None:
+        self._processes.append(WorkerProcess(place.number, self._command, life))
+
+    def _current(self, number: int) -> WorkerProcess | None:
+        """Return the process that serves in a place, or is about to."""
+        lives = Life.STARTING, Life.SERVING
+        here = (process for process in self._processes if process.number == number)
+        return next((process for process in here if process.life in lives), None)
 
     def _reap(self) -> None:
         now = time.monotonic()
-        for process in self._processes():
+        for process in list(self._processes):
             code = process.ended()
             if code is not None:
-                self._on_ended(process, code)
+                self._ended(process, code)
             elif process.deadline is not None and process.deadline <= now:
-                self._overdue(process, now)
+                number, pid = process.number, process.pid
+                self._say(f"worker {number}, process {pid}, did not end in time: killed")
+                process.deadline = None
+                process.send(signal.SIGKILL)
 
-    def _overdue(self, process: WorkerProcess, now: float) -> None:
-        """Cancel the jobs of a process that had its time, and kill it if that was tried."""
-        if self._reloads and process.stops == 1:
-            process.deadline = now + self._drain_seconds
-            process.stop(self._drain_seconds)
-            return
-        self._say(f"worker {process.number}, process {process.pid}, did not end in time: killed")
-        process.deadline = None
-        process.send(signal.SIGKILL)
-
-    def _on_ended(self, process: WorkerProcess, code: int) -> None:
-        if process.error and process.error not in self._told:
-            self._told.add(process.error)
+    def _ended(self, process: WorkerProcess, code: int) -> None:
+        self._processes.remove(process)
+        if process.error and process.error not in self._complaints:
+            self._complaints.add(process.error)
             self._complain(process.error)
-        if process in self._leaving:
-            self._leaving.remove(process)
-            return
+        self._happened(process, _end_of(process, code), code)
+
+    # What follows from an event.
+
+    def _happened(self, process: WorkerProcess, event: Event, code: int = 0) -> None:
+        action = TABLE[process.life, event]
+        action(self, process, code)
+
+    def _serve(self, process: WorkerProcess, _: int) -> None:
+        process.life = Life.SERVING
+        self._complaints.clear()
+        current = [self._current(place.number) for place in self._places]
+        if all(other is not None and other.ready for other in current):
+            self._has_served = True
+            if not any(other.life is Life.COMING for other in self._processes):
+                self._notifier.ready(f"{_workers(len(current))} claim jobs")
+
+    def _take_over(self, process: WorkerProcess, code: int) -> None:
+        old = self._current(process.number)
+        if old is not None:
+            old.life = Life.LEAVING
+            old.stop(self._drain_seconds)
+        self._places[process.number - 1].start_at = None
+        process.life = Life.SERVING
+        self._replace_next()
+        self._serve(process, code)
+
+    def _follow(self, process: WorkerProcess, code: int) -> None:
+        """Start the next one, as it ended by itself after ``--max-jobs``; a burst is over."""
         place = self._places[process.number - 1]
-        if place.coming is process:
-            place.coming = None
-            if place.over:
-                return
-            self._keep_old(process.number, told(code))
-            return
-        place.current = None
-        if place.over:
-            # Told to end before it listened for that, it ended by the signal itself.
-            is_well = not code or (code == -signal.SIGTERM and process.stops and not process.ready)
-            self._exit_code = self._exit_code or (0 if is_well else 1)
-        elif place.restart_at is not None:
-            return  # it was told to end, and starts again
-        elif self._reloads:
-            self._say(f"worker {process.number} ended ({told(code)}): waiting for a change")
-        elif code == _WRONG_USAGE and not process.ready:
-            self._give_up(code)
-        elif code == 0 or (self._burst and process.error and not process.ready):
-            # A burst that cannot use its log ends as a single one would; others may be luckier.
-            self._exit_code = self._exit_code or code
-            place.over, place.failures = self._burst, 0
-            place.restart_at = None if self._burst else time.monotonic()
-        else:
-            self._restart_later(place, process, code)
+        self._exit_code = self._exit_code or code
+        place.failures = 0
+        place.start_at = None if self._burst else time.monotonic()
 
-    def _restart_later(self, place: Place, process: WorkerProcess, code: int) -> None:
-        now = time.monotonic()
-        place.failures = 1 if now - process.started > STEADY_SECONDS else place.failures + 1
-        self._try_again(
-            place, f"worker {process.number}, process {process.pid}, died ({told(code)})"
-        )
+    def _refused(self, process: WorkerProcess, code: int) -> None:
+        # A burst that cannot use its log ends as a single one would; others may be luckier.
+        (self._follow if self._burst else self._died)(process, code)
 
-    def _try_again(self, place: Place, problem: str) -> None:
+    def _died(self, process: WorkerProcess, code: int) -> None:
+        place = self._places[process.number - 1]
+        is_steady = time.monotonic() - process.started > STEADY_SECONDS
+        place.failures = 1 if is_steady else place.failures + 1
+        number, pid = process.number, process.pid
+        self._start_later(place, f"worker {number}, process {pid}, died ({_in_words(code)})")
+
+    def _start_later(self, place: Place, problem: str) -> None:
         # No power is needed of a number that has grown for days.
         doublings = min(place.failures - 1, _DOUBLINGS_MAX)
         seconds = min(RESTART_SECONDS_FIRST * 2**doublings, RESTART_SECONDS_MAX)
-        place.restart_at = time.monotonic() + seconds
+        place.start_at = time.monotonic() + seconds
         self._say(f"{problem}: started again in {seconds:g} s")
 
-    def _keep_old(self, number: int, problem: str) -> None:
+    def _keep_old(self, process: WorkerProcess, code: int) -> None:
+        self._give_replacing_up(process.number, _in_words(code))
+
+    def _give_replacing_up(self, number: int, problem: str) -> None:
         self._to_replace.clear()
         self._say(f"a new worker {number} does not start ({problem}): the old ones stay")
         self._notifier.ready("the old workers claim jobs")
 
-    def _give_up(self, code: int) -> None:
-        """Stop all: what is wrong with the command is wrong for all, and the worker told it."""
+    def _give_up(self, _: WorkerProcess, code: int) -> None:
+        """Stop all: what is wrong with the command is wrong for all of them."""
         self._exit_code = code
-        for place in self._places:
-            place.over, place.restart_at = True, None
-        for process in self._processes():
-            process.stop(self._drain_seconds)
+        self._stop_all()
+
+    def _fail(self, _: WorkerProcess, __: int) -> None:
+        self._exit_code = self._exit_code or 1
+
+    def _pass(self, _: WorkerProcess, __: int) -> None:
+        """Do nothing: it is over, or about to be."""
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing: the arrival of SIGCHLD ends the wait."""
+#: What follows: (life of a process, event) -> action.
+TABLE: Final[dict[tuple[Life, Event], Callable[[Guard, WorkerProcess, int], None]]] = {
+    (Life.STARTING, Event.READY): Guard._serve,
+    (Life.STARTING, Event.DONE): Guard._follow,
+    (Life.STARTING, Event.WRONG): Guard._give_up,
+    (Life.STARTING, Event.REFUSED): Guard._refused,
+    (Life.STARTING, Event.DIED): Guard._died,
+    (Life.SERVING, Event.DONE): Guard._follow,
+    (Life.SERVING, Event.DIED): Guard._died,
+    (Life.COMING, Event.READY): Guard._take_over,
+    (Life.COMING, Event.DONE): Guard._keep_old,
+    (Life.COMING, Event.WRONG): Guard._keep_old,
+    (Life.COMING, Event.REFUSED): Guard._keep_old,
+    (Life.COMING, Event.DIED): Guard._keep_old,
+    (Life.LEAVING, Event.READY): Guard._pass,
+    (Life.LEAVING, Event.DONE): Guard._pass,
+    (Life.LEAVING, Event.WRONG): Guard._pass,
+    (Life.LEAVING, Event.REFUSED): Guard._pass,
+    (Life.LEAVING, Event.DIED): Guard._pass,
+    (Life.STOPPING, Event.READY): Guard._pass,
+    (Life.STOPPING, Event.DONE): Guard._pass,
+    (Life.STOPPING, Event.WRONG): Guard._fail,
+    (Life.STOPPING, Event.REFUSED): Guard._fail,
+    (Life.STOPPING, Event.DIED): Guard._fail,
+}
+
+
+def _end_of(process: WorkerProcess, code: int) -> Event:
+    is_deaf = bool(process.stops) and not process.ready
+    if not code or (code == -signal.SIGTERM and is_deaf):
+        return Event.DONE
+    if process.ready:
+        return Event.DIED
+    if code == _WRONG_USAGE:
+        return Event.WRONG
+    return Event.REFUSED if process.error else Event.DIED
+
+
+def _in_words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 def _workers(count: int) -> str:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import logging
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import taskq
 from taskq.cli import silence
 from taskq.errors import TaskqError, UsageError
+from taskq.extras import missing
 from taskq.text import flat
+from taskq.values import listed
 from taskq_workers.pool import Worker
 from taskq_workers.process.elsewhere import Order, find_executor
 from taskq_workers.process.leash import Leash, Notifier
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 
 #: Directories that the banner names.
 _TOLD_MAX: Final = 3
+#: Changed files that a line names.
+_NAMED_MAX: Final = 3
 
 
 def run_one(
@@ -141,13 +148,7 @@ def _run(
 
 
 def run_guarded(
-    arguments: Sequence[str],
-    count: int,
-    *,
-    concurrency: int,
-    burst: bool,
-    reloads: bool,
-    drain_seconds: float,
+    arguments: Sequence[str], count: int, *, concurrency: int, burst: bool, drain_seconds: float
 ) -> int:
     """Keep ``count`` workers running; returns the exit code once all have ended.
 
@@ -156,43 +157,57 @@ def run_guarded(
         count: how many.
         concurrency: how many jobs each runs at a time.
         burst: they end by themselves when no job is ready.
-        reloads: they start again when a .py file changes in or under the working directory.
         drain_seconds: what running jobs get to finish.
-
-    Raises:
-        UsageError: watchfiles is needed, and not installed.
     """
     from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - likewise
     from taskq_workers.process.guard import Guard  # noqa: PLC0415 - most workers have none
-    from taskq_workers.process.reload import CodeWatcher  # noqa: PLC0415 - as above
 
-    watcher = CodeWatcher(Path.cwd()) if reloads else None
     guard = Guard(
         worker_command(*arguments),
         count,
         burst=burst,
-        reloads=reloads,
         drain_seconds=drain_seconds,
         say=_say,
         complain=_complain,
         notifier=Notifier(),
     )
-    if watcher is not None:
-        watcher.start(guard.changed)
-    _say(_guard_banner(count, concurrency, reloads=reloads))
-    try:
-        return guard.run(has_terminal=sys.stdin is not None and sys.stdin.isatty())
-    finally:
-        if watcher is not None:
-            watcher.stop()
-
-
-def _guard_banner(count: int, concurrency: int, *, reloads: bool) -> str:
-    watched = f", started again when code changes in {Path.cwd()}" if reloads else ""
-    each = f", {concurrency} jobs at a time" + ("" if count == 1 else " in each")
-    return (
+    each = f"{concurrency} jobs at a time" + ("" if count == 1 else " in each")
+    _say(
         f"taskq {taskq.__version__} guard, process {os.getpid()}: {count} worker "
-        f"process{'' if count == 1 else 'es'}{each}{watched}; Ctrl-C drains"
+        f"process{'' if count == 1 else 'es'}, {each}; Ctrl-C drains"
+    )
+    return guard.run(has_terminal=sys.stdin is not None and sys.stdin.isatty())
+
+
+def run_reloading(arguments: Sequence[str]) -> None:
+    """Run ``taskq worker`` anew each time a .py file changes in or under the working directory.
+
+    Args:
+        arguments: of the command line; what runs has to end within 5 s.
+
+    Raises:
+        UsageError: watchfiles is not installed.
+    """
+    from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - as above
+
+    try:
+        watchfiles: Any = importlib.import_module("watchfiles")
+    except ImportError as error:
+        lacking = missing("--reload", error.name, "reload")
+        raise UsageError(f"{lacking}, or leave the option out") from error
+    folder = Path.cwd()
+
+    def changed(changes: set[tuple[object, str]]) -> None:
+        names = {os.path.relpath(path, folder) for _, path in changes}
+        _say(f"{listed(sorted(names), _NAMED_MAX)} changed: starting again")
+
+    logging.getLogger("watchfiles").setLevel(logging.ERROR)
+    watchfiles.run_process(
+        folder,
+        target=shlex.join(map(os.fsdecode, worker_command(*arguments))),
+        target_type="command",
+        watch_filter=watchfiles.PythonFilter(),
+        callback=changed,
     )
 
 
