@@ -11,7 +11,6 @@ import click
 from taskq.cli import of_group
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order
-from taskq_workers.process.init import leave_init
 from taskq_workers.process.running import run_guarded, run_one, run_reloading
 from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
 from taskq_workers.runs.limits import rss_bytes
@@ -195,9 +194,8 @@ def worker(
     and gives them back; a third exits at once.
 
     With --processes the workers are processes of their own, and this one keeps them running: it
-    starts again what dies, and SIGHUP replaces them one by one.
-
-    With --reload it starts again when a .py file changes; running jobs get 2 s at most to finish.
+    starts again what dies, and SIGHUP replaces them one by one. With --reload running jobs get at
+    most 2 s to finish when a .py file changes.
 
     With several -d all share its slots, by weight with -d eu=3 -d us; one that fails is left.
 
@@ -206,13 +204,11 @@ def worker(
     at once by anyone, while an executor may still be busy with them.
     """
     _check(executor, chosen)
-    leave_init()
     names, logs = _names(queues), _logs(data_dir)
     if logs is not None and executor is not None:
         raise click.UsageError("--executor takes one directory: leave the other -d out")
     if reload:
-        context.params["drain_timeout"] = min(chosen["drain_timeout"], RELOAD_DRAIN_SECONDS)
-        run_reloading(arguments_of(context.command, context.params, {"reload", "leash", "place"}))
+        _reload(context)
         return
     if leash is None and processes is not None:
         context.exit(_guard(context, processes, chosen))
@@ -234,6 +230,12 @@ def worker(
         -1 if leash is None else leash,
         log,
     )
+
+
+def _reload(context: click.Context) -> None:
+    given = dict(context.params)
+    given["drain_timeout"] = min(given["drain_timeout"], RELOAD_DRAIN_SECONDS)
+    run_reloading(arguments_of(context.command, given, _GUARDS - {"processes"}))
 
 
 def _guard(context: click.Context, processes: int, chosen: Mapping[str, Any]) -> int:

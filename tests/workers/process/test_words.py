@@ -36,22 +36,6 @@ import taskq_start
 taskq_start.main()
 """
 
-#: As process 1: the kernel hands a subreaper the orphans, too.
-FIRST = """
-import ctypes, os, signal, subprocess, sys, time
-assert not ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-from taskq_workers.process.init import split
-split()
-orphan = int(subprocess.check_output(["sh", "-c", "sleep 0.05 >&2 & echo $!"]))
-until = time.monotonic() + 10
-while time.monotonic() < until and os.path.exists(f"/proc/{orphan}"):
-    time.sleep(0.01)
-print("reaped", not os.path.exists(f"/proc/{orphan}"), flush=True)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-os.kill(os.getppid(), signal.SIGTERM)
-time.sleep(10)
-"""
-
 
 def test_ctrl_c_while_the_command_is_imported_prints_nothing() -> None:
     done = run_python("-c", INTERRUPTED)
@@ -111,12 +95,6 @@ async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
     assert caplog.messages == [f"{line} {job.id}"]
 
 
-def test_process_1_reaps_what_tasks_leave_behind_and_hands_signals_on() -> None:
-    done = run_python("-c", FIRST)
-    assert done.stdout.splitlines()[-1] == "reaped True", done.stderr
-    assert done.returncode == 7
-
-
 def test_levels_are_read_as_python_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +139,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     for module in (taskq_workers.command, taskq_workers.process.plain):
         monkeypatch.setattr(module, "run_one", note)
-        monkeypatch.setattr(module, "leave_init", lambda: None)
     return asked
 
 
@@ -207,7 +184,6 @@ def test_what_ends_a_worker_is_told_as_click_tells_it(
 
     for module in (taskq_workers.command, taskq_workers.process.plain):
         monkeypatch.setattr(module, "run_one", end)
-        monkeypatch.setattr(module, "leave_init", lambda: None)
     monkeypatch.setattr("taskq.cli.errors.silence", lambda _: None)
     plain = plain_worker(["shop:app"])
     assert plain is not None

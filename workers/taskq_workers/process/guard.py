@@ -6,7 +6,6 @@ process's life and what happened to it; one thread around one ``select`` finds o
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
 import select
@@ -18,8 +17,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from taskq.values import dataclass
-from taskq_workers.process.leash import END_SECONDS, ERROR_BYTES_MAX, LEASH_OPTION, READY
-from taskq_workers.process.leash import Notifier, PLACE_OPTION
+from taskq_workers.process.leash import (
+    END_SECONDS,
+    ERROR_BYTES_MAX,
+    LEASH_OPTION,
+    PLACE_OPTION,
+    READY,
+    Notifier,
+)
 from taskq_workers.process.reporting import spoken_seconds
 from taskq_workers.runs.guards import signal_name
 

@@ -16,7 +16,6 @@ from taskq.cli import whole_streams
 from taskq.values import NamedTuple
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order
-from taskq_workers.process.init import leave_init
 from taskq_workers.process.running import run_one
 from taskq_workers.runs.joblogs import Logging
 
@@ -97,7 +96,6 @@ def plain_worker(words: Sequence[str]) -> Callable[[], None] | None:
 def _run(asked: Usual) -> None:
     with whole_streams():
         try:
-            leave_init()
             run_one(asked.order, asked.data_dir, None, -1, Logging)
             with contextlib.suppress(ValueError, AttributeError):  # closed, or none, by some task
                 sys.stdout.flush()
