@@ -50,11 +50,8 @@ def _program(words: list[str]) -> Callable[[], object]:
         from taskq._lazy import import_without_tls  # noqa: PLC0415 - as below
 
         import_without_tls()
-        from taskq_workers.process.plain import plain_worker  # noqa: PLC0415 - as below
-
-        worker = plain_worker(words[1:])
-        if worker is not None:
-            return worker
+        # Here, as no garbage is looked for meanwhile.
+        import taskq_workers.command  # noqa: F401, PLC0415 - as below
     from taskq.cli.main import main  # noqa: PLC0415 - only now is it known to be ours
 
     return partial(main, prog_name="taskq")

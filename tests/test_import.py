@@ -93,7 +93,7 @@ HELP = {
 #: What a worker has not loaded when its first job runs, unless its app asks for it.
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
-    "pydantic_core.core_schema click gettext ssl _ssl _hashlib asyncio.sslproto "
+    "pydantic_core.core_schema ssl _ssl _hashlib asyncio.sslproto "
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard "
@@ -177,7 +177,7 @@ def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: P
     packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
     # anyio looks for sniffio, which need not be installed.
     assert {name for name in packages if not name.startswith("_")} - {"sniffio"} == {
-        *("pydantic_core", "taskq", "taskq_start", "taskq_workers", "telling"),
+        *("pydantic_core", "click", "taskq", "taskq_start", "taskq_workers", "telling"),
         *("anyio", "typing_extensions"),
     }
 

@@ -1,6 +1,6 @@
 """The face of the command line, for commands of workers and plugins: its modules are private.
 
-- errors of a command: ``Failure``, ``WrongUsage``; ``leave`` tells any without click's help
+- errors of a command: ``Failure``, ``WrongUsage``
 - ``whole_streams`` for a program that prints; ``silence`` for a stream that nobody reads
 - options: ``data_dir_option``, ``log_argument``, ``json_option``, ``dry_run_option``,
   ``yes_option``; what they mean: ``resolve``, ``of_group``, ``moment_of``, ``span``
@@ -17,7 +17,7 @@ from taskq._lazy import lazily
 if TYPE_CHECKING:
     from taskq.cli import render
     from taskq.cli.commands.jobs import show_job
-    from taskq.cli.errors import Failure, WrongUsage, leave
+    from taskq.cli.errors import Failure, WrongUsage
     from taskq.cli.main import LazyGroup
     from taskq.cli.options import (
         data_dir_option,
@@ -42,7 +42,6 @@ __all__ = [
     "data_dir_option",
     "dry_run_option",
     "json_option",
-    "leave",
     "log_argument",
     "moment_of",
     "of_group",
@@ -59,7 +58,7 @@ __all__ = [
 _HOMES: Final = {
     "taskq.cli": "render",
     "taskq.cli.commands.jobs": "show_job",
-    "taskq.cli.errors": "Failure WrongUsage leave",
+    "taskq.cli.errors": "Failure WrongUsage",
     "taskq.cli.main": "LazyGroup",
     "taskq.cli.options": (
         "data_dir_option dry_run_option json_option log_argument moment_of of_group open_reader "

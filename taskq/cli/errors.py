@@ -11,7 +11,7 @@ import errno
 import os
 import sys
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 from click.exceptions import Exit
@@ -78,18 +78,6 @@ def readable_errors() -> Iterator[None]:
         raise Exit(EXIT_INTERRUPTED) from None
     except (OSError, RuntimeError) as error:
         raise _refused(error) from error
-
-
-def leave(error: BaseException) -> NoReturn:
-    """End the process as it ends when a command raises this."""
-
-    @click.command()
-    def command() -> None:
-        with readable_errors():
-            raise error
-
-    command.main([])
-    raise error
 
 
 def _refused(error: OSError | RuntimeError) -> Exception:

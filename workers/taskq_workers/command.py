@@ -207,11 +207,8 @@ def worker(
     names, logs = _names(queues), _logs(data_dir)
     if logs is not None and executor is not None:
         raise click.UsageError("--executor takes one directory: leave the other -d out")
-    if reload:
-        _reload(context)
-        return
-    if leash is None and processes is not None:
-        context.exit(_guard(context, processes, chosen))
+    if reload or (leash is None and processes is not None):
+        context.exit(_guard(context, None if reload else processes))
     chosen["sync"] = chosen["sync"] and place == 1
     if chosen["metrics_port"]:
         chosen["metrics_port"] += place - 1
@@ -222,29 +219,25 @@ def worker(
         return Order(**here, warns=place == 1, on_event=on_event, **chosen)
 
     log = _logging(log_level, log_format, prints=log_prints)
-    first = next(iter(logs)) if logs else data_dir[0] if data_dir else None
-    run_one(
-        order_for,
-        None if first is None else Path(first),
-        executor,
-        -1 if leash is None else leash,
-        log,
-    )
+    first = next(iter(logs or data_dir), None)
+    run_one(order_for, Path(first) if first else None, executor, -1 if leash is None else leash, log)
 
 
-def _reload(context: click.Context) -> None:
-    given = dict(context.params)
-    given["drain_timeout"] = min(given["drain_timeout"], RELOAD_DRAIN_SECONDS)
-    run_reloading(arguments_of(context.command, given, _GUARDS - {"processes"}))
-
-
-def _guard(context: click.Context, processes: int, chosen: Mapping[str, Any]) -> int:
+def _guard(context: click.Context, processes: int | None) -> int:
+    """Run workers as processes of their own, without a number the one that code changes renew."""
+    command, given = context.command, context.params
+    if processes is None:
+        seconds = min(given["drain_timeout"], RELOAD_DRAIN_SECONDS)
+        run_reloading(
+            arguments_of(command, {**given, "drain_timeout": seconds}, _GUARDS - {"processes"})
+        )
+        return 0
     return run_guarded(
-        arguments_of(context.command, context.params, _GUARDS),
+        arguments_of(command, given, _GUARDS),
         processes,
-        concurrency=chosen["concurrency"],
-        burst=chosen["burst"],
-        drain_seconds=chosen["drain_timeout"],
+        concurrency=given["concurrency"],
+        burst=given["burst"],
+        drain_seconds=given["drain_timeout"],
     )
 
 
