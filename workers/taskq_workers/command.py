@@ -220,7 +220,8 @@ def worker(
 
     log = _logging(log_level, log_format, prints=log_prints)
     first = next(iter(logs or data_dir), None)
-    run_one(order_for, Path(first) if first else None, executor, -1 if leash is None else leash, log)
+    end = -1 if leash is None else leash
+    run_one(order_for, Path(first) if first else None, executor, end, log)
 
 
 def _guard(context: click.Context, processes: int | None) -> int:
