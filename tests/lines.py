@@ -1,4 +1,4 @@
-"""Count the lines of this tree, by folder and by what they are for, and what a revision had.
+"""Count the lines of this tree, by folder and by feature, beside those of a revision; its shape.
 
     python -m tests.lines [REVISION]
 
@@ -9,7 +9,9 @@ another idea is not seen: the figure is what would be gone with the feature's ow
 
 from __future__ import annotations
 
+import ast
 import re
+import statistics
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -97,6 +99,46 @@ def shown(title: str, now: Counter[str], before: Counter[str] | None) -> Table:
     return table
 
 
+def head_lines(tree: ast.Module) -> int:
+    """Return the lines before a module's first statement that is neither docstring nor import."""
+    for node in tree.body:
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_hint = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not (is_docstring or is_hint or isinstance(node, ast.Import | ast.ImportFrom)):
+            decorators = getattr(node, "decorator_list", [])
+            return min([node.lineno, *(item.lineno for item in decorators)]) - 1
+    return 0
+
+
+class Shape:
+    """Modules of the source, the lines at their heads, and class names in several modules."""
+
+    def __init__(self) -> None:
+        paths = [path for tree in TREES[:3] for path in sorted((ROOT / tree).rglob("*.py"))]
+        self.modules = {path: ast.parse(path.read_text()) for path in paths}
+
+    @property
+    def head_mean(self) -> float:
+        heads = [head_lines(tree) for tree in self.modules.values() if tree.body]
+        return statistics.mean(heads)
+
+    @property
+    def repeated_classes(self) -> dict[str, list[str]]:
+        places: dict[str, list[str]] = {}
+        for path, tree in self.modules.items():
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+    def shown(self) -> Table:
+        table = Table("shape of taskq, workers, plugins", "", title="shape")
+        table.add_row("modules", str(len(self.modules)))
+        table.add_row("lines before the first definition", f"{self.head_mean:.1f}")
+        table.add_row("class names used twice", str(len(self.repeated_classes)))
+        return table
+
+
 def _git(*arguments: str) -> str:
     done = subprocess.run(
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
@@ -107,11 +149,12 @@ def _git(*arguments: str) -> str:
 @click.command()
 @click.argument("revision", required=False)
 def main(revision: str | None) -> None:
-    """Print the lines by folder and by feature; * marks a feature of many."""
+    """Print the lines by folder and by feature, and the shape; * marks a large feature."""
     now, before = summed(counted(None)), summed(counted(revision)) if revision else None
     console = Console()
     for number, title in enumerate(("folder", "feature")):
         console.print(shown(title, now[number], before[number] if before else None))
+    console.print(Shape().shown())
 
 
 if __name__ == "__main__":
