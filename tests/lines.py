@@ -106,7 +106,7 @@ def head_lines(tree: ast.Module) -> int:
         is_hint = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         if not (is_docstring or is_hint or isinstance(node, ast.Import | ast.ImportFrom)):
             decorators = getattr(node, "decorator_list", [])
-            return min([node.lineno, *(item.lineno for item in decorators)]) - 1
+            return int(min([node.lineno, *(item.lineno for item in decorators)])) - 1
     return 0
 
 
@@ -129,7 +129,7 @@ class Shape:
             for node in tree.body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-        return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+        return {name: paths for name, paths in sorted(places.items()) if len(paths) > 1}
 
     def shown(self) -> Table:
         table = Table("shape of taskq, workers, plugins", "", title="shape")

@@ -7,6 +7,8 @@ import fnmatch
 import functools
 import gc
 import graphlib
+import importlib
+import inspect
 import re
 import shutil
 import subprocess
@@ -22,10 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 SOURCE_FOLDERS = ("taskq", "workers", "plugins", "examples")
-LINES_MAX = 600
-TEST_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
-FOLDER_MODULES_MAX = 14
 TOP_LEVEL = {
     ".ci",
     ".docs",
@@ -156,12 +155,6 @@ def known() -> tuple[dict[str, Path], dict[str, set[str]]]:
     return modules, {name: needs(path, modules) - {name} for name, path in modules.items()}
 
 
-def test_no_folder_holds_more_than_a_person_keeps_in_mind() -> None:
-    counts = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
-    crowded = {place(folder): count for folder, count in counts.items()}
-    assert not {name: count for name, count in crowded.items() if count > FOLDER_MODULES_MAX}
-
-
 def test_no_modules_know_each_other_in_a_circle() -> None:
     """Imports inside functions count, and type hints, but for classes of one folder."""
     graphlib.TopologicalSorter(known()[1]).prepare()  # or a CycleError, which shows the circle
@@ -181,12 +174,6 @@ def test_no_folders_know_each_other_in_a_circle() -> None:
             if not folder.is_relative_to(here) and not here.is_relative_to(folder)
         }
     graphlib.TopologicalSorter(graph).prepare()  # or a CycleError, which shows the circle
-
-
-def test_no_file_is_longer_than_a_person_reads_at_a_sitting() -> None:
-    long = {place(path): lines(path) for path in SOURCES if lines(path) > LINES_MAX}
-    long |= {place(path): lines(path) for path in TESTS if lines(path) > TEST_LINES_MAX}
-    assert not long
 
 
 def test_no_function_is_longer_than_a_page() -> None:
@@ -209,6 +196,39 @@ def test_the_core_knows_nothing_of_what_stands_on_it() -> None:
 def test_every_public_name_is_there_and_listed_in_order() -> None:
     assert list(taskq.__all__) == sorted(set(taskq.__all__))
     assert set(taskq.__all__) <= set(dir(taskq))
+
+
+#: The modules whose names are public (CONTRIBUTING).
+PUBLIC = (
+    "taskq", "taskq.errors", "taskq.views", "taskq.durable", "taskq.retry", "taskq.conditions",
+    "taskq.testing", "taskq.engine", "taskq.arrow", "taskq.hooks", "taskq.cli", "taskq.values",
+)  # fmt: skip
+
+
+def undocumented(place: str, item: object) -> list[str]:
+    """Return a public function or class and its public methods, as far as they say nothing."""
+    if getattr(item, "__module__", "").partition(".")[0] != "taskq":
+        return []
+    missing = [] if inspect.getdoc(item) else [place]
+    if inspect.isclass(item):
+        for name, member in vars(item).items():
+            inner = getattr(member, "__func__", member)
+            if not name.startswith("_") and (
+                inspect.isroutine(inner) or isinstance(inner, property)
+            ):
+                missing += [] if inspect.getdoc(inner) else [f"{place}.{name}"]
+    return missing
+
+
+def test_public_names_have_a_docstring() -> None:
+    """Private ones have one if it says more than name and types; the linter cannot see which."""
+    seen = [
+        where
+        for module in map(importlib.import_module, PUBLIC)
+        for name in module.__all__
+        for where in undocumented(f"{module.__name__}.{name}", getattr(module, name))
+    ]
+    assert not seen
 
 
 def test_every_command_that_a_message_prints_names_its_directory() -> None:

@@ -107,7 +107,12 @@ if not TYPE_CHECKING:  # to whom they are the ones that they make up for
             later = {method: _Later(write) for method in _OF_TUPLES + fields if method not in space}
             return type(name, (tuple,), {**space, **later, "_fields": fields, "__slots__": ()})
 
-    NamedTuple = type.__new__(_TupleMaker, "NamedTuple", (), {})
+    NamedTuple = type.__new__(
+        _TupleMaker,
+        "NamedTuple",
+        (),
+        {"__doc__": "``typing.NamedTuple``, whose class is written at first use."},
+    )
 
     class TypedDict(dict[str, Any]):
         """Keeps the keys that a class statement names, and their types as they are written."""

@@ -1,0 +1,37 @@
+"""The rules of words: what the checker takes for a habit, and what it lets pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.words import habits
+
+BROKEN = {
+    "D1": [
+        "Answer whoever asks.",
+        "The segments of one log for who compares.",
+        "Return the time of what is due.",
+        "Delete all that ended.",
+    ],
+    "D2": ["Keep those that wait.", "The file of one that died.", "Its pid is that of a worker."],
+    "D3": ["The caller is told.", "As the record tells it.", "Return what help says of a command."],
+    "D4": ["Nor does it log.", "It is kept. Not taken back: others wait.", "Of a body, a line."],
+    "D5": ["The bytes behind a frame.", "Let so many jobs pass.", "As SQLite has it."],
+}
+GOOD = [
+    "Return whether scanning from this job costs more than `count` single lookups.",
+    "Append a frame; truncate it if the write was short.",
+    "Jobs and the upload's progress go into one frame, so a crash neither skips nor repeats a job.",
+    "Create the directory and fsync its parent: an earlier process may have died in between.",
+    "What is a lease?",
+    "Call ``whoever`` once.",
+]
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_each_rule_finds_its_habit(rule: str) -> None:
+    assert [text for text in BROKEN[rule] if rule not in habits(text)] == []
+
+
+def test_plain_sentences_have_no_habit() -> None:
+    assert [text for text in GOOD if habits(text)] == []

@@ -1,0 +1,152 @@
+"""Count the habits that CONTRIBUTING rules out, in docstrings, comments and commit subjects.
+
+``python -m tests.words`` prints the share of each folder; with paths, the texts of these that have
+a habit. A text is a docstring, a run of comment lines, or the subject of a commit.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("taskq", "workers", "plugins", "examples", "tests")
+#: The commit that the rules came with; older subjects are what they are.
+SINCE = "4729ee52"
+SUBJECTS_MAX = 300
+
+#: Each rule, and what breaks it. Texts are looked at without code and quoted words.
+RULES: dict[str, re.Pattern[str]] = {
+    # A noun is a noun, not a relative clause.
+    "D1": re.compile(
+        r"\b(whoever|whatever|whomever)\b"
+        r"|(?<!\w, )(?<!\w\w) ?\bwho (asks?|waits?|reads?|writes?|looks?|wants?|calls?|comes?"
+        r"|works?|holds?|knows?|runs?|sees?|opens?|has|may|does|lives?|claims?)\b(?!.*\?)"
+        r"|\b(of|for|to|by|from|with|in|on|at|all|than|as) (what|who) (?!to\b)[a-z]+\b"
+        r"|^(what|that which) \b(?!.*\?)"
+        r"|\ball that\b",
+        re.IGNORECASE | re.MULTILINE,
+    ),
+    # A pronoun has a noun nearby.
+    "D2": re.compile(
+        r"\b(those|one|ones|others|none) (that|who|of which|which)\b"
+        r"|\b(those|that) (of|with|without)\b"
+        r"|\bit is none\b|\bthere is none\b",
+        re.IGNORECASE,
+    ),
+    # People tell and say, programs return and report.
+    "D3": re.compile(
+        r"\b(is|are|was|were|be|been|being|get|gets) (told|said)\b|\btells?\b|\btelling\b"
+        r"|\bsays? (of|what|who|so|how|which|where|that it)\b",
+        re.IGNORECASE,
+    ),
+    # A sentence begins with its subject, or with If or When.
+    "D4": re.compile(
+        r"(?:^|(?<=[.:;!?] )|(?<=[.:;!?]\n))(Nor|Not|Of|Else|Whose|Likewise|Beside|Besides|Where"
+        r"|Whether|Behind|Likewise)\b(?! (seen|supported|implemented|all\b))"
+    ),
+    # Ordinary words for order and amount.
+    "D5": re.compile(
+        r"\bbehind\b|\bso (many|much|long|often)\b|\bas [a-z]+ (has|have|had) it\b"
+        r"|\bfor what (it|they)\b",
+        re.IGNORECASE,
+    ),
+}
+
+#: Texts that a rule takes for a habit and that a reader would not: the text, and why.
+ARGUED: dict[str, str] = {}
+
+
+class Text(NamedTuple):
+    """A docstring, a run of comment lines or a subject, and where it begins."""
+
+    place: str
+    text: str
+
+
+def plain(text: str) -> str:
+    """Return a text without code, quotations and addresses."""
+    text = re.sub(r"``.*?``|`[^`]*`|\"[^\"\n]*\"|«[^»]*»|https?://\S+", "X", text, flags=re.DOTALL)
+    return re.sub(r"(?m)^\s*(>>>|\.\.\.|\$ ).*$", "", text)
+
+
+def habits(text: str) -> list[str]:
+    """Return the rules that a text breaks."""
+    if text.strip() in ARGUED:
+        return []
+    words = plain(text)
+    return [rule for rule, pattern in RULES.items() if pattern.search(words)]
+
+
+def texts(path: Path) -> Iterator[Text]:
+    """Yield the docstrings and comments of a file; linters' directives are none."""
+    source = path.read_text()
+    name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, kinds) and (docstring := ast.get_docstring(node)) is not None:
+            yield Text(f"{name}:{getattr(node, 'lineno', 1)}", docstring)
+    run: list[str] = []
+    begun = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, own = token.start[0], token.line.lstrip().startswith("#")
+        comment = re.sub(r"^#[:!]?\s?", "", token.string)
+        comment = re.sub(r"^(noqa|type:|fmt:|pragma|mypy:|ruff:).*", "", comment)
+        if run and (line != last + 1 or not own):
+            yield Text(f"{name}:{begun}", "\n".join(run))
+            run = []
+        if comment:
+            begun = line if not run else begun
+            run.append(comment)
+            last = line
+    if run:
+        yield Text(f"{name}:{begun}", "\n".join(run))
+
+
+def subjects() -> list[Text]:
+    """Return the newest subjects since the rules came; none without a history."""
+    log = ["git", "log", f"--max-count={SUBJECTS_MAX}", "--format=%h %s", f"{SINCE}.."]
+    shown = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False)
+    rows = (line.partition(" ") for line in shown.stdout.splitlines())
+    return [Text(revision, subject) for revision, _, subject in rows]
+
+
+def of_folder(folder: Path) -> list[Text]:
+    """Return the texts of all Python files below a folder."""
+    return [text for path in sorted(folder.rglob("*.py")) for text in texts(path)]
+
+
+def share(seen: list[Text]) -> float:
+    """Return which part of the texts has a habit."""
+    return sum(bool(habits(text.text)) for text in seen) / max(1, len(seen))
+
+
+def main(paths: list[str]) -> None:
+    """Print shares, or the texts that have a habit."""
+    if paths:
+        for path in map(Path, paths):
+            files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+            for text in (text for file in files for text in texts(file.resolve())):
+                if rules := habits(text.text):
+                    print(f"{text.place} {' '.join(rules)}: {text.text!r}")  # noqa: T201
+        return
+    everything = {folder: of_folder(ROOT / folder) for folder in FOLDERS} | {"commits": subjects()}
+    everything["all"] = [text for seen in everything.values() for text in seen]
+    for name, seen in everything.items():
+        broken = Counter(rule for text in seen for rule in habits(text.text))
+        counts = " ".join(f"{rule} {broken[rule]}" for rule in RULES)
+        print(f"{name:9} {len(seen):6} texts {share(seen):6.1%}  {counts}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
