@@ -97,7 +97,7 @@ LATE = (
     "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard "
-    "taskq_workers.gates.breaker taskq_workers.gates.condition difflib pickle random base64 "
+    "taskq_workers.gates.gate difflib pickle random base64 "
     "taskq.log.read.flows taskq.log.read.selection taskq.log.read.why taskq.log.format.salvage "
     "anyio._core._sockets anyio.streams.tls platform"
 )

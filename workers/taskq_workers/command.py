@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from taskq.cli import of_group
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order
 from taskq_workers.process.running import run_guarded, run_one, run_reloading
@@ -43,9 +42,12 @@ def _given(
 ) -> tuple[str, ...]:
     if len(value) > 1:
         return value
-    path = value[0] if value else os.environ.get("TASKQ_DATA_DIR")
-    chosen = of_group(context, parameter, Path(path) if path else None)
-    return () if chosen is None else (str(chosen),)
+    path: str | Path | None = value[0] if value else os.environ.get("TASKQ_DATA_DIR")
+    if context.find_root().params.get("data_dir") is not None:
+        from taskq.cli import of_group  # noqa: PLC0415 - a start waits 2 ms for what it brings
+
+        path = of_group(context, parameter, Path(path) if path else None)
+    return (str(path),) if path else ()
 
 
 def _logs(given: tuple[str, ...]) -> dict[str, int] | None:

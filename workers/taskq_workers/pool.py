@@ -445,7 +445,6 @@ class Worker:
             gates = part.gates = Gates(
                 part.app,
                 host,
-                concurrency=self.concurrency,
                 queues=self.queues,
                 changed=self._tell_what_it_serves,
             )

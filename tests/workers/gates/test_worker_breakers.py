@@ -11,8 +11,7 @@ from taskq import JobHandle, TaskQ
 from taskq.conditions import online
 from taskq.conditions.network import Online
 from taskq.core.why import Why
-from taskq_workers.gates.breaker import Breaker
-from taskq_workers.gates.gate import Mode
+from taskq_workers.gates.gate import Breaker, Mode
 from taskq_workers.pool import Worker
 from tests.workers.gates.switches import Switch, records
 
@@ -69,7 +68,7 @@ async def test_after_some_failures_in_a_row_no_job_burns_an_attempt_until_the_ne
             await _until(worker, Mode.SHUT)
             assert await (await plain.enqueue()).result(timeout=30) == 1
             while network.calls < 14:
-                await _until(worker, Mode.RAMPING)
+                await _until(worker, Mode.TRYING)
                 await _until(worker, Mode.SHUT)
             reason = await app.why(jobs[-1].id)
             assert reason.code is Why.BREAKER
@@ -164,7 +163,7 @@ async def test_a_queue_comes_back_at_once_when_there_is_a_route_again(
         asked.set()
         return network.up
 
-    monkeypatch.setattr("taskq_workers.gates.breaker.is_anywhere_routed", is_routed)
+    monkeypatch.setattr("taskq_workers.gates.gate.is_anywhere_routed", is_routed)
 
     @app.task(queue="mail", retry=1)
     async def send() -> None:

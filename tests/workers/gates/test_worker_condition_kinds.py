@@ -30,9 +30,8 @@ def compute(mark: str) -> str:
 async def test_a_lost_condition_kills_the_child_process_and_burns_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq_workers.gates.gate.STEP_SECONDS", 0.05)
-    monkeypatch.setattr("taskq_workers.gates.gate.Gate.trial_seconds", 0.05)
-    monkeypatch.setattr("taskq_workers.gates.condition.HELD_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.gate.TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.gate.HELD_SECONDS", 0.05)
     app.data_dir = tmp_path / "data"
     mark = tmp_path / "mark"
     async with app:

@@ -1,4 +1,4 @@
-"""Jobs wait for their conditions: nothing is written meanwhile, and few run at first afterwards."""
+"""Jobs wait for their conditions: nothing is written meanwhile, and one is tried first."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ class Crowd:
 
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often whether conditions that held still do."""
-    monkeypatch.setattr("taskq_workers.gates.gate.STEP_SECONDS", 0.05)
-    monkeypatch.setattr("taskq_workers.gates.gate.Gate.trial_seconds", 0.05)
-    monkeypatch.setattr("taskq_workers.gates.condition.HELD_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.gate.TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.gate.HELD_SECONDS", 0.05)
 
 
 async def _held(worker: Worker, job: JobHandle[Any]) -> None:
@@ -103,10 +102,9 @@ async def test_jobs_wait_a_day_for_their_host_and_nothing_is_written_of_them(app
                 up_at = loop.time()
                 await _results(jobs)
         assert started[0] - up_at < 10
-        assert crowd.most[0] == 1
-        assert max(crowd.most[:3]) <= 2
-        assert max(crowd.most[:7]) <= 4
-        assert max(crowd.most) <= 16
+        # The first alone, and the next once it has ended.
+        assert crowd.most[:3] == [1, 1, 2]
+        assert max(crowd.most) == 16
         counts = await records(app)
         assert counts["claimed"] == _JOBS
         assert not [kind for kind in counts if kind.startswith("released")]
@@ -374,15 +372,15 @@ async def test_a_burst_ends_though_another_worker_took_the_job_that_a_gate_was_t
 ) -> None:
     """The job was seen, and gone before the gate's claim: nothing moves the gate any more."""
     looks = 0
-    is_pending = gates.Gates._is_pending
+    is_pending = Gate.is_pending
 
-    async def seen_once(self: gates.Gates, gate: Gate) -> bool:
+    async def seen_once(gate: Gate) -> bool:
         nonlocal looks
         looks += 1
-        return looks == 1 or await is_pending(self, gate)
+        return looks == 1 or await is_pending(gate)
 
     monkeypatch.setattr(gates, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(gates.Gates, "_is_pending", seen_once)
+    monkeypatch.setattr(Gate, "is_pending", seen_once)
 
     @app.task(requires=[condition(lambda: True)])
     async def work() -> None: ...

@@ -22,7 +22,7 @@ from taskq.conditions import condition
 from taskq.core.errors import AppendFailed
 from taskq.core.records import Kind
 from taskq_workers import pool
-from taskq_workers.gates import breaker
+from taskq_workers.gates import gate
 from taskq_workers.pool import Phase, Worker
 from taskq_workers.services.cancels import CancelListener
 from taskq_workers.slots import slot
@@ -561,7 +561,7 @@ async def _routed(_: object) -> bool:
 def make_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing in a worker depend on how fast the machine is, nor on its network."""
     monkeypatch.setattr(pool, "LoopWatch", _Unwatched)
-    monkeypatch.setattr(breaker.Breaker, "_is_away", _routed)
+    monkeypatch.setattr(gate.Breaker, "_is_away", _routed)
 
 
 class Seeded(Protocol):

@@ -1,8 +1,7 @@
-"""Gates: jobs that are kept back as a group, and let through few at first when they may run again.
+"""Gates: jobs that are kept back as a group, in two kinds: by conditions, and by a breaker.
 
-A gate claims by itself while its jobs are not in the worker's common claim: one job to learn that
-there are any, and then 1, 2, 4 … at a time until all slots may take part (slow start). So what has
-just come back is not met by all that waited for it at once.
+A gate is a filter of claims. While it keeps jobs back it claims one by itself, to learn that there
+are any; when they may run again that one is tried first, and all others follow if it goes well.
 """
 
 from __future__ import annotations
@@ -15,23 +14,34 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import CancelScope, move_on_after, sleep
 
-from taskq.engine import Cause
+from taskq.conditions.base import INTERVAL_SECONDS
+from taskq.conditions.network import is_anywhere_routed
+from taskq.engine import Cause, kinds
 from taskq.errors import TaskqError
+from taskq.views import Hold
+from taskq_workers.gates.probes import HELD_SECONDS, Probe, Probes
+from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskq import Delivery
     from taskq.conditions.base import Condition
+    from taskq.conditions.breakers import BreakerRule
     from taskq.engine import Ask, LoopPort, Settlement
-    from taskq.views import Hold
-    from taskq_workers.gates.probes import Probes
     from taskq_workers.slots.feed import Feed
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: The next step of a slow start comes once the jobs of the last one have ended, or after so long.
-STEP_SECONDS: Final = 1.0
-#: How long a gate rests whose log refused it.
+#: A gate whose log refused something rests before it goes on.
 REST_SECONDS: Final = 1.0
+#: The longest trial of a job that needs conditions, and the longest wait for that job.
+TRIAL_SECONDS: Final = 1.0
+#: A job that is tried and has not failed for this long has found the network.
+BREAKER_TRIAL_SECONDS: Final = 10.0
+#: A probe of this age is not repeated after a job's network failure.
+_ALARM_AGE_SECONDS: Final = 0.25
+_REASON_CHARACTERS_MAX: Final = 120
 
 
 class Mode(enum.Enum):
@@ -43,48 +53,29 @@ class Mode(enum.Enum):
     CHECKING = enum.auto()
     #: they wait
     SHUT = enum.auto()
-    #: a few of them run
-    RAMPING = enum.auto()
+    #: one of them runs
+    TRYING = enum.auto()
     #: they are claimed as all others are
     OPEN = enum.auto()
 
 
-class GateHost(Protocol):
+class _Host(Protocol):
     """The worker, as its gates see it."""
 
     port: LoopPort
     feed: Feed
-    concurrency: int
-    #: "now" is told to be different whenever a gate changes its mode
     moved: asyncio.Event
     probes: Probes
 
-    def open_queues(self) -> frozenset[str] | None:
-        """Return the queues that may be claimed from now."""
-
-    def open_tasks(self) -> frozenset[str]:
-        """Return the tasks whose jobs may be claimed now."""
-
-    def changed(self) -> None:
-        """Note that what may be claimed has changed, or why it may not."""
-
-    def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Return those that may run; the others are given back."""
-
-    def wall_ns(self) -> int:
-        """Return the log's time."""
-
-    def give_back(self, deliveries: list[Delivery], cause: Cause) -> None:
-        """Release deliveries; burns no attempt."""
-
-    def is_running(self, tasks: set[str]) -> bool:
-        """Return whether a job of these tasks runs here."""
-
-    def stop_running(self, tasks: set[str]) -> None:
-        """Stop and release what runs of these tasks, where they asked for it."""
-
-    def network_conditions(self, queue: str) -> list[Condition]:
-        """Return the hosts that tasks of a queue say they need."""
+    def open_queues(self) -> frozenset[str] | None: ...
+    def open_tasks(self) -> frozenset[str]: ...
+    def changed(self) -> None: ...
+    def passed(self, deliveries: list[Delivery]) -> list[Delivery]: ...
+    def wall_ns(self) -> int: ...
+    def give_back(self, deliveries: list[Delivery], cause: Cause) -> None: ...
+    def is_running(self, tasks: set[str]) -> bool: ...
+    def stop_running(self, tasks: set[str]) -> None: ...
+    def network_conditions(self, queue: str) -> list[Condition]: ...
 
 
 class Gate(ABC):
@@ -92,27 +83,28 @@ class Gate(ABC):
 
     Attributes:
         mode: what becomes of its jobs now.
-        hold: what people are told while it is shut.
+        hold: what people see while it is shut.
         cause: why it gives jobs back.
-        wait_seconds: how long a slow start waits for its first job; None for ever.
-        trial_seconds: how long it waits for the end of that job before it goes on.
     """
 
-    cause: Cause = Cause.CONDITION
-    wait_seconds: float | None = STEP_SECONDS
-    trial_seconds: float = STEP_SECONDS
+    cause: Cause
 
-    def __init__(self, host: GateHost) -> None:
+    def __init__(self, host: _Host) -> None:
         self.host = host
         self.mode = Mode.IDLE
         self.hold: Hold | None = None
         self._life: CancelScope | None = None
         self._is_drained = False
         #: claimed, and neither running nor given back
-        self._claimed: list[Delivery] = []
-        #: tokens of those that run in the present step, and what ends it
-        self._flying: set[int] = set()
-        self._landed = asyncio.Event()
+        self._claimed: Delivery | None = None
+        #: token of the job that is tried, and what ends its trial
+        self._trial: int | None = None
+        self._tried = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether its jobs are claimed as all others are."""
+        return self.mode is Mode.OPEN
 
     async def run(self) -> None:
         """Live until drained, also after the log refused something for a while."""
@@ -137,27 +129,21 @@ class Gate(ABC):
 
     def flushed(self, settlements: list[Settlement]) -> None:
         """Learn that jobs of the worker ended."""
-        if self._flying:
-            self._flying.difference_update(settlement.delivery.token for settlement in settlements)
-            if not self._flying:
-                self._landed.set()
+        if any(settlement.delivery.token == self._trial for settlement in settlements):
+            self._trial = None
+            self._tried.set()
 
-    @property
-    def is_flying(self) -> bool:
-        """Return whether jobs run that it let through a few at a time."""
-        return bool(self._flying)
-
-    def lets_fly(self, delivery: Delivery) -> bool:
-        """Return whether it let this very job through."""
-        return delivery.token in self._flying
+    def tries(self, delivery: Delivery) -> bool:
+        """Return whether this very job is its trial."""
+        return delivery.token == self._trial
 
     def withdraw(self, ask: Ask) -> Delivery | None:
-        """Take a job that somebody cancelled out of what it claimed; None if that is not there."""
-        for delivery in self._claimed:
-            if (delivery.job, delivery.token) == ask:
-                self._claimed.remove(delivery)
-                return delivery
-        return None
+        """Take a cancelled job back that it has claimed; None if it has another or none."""
+        delivery = self._claimed
+        if delivery is None or (delivery.job, delivery.token) != ask:
+            return None
+        self._claimed = None
+        return delivery
 
     async def demand(self) -> bool:
         """Return whether jobs wait that it keeps back."""
@@ -166,15 +152,17 @@ class Gate(ABC):
             lambda sight: sight.facets.need_agenda().taking.has_ready(queues, tasks)
         )
 
+    async def is_pending(self) -> bool:
+        """Return whether jobs of it run as a trial, or are about to, so that a burst goes on."""
+        if self.mode is Mode.CHECKING or self._trial is not None:
+            return True
+        return self.mode in {Mode.IDLE, Mode.TRYING} and await self.demand()
+
     # -- for the two kinds ------------------------------------------------------------------------
 
     @abstractmethod
     async def _live(self) -> None:
         """Watch what it waits for, until it is cancelled."""
-
-    @abstractmethod
-    async def _is_passable(self) -> bool:
-        """Return whether a slow start may go on."""
 
     def _enter(self, mode: Mode, hold: Hold | None = None) -> None:
         before, self.mode = (self.mode, self.hold), mode
@@ -185,54 +173,41 @@ class Gate(ABC):
             if Mode.OPEN in {before[0], mode} or before[1] != hold:
                 self.host.changed()
 
-    async def _claim(self, count: int, seconds: float | None) -> None:
-        """Claim up to so many of its jobs into ``_claimed``, waiting for the first so long."""
-        count = self.host.feed.allowed(count)
-        if count <= 0:
+    async def _claim(self, seconds: float | None) -> None:
+        """Claim one of its jobs, waiting for it at most so long."""
+        if self.host.feed.allowed(1) <= 0:
             # The worker is about to end: it has claimed as many jobs as it may.
             await sleep(REST_SECONDS)
             return
         queues, tasks = self.selection()
-        claim = self.host.port.claim(self.host.feed.request(count, queues, tasks))
+        claim = self.host.port.claim(self.host.feed.request(1, queues, tasks))
         try:
             with move_on_after(seconds):
                 await claim
         finally:
-            # Jobs that came at the very moment when the wait was given up must not be lost.
+            # A job that came at the very moment when the wait was given up must not be lost.
             if claim.done() and not claim.cancelled() and claim.exception() is None:
-                self._claimed = claim.result()
+                self._claimed = next(iter(claim.result()), None)
 
     def _release(self, cause: Cause) -> None:
-        deliveries, self._claimed = self._claimed, []
-        if deliveries:
-            self.host.give_back(deliveries, cause)
+        delivery, self._claimed = self._claimed, None
+        if delivery is not None:
+            self.host.give_back([delivery], cause)
 
-    async def _ramp(self) -> bool:
-        """Let jobs through, 1, 2, 4 …, those in ``_claimed`` first; whether all may run now."""
-        self._enter(Mode.RAMPING, self.hold)
-        count, wait_seconds, seconds = 1, self.wait_seconds, self.trial_seconds
-        while True:
-            if not self._claimed:
-                await self._claim(count, wait_seconds)
-            if not self._claimed:
-                return True  # none wait any more
-            await self._fly(seconds)
-            if not await self._is_passable():
-                return False
-            self._enter(Mode.RAMPING)
-            count, wait_seconds, seconds = count * 2, STEP_SECONDS, STEP_SECONDS
-            if count >= self.host.concurrency:
-                return True
-
-    async def _fly(self, seconds: float) -> None:
-        """Let run what was claimed, until all of it has ended, or for so long."""
-        deliveries, self._claimed = self._claimed, []
-        self._flying = {delivery.token for delivery in deliveries}
-        self._landed.clear()
-        # A queue may have begun to back off since they were claimed.
-        self.host.feed.add(self.host.passed(deliveries))
+    async def _try(self, wait_seconds: float | None, seconds: float) -> None:
+        """Let one job run until it has ended, or for so long; none if none comes meanwhile."""
+        self._enter(Mode.TRYING, self.hold)
+        if self._claimed is None:
+            await self._claim(wait_seconds)
+        delivery, self._claimed = self._claimed, None
+        if delivery is None:
+            return
+        self._trial = delivery.token
+        self._tried.clear()
+        # A queue may have begun to back off since it was claimed.
+        self.host.feed.add(self.host.passed([delivery]))
         with move_on_after(seconds):
-            await self._landed.wait()
+            await self._tried.wait()
 
     async def _live_once(self) -> None:
         """Live until something fails."""
@@ -244,3 +219,190 @@ class Gate(ABC):
         except Exception:  # noqa: BLE001 - a gate that died would keep its jobs for ever
             _log.exception("%r failed; it goes on", self)
         self._release(Cause.DRAIN)
+
+
+class ConditionGate(Gate):
+    """Lets the jobs of some tasks run while all their conditions hold."""
+
+    cause = Cause.CONDITION
+
+    def __init__(self, host: _Host, conditions: tuple[Condition, ...]) -> None:
+        super().__init__(host)
+        self.tasks: set[str] = set()
+        self.conditions = conditions
+        self._alarm = asyncio.Event()
+        self._shut_by: tuple[Probe, int] | None = None
+
+    def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """Return its tasks, in all queues that may be claimed from."""
+        return self.host.open_queues(), frozenset(self.tasks)
+
+    async def has_lost_network(self) -> bool:
+        """Return whether the network that its jobs need is gone; asked at a network failure."""
+        needed = [condition for condition in self.conditions if condition.is_network]
+        if not needed:
+            return False
+        probes = self.host.probes
+        # That it was there a moment ago says nothing; that it was not there does.
+        unmet = probes.known_unmet(needed, INTERVAL_SECONDS) or await probes.unmet(needed, 0.0)
+        if unmet is not None:
+            self._alarm.set()
+            self._tried.set()
+        return unmet is not None
+
+    async def _live(self) -> None:
+        while True:
+            # While it is shut, what was stopped is about to be given back, and waits then.
+            stays = self.mode is Mode.SHUT and self.host.is_running(self.tasks)
+            if self._claimed is None and not stays and not await self.demand():
+                self._enter(Mode.IDLE)
+                await self._claim(None)
+            if self.mode is not Mode.SHUT:
+                self._enter(Mode.CHECKING)
+            unmet = await self._unmet()
+            if unmet is None:
+                self._enter(Mode.CHECKING)
+                await self._try(TRIAL_SECONDS, TRIAL_SECONDS)
+                unmet = await self._unmet()
+            if unmet is None:
+                self._enter(Mode.OPEN)
+                unmet = await self._while_open()
+            if unmet is not None:
+                # Shut first, lest what is given back be claimed again.
+                self._shut(unmet)
+                self._release(self.cause)
+                self.host.stop_running(self.tasks)
+                await sleep(unmet.condition.interval_seconds)
+
+    async def _unmet(self) -> Probe | None:
+        if self.mode is Mode.SHUT:
+            return await self.host.probes.unmet(self.conditions)
+        age = _ALARM_AGE_SECONDS if self._alarm.is_set() else HELD_SECONDS
+        return await self.host.probes.unmet(self.conditions, age)
+
+    async def _while_open(self) -> Probe | None:
+        """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
+        while True:
+            self._alarm.clear()
+            with move_on_after(HELD_SECONDS):
+                await self._alarm.wait()
+            if not self.host.is_running(self.tasks) and not await self.demand():
+                return None
+            unmet = await self._unmet()
+            if unmet is not None:
+                return unmet
+
+    def _shut(self, unmet: Probe) -> None:
+        if self.mode is Mode.SHUT and self._shut_by == (unmet, unmet.since_ns):
+            return  # perhaps for another reason by now; people were told the first
+        self._shut_by = (unmet, unmet.since_ns)
+        text = f"it waits for {unmet.condition.name}, which does not hold ({unmet.problem})"
+        tasks = frozenset(self.tasks)
+        hold = Hold(tasks=tasks, is_breaker=False, text=text, since_ns=unmet.since_ns)
+        self._enter(Mode.SHUT, hold)
+
+
+class Breaker(Gate):
+    """Counts the network failures of a queue in a row, and keeps its jobs back after too many.
+
+    Then one job is tried after a pause, and each pause is twice the last, up to a limit. It is
+    tried at once when the network is seen to come back: the rule's probe, a host that tasks of the
+    queue need, or a route to the world where there was none.
+    """
+
+    cause = Cause.BREAKER
+
+    def __init__(self, host: _Host, rule: BreakerRule) -> None:
+        super().__init__(host)
+        self.rule = rule
+        self.mode = Mode.OPEN
+        self._row = 0
+        self._tripped = asyncio.Event()
+        self._told = ""
+
+    def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """Return its queue, and whatever tasks may be claimed."""
+        return frozenset({self.rule.queue}), self.host.open_tasks()
+
+    def failed(self, error: BaseException, outcomes: Iterable[Settlement]) -> bool:
+        """Return a job of the queue failed; whether it is given back, so that no attempt is burnt.
+
+        Args:
+            error: what it met.
+            outcomes: those of this turn of the loop, the latest first, not handed over yet.
+        """
+        if not self.rule.is_failure(error):
+            self._row = 0
+            return False
+        self._told = summary(error)[:_REASON_CHARACTERS_MAX]
+        before = (outcome.kind for outcome in outcomes if self._counts(outcome))
+        if next(before, None) is kinds.SUCCESS:
+            self._row = 0
+        if self.mode is Mode.OPEN:
+            self._row += 1
+            if self._row < self.rule.failures:
+                return False
+            self._trip()
+        self._tripped.set()
+        self._tried.set()
+        return True
+
+    def flushed(self, settlements: list[Settlement]) -> None:
+        """End the row at a success, unless failures came after it: these were counted already."""
+        super().flushed(settlements)
+        last = next((end.kind for end in reversed(settlements) if self._counts(end)), None)
+        if last is kinds.SUCCESS:
+            self._row = 0
+
+    async def _live(self) -> None:
+        pause = self.rule.pause_seconds
+        while True:
+            if self.mode is Mode.OPEN:
+                await self._tripped.wait()
+                pause = self.rule.pause_seconds
+            self._trip()
+            await self._rest(pause)
+            pause = min(pause * 2, self.rule.pause_seconds_max)
+            self._tripped.clear()
+            await self._try(None, BREAKER_TRIAL_SECONDS)
+            if not self._tripped.is_set():
+                self._row = 0
+                self._enter(Mode.OPEN)
+
+    def _counts(self, settlement: Settlement) -> bool:
+        is_ended = settlement.kind is not kinds.RELEASE
+        return is_ended and settlement.delivery.queue == self.rule.queue
+
+    def _trip(self) -> None:
+        if self.mode is Mode.SHUT:
+            return
+        queue, hold = self.rule.queue, self.hold
+        if hold is None:
+            count = f"{self.rule.failures} network failure{'s' * (self.rule.failures > 1)} in a row"
+            text = f"queue {queue!r} backs off after {count} ({self._told})"
+            queues = frozenset({queue})
+            hold = Hold(queues=queues, is_breaker=True, text=text, since_ns=self.host.wall_ns())
+        self._enter(Mode.SHUT, hold)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait so long, or until the network is back; with a probe, at least until that holds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        was_away = False
+        while True:
+            left = until - loop.time()
+            # Without jobs nobody needs to know: the next one is tried when it comes.
+            away = await self._is_away() if await self.demand() else False
+            if was_away and not away:
+                return
+            if left <= 0 and not (away and self.rule.probe is not None):
+                return
+            was_away = away
+            await sleep(min(left, INTERVAL_SECONDS) if left > 0 else INTERVAL_SECONDS)
+
+    async def _is_away(self) -> bool:
+        probe = self.rule.probe
+        signals = self.host.network_conditions(self.rule.queue) if probe is None else [probe]
+        if signals:
+            return await self.host.probes.unmet(signals) is not None
+        return not is_anywhere_routed()

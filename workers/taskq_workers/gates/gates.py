@@ -11,7 +11,6 @@ from anyio import create_task_group, move_on_after
 from taskq.conditions.failures import is_network_failure
 from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import TaskqError
-from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.gates.probes import Probes
 from taskq_workers.slots.rounds import Share
 from taskq_workers.slots.settling import settled
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from taskq.conditions.base import Condition
     from taskq.engine import Ask, LoopPort, Store
     from taskq.views import Hold
-    from taskq_workers.gates.breaker import Breaker
-    from taskq_workers.gates.condition import ConditionGate
+    from taskq_workers.gates.gate import Breaker, ConditionGate, Gate
     from taskq_workers.slots.hands import FeedHost
     from taskq_workers.slots.slot import Slot
 
@@ -46,7 +44,7 @@ class AllBut(frozenset[str]):
 
 
 class Gates:
-    """A worker's gates: a ``Service``, the feed's ``ClaimFilter``, and the ``GateHost`` of each.
+    """A worker's gates: a ``Service``, the feed's ``ClaimFilter``, and the host of each.
 
     Nothing of it is in the way of a worker whose tasks need no condition and whose queues have no
     breaker.
@@ -54,7 +52,6 @@ class Gates:
     Args:
         app: whose tasks and breakers.
         runner: whoever runs the jobs of this log.
-        concurrency: how many jobs the worker runs at a time.
         queues: that it claims from; None for all.
         changed: called when the holds have changed.
     """
@@ -64,13 +61,11 @@ class Gates:
         app: TaskQ,
         runner: FeedHost,
         *,
-        concurrency: int,
         queues: frozenset[str] | None,
         changed: Callable[[], None],
     ) -> None:
         self._app = app
         self.feed = runner.feed
-        self.concurrency = concurrency
         self.moved = asyncio.Event()
         self.port: LoopPort
         self.probes = Probes(app.data_dir, self.wall_ns)
@@ -113,7 +108,7 @@ class Gates:
     def _begin_breakers(self) -> None:
         if self._app.hooks.breakers:
             # Imported where it is used, as the gates of conditions are: most workers have none.
-            from taskq_workers.gates.breaker import Breaker  # noqa: PLC0415
+            from taskq_workers.gates.gate import Breaker  # noqa: PLC0415
 
             for queue, rule in self._app.hooks.breakers.items():
                 if self._queues is None or queue in self._queues:
@@ -135,7 +130,7 @@ class Gates:
                 del self._by_conditions[key]
         for key, needs in wanted.items():
             if key not in self._by_conditions:
-                from taskq_workers.gates.condition import ConditionGate  # noqa: PLC0415
+                from taskq_workers.gates.gate import ConditionGate  # noqa: PLC0415
 
                 name = next(iter(needs))
                 gate = self._by_conditions[key] = ConditionGate(self, needs[name])
@@ -289,7 +284,7 @@ class Gates:
         waited = False
         while True:
             self.moved.clear()
-            pending = [gate for gate in self._all() if await self._is_pending(gate)]
+            pending = [gate for gate in self._all() if await gate.is_pending()]
             if not pending:
                 return not waited
             waited = True
@@ -297,11 +292,6 @@ class Gates:
             # What a gate was to have another worker may have taken, and then it does not move.
             with move_on_after(LOOK_SECONDS):
                 await self.moved.wait()
-
-    async def _is_pending(self, gate: Gate) -> bool:
-        if gate.mode is Mode.CHECKING or gate.is_flying:
-            return True
-        return gate.mode in {Mode.IDLE, Mode.RAMPING} and await gate.demand()
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -333,15 +323,15 @@ class Gates:
         """Return the gate that keeps a claimed job back."""
         gates = self._by_task.get(delivery.task), self._breakers.get(delivery.queue)
         for gate in gates:
-            if gate is not None and gate.mode is not Mode.OPEN and not gate.lets_fly(delivery):
+            if gate is not None and not (gate.is_open or gate.tries(delivery)):
                 return gate
         return None
 
     def _sum_up(self) -> None:
-        shut = [gate for gate in self._by_conditions.values() if gate.mode is not Mode.OPEN]
+        shut = [gate for gate in self._by_conditions.values() if not gate.is_open]
         self._shut_tasks = frozenset(name for gate in shut for name in gate.tasks)
         self._shut_queues = frozenset(
-            queue for queue, breaker in self._breakers.items() if breaker.mode is not Mode.OPEN
+            queue for queue, breaker in self._breakers.items() if not breaker.is_open
         )
 
 
