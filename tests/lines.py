@@ -39,7 +39,7 @@ FEATURES: Final[dict[str, str]] = {
     "webhooks": r"webhook",
     "bulk inbox": r"log/inbox/|uploads|uploading|spill_uploads",
     "large bodies": r"spill|bodystore|bodies",
-    "index of segments": r"log/segments/(test_)?(index|bloom|lookup|looking)",
+    "index of segments": r"log/segments/(test_)?(index|looking)",
     "compaction, retention": r"compact|retention|dead_keep|keeper|carr(y|ied)|sealing|endings",
     "snapshots": r"snapshot|freeze|frozen\.py",
     "backup, repair, verify": r"backup|repair|verify|salvage|excerpt|casefile",

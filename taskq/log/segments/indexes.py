@@ -11,29 +11,21 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.kinds import BIRTH, OF_JOBS
+from taskq.core.records import Flag
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.codec import JOB_AT, KIND_AT
-from taskq.log.format.frames import Cursor, Gap
-from taskq.log.segments.index_build import IndexBuilder
-from taskq.log.segments.index_file import (
-    IndexDamaged,
-    SegmentIndex,
-    index_name,
-    remove_strays,
-    save_steps,
-)
-from taskq.log.segments.index_memory import Entry
-from taskq.log.segments.lookup import Lookup, RecordFound
+from taskq.log.format.codec import FLAGS_AT, JOB_AT, KIND_AT
+from taskq.log.format.frames import Cursor, Gap, segment_lsn
+from taskq.log.segments import index as index_file
+from taskq.log.segments.index import Entry, IndexBuilder, IndexDamaged, IndexFile, SegmentIndex
 from taskq.log.segments.segments import hop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from taskq.log.segments.lookup import Index
     from taskq.log.segments.place import Place
+    from taskq.log.segments.segments import SegmentFiles
 
-if TYPE_CHECKING:
     Answer = TypeVar("Answer")
 
 #: Index files that are open at a time, and indexes of sealed segments that are held in memory.
@@ -43,6 +35,134 @@ _BUILT_MAX: Final = 8
 _STEP_BYTES: Final = 64 * 1024
 _STEP_FRAMES: Final = 64
 _STEP_RECORDS: Final = 256
+
+#: What is read of a frame to find one record.
+_WINDOW: Final = 16 * 1024
+_CHECKED: Final = int(Flag.CHECKED)
+#: Frames that are kept in memory after they were checked, ...
+_BODIES_MAX: Final = 8
+#: ... if they are no larger.
+_BODY_BYTES_MAX: Final = 512 * 1024
+
+
+class RecordFound(NamedTuple):
+    """A record, and where it stands."""
+
+    lsn: int
+    epoch: int
+    time_ns: int
+    #: as of ``SegmentFiles``
+    location: int
+    #: offset of its frame
+    frame: int
+    #: first lsn of that frame
+    first_lsn: int
+    record: bytes
+
+
+class Lookup:
+    """Reads records of the segments of one log."""
+
+    def __init__(self, files: SegmentFiles) -> None:
+        self._files = files
+        self._bodies: dict[tuple[int, int], bytes] = {}
+
+    def forget(self) -> None:
+        """Forget what was read, as it may not be true any more."""
+        self._bodies.clear()
+
+    def by_lsn(self, segment: int, index: SegmentIndex, lsn: int) -> RecordFound | None:
+        """Return the record of that number, None if it is not in the segment."""
+        entry = index.at_lsn(lsn)
+        if entry is None:
+            return None
+        if entry.alone:
+            return self._salvaged(segment, index, entry) if entry.lsn == lsn else None
+        return self.from_entry(segment, entry, lsn, index.offset)
+
+    def from_entry(self, segment: int, entry: Entry, lsn: int, end: int) -> RecordFound | None:
+        """Return the record of that number, which stands behind an entry and before ``end``."""
+        for frame, header in hop(self._files, segment, entry.frame, end):
+            if header.next_lsn > lsn:
+                if header.first_lsn > lsn:
+                    return None
+                return self._walk(segment, frame, header, entry, lsn, -1)
+        return None
+
+    def by_offset(self, segment: int, index: SegmentIndex, offset: int) -> RecordFound | None:
+        """Return the record that starts at an offset, None if none does."""
+        entry = index.at_offset(offset)
+        if entry is None:
+            return None
+        if entry.alone:
+            return self._salvaged(segment, index, entry) if entry.offset == offset else None
+        for frame, header in hop(self._files, segment, entry.frame, index.offset):
+            if frame + header.size > offset:
+                return self._walk(segment, frame, header, entry, -1, offset)
+        return None
+
+    def _walk(
+        self,
+        segment: int,
+        frame: int,
+        header: codec.FrameHeader,
+        entry: Entry,
+        lsn: int,
+        offset: int,
+    ) -> RecordFound | None:
+        """Return the record of a frame that has this number, or this offset."""
+        start = frame + codec.FRAME_HEADER_SIZE
+        at, number = start, header.first_lsn
+        if frame == entry.frame:
+            at, number = entry.offset, entry.lsn
+        record = b""
+        if (segment, frame) not in self._bodies:
+            # Most of what is large has a CRC of its own: the rest of its frame need not be read.
+            size = min(_WINDOW, start + header.body_size - at)
+            data = self._files._read(self._files.descriptor(segment), max(size, 0), at)
+            place, next_number = _step(data, 0, number, lsn, offset - at)
+            record = _checked(data, place, next_number)
+            if record:
+                at, number = at + place, next_number
+        if not record:
+            body = self._body(segment, frame, header)
+            if body is None:
+                return None
+            place, number = _step(body, at - start, number, lsn, offset - start)
+            at, record = start + place, _cut(body, place)
+            if not record:
+                return None
+        location = self._files.base(segment) + at
+        return RecordFound(
+            number, header.epoch, header.time_ns, location, frame, header.first_lsn, record
+        )
+
+    def _body(self, segment: int, frame: int, header: codec.FrameHeader) -> bytes | None:
+        """Return the records of a frame, None if they do not read back as they were written."""
+        key = segment, frame
+        body = self._bodies.pop(key, None)
+        if body is None:
+            files = self._files
+            start = frame + codec.FRAME_HEADER_SIZE
+            body = files._read(files.descriptor(segment), header.body_size, start)
+            if not codec.body_is_whole(body, header, files.seed(segment), frame):
+                return None
+        if len(body) <= _BODY_BYTES_MAX:
+            if len(self._bodies) >= _BODIES_MAX:
+                del self._bodies[next(iter(self._bodies))]
+            self._bodies[key] = body
+        return body
+
+    def _salvaged(self, segment: int, index: SegmentIndex, entry: Entry) -> RecordFound | None:
+        """Return a record that stands alone in a damaged frame, by its own CRC."""
+        header = index.salvaged[entry.frame]
+        location = self._files.base(segment) + entry.offset
+        record = _checked(self._files.unchecked_record(location), 0, entry.lsn)
+        if not record:
+            return None
+        return RecordFound(
+            entry.lsn, header.epoch, header.time_ns, location, entry.frame, header.first_lsn, record
+        )
 
 
 class _Summary(NamedTuple):
@@ -61,11 +181,10 @@ class SegmentIndexes:
         self._place = place
         self._files = place.files
         self._lookup = Lookup(place.files)
-        self._open: dict[int, SegmentIndex] = {}
+        self._open: dict[int, IndexFile] = {}
         self._built: dict[int, IndexBuilder] = {}
-        self._growing: IndexBuilder | None = None
         self._summaries: dict[int, _Summary] = {}
-        self._pages: dict[tuple[str, int], bytes] = {}
+        self._blocks: dict[tuple[str, int], Sequence[int]] = {}
         #: segments whose file is of use; whose file failed; that have damage, and get no file
         self._saved: set[int] = set()
         self._distrusted: set[int] = set()
@@ -78,12 +197,11 @@ class SegmentIndexes:
             index.close()
         self._open.clear()
         self._built.clear()
-        self._growing = None
         self._summaries.clear()
         self._saved.clear()
         self._distrusted.clear()
         self._damaged.clear()
-        self._pages.clear()
+        self._blocks.clear()
         self._lookup.forget()
 
     def find(self, lsn: int) -> RecordFound | None:
@@ -97,7 +215,7 @@ class SegmentIndexes:
         if mark is not None and mark.segment == segment:
             # It is near to a frame that this process wrote: no index is needed.
             at = mark.offset + codec.FRAME_HEADER_SIZE
-            entry = Entry(mark.next_lsn, 0, at, mark.offset, alone=False)
+            entry = Entry(mark.next_lsn, at, mark.offset, alone=False)
             return self._lookup.from_entry(segment, entry, lsn, self._end_of(segment))
         return self._ask(segment, lambda index: self._lookup.by_lsn(segment, index, lsn))
 
@@ -157,13 +275,9 @@ class SegmentIndexes:
         segment, frame, header = place
         return Cursor(segment, frame, header.first_lsn)
 
-    def may_hold_key(self, segment: int, hashed: int) -> bool:
-        """False if no job of the segment took a key of this hash."""
-        return self._ask(segment, lambda index: index.may_hold_key(hashed))
-
     def spilled(self, segment: int) -> set[bytes]:
         """Hashes of the bodies that records of the segment have in files of their own."""
-        return self._ask(segment, lambda index: index.spilled())
+        return self._ask(segment, lambda index: index.spilled)
 
     # -- steps of a lookup ------------------------------------------------------------------------
 
@@ -172,9 +286,7 @@ class SegmentIndexes:
             summary = self._summary(segment)
             if not summary.job_min <= job <= summary.job_max:
                 return []
-        return self._ask(
-            segment, lambda index: index.job_places(job) if index.may_hold(job) else []
-        )
+        return self._ask(segment, lambda index: index.job_places(job))
 
     def _at(self, segment: int, offset: int) -> RecordFound | None:
         return self._ask(segment, lambda index: self._lookup.by_offset(segment, index, offset))
@@ -209,7 +321,17 @@ class SegmentIndexes:
             if self._lacks_file(segment):
                 yield from self.save_steps(segment)
             yield
-        remove_strays(self._place.disk, f"{self._place.path}/log")
+        self._remove_orphans()
+
+    def _remove_orphans(self) -> None:
+        """Remove indexes of removed segments, and temporary files of crashed processes."""
+        disk, directory = self._place.disk, f"{self._place.path}/log"
+        names = disk.names(directory)
+        segments = {segment_lsn(name) for name in names}
+        for name in names:
+            stem, dot, _ = name.partition(index_file.SUFFIX)
+            if dot and segment_lsn(f"{stem}.log") not in segments:
+                disk.remove(f"{directory}/{name}")
 
     def missing(self) -> list[int]:
         """Sealed segments that have no index file of use. Damaged segments get none."""
@@ -242,8 +364,8 @@ class SegmentIndexes:
         """
         if segment not in self._segments()[:-1]:
             return
-        builder = self._builder(segment)
         end = self._end_of(segment)
+        builder = self._builder(segment, end)
         yield from self._feed_steps(builder, end)
         if builder.gaps:
             self._damaged.add(segment)
@@ -251,7 +373,7 @@ class SegmentIndexes:
             return
         directory = f"{self._place.path}/log"
         log_id = self._files.log_id.bytes
-        size = yield from save_steps(self._place.disk, directory, builder, log_id, end)
+        size = yield from index_file.save_steps(self._place.disk, directory, builder, log_id)
         self._place.meters.upkeep_bytes += size
         if self._built.get(segment) is builder:
             del self._built[segment]
@@ -272,37 +394,38 @@ class SegmentIndexes:
         place = self._place
         return place.offset if segment == place.segment else self._files.size(segment)
 
-    def _ask(self, segment: int, question: Callable[[Index], Answer]) -> Answer:
+    def _ask(self, segment: int, question: Callable[[SegmentIndex], Answer]) -> Answer:
         """Ask the index of a segment; a file that fails is replaced by one in memory."""
         index = self._index(segment)
         try:
             return question(index)
         except (IndexDamaged, OSError):
-            if not isinstance(index, SegmentIndex):
+            if not isinstance(index, IndexFile):
                 raise
         self._drop_file(segment)
         self._saved.discard(segment)
         self._distrusted.add(segment)
-        return question(self._in_memory(segment))
+        return question(self._index(segment))
 
-    def _index(self, segment: int) -> Index:
+    def _index(self, segment: int) -> SegmentIndex:
         if segment == self._place.segment:
-            builder = self._grown()
-            self._feed(builder, self._place.offset)
-            return builder
+            return self._in_memory(segment, self._place.offset)
         index = self._open.pop(segment, None)
-        if index is None and not (segment in self._built and segment in self._distrusted):
+        if index is None and segment not in self._distrusted:
             index = self._open_file(segment)
         if index is None:
-            return self._in_memory(segment)
+            builder = self._in_memory(segment, self._files.size(segment))
+            builder.sort()
+            self._summaries[segment] = _summary(builder)
+            return builder
         self._built.pop(segment, None)
         self._keep_open(segment, index)
         return index
 
-    def _in_memory(self, segment: int) -> IndexBuilder:
-        builder = self._builder(segment)
-        self._feed(builder, self._files.size(segment))
-        self._summaries[segment] = _summary(builder)
+    def _in_memory(self, segment: int, end: int) -> IndexBuilder:
+        builder = self._builder(segment, end)
+        for _ in self._feed_steps(builder, end):
+            pass
         return builder
 
     def _summary(self, segment: int) -> _Summary:
@@ -314,11 +437,11 @@ class SegmentIndexes:
 
     # -- files ------------------------------------------------------------------------------------
 
-    def _open_file(self, segment: int) -> SegmentIndex | None:
+    def _open_file(self, segment: int) -> IndexFile | None:
         """Return the segment's index file, None if it is of no use."""
-        path = f"{self._place.path}/log/{index_name(segment)}"
+        path = f"{self._place.path}/log/{index_file.index_name(segment)}"
         try:
-            index = SegmentIndex(self._place.disk, path, self._pages)
+            index = IndexFile(self._place.disk, path, self._blocks)
         except (IndexDamaged, OSError):
             return None
         if self._fits(segment, index):
@@ -326,19 +449,18 @@ class SegmentIndexes:
         index.close()
         return None
 
-    def _fits(self, segment: int, index: SegmentIndex) -> bool:
-        header = index.header
+    def _fits(self, segment: int, index: IndexFile) -> bool:
         size = self._files.size(segment)
         names = (self._files.log_id.bytes, segment, size)
-        if (header.log_id, header.first_lsn, header.segment_size) != names:
+        if (index.log_id, index.first_lsn, index.offset) != names:
             return False
-        offset, crc = header.last_frame
+        offset, crc = index.last_frame
         if not offset:
             return True
         last = next(hop(self._files, segment, offset, size), None)
         return last is not None and last[1].body_crc == crc
 
-    def _keep_open(self, segment: int, index: SegmentIndex) -> None:
+    def _keep_open(self, segment: int, index: IndexFile) -> None:
         self._saved.add(segment)
         if segment not in self._summaries:
             self._summaries[segment] = _summary(index)
@@ -358,40 +480,15 @@ class SegmentIndexes:
 
     # -- in memory --------------------------------------------------------------------------------
 
-    def _grown(self) -> IndexBuilder:
-        """Return the builder of the segment that grows; not fed yet."""
-        place, builder = self._place, self._growing
-        if builder is not None and builder.first_lsn != place.segment:
-            if builder.first_lsn < place.segment:
-                self._keep_built(builder)
-            builder = None
-        if builder is not None and builder.offset > place.offset:
-            builder = None
-        if builder is None:
-            builder = self._built.pop(place.segment, None) or IndexBuilder(place.segment)
-        if builder.offset > place.offset:
-            builder = IndexBuilder(place.segment)
-        self._growing = builder
-        return builder
-
-    def _builder(self, segment: int) -> IndexBuilder:
-        """Return the builder of a sealed segment; not fed yet."""
-        growing = self._growing
-        if growing is not None and growing.first_lsn == segment:
-            self._growing = None
-            self._keep_built(growing)
-        builder = self._built.pop(segment, None) or IndexBuilder(segment)
-        self._keep_built(builder)
-        return builder
-
-    def _keep_built(self, builder: IndexBuilder) -> None:
-        self._built[builder.first_lsn] = builder
+    def _builder(self, segment: int, end: int) -> IndexBuilder:
+        """Return the index in memory of a segment of that size; not fed yet."""
+        builder = self._built.pop(segment, None)
+        if builder is None or builder.offset > end:  # the end of the log was cut off
+            builder = IndexBuilder(segment)
+        self._built[segment] = builder  # the latest used is the last to go
         if len(self._built) > _BUILT_MAX:
-            del self._built[next(iter(self._built))]
-
-    def _feed(self, builder: IndexBuilder, end: int) -> None:
-        for _ in self._feed_steps(builder, end):
-            pass
+            del self._built[next(other for other in self._built if other != self._place.segment)]
+        return builder
 
     def _feed_steps(self, builder: IndexBuilder, end: int) -> Iterator[None]:
         """Feed a builder up to an offset of its segment; others may feed it between two steps."""
@@ -413,8 +510,8 @@ class SegmentIndexes:
         builder.offset = max(builder.offset, end)
 
 
-def _summary(index: Index) -> _Summary:
-    return _Summary(*index.job_range, index.top_time_ns, tuple(index.clocks))
+def _summary(index: SegmentIndex) -> _Summary:
+    return _Summary(index.job_min, index.job_max, index.top_time_ns, tuple(index.clocks))
 
 
 def _frame_of(entry: Entry | None) -> int:
@@ -426,3 +523,38 @@ def _concerns(record: bytes, job: int) -> bool:
     """Return whether that is what stands there: a segment is not as it was indexed if it is not."""
     number = int.from_bytes(record[JOB_AT : JOB_AT + 8], "little")
     return record[KIND_AT] in OF_JOBS and number == job
+
+
+def _step(data: bytes, place: int, number: int, lsn: int, wanted: int) -> tuple[int, int]:
+    """(place, lsn) of the record that has this number or stands at the wanted place.
+
+    From the one at ``place`` on, whose lsn is ``number``; the place is -1 if it is not in the data.
+    """
+    length_at = codec.LENGTH.unpack_from
+    last = len(data) - codec.PREFIX.size
+    while 0 <= place <= last:
+        if number == lsn or place == wanted:
+            return place, number
+        length = length_at(data, place)[0]
+        if length < codec.PREFIX.size:
+            break
+        place += length
+        number += 1
+    return -1, 0
+
+
+def _cut(data: bytes, place: int) -> bytes:
+    """Return the record at a place, empty if it is not whole there."""
+    if place < 0:
+        return b""
+    length = codec.LENGTH.unpack_from(data, place)[0]
+    return data[place : place + length] if codec.PREFIX.size <= length <= len(data) - place else b""
+
+
+def _checked(data: bytes, place: int, lsn: int) -> bytes:
+    """Return the record at a place, empty if it is not whole by a CRC of its own."""
+    record = _cut(data, place)
+    if not record or not record[FLAGS_AT] & _CHECKED:
+        return b""
+    crc = codec.crc32(record[:-4], lsn & 0xFFFFFFFF)
+    return record if crc == int.from_bytes(record[-4:], "little") else b""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from taskq.log.format.carried import Carried
     from taskq.log.format.frames import Cursor
     from taskq.log.journal.journal import Journal
-    from taskq.log.segments.lookup import RecordFound
+    from taskq.log.segments.indexes import RecordFound
 
 if TYPE_CHECKING:
     Answer = TypeVar("Answer")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
-from bisect import bisect_left
 from typing import Final
 
 import pytest
@@ -14,10 +11,12 @@ from hypothesis import strategies as st
 from taskq.core.model import Durability, State
 from taskq.core.records import Kind
 from taskq.core.views import JobView
+from taskq.log.config import LogConfig
+from taskq.log.format import codec
 from taskq.log.format.frames import Gap
+from taskq.log.format.record import decode_record, places
 from taskq.log.journal.journal import Journal
-from taskq.log.segments.index_build import IndexBuilder
-from taskq.log.segments.index_memory import JobPlaces
+from taskq.log.segments.index import IndexBuilder
 from taskq.log.state.story import Story, find_end, records, tell
 from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan, Writer
@@ -69,7 +68,6 @@ def check_lookups(journal: Journal) -> None:
         assert list(indexes.steps_after(lsn)) == [step for step in scan.steps if step[0] > lsn]
     for segment in journal.files.lsns:
         assert indexes.spilled(segment) == scan.spilled.get(segment, set())
-        assert all(indexes.may_hold_key(segment, key) for key in scan.keys.get(segment, ()))
 
 
 def check_times(journal: Journal) -> None:
@@ -134,34 +132,51 @@ def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, re
                 assert stepped.feed(item)
                 break
         assert (stepped.offset, stepped.next_lsn) == (whole.offset, whole.next_lsn)
-    assert list(whole.places.parts()) == list(stepped.places.parts())
-    assert whole.entries.page(0, 10**6) == stepped.entries.page(0, 10**6)
-    assert (whole.keys, whole.clocks) == (stepped.keys, stepped.clocks)
-    assert whole.spilled() == stepped.spilled()
+    assert list(whole.sorted_parts()) == list(stepped.sorted_parts())
+    assert whole.lsns == stepped.lsns
+    assert whole.times == stepped.times
+    assert whole.places == stepped.places
+    assert whole.clocks == stepped.clocks
+    assert whole.spilled == stepped.spilled
 
 
-def test_a_long_index_is_found_and_sorted_as_a_short_one_and_takes_less_memory_than_its_pairs() -> (
-    None
-):
+def test_jobs_that_share_their_lower_bits_are_told_apart() -> None:
+    """A log of more than four billion records."""
+    process = World().process()
+    low = process.enqueue(b"low")
+    for job in (low, low + 2**32):
+        lsn = process.journal.next_lsn
+        process.append(codec.encode_job(Kind.PURGED, 0, 1, job, 7, None, lsn), 1)
+    indexes = process.journal.indexes
+    for step in range(2):
+        assert [entry.lsn for entry in indexes.about(low)] == [low, low + 1]
+        assert len(indexes._places(1, low)) == 1 + step
+        indexes._built[1].sort()
+
+
+def test_a_long_index_is_sorted_in_parts() -> None:
     """Claims and outcomes of jobs that end in another order than they began."""
-    places = JobPlaces()
-    expected: list[tuple[int, int]] = []
-    offset = 64
-    for first in range(2**32 - 20_000, 2**32 + 20_000, 64):
+    process = World().process(LogConfig(segment_bytes=64 * 1024 * 1024))
+    builder = IndexBuilder(1)
+    expected: list[int] = []
+    for first in range(1, 40_001, 64):
         claimed = list(range(first, first + 64))
-        for jobs, length in ((claimed, 40), (claimed[32:] + claimed[:32], 48)):
-            expected += [(job, offset + length * number) for number, job in enumerate(jobs)]
-            places.extend(array("Q", jobs), offset, length)
-            offset += length * len(jobs) + 100
-    expected.sort()
-    for job in range(2**32 - 20_000, 2**32 + 20_000, 997):
-        at = bisect_left(expected, (job, 0))
-        assert places.of(job) == [item for _, item in expected[at : at + 2]]
-    held = len(places._packed) + sum(sys.getsizeof(run._pairs) for run in places._runs)
-    assert held < 8 * len(expected) / 2
-    parts = list(places.parts())
-    assert [pair for part in parts for pair in zip(*part, strict=True)] == expected
-    assert max(len(jobs) for jobs, _ in parts) < len(expected) / 4
+        jobs = (*claimed, *claimed[32:], *claimed[:32])
+        records = [codec.encode_job(Kind.CLAIMED, 0, 1, job, 7, None, 0) for job in jobs]
+        process.append(b"".join(records), len(records))
+    for _, item in process.journal.frames(process.journal.start()):
+        assert not isinstance(item, Gap)
+        builder.feed(item)
+        for lsn, at, _ in places(item):
+            record = decode_record(item.data[at:], lsn, 0, 0)
+            expected.append(record.job << 32 | item.end - item.header.body_size - item.at + at)
+    parts = list(builder.sorted_parts())
+    assert [pair for part in parts for pair in part] == sorted(expected)
+    assert max(map(len, parts)) < len(expected) / 4
+    for job in range(1, 40_001, 997):
+        assert builder.job_places(job) == [
+            pair % 2**32 for pair in sorted(expected) if pair >> 32 == job
+        ]
 
 
 # -- stories ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from taskq.core.errors import JobNotFound
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import Op
-from taskq.log.segments.lookup import RecordFound
+from taskq.log.segments.indexes import RecordFound
 from tests.log.world import Process, World
 
 
