@@ -6,11 +6,12 @@ program that only declares tasks never needs. Whoever minds the first enqueue op
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from taskq.calls.call import transaction_bytes
 from taskq.calls.habits import check_directory
@@ -18,12 +19,20 @@ from taskq.connection import places, tracing
 from taskq.connection.blocking import need_loop, off_loop
 from taskq.connection.packing import Packer
 from taskq.connection.tracebacks import caller, install
-from taskq.core.errors import LogClosed, PayloadTooLarge, UsageError, WrongLog
+from taskq.core.errors import (
+    AppendFailed,
+    LogClosed,
+    LogLocked,
+    PayloadTooLarge,
+    UsageError,
+    WrongLog,
+)
 from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.parsing import split_id
 from taskq.log.requests import Done, Plain
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
 
     from taskq.connection.packing import Loose
@@ -32,6 +41,16 @@ if TYPE_CHECKING:
     from taskq.log.requests import Bundle, Duplicate, EnqueueSpec, Item
     from taskq.log.store.port import LoopPort, ThreadPort
     from taskq.log.store.store import Store
+
+T = TypeVar("T")
+_log: Final = logging.getLogger("taskq")
+#: Before a request that the log refused for now is sent again: the first pause, the longest, each
+#: twice the one before; and from which on that is logged.
+_PAUSE_SECONDS: Final = 0.05
+_PAUSE_SECONDS_MAX: Final = 1.0
+_PAUSE_SECONDS_TOLD: Final = 4 * _PAUSE_SECONDS
+#: Room that a step finds before it runs: enough for most results.
+_STEP_BYTES: Final = 64 * 1024
 
 #: Where pytest runs it is loaded, and says so if a test opens a log of production.
 _PYTEST_PLUGIN: Final = "taskq.testing.plugin"
@@ -136,6 +155,34 @@ class Connection:
         if port.full:
             await port.room()
         return port
+
+    async def patiently(self, send: Callable[[LoopPort], Awaitable[T]]) -> T:
+        """Return what the log answers, once it has room for the request and its lock is free.
+
+        Raises:
+            LogError: the log is closed or failed here, so that no wait would help.
+        """
+        seconds = 0.0
+        while True:
+            try:
+                return await send(await self.port())
+            except (AppendFailed, LogLocked) as error:
+                import asyncio  # noqa: PLC0415 - the caller runs in a loop of it
+
+                if seconds == _PAUSE_SECONDS_TOLD:
+                    _log.warning("%s: a step waits until the log takes it: %s", self.path, error)
+                seconds = min(max(2 * seconds, _PAUSE_SECONDS), _PAUSE_SECONDS_MAX)
+                await asyncio.sleep(seconds)
+
+    async def ready_for_step(self) -> None:
+        """Return once the log takes writes, and has room for a step that is to run now.
+
+        Raises:
+            LogError: as ``patiently``.
+        """
+        store = self.current
+        if store is None or not store.takes_writes:
+            await self.patiently(lambda port: port.admit(_STEP_BYTES))
 
     def reopen(self) -> None:
         """Let the next use open the directory again after ``close``."""

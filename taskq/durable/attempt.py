@@ -24,6 +24,7 @@ from taskq.core.errors import (
     JobCancelled,
     JobExpired,
     JobFailed,
+    LogError,
     PayloadTooLarge,
     StaleDelivery,
     TaskqError,
@@ -175,6 +176,7 @@ class Run:
             return await self._value(done, fn)
         self._busy += 1
         try:
+            await self._ready()
             began_ns = self.now_ns()
             token = step_here.set(self._key(name, number))
             try:
@@ -200,6 +202,7 @@ class Run:
         done = run(self._begin(Form.STEP, name, number))
         if done is not None:
             return run(self._value(done, fn))
+        run(self._ready())
         token = step_here.set(self._key(name, number))
         began_ns = self.now_ns()
         tracer = tracing.tracer
@@ -328,8 +331,11 @@ class Run:
     async def _load(self) -> None:
         place, job = 0, self._job.delivery.job
         while True:
-            port = await self._connection.port()
-            seen = await port.look(partial(look_at_steps, job=job, place=place))
+            try:
+                port = await self._connection.port()
+                seen = await port.look(partial(look_at_steps, job=job, place=place))
+            except LogError as error:
+                raise self._cut_off(error) from None
             for done in seen.steps:
                 if done.form == Form.FAILED:
                     called = self._done.get((CALL, done.number))
@@ -371,16 +377,16 @@ class Run:
         delivery, packing = self._job.delivery, self._packing
         self._busy += 1
         try:
-            stored, flags = body, 0
+            patiently, stored, flags = self._connection.patiently, body, 0
             if packing is not None or len(body) > QUICK_BYTES_MAX:
                 what = f"step {name}#{number} of job {self._job.id}"
-                stored, flags = await self._connection.packer.result(body, packing, what)
+                stored, flags = await patiently(
+                    lambda _: self._connection.packer.result(body, packing, what)
+                )
             new = NewStep(delivery, form, name, number, stored, flags, began_ns, items)
-            port = await self._connection.port()
-            done = await port.step(new)
-        except StaleDelivery:
-            self._end()
-            raise Suspended from None
+            done = await patiently(lambda port: port.step(new))
+        except (StaleDelivery, LogError) as error:
+            raise self._cut_off(error) from None
         finally:
             self._busy -= 1
             self._look_soon()
@@ -389,6 +395,24 @@ class Run:
             if self._job.app.hooks.steps:
                 self._tell(done, began_ns)
         return done
+
+    async def _ready(self) -> None:
+        """Return once the log takes what a step that is to run now will leave.
+
+        Raises:
+            Suspended: it never will here.
+        """
+        try:
+            await self._connection.ready_for_step()
+        except LogError as error:
+            raise self._cut_off(error) from None
+
+    def _cut_off(self, error: TaskqError) -> Suspended:
+        """The log takes nothing of this run any more: another runs the job, or it failed."""
+        if not isinstance(error, StaleDelivery):
+            _log.warning("job %s stops where it is: %s", self._job.id, error)
+        self._end()
+        return Suspended()
 
     def _tell(self, done: Stepped, began_ns: int) -> None:
         job, form = self._job, Form(done.form).name.lower()
@@ -415,7 +439,7 @@ class Run:
             extras = replace(made.extras or Extras(), flow=flow)
             child = replace(telemetry.created(made), extras=extras)
             loose.append(self._connection.packer.loose(child))
-        items = tuple(await self._connection.pack_many(loose))
+        items = tuple(await self._connection.patiently(lambda _: self._connection.pack_many(loose)))
         size = transaction_bytes(items)
         if size > TRANSACTION_BYTES_MAX:
             raise PayloadTooLarge(

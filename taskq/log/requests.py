@@ -76,6 +76,8 @@ class Op(enum.IntEnum):
     CLAIM = 2, Trait.AGENDA | Trait.PATIENT
     #: operand [Settlement, …] -> [None or TaskqError, …]
     SETTLE = 3, Trait.AGENDA
+    #: the same where each has children
+    SETTLE_PARENTS = 58, Trait.AGENDA | Trait.GROWS
     #: operand lsn -> Cancel
     CANCEL = 4, Trait.AGENDA
     #: operand lsn -> Outcome, once the job is settled
@@ -126,7 +128,16 @@ class Op(enum.IntEnum):
     STEER = 50, Trait.AGENDA
     #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
     SETTLE_FOR = 52, Trait.AGENDA
-    STEP, SIGNAL, FORK = (53, Trait.AGENDA), (54, Trait.AGENDA), (55, Trait.AGENDA | Trait.GROWS)
+    #: operand NewStep that was done -> Stepped: it has the room that new jobs must leave
+    STEP = 53, Trait.AGENDA
+    #: operand NewStep for which nothing was done yet -> Stepped; None: no signal has come
+    ASK = 56, Trait.AGENDA | Trait.GROWS
+    #: operand NewSignal -> whether it is new
+    SIGNAL = 54, Trait.AGENDA | Trait.GROWS
+    #: operand Fork -> lsn
+    FORK = 55, Trait.AGENDA | Trait.GROWS
+    #: operand bytes -> None, if new jobs may take so many
+    ROOM = 57, Trait.GROWS | Trait.AT_ONCE
     #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
     #: LSN_SKIP above it
     SKIP = 51, Trait.BEHIND

@@ -36,6 +36,10 @@ class Form(enum.IntEnum):
     FAILED = 5
 
 
+#: Steps that tell of what was done; before the others nothing was.
+DONE: Final = frozenset({Form.STEP, Form.FAILED})
+
+
 class Wait(NamedTuple):
     """Tell one thing that a job waits for.
 

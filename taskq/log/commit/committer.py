@@ -83,6 +83,8 @@ class Committer:
         self.peers = peers
         self.config = config
         self.operations = Operations(journal, self.facets, peers.owner, description)
+        #: what the log's files or its lock are refused for, until a batch is decided again
+        self.trouble: LogError | None = None
         #: whether somebody builds on, between batches, what takes long to build
         self.builds_in_steps = False
         #: something was appended that a loss would undo (claims alone do not count)
@@ -350,6 +352,7 @@ class Committer:
                 raise
             return error
         self._interest |= batch.interest | (INTEREST_GROWTH if count else 0)
+        self.trouble = None
         return None
 
     def _catch_up(self, batch: Batch, step_ns: int, needs: BatchNeeds) -> None:
@@ -505,6 +508,8 @@ class Committer:
 
     def _refuse(self, requests: list[Request], error: TaskqError) -> None:
         waiters = self.waiters
+        if isinstance(error, LogError):
+            self.trouble = error
         if isinstance(error, LogFailed):
             # Nothing will come until a person has looked: no worker may sit there and seem well.
             requests = [*requests, *waiters.take_claims()]

@@ -64,8 +64,8 @@ class BatchNeeds:
             self.keyed = True
         elif op == Op.REQUEUE:
             self.keyed = self.keyed or any(letter.has_options for letter in operand)
-        elif op in (Op.SETTLE, Op.SETTLE_SOON):
-            for item in operand if op == Op.SETTLE else operand[0]:
+        elif op in (Op.SETTLE, Op.SETTLE_PARENTS, Op.SETTLE_SOON):
+            for item in operand[0] if op == Op.SETTLE_SOON else operand:
                 if item.children:
                     self._look_at(item.children)
         elif op in (Op.TRANSACT, Op.TICK):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.core.model import Extras
-    from taskq.log.decide.steps import Again
+    from taskq.log.decide.steps import Again, NewStep
     from taskq.log.requests import Bundle, Item, Settlement
 
 #: What moments, window and the options' own heads take at most.
@@ -66,12 +66,18 @@ def _carried_size(item: Rewrite | Again) -> int:
     return len(item.born) + len(item.body or b"") + len(item.lines) + codec.WHOLE.size
 
 
+def _step_size(step: NewStep) -> int:
+    taken = SIGNAL_BYTES_MAX * (not step.body)
+    return len(step.body) + taken + _STEP_BYTES + sum(map(_enqueue_size, step.items))
+
+
 #: Of operations that are no single small record; ``BatchNeeds`` counts plain enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.ENQUEUE_MANY: lambda items: (
         _plain_size(items) if isinstance(items, Plain) else sum(map(_enqueue_size, items))
     ),
     Op.SETTLE: lambda items: sum(map(_settlement_size, items)),
+    Op.SETTLE_PARENTS: lambda items: sum(map(_settlement_size, items)),
     Op.SETTLE_SOON: lambda operand: sum(map(_settlement_size, operand[0])),
     Op.SUCCEED_SOON: lambda operand: codec.JOB.size * len(operand[0]),
     Op.SETTLE_FOR: lambda items: sum(
@@ -86,12 +92,9 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.EDIT: lambda edit: len(edit.item.born) + len(edit.item.history) + 2 * codec.WHOLE.size,
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
     Op.CARRY: lambda items: sum(map(_carried_size, items)),
-    Op.STEP: lambda step: (
-        len(step.body)
-        + SIGNAL_BYTES_MAX * (not step.body)
-        + _STEP_BYTES
-        + sum(map(_enqueue_size, step.items))
-    ),
+    Op.STEP: _step_size,
+    Op.ASK: _step_size,
+    Op.ROOM: lambda size: size,
     Op.FORK: lambda fork: (
         _enqueue_size(fork.item) + sum(len(step.body) + _STEP_BYTES for step in fork.steps)
     ),

@@ -26,6 +26,7 @@ from typing import (
     overload,
 )  # fmt: skip
 
+from taskq.core.folds.steps import DONE
 from taskq.core.kinds import RELEASE
 from taskq.core.records import PACKED_MIN, Cause
 from taskq.log.config import MAILBOX_MAX
@@ -167,7 +168,8 @@ class _Port(Generic[F]):
     @_request
     def settle(self, items: list[Settlement]) -> Sent[list[TaskqError | None]]:
         """End deliveries: for each None, or the error that it met."""
-        return self._send(Op.SETTLE, items)
+        op = Op.SETTLE_PARENTS if all(item.children for item in items) else Op.SETTLE
+        return self._send(op, items)
 
     def succeed_soon(
         self, deliveries: list[Delivery], on_error: Callable[[Settlement, TaskqError], None]
@@ -199,7 +201,12 @@ class _Port(Generic[F]):
     @_request
     def step(self, new: NewStep) -> Sent[Stepped | None]:
         """Write a step of a job that runs: what it is worth; None: no signal has come."""
-        return self._send(Op.STEP, new)
+        return self._send(Op.STEP if new.form in DONE else Op.ASK, new)
+
+    @_request
+    def admit(self, size: int) -> Sent[None]:
+        """Return once the log is written and has room for so many bytes of new jobs."""
+        return self._send(Op.ROOM, size)
 
     @_request
     def fork(self, fork: Fork) -> Sent[int]:

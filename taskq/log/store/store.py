@@ -131,6 +131,16 @@ class Store:
         return self._open.committer.taken_back
 
     @property
+    def takes_writes(self) -> bool:
+        """Return whether the log took a batch, and the disk had room, within the last second."""
+        storage = self._storage
+        if storage is None or not self.usable:
+            return False
+        committer = storage.committer
+        # What is short, or refused, has a look due at once.
+        return committer.trouble is None and self.steady_ns() < committer.room.look_at_ns
+
+    @property
     def batches(self) -> int:
         """Frames appended by this process."""
         return self._open.journal.meters.batches

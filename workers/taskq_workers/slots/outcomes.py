@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Discard, Retry, Snooze
 from taskq.engine import Cause, Settlement, kinds
-from taskq.errors import CompressionUnavailable, InvalidCall, LogDamaged, PayloadTooLarge
+from taskq.errors import (
+    AppendFailed,
+    CompressionUnavailable,
+    InvalidCall,
+    LogClosed,
+    LogDamaged,
+    LogFailed,
+    LogLocked,
+    OutcomeUnknown,
+    PayloadTooLarge,
+)
 from taskq.hooks import encode_reason
 from taskq.retry import Decision, Die
 from taskq.values import SECOND_NS, spoken
@@ -21,17 +31,26 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq.worker")
 
+#: What the log, not the task, is to blame for: it burns no attempt.
+ENGINE_ERRORS: Final = (AppendFailed, LogLocked, LogFailed, LogClosed, OutcomeUnknown)
+#: How long a job waits that met one.
+AGAIN_SECONDS: Final = 5
 #: How long a job waits that this worker lacks a package for, until any worker may take it again.
 ELSEWHERE_SECONDS: Final = 60
 
 
-def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Settlement:
+def settle_failure(  # noqa: PLR0911 - a wish, a refusal or the policy
+    task: Task[..., Any], delivery: Delivery, error: BaseException
+) -> Settlement:
     """Return what becomes of a job whose function raised.
 
     A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted; anything else goes by the
     task's retry policy, whose ``decide`` may have such a wish, too. A call that its function
     refused (TypeError) is rejected, since it would be refused each time.
     """
+    if isinstance(error, ENGINE_ERRORS):
+        _log.warning("job %s begins again, for the log failed it: %s", delivery.job_id, error)
+        return _snooze(task, delivery, Snooze(AGAIN_SECONDS), reasons.summary(error))
     if isinstance(error, Snooze):
         return _snooze(task, delivery, error)
     if isinstance(error, Discard):
@@ -77,10 +96,17 @@ def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | 
 def settle_suspended(
     job: JobContext | None, delivery: Delivery, error: BaseException
 ) -> Settlement | None:
-    """Return the release of a job whose run ended since it waits; None if it ended otherwise."""
+    """Return the release of a job whose run ended since it waits; None if it ended otherwise.
+
+    A run that the log cut off waits for nothing: it is given back, and burns no attempt.
+    """
     steps = getattr(job, "durable", None)
     waits = None if steps is None else steps.waits_after(error)
-    return waits and Settlement(kinds.RELEASE, delivery, waits, 0, Cause.WAITS)
+    if waits is None:
+        return None
+    if not waits:
+        return release(delivery)
+    return Settlement(kinds.RELEASE, delivery, waits, 0, Cause.WAITS)
 
 
 def settle_bad_result(
