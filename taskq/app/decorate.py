@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -17,7 +16,8 @@ from typing import (
 from taskq.app.tasks import AsyncTask, RunsIn, SyncTask, Task
 from taskq.calls.call import JobOptions, OptionChanges, Options
 from taskq.calls.habits import option_instead
-from taskq.calls.naming import check_function, check_importable, name_of
+from taskq.calls.naming import check_function, check_importable, is_async, name_of
+from taskq.calls.signature import Signature
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import LINES_BYTES_MAX
@@ -142,7 +142,7 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
             f"soft_timeout is {soft:g} s and timeout {timeout:g} s: the soft one must be shorter"
         )
     changes = {k: v for k, v in choices.items() if k in OptionChanges.__annotations__}
-    kind = AsyncTask if inspect.iscoroutinefunction(fn) else SyncTask
+    kind = AsyncTask if is_async(fn) else SyncTask
     task: Task[..., Any] = kind(
         app,
         fn,
@@ -157,6 +157,7 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
         durable_claim=choices.get("durable_claim", False),
         on_dead=choices.get("on_dead"),
     )
+    _check_signature(task)
     task.limit = limit_of(task.name, choices)
     task.keep_log = _keep_log(task.name, choices)
     task.requires = _requires(task.name, choices)
@@ -164,6 +165,18 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
     if task.while_running:
         _check_while_running(task)
     return task
+
+
+def _check_signature(task: Task[..., Any]) -> None:
+    """Refuse parameters and results that no job could have; what is not sure a worker will."""
+    try:
+        signature = Signature(task.name, task.fn)
+    except UsageError:
+        raise
+    except ValueError:  # some functions of the interpreter have none
+        return
+    if signature.check(with_result=task.store_result):
+        task.signature = signature
 
 
 def _requires(name: str, choices: TaskChoices) -> tuple[Condition, ...]:

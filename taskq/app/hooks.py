@@ -119,6 +119,21 @@ class Hooks:
         """Import what calls of the tasks are checked with, so that no first call waits for it."""
         load_checks([task.signature for task in self.tasks.values()])
 
+    def check_tasks(self) -> None:
+        """Refuse to run jobs whose arguments or results could not be read or written.
+
+        Raises:
+            UsageError: with the problem of each such task.
+        """
+        problems: dict[str, None] = {}
+        for task in self.tasks.values():
+            try:
+                task.check()
+            except UsageError as error:
+                problems[str(error)] = None
+        if problems:
+            raise UsageError("; ".join(problems))
+
     def add_breaker(self, rule: BreakerRule) -> None:
         """Let a queue back off by this rule.
 

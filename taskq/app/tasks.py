@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
 from taskq import _native as native
@@ -17,6 +17,7 @@ from taskq.calls.call import (
     key_bytes,
 )
 from taskq.calls.habits import TASKS, no_attribute
+from taskq.calls.naming import is_async, may_await
 from taskq.calls.origins import origin_of
 from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
@@ -335,6 +336,7 @@ class Task(Enqueuer[P, R]):
         fn: the function itself.
         origin: where it stands, and which run of that declared it.
         is_async: whether it is a coroutine function.
+        may_await: whether it is a plain function around one, and may return its coroutine.
         retry: the policy after a failed attempt.
         timeout: seconds that one attempt may take; None for no limit.
         soft_timeout: seconds until ``SoftTimeout`` is raised in it; None for never.
@@ -375,7 +377,8 @@ class Task(Enqueuer[P, R]):
         self.fn = fn
         self.origin = origin_of(fn)
         self.aliases = aliases
-        self.is_async = inspect.iscoroutinefunction(fn)
+        self.is_async = is_async(fn)
+        self.may_await = may_await(fn)
         self.runs_in: str = runs_in or ("" if self.is_async else "thread")
         self.retry = retry
         self.timeout = timeout
@@ -440,10 +443,24 @@ class Task(Enqueuer[P, R]):
         """Return what is kept of a returned value; None for a None and for store_result=False.
 
         Raises:
-            UsageError: the value does not fit the return annotation, or JSON.
+            UsageError: the value does not fit the return annotation, or JSON, or is a coroutine.
             PayloadTooLarge: it is over ``limit`` bytes.
         """
-        return self.result_codec.encode(value, limit) if self.store_result else None
+        if self.store_result:
+            return self.result_codec.encode(value, limit)
+        if isinstance(value, Awaitable):
+            raise UsageError(f"{self.name}: returned a {type(value).__name__}")
+        return None
+
+    def check(self) -> None:
+        """Build what its jobs are read and written with, which a worker does before its first.
+
+        Raises:
+            UsageError: an annotation has no form in JSON, or names what does not exist.
+        """
+        _ = self.arguments
+        if self.store_result:
+            _ = self.result_codec
 
     @property
     def packs_results(self) -> bool:

@@ -2,15 +2,142 @@
 
 from __future__ import annotations
 
+import collections.abc
+import functools
 import inspect
 import sys
+import types
+import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+
+#: Defaults that describe a parameter for another library, which Python passes as they are.
+_NO_VALUES: Final = {
+    "pydantic.fields.FieldInfo", "pydantic.v1.fields.FieldInfo", "dataclasses.Field",
+    "fastapi.params.Depends", "fast_depends.dependencies.model.Dependant",
+}  # fmt: skip
+#: Types without a form in JSON, and what to write instead of them.
+_NO_JSON: Final[dict[Any, str]] = {
+    bytearray: "write bytes",
+    memoryview: "write bytes",
+    range: "write list[int]",
+    collections.abc.Callable: "give the name of a function",
+    types.FunctionType: "give the name of a function",
+    types.CoroutineType: "give what it returns",
+    collections.abc.Coroutine: "give what it returns",
+    collections.abc.Awaitable: "give what it returns",
+    collections.abc.Iterator: "write list",
+    collections.abc.Generator: "write list",
+    collections.abc.AsyncIterator: "write list",
+    collections.abc.AsyncIterable: "write list",
+    collections.abc.AsyncGenerator: "write list",
+    type: "give the name of a class",
+}
+_UNPACK: Final = (
+    "write the type of each value, such as **options: int, or take one parameter of a TypedDict "
+    "from typing_extensions"
+)
+_TYPED_DICT: Final = "write from typing_extensions import TypedDict, since Python is before 3.12"
+#: Modules of classes that are not a user's.
+_KNOWN: Final = frozenset({"builtins", "typing", "typing_extensions"})
+#: Attributes of classes that have a form: of pydantic, dataclasses, enums and named tuples.
+_SCHEMA_MAKERS: Final = (
+    "__get_pydantic_core_schema__", "__pydantic_core_schema__", "__get_validators__",
+    "__dataclass_fields__", "__members__", "_fields", "__total__",
+)  # fmt: skip
+
+
+def is_async(fn: object) -> bool:
+    """Return whether a call gives a coroutine: of a function, a part of one, or an object."""
+    while isinstance(fn, functools.partial | staticmethod | classmethod):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+
+
+def may_await(fn: object) -> bool:
+    """Return whether a plain function stands around an async one, and may return a coroutine."""
+    return not is_async(fn) and is_async(innermost(fn))
+
+
+def innermost(fn: Any) -> Any:
+    """Return the function itself, without parts of a call, decorators and objects around it."""
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, staticmethod | classmethod) or inspect.ismethod(fn):
+            fn = fn.__func__
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        elif not inspect.isfunction(fn) and inspect.isfunction(call := type(fn).__call__):
+            fn = call
+        else:
+            return fn
+
+
+def check_default(task: str, parameter: inspect.Parameter) -> None:
+    """Refuse a default that describes the parameter for another library.
+
+    Raises:
+        UsageError: it is one.
+    """
+    for kind in type(parameter.default).__mro__:
+        if f"{kind.__module__}.{kind.__qualname__}" in _NO_VALUES:
+            raise UsageError(
+                f"{task}: the default of {parameter.name!r} is {type(parameter.default).__name__}"
+                f"(...), which Python would pass as it is: write the value as the default, and "
+                f"the rest as in {parameter.name}: Annotated[int, Field(gt=1)] = 3"
+            )
+
+
+def check_hint(task: str, what: str, hint: Any) -> None:
+    """Refuse an annotation that has no form in JSON for sure.
+
+    Raises:
+        UsageError: it names the part, and what to write.
+    """
+    left = [hint]
+    while left:
+        part = left.pop()
+        remedy = _remedy(part)
+        if remedy:
+            raise UsageError(
+                f"{task}: the annotation {inspect.formatannotation(hint)} of {what} has no form "
+                f"in JSON: instead of {inspect.formatannotation(part)} {remedy}"
+            )
+        # Further parts of an Annotated are no types, and may give the first one a form.
+        origin = typing.get_origin(part)
+        if origin is not typing.Annotated and origin is not typing.Literal:
+            left += typing.get_args(part)
+
+
+def _remedy(part: Any) -> str:
+    """Return what to write instead of a type; "" if it may have a form in JSON."""
+    try:
+        remedy = _NO_JSON.get(typing.get_origin(part) or part, "")
+    except TypeError:  # nobody can hash it
+        return ""
+    if getattr(typing.get_origin(part), "_name", "") == "Unpack":
+        return _UNPACK
+    if remedy or not isinstance(part, type) or part.__module__ in _KNOWN:
+        return remedy
+    meta = type(part)
+    if (meta.__module__, meta.__name__) == ("typing", "_TypedDictMeta"):
+        return _TYPED_DICT if sys.version_info < (3, 12) else ""
+    if any(hasattr(part, name) for name in _SCHEMA_MAKERS) or not all(map(_is_plain, part.__mro__)):
+        return ""
+    return "write text, a number, a dataclass or a pydantic model"
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether a class is a user's, or a base that pydantic knows nothing of in a class."""
+    root = kind.__module__.partition(".")[0]
+    return root in {"builtins", "abc", "typing"} or root not in sys.stdlib_module_names
 
 
 def check_function(fn: object) -> None:
@@ -33,6 +160,10 @@ def check_function(fn: object) -> None:
             f"other process has: write a function that makes the object and calls it"
         )
     _refuse_self(fn)
+    if hasattr(fn, "cache_info") and is_async(innermost(fn)):
+        raise UsageError(
+            f"{fn!r:.60} caches coroutines, and each can be awaited once: leave the cache out"
+        )
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise UsageError(f"{fn!r:.60}: a task returns one value, it cannot be a generator")
 

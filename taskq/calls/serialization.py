@@ -7,7 +7,9 @@ models, which bring a configuration of their own.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -23,6 +25,7 @@ from typing import (
 
 from taskq._lazy import import_without_types
 from taskq.calls.loose import KEPT, Look, explain, find_changed, find_read_once, look_for
+from taskq.calls.naming import check_hint
 from taskq.calls.signature import REST, Signature
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
@@ -30,7 +33,7 @@ from taskq.core.parsing import DEPTH_MAX, too_deep
 from taskq.log.config import SPILL_HINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pydantic import ConfigDict
     from pydantic_core import SchemaSerializer, SchemaValidator
@@ -88,14 +91,15 @@ def compiled(
     schema = plain_schema(annotation)
     if schema is not None:
         return _made(schema)
-    from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
-    from pydantic.errors import PydanticUserError  # noqa: PLC0415
-    from pydantic_core import SchemaError  # noqa: PLC0415
+    with real_dates():
+        from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
+        from pydantic.errors import PydanticUserError  # noqa: PLC0415
+        from pydantic_core import SchemaError  # noqa: PLC0415
 
-    try:
-        return _made(TypeAdapter(annotation, config=config).core_schema)
-    except (PydanticUserError, SchemaError) as error:
-        raise TypeError(cause_of(error)) from error
+        try:
+            return _made(TypeAdapter(annotation, config=config).core_schema)
+        except (PydanticUserError, SchemaError) as error:
+            raise TypeError(cause_of(error)) from error
 
 
 def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaSerializer] | None:
@@ -115,6 +119,31 @@ def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaS
         "extra_behavior": "forbid", "config": config,
     }  # fmt: skip
     return _made(cast("CoreSchema", whole))
+
+
+@contextlib.contextmanager
+def real_dates() -> Iterator[None]:
+    """Let pydantic see real dates where freezegun, in a test, has put its own in their place.
+
+    A type is compiled once, so that it would stay as it was found then.
+    """
+    freezer = sys.modules.get("freezegun.api")
+    dates: Any = sys.modules["datetime"]
+    if freezer is None or dates.datetime is not freezer.FakeDatetime:
+        yield
+        return
+    from pydantic_core import core_schema  # noqa: PLC0415 - see the module's docstring
+
+    for fake, make in (
+        (freezer.FakeDatetime, core_schema.datetime_schema),
+        (freezer.FakeDate, core_schema.date_schema),
+    ):
+        fake.__get_pydantic_core_schema__ = lambda *_, make=make: make()
+    dates.datetime, dates.date = freezer.real_datetime, freezer.real_date
+    try:
+        yield
+    finally:
+        dates.datetime, dates.date = freezer.FakeDatetime, freezer.FakeDate
 
 
 def plain_schema(annotation: object) -> CoreSchema | None:
@@ -149,9 +178,10 @@ def _made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
 
 def trusts_instances(annotation: Any, config: ConfigDict | None = None) -> bool:
     """Return whether the type holds models or dataclasses, which pydantic takes unseen."""
-    from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
+    with real_dates():
+        from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
 
-    left: list[object] = [TypeAdapter(annotation, config=config).core_schema]
+        left: list[object] = [TypeAdapter(annotation, config=config).core_schema]
     while left:
         schema = left.pop()
         if isinstance(schema, dict):
@@ -167,9 +197,10 @@ def looks_into(annotation: Any, config: ConfigDict | None = None) -> Look | None
     """Return what finds a value's parts that the type leaves open and JSON would change."""
     schema = plain_schema(annotation)
     if schema is None:
-        from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
+        with real_dates():
+            from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
 
-        schema = TypeAdapter(annotation, config=config).core_schema
+            schema = TypeAdapter(annotation, config=config).core_schema
     return look_for(schema)
 
 
@@ -185,11 +216,17 @@ def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageErro
     """Says which of the annotations cannot be written as JSON."""
     for name, hint in hints.items():
         try:
+            check_hint(task, name if name == "the result" else f"parameter {name!r}", hint)
+        except UsageError as problem:
+            return problem
+        try:
             compiled(hint)
-        except TypeError:
+        except TypeError as cause:
+            # Of a type within a dataclass, which pydantic alone looks into.
+            known = f" ({cause})" if "typing_extensions" in str(cause) else ""
             return UsageError(
                 f"{task}: the annotation {inspect.formatannotation(hint)} of {name!r} has no form "
-                f"in JSON: use a built-in type, a dataclass or a pydantic model"
+                f"in JSON{known}: use a built-in type, a dataclass or a pydantic model"
             )
     return UsageError(f"{task}: the annotations cannot be used: {error}")
 
@@ -219,7 +256,7 @@ class ResultCodec:
 
     def __init__(self, signature: Signature) -> None:
         self._task = signature.task
-        annotation = signature.resolve("the result", signature.signature.return_annotation)
+        annotation = signature.result_hint()
         self._text = inspect.formatannotation(annotation)
         try:
             plain, _ = compiled(annotation)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from taskq.calls.call import OptionChanges
 from taskq.calls.habits import meant, same
+from taskq.calls.naming import check_default, check_hint, innermost
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.parsing import nearest
 
@@ -288,6 +289,37 @@ class Signature:
                 self._resolved[parameter.name] = self._hint(parameter)
         return {name: self._resolved[name] for name in self.signature.parameters}
 
+    def result_hint(self) -> Any:
+        """Return the resolved annotation of what the function returns, ``Any`` without one.
+
+        Raises:
+            UsageError: it names what does not exist.
+        """
+        hint = self.resolve("the result", self.signature.return_annotation)
+        return None if hint in {typing.NoReturn, typing.Never} else hint
+
+    def check(self, *, with_result: bool) -> bool:
+        """Refuse what no call or result could bring, as far as it is sure without pydantic.
+
+        Returns:
+            Whether all annotations can be resolved already.
+
+        Raises:
+            UsageError: a default is a description, or an annotation has no form in JSON.
+        """
+        for parameter in self.signature.parameters.values():
+            check_default(self.task, parameter)
+            hint = self._resolved.get(parameter.name)
+            if hint is not None:
+                check_hint(self.task, f"parameter {parameter.name!r}", hint)
+        try:
+            result = self.result_hint()
+        except UsageError:
+            return False
+        if with_result:
+            check_hint(self.task, "the result", result)
+        return all(name in self._resolved for name in self.signature.parameters)
+
     def resolve(self, what: str, annotation: Any) -> Any:
         """Return the annotation with its names looked up where the function was written.
 
@@ -296,7 +328,7 @@ class Signature:
         """
         if annotation is inspect.Parameter.empty:
             return Any
-        function = inspect.unwrap(self._function)
+        function = innermost(self._function)
         # A closure's cells hold the types that an enclosing function defined and this one uses.
         names = getattr(getattr(function, "__code__", None), "co_freevars", ())
         cells = getattr(function, "__closure__", None) or ()

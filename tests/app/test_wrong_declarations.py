@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import functools
+import sys
+import types
+import typing
+from collections.abc import Callable, Generator, Iterator
+from datetime import date as real_date
+from datetime import datetime as real_datetime
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import pytest
+import typing_extensions
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
 from taskq import Discard, TaskQ, chain, retry
 from taskq.conditions import online
@@ -93,3 +105,148 @@ def test_a_breaker_names_its_probe(app: TaskQ) -> None:
     probe: Any = "smtp:25"
     with pytest.raises(UsageError, match=r"breaker\('mail'\): probe: a condition is 'smtp:25'"):
         app.breaker("mail", probe=probe)
+
+
+class Plain:
+    pass
+
+
+class OfTyping(typing.TypedDict):
+    a: int
+
+
+class OfExtensions(typing_extensions.TypedDict):
+    a: int
+
+
+class Model(BaseModel):
+    a: int
+
+
+class Pair(NamedTuple):
+    a: int
+
+
+class Colour(Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Row:
+    at: dt.datetime
+    day: dt.date | None = None
+
+
+#: Annotations that no value could have, and what the error says to write.
+HOPELESS = [
+    (bytearray, "write bytes"), (memoryview, "write bytes"), (dict[str, list[bytearray]], "bytes"),
+    (OfTyping, "typing_extensions"), (list[OfTyping] | None, "typing_extensions"),
+    (Plain, "a dataclass or a pydantic model"), (tuple[int, Plain], "a dataclass"),
+    (Callable[[], int], "name of a function"), (type[int], "name of a class"),
+    (Iterator[int], "write list"), (Generator[int, None, None], "write list"),
+]  # fmt: skip
+#: ... and those that look like them.
+SOUND = [
+    bytes, OfExtensions, Model, Pair, Colour, Row, list[Model] | None, dt.timedelta, Path,
+    Annotated[Plain, PlainValidator(lambda _: Plain()), PlainSerializer(str)], Any, None,
+    typing.Literal["a"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hint", "remedy"), HOPELESS)
+def test_a_type_without_a_form_in_json_is_refused_where_it_is_declared(
+    app: TaskQ, hint: Any, remedy: str
+) -> None:
+    if hint in {OfTyping, list[OfTyping] | None} and sys.version_info >= (3, 12):
+        pytest.skip("pydantic takes it here")
+
+    def take(value: Any) -> None: ...
+
+    def give() -> Any: ...
+
+    take.__annotations__["value"] = hint
+    with pytest.raises(UsageError, match=f"of parameter 'value' has no form in JSON.*{remedy}"):
+        app.task(take)
+    give.__annotations__["return"] = hint
+    with pytest.raises(UsageError, match=f"of the result has no form in JSON.*{remedy}"):
+        app.task(give)
+    assert not app.tasks
+    app.task(store_result=False)(give)  # nobody writes it
+    app.hooks.check_tasks()
+
+
+@pytest.mark.parametrize("hint", SOUND)
+def test_a_type_that_pydantic_can_write_is_taken(app: TaskQ, hint: Any) -> None:
+    def both(value: Any) -> Any: ...
+
+    both.__annotations__.update({"value": hint, "return": hint})
+    app.task(both)
+    app.hooks.check_tasks()
+
+
+def test_keywords_of_a_typed_dict_are_refused_with_what_to_write(app: TaskQ) -> None:
+    def send(**options: Unpack[OfExtensions]) -> None: ...
+
+    with pytest.raises(UsageError, match=r"such as \*\*options: int.*typing_extensions"):
+        app.task(send)
+
+
+def test_a_function_that_never_returns_has_no_result_to_write(app: TaskQ) -> None:
+    @app.task
+    def refuse() -> typing.NoReturn:
+        raise Discard("never")
+
+    app.hooks.check_tasks()
+
+
+@pytest.mark.parametrize("default", [Field(default=3, gt=1), dataclasses.field(default=3)])
+def test_a_description_is_no_default(app: TaskQ, default: Any) -> None:
+    def count(n: int = default) -> int:
+        return n
+
+    with pytest.raises(UsageError, match=r"default of 'n' is Field.*n: Annotated\[int, Field\("):
+        app.task(count)
+
+
+def test_a_cached_coroutine_is_refused(app: TaskQ) -> None:
+    @functools.cache
+    async def load() -> int:
+        return 1
+
+    with pytest.raises(UsageError, match="each can be awaited once: leave the cache out"):
+        app.task(load)
+
+
+@pytest.mark.parametrize("hint", [dt.datetime, list[dt.date], Row, "fake"])
+def test_a_first_call_under_freezegun_compiles_real_dates(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch, hint: Any
+) -> None:
+    """A stand-in for it: other classes in the module, and in annotations that name them."""
+
+    class FakeDate(real_date):
+        pass
+
+    class FakeDatetime(real_datetime):
+        pass
+
+    api = types.SimpleNamespace(
+        FakeDatetime=FakeDatetime, FakeDate=FakeDate,
+        real_datetime=real_datetime, real_date=real_date,
+    )  # fmt: skip
+    moment = real_datetime(2024, 1, 1, tzinfo=dt.UTC)
+    values = {"fake": moment, Row: Row(moment), dt.datetime: moment}
+    value: Any = [real_date(2024, 1, 1)] if hint == list[real_date] else values[hint]
+
+    def both(value: Any) -> Any: ...
+
+    hint = FakeDatetime if hint == "fake" else hint
+    both.__annotations__.update({"value": hint, "return": hint})
+    with monkeypatch.context() as frozen:
+        frozen.setitem(sys.modules, "freezegun.api", api)
+        frozen.setattr(dt, "datetime", FakeDatetime)
+        frozen.setattr(dt, "date", FakeDate)
+        task = app.task(both)
+        app.hooks.check_tasks()
+        assert dt.datetime is FakeDatetime
+    assert task.decode(task.call(value).body) == ((), {"value": value})
+    assert task.decode_result(task.encode_result(value) or b"") == value

@@ -262,7 +262,9 @@ def test_a_value_without_a_form_in_json_is_named() -> None:
 def test_an_annotation_without_a_form_in_json_is_named_with_its_parameter() -> None:
     def task(first: int, second: Plain) -> None: ...
 
-    with pytest.raises(UsageError, match=r"annotation .*Plain of 'second' has no form in JSON"):
+    with pytest.raises(
+        UsageError, match=r"annotation .*Plain of parameter 'second' has no form in JSON"
+    ):
         codec_of(task)
 
 

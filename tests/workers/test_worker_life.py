@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 import threading
+import types
 from asyncio import Future
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from anyio.lowlevel import checkpoint
 from taskq import TaskQ, current_job
 from taskq.core.records import Cause, Kind
 from taskq.errors import (
+    JobFailed,
     LogClosed,
     LogFailed,
     LogLocked,
@@ -58,6 +61,80 @@ async def test_a_worker_starts_once(fake: FakeApp) -> None:
         assert worker.started.is_set()
         with pytest.raises(UsageError, match="started before"):
             await worker.start()
+
+
+async def test_a_worker_with_tasks_that_could_store_nothing_refuses_to_start(app: TaskQ) -> None:
+    """Their work would be done, and lost; each is named."""
+    effects: list[int] = []
+
+    @app.task
+    async def charge() -> "Nowhere":  # type: ignore[name-defined] # noqa: F821, UP037
+        effects.append(1)
+
+    @app.task
+    async def read(row: list["Missing"]) -> None:  # type: ignore[name-defined] # noqa: F821, UP037
+        effects.append(1)
+
+    await charge.enqueue()
+    with pytest.raises(UsageError, match=r"(?s)charge.*Nowhere.*resolved.*; .*read.*Missing"):
+        await app.worker().run()
+    assert not effects
+
+
+class Sender:
+    async def __call__(self, number: int) -> int:
+        await checkpoint()
+        return number + 1
+
+
+async def add(more: int, number: int) -> int:
+    await checkpoint()
+    return number + more
+
+
+@functools.wraps(add)
+def around(*args: Any, **kwargs: Any) -> Any:
+    return add(*args, **kwargs)
+
+
+@functools.wraps(add)
+def own_loop(*args: Any, **kwargs: Any) -> Any:
+    return asyncio.run(add(*args, **kwargs))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        Sender(), Sender().__call__, functools.partial(add, 1), functools.partial(Sender()),
+        staticmethod(functools.partial(add, 1)), functools.partial(around, 1),
+        functools.partial(own_loop, 1), functools.partial(functools.partial(add), 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("seconds", [None, 50])
+async def test_whatever_stands_around_an_async_function_its_coroutine_is_awaited(
+    app: TaskQ, fn: Any, seconds: float | None
+) -> None:
+    if isinstance(fn, types.MethodType):
+        with pytest.raises(UsageError, match="method of an object"):
+            app.task(name="add")(fn)
+        return
+    task = app.task(name="add", timeout=seconds)(fn)
+    async with app.worker():
+        assert await (await task.enqueue(number=1)).result(timeout=50) == 2
+
+
+@pytest.mark.parametrize("store_result", [True, False])
+async def test_a_coroutine_that_nobody_awaits_is_no_success(app: TaskQ, store_result: bool) -> None:
+    """Nothing shows that it is one before the function returns it."""
+
+    @app.task(store_result=store_result, retry=1)
+    def hidden(number: int) -> Any:
+        return add(1, number)
+
+    async with app.worker():
+        job = await hidden.enqueue(1)
+        with pytest.raises(JobFailed, match="returned a coroutine and is no async function"):
+            await job.result(timeout=50)
 
 
 @pytest.mark.parametrize(

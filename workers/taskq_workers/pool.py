@@ -240,8 +240,8 @@ class Worker:
 
         Raises:
             LogError: the directory cannot be used.
-            UsageError: it was started before, a module that the app includes does not import, or
-                no loop of asyncio runs here.
+            UsageError: it was started before, a module that the app includes does not import, a
+                task's annotations have no form in JSON, or no loop of asyncio runs here.
         """
         if self._phase is Phase.STOPPED:
             return
@@ -250,6 +250,7 @@ class Worker:
         loop = need_loop("a worker")
         import_included(self.app)
         plug_in(self.app)
+        self.app.hooks.check_tasks()
         self._phase = Phase.RUNNING
         # The root of all its tasks: whoever stops a worker is often not the task that started it.
         self._keeper = Keeper(self._keep(), loop=loop, name="taskq-worker")

@@ -113,11 +113,10 @@ def test_a_key_function_sees_the_call_without_it(app: TaskQ) -> None:
 
 
 def test_an_injected_parameter_that_arguments_could_fall_into_is_refused(app: TaskQ) -> None:
-    @app.task
     async def store(row: int, db: Inject[Database] = injected(), *rest: int) -> None: ...
 
     with pytest.raises(UsageError, match=r"'db' is passed by its name: put it behind a \*"):
-        store.call(1)
+        app.task(store)
 
 
 async def test_several_stack_and_a_later_one_may_take_of_the_earlier(app: TaskQ) -> None:

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Coroutine
 from contextvars import copy_context
 from pathlib import Path
 from time import monotonic
@@ -210,12 +211,18 @@ class _Bench:
         if task.is_async:
             # The hard limit is the worker's, which kills this process.
             call = function if soft is None else limited(function, Limits(None, soft))
-            if self._runner is None:
-                self._runner = asyncio.Runner()
-            return self._runner.run(call(*args, **kwargs), context=copy_context())
+            return self._awaited(call(*args, **kwargs))
         if soft is None:
-            return function(*args, **kwargs)
-        return self._alarm.run(soft, function, args, kwargs)
+            value = function(*args, **kwargs)
+        else:
+            value = self._alarm.run(soft, function, args, kwargs)
+        # Of a plain function around an async one.
+        return self._awaited(value) if task.may_await and isinstance(value, Coroutine) else value
+
+    def _awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine, context=copy_context())
 
     def _function(self, task: Task[..., Any]) -> Callable[..., Any]:
         """Return the task's function with what it takes of lifespans, entered when first met.

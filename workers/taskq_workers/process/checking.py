@@ -64,7 +64,7 @@ def _tasks(target: str, app: TaskQ) -> Check:
 
 def _look_at(app: TaskQ, task: Task[..., Any]) -> None:
     """Raise what each of its jobs would meet."""
-    _ = task.arguments, task.result_codec
+    task.check()
     injected = bound_names(task)
     if injected and not app.hooks.lifespans:
         raise UsageError(

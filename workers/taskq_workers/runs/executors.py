@@ -8,6 +8,7 @@ function is cancelled, a child process killed, and a thread, which nothing can s
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from taskq.errors import UsageError
@@ -17,12 +18,13 @@ from taskq_workers.runs.threads import ThreadRunner
 from taskq_workers.runs.timeouts import limited, limits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from typing import TypeAlias
 
     from taskq import Task
     from taskq.hooks import Resources
     from taskq_workers.runs.limits import Limits
+    from taskq_workers.runs.timeouts import Limits as TimeLimits
 
     Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -99,7 +101,8 @@ class Executors:
         def call_in_thread(*args: Any, **kwargs: Any) -> Awaitable[Any]:
             return run(function, args, kwargs, limits)
 
-        return planned(task, call_in_thread)
+        call = _awaiting(call_in_thread, limits) if task.may_await else call_in_thread
+        return planned(task, call)
 
     @property
     def lingering(self) -> int:
@@ -148,6 +151,24 @@ def _keeps_none(task: Task[..., Any]) -> bool:
 def _undecoded(payload: bytes) -> Arguments:
     """Return the child decodes it."""
     return (payload,), {}
+
+
+def _awaiting(
+    call: Callable[..., Awaitable[Any]], limits: TimeLimits | None
+) -> Callable[..., Awaitable[Any]]:
+    """Await on the worker's loop what a plain function around an async one returned."""
+
+    async def call_and_await(*args: Any, **kwargs: Any) -> Any:
+        value = await call(*args, **kwargs)
+        if not isinstance(value, Awaitable):
+            return value
+
+        async def rest() -> Any:
+            return await value
+
+        return await (rest() if limits is None else limited(rest, limits)())
+
+    return call_and_await
 
 
 def _on_own_loop(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from taskq.errors import UsageError
@@ -47,10 +46,8 @@ class Plans(dict[str, Plan]):
                 return plan
 
     def _plan(self, task: Task[..., Any]) -> Plan:
-        with contextlib.suppress(UsageError):
-            # Built now, so that decode is the real one; what is wrong with it each job will tell.
-            _ = task.arguments
         try:
+            task.check()  # now, so that decode is the real one
             plan = self._executors.plan(task)
         except UsageError as error:
             # Registered since the worker's start, which would have refused it.
