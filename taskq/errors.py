@@ -5,6 +5,7 @@
     TaskqError
     ├── UsageError              the caller's arguments, options or ids are wrong (also a ValueError)
     │   ├── InvalidCall         arguments do not fit the task's signature
+    │   ├── InvalidStep         a step or wait that no attempt can do as it is written
     │   ├── PayloadTooLarge     a payload, result or transaction is over its limit
     │   ├── CompressionUnavailable  a body is, or is to be, compressed by what is not installed
     │   ├── UnknownTask         a name that this app has not registered
@@ -50,6 +51,7 @@ from taskq.core.errors import (
     FormatError,
     InvalidCall,
     InvalidJobId,
+    InvalidStep,
     JobCancelled,
     JobError,
     JobExpired,
@@ -91,6 +93,7 @@ __all__ = [
     "FormatError",
     "InvalidCall",
     "InvalidJobId",
+    "InvalidStep",
     "JobCancelled",
     "JobError",
     "JobExpired",

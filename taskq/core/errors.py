@@ -116,6 +116,14 @@ class PayloadTooLarge(UsageError):
         self.limit = limit
 
 
+class InvalidStep(UsageError):
+    """Raised for a step or wait that no attempt can do as it is written: the job is dead at once.
+
+    Such as a value with no form in JSON, a name that is another kind of step already, a step within
+    a step, and ``asyncio.timeout()`` around a wait.
+    """
+
+
 class CompressionUnavailable(UsageError):
     """A body is, or is to be, compressed in a way that needs a package which is not installed."""
 

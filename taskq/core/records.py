@@ -349,7 +349,8 @@ _ROWS: Final = (
     Row(
         Kind.STEP_DONE, "stepped", "a step of the job is done, and is not done again; its name and "
         "number are an option", PLACED, Body.VALUE, "0 step, 1 sleep, 2 event, 3 event that timed "
-        "out, 4 jobs, 5 which of them failed", options=(
+        "out, 4 jobs, 5 which of them failed, 6 failed try of a step, 7 which wait came first, 8 "
+        "version of the code, 9 step that may undo, 10 why such steps run", options=(
             Option.STEP, Option.ONCE, Option.TAKES, Option.BEGAN, Option.ENDED, Option.INPUTS,
         ), feature=STEPS_FEATURE,
     ),

@@ -20,39 +20,102 @@ crash repeats the effect; ``key()`` is a text to make it once.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from taskq.app.hooks import StepDone
 from taskq.connection.blocking import run
-from taskq.core.durations import nanoseconds
-from taskq.core.errors import UsageError
-from taskq.durable.attempt import CALL, SLEEP, EventTimeout, OnFailure, Run, Suspended, step_here
+from taskq.core.durations import nanoseconds, positive_nanoseconds
+from taskq.core.errors import InvalidStep, UsageError
+from taskq.core.folds.steps import Form
+from taskq.core.parsing import check_name
+from taskq.core.retry import policy_of
+from taskq.durable.attempt import Suspended, step_here
+from taskq.durable.stepping import StepPolicy
+from taskq.durable.values import is_async_function, parameters_of
+from taskq.durable.waiting import EventTimeout, OnFailure, Part, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from taskq.calls.call import Call
     from taskq.core.durations import Duration
+    from taskq.core.retry import RetryPolicy
     from taskq.flows.building import Failed
 
 __all__ = [
     "EventTimeout",
+    "Part",
     "StepDone",
     "Suspended",
+    "as_step",
     "call",
     "call_sync",
     "event",
     "event_sync",
+    "first",
+    "first_sync",
     "key",
     "sleep",
     "sleep_sync",
     "step",
     "step_sync",
+    "version",
+    "version_sync",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
+
+
+@overload
+def step(
+    name: str,
+    fn: Callable[..., Coroutine[Any, Any, R]],
+    /,
+    *args: Any,
+    retry: RetryPolicy | int,
+    timeout: Duration | None = None,
+    **kwargs: Any,
+) -> Coroutine[Any, Any, R]: ...
+
+
+@overload
+def step(
+    name: str,
+    fn: Callable[..., R],
+    /,
+    *args: Any,
+    retry: RetryPolicy | int,
+    timeout: Duration | None = None,
+    **kwargs: Any,
+) -> Coroutine[Any, Any, R]: ...
+
+
+@overload
+def step(
+    name: str,
+    fn: Callable[..., Coroutine[Any, Any, R]],
+    /,
+    *args: Any,
+    timeout: Duration,
+    **kwargs: Any,
+) -> Coroutine[Any, Any, R]: ...
+
+
+@overload
+def step(
+    name: str,
+    fn: Callable[..., R],
+    /,
+    *args: Any,
+    timeout: Duration,
+    **kwargs: Any,
+) -> Coroutine[Any, Any, R]: ...
 
 
 @overload
@@ -73,97 +136,235 @@ def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     An async function runs in this loop, any other in a thread. If it raises, nothing is kept, and
     the next attempt runs it again.
 
+    Args:
+        name: of the step, as for events: 1 to 255 bytes that print, without "#".
+        fn: the function.
+        args: its arguments.
+        retry: tries that the step has in each attempt of its job: a policy, or how many. Failed
+            ones are records, and burn no attempt; a delay of over a second takes no slot.
+        timeout: of each try, over which it fails by TimeoutError. A thread cannot be stopped, so
+            what a plain function still does counts for nothing.
+        kwargs: its arguments by name. One that is called "retry" or "timeout" is for
+            ``functools.partial``.
+
     Raises:
-        UsageError: the name is none or belongs to something else, this is no task of its own
-            process, or the kept result does not fit what the function returns today.
+        InvalidStep: the name is none or belongs to something else, the value cannot be kept, or
+            does not fit what the function returns today. The job is dead at once.
+        UsageError: no job runs here.
     """
     here = Run.here("step")
-    return here.step(name, here.number(name, fn), fn, args, kwargs)
+    policy = _policy(name, fn, kwargs) if kwargs else None
+    return here.step(name, here.number(name, Form.STEP, fn), fn, args, kwargs, policy)
 
 
-def step_sync(name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Do as ``step`` in a task that runs in a thread; the function runs there, too."""
+@overload
+def step_sync(
+    name: str,
+    fn: Callable[..., R],
+    /,
+    *args: Any,
+    retry: RetryPolicy | int,
+    timeout: Duration | None = None,
+    **kwargs: Any,
+) -> R: ...
+
+
+@overload
+def step_sync(
+    name: str,
+    fn: Callable[..., R],
+    /,
+    *args: Any,
+    timeout: Duration,
+    **kwargs: Any,
+) -> R: ...
+
+
+@overload
+def step_sync(name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+def step_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Do as ``step`` in a task that runs in a thread; the function runs there, too.
+
+    With a ``timeout`` it runs in another thread.
+    """
     here = Run.here("step", in_thread=True)
-    value: R = here.step_in_thread(name, here.number(name, fn), fn, args, kwargs)
-    return value
+    policy = _policy(name, fn, kwargs) if kwargs else None
+    return here.step_in_thread(name, here.number(name, Form.STEP, fn), fn, args, kwargs, policy)
 
 
-def sleep(duration: Duration) -> Coroutine[Any, Any, None]:
+def as_step(
+    *,
+    name: str | None = None,
+    retry: RetryPolicy | int | None = None,
+    timeout: Duration | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make each call of a function a step, called by the function's name.
+
+    ::
+
+        @durable.as_step(retry=retry.exponential(attempts=5), timeout="30s")
+        async def charge(order: str) -> str: ...
+
+        receipt = await charge(order)  # in a task
+
+    A plain function is a step of tasks that run in threads, as by ``step_sync``.
+
+    Args:
+        name: of the step, if not the function's.
+        retry: as for ``step``.
+        timeout: as for ``step``.
+
+    Raises:
+        UsageError: an argument is wrong, or a call comes from outside of a task.
+    """
+    policy = _policy_of(retry, timeout)
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        title = name if name is not None else str(getattr(fn, "__name__", fn))
+        check_name("the name of a step", title)
+        in_thread = not is_async_function(fn)
+
+        @functools.wraps(fn)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            here = Run.here(title, in_thread=in_thread)
+            number = here.number(title, Form.STEP, fn)
+            do = here.step_in_thread if in_thread else here.step
+            return do(title, number, fn, args, kwargs, policy)
+
+        return call
+
+    return decorate
+
+
+def _policy(name: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> StepPolicy | None:
+    """Take the step's own options out of what its function gets."""
+    own = {option: kwargs.pop(option, None) for option in ("retry", "timeout")}
+    for option, value in own.items():
+        if value is not None and option in parameters_of(fn):
+            raise InvalidStep(
+                f"step {name!r}: {option}= is the step's own, and the function has a parameter of "
+                f"that name: give it functools.partial(fn, {option}=...)"
+            )
+    try:
+        return _policy_of(**own)
+    except UsageError as error:
+        raise InvalidStep(f"step {name!r}: {error}") from None
+
+
+def _policy_of(retry: RetryPolicy | int | None, timeout: Duration | None) -> StepPolicy | None:
+    if retry is None and timeout is None:
+        return None
+    return StepPolicy(
+        None if retry is None else policy_of(retry),
+        None if timeout is None else positive_nanoseconds(timeout, "timeout"),
+    )
+
+
+def sleep(duration: Duration) -> Part[None]:
     """Wait so long without a slot, counted from the first time; less than a second in place.
 
     Raises:
-        UsageError: that is no duration, or as ``step``.
+        InvalidStep: that is no duration.
+        UsageError: no job runs here.
     """
-    here = Run.here("sleep")
-    return here.sleep(here.number(SLEEP), nanoseconds(duration, "sleep"))
+    return Run.here("sleep").sleep(_span(duration, "sleep"))
 
 
 def sleep_sync(duration: Duration) -> None:
     """Do as ``sleep`` in a task that runs in a thread."""
-    here = Run.here("sleep", in_thread=True)
-    run(here.sleep(here.number(SLEEP), nanoseconds(duration, "sleep")))
+    run(Run.here("sleep", in_thread=True).sleep(_span(duration, "sleep")))
 
 
 @overload
 def event(
-    name: str, kind: type[T], *, timeout: Duration | None = None
-) -> Coroutine[Any, Any, T]: ...
+    name: str,
+    kind: type[T],
+    *,
+    timeout: Duration | None = None,
+    where: Callable[[T], object] | None = None,
+) -> Part[T]: ...
 
 
 @overload
 def event(
-    name: str, kind: None = None, *, timeout: Duration | None = None
-) -> Coroutine[Any, Any, Any]: ...
+    name: str,
+    kind: None = None,
+    *,
+    timeout: Duration | None = None,
+    where: Callable[[Any], object] | None = None,
+) -> Part[Any]: ...
 
 
-def event(name: str, kind: Any = None, *, timeout: Duration | None = None) -> Any:
+def event(
+    name: str,
+    kind: Any = None,
+    *,
+    timeout: Duration | None = None,
+    where: Callable[[Any], object] | None = None,
+) -> Any:
     """Wait without a slot for a signal: what ``app.signal(job, name, value)`` tells this job.
 
-    Each call of a name takes the next signal of it, the oldest first; one that came before is kept.
+    Each call of a name takes the next signal of it that fits, the oldest first; one that came
+    before is kept. One that does not fit stays, for another call.
 
     Args:
         name: of the signal.
         kind: type of its value; None for plain JSON.
         timeout: how long to wait, counted from the first time; None for ever.
+        where: which value fits; a plain function without effects, called again in each attempt.
 
     Raises:
         EventTimeout: none came in time.
-        UsageError: the value does not fit the type, or as ``step``.
+        InvalidStep: as ``step``.
     """
     here = Run.here("event")
-    limit_ns = None if timeout is None else nanoseconds(timeout, "timeout")
-    return here.event(name, here.number(name), kind, limit_ns)
+    return here.event(name, kind, _limit(timeout), where)
 
 
 @overload
-def event_sync(name: str, kind: type[T], *, timeout: Duration | None = None) -> T: ...
+def event_sync(
+    name: str,
+    kind: type[T],
+    *,
+    timeout: Duration | None = None,
+    where: Callable[[T], object] | None = None,
+) -> T: ...
 
 
 @overload
-def event_sync(name: str, kind: None = None, *, timeout: Duration | None = None) -> Any: ...
+def event_sync(
+    name: str,
+    kind: None = None,
+    *,
+    timeout: Duration | None = None,
+    where: Callable[[Any], object] | None = None,
+) -> Any: ...
 
 
-def event_sync(name: str, kind: Any = None, *, timeout: Duration | None = None) -> Any:
+def event_sync(
+    name: str,
+    kind: Any = None,
+    *,
+    timeout: Duration | None = None,
+    where: Callable[[Any], object] | None = None,
+) -> Any:
     """Do as ``event`` in a task that runs in a thread."""
     here = Run.here("event", in_thread=True)
-    limit_ns = None if timeout is None else nanoseconds(timeout, "timeout")
-    return run(here.event(name, here.number(name), kind, limit_ns))
+    return run(here.event(name, kind, _limit(timeout), where))
 
 
 @overload
-def call(calls: Call[R], *, on_failure: Literal["raise"] = "raise") -> Coroutine[Any, Any, R]: ...
+def call(calls: Call[R], *, on_failure: Literal["raise"] = "raise") -> Part[R]: ...
 
 
 @overload
-def call(
-    calls: Sequence[Call[R]], *, on_failure: Literal["raise"] = "raise"
-) -> Coroutine[Any, Any, list[R]]: ...
+def call(calls: Sequence[Call[R]], *, on_failure: Literal["raise"] = "raise") -> Part[list[R]]: ...
 
 
 @overload
-def call(
-    calls: Sequence[Call[R]], *, on_failure: Literal["run"]
-) -> Coroutine[Any, Any, list[R | Failed]]: ...
+def call(calls: Sequence[Call[R]], *, on_failure: Literal["run"]) -> Part[list[R | Failed]]: ...
 
 
 def call(calls: Any, *, on_failure: OnFailure = "raise") -> Any:
@@ -179,17 +380,108 @@ def call(calls: Any, *, on_failure: OnFailure = "raise") -> Any:
 
     Raises:
         JobFailed, JobCancelled, JobExpired: so a job ended, the first of them in order.
-        UsageError: a call has a key, or it is another number of calls than last time.
-        PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX.
+        InvalidStep: a call has a key, it is another number of calls than last time, or together
+            they are over TRANSACTION_BYTES_MAX.
     """
-    here = Run.here("call")
-    return here.call(here.number(CALL), calls, on_failure)
+    return Run.here("call").call(calls, on_failure)
 
 
 def call_sync(calls: Any, *, on_failure: OnFailure = "raise") -> Any:
     """Do as ``call`` in a task that runs in a thread."""
-    here = Run.here("call", in_thread=True)
-    return run(here.call(here.number(CALL), calls, on_failure))
+    return run(Run.here("call", in_thread=True).call(calls, on_failure))
+
+
+@overload
+def first(part: Part[R], other: Part[S], /) -> Coroutine[Any, Any, R | S]: ...
+
+
+@overload
+def first(part: Part[R], other: Part[S], third: Part[T], /) -> Coroutine[Any, Any, R | S | T]: ...
+
+
+@overload
+def first(
+    part: Part[R], other: Part[S], third: Part[T], fourth: Part[U], /
+) -> Coroutine[Any, Any, R | S | T | U]: ...
+
+
+@overload
+def first(
+    part: Part[R], other: Part[S], third: Part[T], fourth: Part[U], fifth: Part[V], /
+) -> Coroutine[Any, Any, R | S | T | U | V]: ...
+
+
+@overload
+def first(*parts: Part[R]) -> Coroutine[Any, Any, R]: ...
+
+
+def first(*parts: Part[Any]) -> Any:
+    """Wait without a slot for the first of several waits, and return what it gives.
+
+    ::
+
+        paid = await durable.first(durable.event("paid", Payment), durable.sleep("2d"))
+
+    The log's order decides, once: every later attempt gets the same. Signals and jobs come before
+    times that have passed. The others are not waited for: their signals stay for later events, and
+    their jobs go on.
+
+    Args:
+        parts: what ``event``, ``sleep`` and ``call`` return, not awaited. New ones go to the end.
+
+    Raises:
+        EventTimeout: an event's ``timeout`` came first.
+        InvalidStep: one of them is something else.
+    """
+    return Run.here("first").first(parts)
+
+
+@overload
+def first_sync(part: Part[R], other: Part[S], /) -> R | S: ...
+
+
+@overload
+def first_sync(part: Part[R], other: Part[S], third: Part[T], /) -> R | S | T: ...
+
+
+@overload
+def first_sync(*parts: Part[R]) -> R: ...
+
+
+def first_sync(*parts: Part[Any]) -> Any:
+    """Do as ``first`` in a task that runs in a thread; its waits are made by the async names."""
+    return run(Run.here("first", in_thread=True).first(parts))
+
+
+def version(current: str, *, before: str | None = None) -> Coroutine[Any, Any, str]:
+    """Return the version of the code that this job began with: ``current`` when it first asks.
+
+    ::
+
+        if await durable.version("2026-12", before="2026-01") == "2026-01":
+            ...  # as it was
+
+    Args:
+        current: the version of this code.
+        before: what jobs get that had done steps before they first asked; None: ``current``.
+
+    Raises:
+        InvalidStep: a version is no short text.
+    """
+    here = Run.here("version")
+    for text in (current, before):
+        if text is not None:
+            try:
+                check_name("a version", text)
+            except UsageError as error:
+                raise InvalidStep(str(error)) from None
+    return here.version(current, before)
+
+
+def version_sync(current: str, *, before: str | None = None) -> str:
+    """Do as ``version`` in a task that runs in a thread."""
+    Run.here("version", in_thread=True)
+    return run(version(current, before=before))
 
 
 def key() -> str:
@@ -208,3 +500,14 @@ def key() -> str:
             "durable.key() is for code that runs within a step: call it in the function that is "
             "given to durable.step()"
         ) from None
+
+
+def _limit(timeout: Duration | None) -> int | None:
+    return None if timeout is None else _span(timeout, "timeout")
+
+
+def _span(duration: Duration, what: str) -> int:
+    try:
+        return nanoseconds(duration, what)
+    except UsageError as error:
+        raise InvalidStep(str(error)) from None

@@ -6,42 +6,35 @@ import asyncio
 import inspect
 import json
 import logging
+import sys
 from collections import Counter
-from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, Never, Self
+from weakref import WeakSet
 
-from taskq import telemetry
 from taskq.app.context import is_remote, running_job
 from taskq.app.hooks import StepDone
-from taskq.calls.call import Call, transaction_bytes
-from taskq.calls.serialization import cause_of, decode_loose
-from taskq.connection import tracing
-from taskq.connection.blocking import refuse_in_loop, run
+from taskq.connection.blocking import refuse_in_loop
 from taskq.core.errors import (
-    JobCancelled,
-    JobExpired,
-    JobFailed,
+    CompressionUnavailable,
+    InvalidStep,
     LogError,
-    PayloadTooLarge,
     StaleDelivery,
     TaskqError,
     UsageError,
 )
-from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
-from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
+from taskq.core.model import SECOND_NS, State
 from taskq.core.parsing import check_name
-from taskq.durable.values import called, codec_of, is_async_function, validator_of
-from taskq.flows.building import Failed
+from taskq.core.values import NamedTuple
+from taskq.durable.awaits import misuse_of
 from taskq.log.decide.steps import NewStep
-from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_steps
+from taskq.log.read.flows import End, look_at_steps
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import CodeType
 
     from taskq.app.context import JobContext
     from taskq.log.format.steps import Stepped
@@ -49,14 +42,11 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq")
 #: A shorter sleep waits in place, and is no step.
-_IN_PLACE_NS: Final = SECOND_NS
+IN_PLACE_NS: Final = SECOND_NS
 #: Of several tasks of one run one waits: so long after the last step the others have had a turn.
 _GRACE_SECONDS: Final = 0.01
-#: What steps of their own are called; numbered like those that people name.
-SLEEP: Final = "sleep"
+#: What calls of jobs are called; numbered like steps that people name.
 CALL: Final = "call"
-#: How one that failed is handed over.
-OnFailure = Literal["raise", "run"]
 #: The step that code runs for.
 step_here: Final[ContextVar[str]] = ContextVar("taskq_step")
 
@@ -68,30 +58,28 @@ class Suspended(BaseException):
     """
 
 
-class EventTimeout(TaskqError, TimeoutError):
-    """No signal came in time; so it stays, whatever comes later.
+class Tries(NamedTuple):
+    """The failed tries of a step, since it was last given up."""
 
-    Attributes:
-        name: of the signal.
-    """
-
-    def __init__(self, name: str, job_id: str) -> None:
-        super().__init__(f"job {job_id}: no signal {name!r} came in time")
-        self.name = name
+    failed: int
+    due_ns: int
+    began_ns: int
 
 
 # -- one run of a job ------------------------------------------------------------------------------
 
 
-class Run:
+class Attempt:
     """The steps of one attempt at a job. Used by one event loop.
 
     Attributes:
         suspended: the run is over, since it waits; what it still does counts for nothing.
+        broken: what is wrong with how it waits: no attempt can go on.
     """
 
     def __init__(self, job: JobContext, *, in_thread: bool) -> None:
         self.suspended = False
+        self.broken: InvalidStep | None = None
         self._in_thread = in_thread
         self._job = job
         self._connection = job.app.connection
@@ -100,14 +88,21 @@ class Run:
         #: by name and number: the steps that are done, and those of them that nobody asked for
         self._done: dict[tuple[str, int], Stepped] = {}
         self._unasked: set[tuple[str, int]] = set()
+        #: by name and number of a step: how often it failed
+        self._tries: dict[tuple[str, int], Tries] = {}
         #: by the number of a call: jobs of it that had failed
         self._failed: dict[int, dict[int, End]] = {}
         #: what it waited for when it was woken, and what it waits for now
         self._begun: dict[tuple[str, int], Wait] = {}
         self._waits: dict[tuple[str, int], Wait] = {}
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}
+        #: the tasks whose wait ended the run
+        self._ended: WeakSet[asyncio.Task[Any]] = WeakSet()
+        #: what each name stands for, and how often it was called
+        self._forms: dict[str, Form] = {}
         self._counts: Counter[str] = Counter()
-        self._loading = asyncio.Lock()
+        self._loading, self._versioning = asyncio.Lock(), asyncio.Lock()
+        self._had_steps = False
         self._busy = 0
         #: the tasks that asked for steps, and when one did so last, by the loop
         self._tasks: set[int] = set()
@@ -115,183 +110,70 @@ class Run:
         self._time_ns = self._read_at_ns = 0
 
     @classmethod
-    def here(cls, what: str, *, in_thread: bool = False) -> Run:
+    def here(cls, what: str, *, in_thread: bool | None = None) -> Self:
         """Return that of the job which runs here.
 
         Raises:
-            UsageError: none does, or in another process, or within a step.
+            InvalidStep: in another process, within a step, or it would stop the loop.
+            UsageError: no job runs here.
         """
-        if in_thread:
-            refuse_in_loop(f"durable.{what}_sync()", f"await durable.{what}()")
         job = running_job.get(None)
         if job is None:
             raise UsageError(
                 f"durable.{what}() is for code that runs inside a task: no job runs here"
             )
+        if in_thread:
+            try:
+                refuse_in_loop(f"durable.{what}_sync()", f"await durable.{what}()")
+            except UsageError as error:
+                raise InvalidStep(str(error)) from None
         if is_remote():
-            raise UsageError(
+            raise InvalidStep(
                 f"durable.{what}() writes to the log, which a child process has not open: take "
                 f'runs_in="process" from {job.task}, and call what is heavy as a job of its own by '
                 f"durable.call()"
             )
         inside = step_here.get("")
         if inside:
-            raise UsageError(
+            raise InvalidStep(
                 f"durable.{what}() was called within step {inside.rpartition(':')[2]}: steps do "
                 f"not nest; call it in the task itself"
             )
-        here: Run | None = getattr(job, "durable", None)
+        here: Self | None = getattr(job, "durable", None)
         if here is None:
-            here = job.durable = cls(job, in_thread=in_thread)
+            here = job.durable = cls(job, in_thread=asyncio._get_running_loop() is None)
             # What it returns is looked at once more: whether it ended as it should.
             job.packs = True
             job.children = job.children or []
         return here
 
-    def number(self, name: str, fn: object = callable) -> int:
+    def number(self, name: str, form: Form, fn: object = callable) -> int:
         """Return which call of this name this is.
 
         Raises:
-            UsageError: that is no name of a step, or no function.
+            InvalidStep: that is no name of a step, it is another kind of step, or no function.
         """
-        check_name("the name of a step", name)
-        if "#" in name:
-            raise UsageError(
-                f"the name of a step is {name!r}: it may hold no '#', which stands "
-                f"before its number"
+        known = self._forms.get(name)
+        if known is None:
+            try:
+                check_name(f"the name of {_WHAT[form]}", name)
+            except UsageError as error:
+                raise InvalidStep(str(error)) from None
+            if "#" in name:
+                raise InvalidStep(
+                    f"the name of {_WHAT[form]} is {name!r}: it may hold no '#', which stands "
+                    f"before its number"
+                )
+            self._forms[name] = form
+        elif known is not form:
+            raise InvalidStep(
+                f"{name!r} is {_WHAT[known]} of job {self._job.id}, and is {_WHAT[form]} here: "
+                f"give one of them another name"
             )
         if not callable(fn):
-            raise UsageError(f"step {name!r} takes a function and its arguments, got {fn!r:.60}")
+            raise InvalidStep(f"step {name!r} takes a function and its arguments, got {fn!r:.60}")
         self._counts[name] += 1
         return self._counts[name]
-
-    # -- steps ------------------------------------------------------------------------------------
-
-    async def step(
-        self, name: str, number: int, fn: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Do as ``durable.step``."""
-        done = await self._begin(Form.STEP, name, number)
-        if done is not None:
-            return await self._value(done, fn)
-        self._busy += 1
-        try:
-            await self._ready()
-            began_ns = self.now_ns()
-            token = step_here.set(self._key(name, number))
-            try:
-                if tracing.tracer is None:
-                    is_async = is_async_function(fn)
-                    value = await (fn(*args, **kwargs) if is_async else called(fn, args, kwargs))
-                else:
-                    with telemetry.stepping(name, number, tracing.tracer):
-                        value = await called(fn, args, kwargs)
-            finally:
-                step_here.reset(token)
-            body = self._encoded(name, number, fn, value)
-            await self._record(Form.STEP, name, number, body, began_ns)
-        finally:
-            self._busy -= 1
-            self._look_soon()
-        return value
-
-    def step_in_thread(
-        self, name: str, number: int, fn: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Do as ``durable.step_sync``, in the thread of the task."""
-        done = run(self._begin(Form.STEP, name, number))
-        if done is not None:
-            return run(self._value(done, fn))
-        run(self._ready())
-        token = step_here.set(self._key(name, number))
-        began_ns = self.now_ns()
-        tracer = tracing.tracer
-        try:
-            with telemetry.stepping(name, number, tracer) if tracer else nullcontext():
-                value = fn(*args, **kwargs)
-        finally:
-            step_here.reset(token)
-        if inspect.isawaitable(value):
-            raise UsageError(f"step {name!r}: step_sync() takes a plain function, not an async one")
-        body = self._encoded(name, number, fn, value)
-        run(self._record(Form.STEP, name, number, body, began_ns))
-        return value
-
-    async def sleep(self, number: int, span_ns: int) -> None:
-        """Do as ``durable.sleep``."""
-        if span_ns < _IN_PLACE_NS:
-            await asyncio.sleep(span_ns / SECOND_NS)
-            return
-        if await self._begin(Form.SLEEP, SLEEP, number) is not None:
-            return
-        begun = self._begun.get((SLEEP, number))
-        until_ns = self.now_ns() + span_ns if begun is None else begun.until_ns
-        if until_ns > self.now_ns():
-            await self._wait(Wait(Form.SLEEP, SLEEP, number, until_ns))
-        await self._record(Form.SLEEP, SLEEP, number)
-
-    async def event(self, name: str, number: int, kind: Any, limit_ns: int | None) -> Any:
-        """Do as ``durable.event``."""
-        done = await self._begin(Form.EVENT, name, number)
-        if done is None:
-            begun = self._begun.get((name, number))
-            until_ns = 0 if limit_ns is None else self.now_ns() + limit_ns
-            until_ns = until_ns if begun is None else begun.until_ns
-            is_over = 0 < until_ns <= self.now_ns()
-            done = await self._record(Form.TIMEOUT if is_over else Form.EVENT, name, number)
-            if done is None:
-                await self._wait(Wait(Form.EVENT, name, number, until_ns))
-                raise AssertionError("a run that waits does not come back")
-        if done.form == Form.TIMEOUT:
-            raise EventTimeout(name, self._job.id)
-        body = await self._unpacked(done)
-        return decode_loose(body) if kind is None else self._read(done, kind, body)
-
-    async def call(self, number: int, calls: Any, on_failure: OnFailure) -> Any:
-        """Do as ``durable.call``."""
-        is_single = isinstance(calls, Call)
-        some: list[Call[Any]] = [calls] if is_single else list(calls)
-        done = await self._begin(Form.CALL, CALL, number)
-        if done is None and some:
-            items = await self._items(some)
-            done = await self._record(Form.CALL, CALL, number, items=items)
-        count = 0 if done is None else done.jobs
-        if count != len(some):
-            raise UsageError(
-                f"step {CALL}#{number} of job {self._job.id} enqueued {count} jobs, and is asked "
-                f"for {len(some)} now: calls must be the same in every attempt, so make what they "
-                f"depend on a step"
-            )
-        if done is None:
-            return []
-        failed = self._failed.get(number)
-        ends = await self._ends(done, failed or {})
-        if ends is None:
-            await self._wait(Wait(Form.CALL, CALL, number, 0, done.first, done.jobs))
-            raise AssertionError("a run that waits does not come back")
-        if on_failure == "run" and failed is None:
-            await self._keep_failed(done, ends)
-        results = [
-            await self._result(end, made, on_failure) for end, made in zip(ends, some, strict=True)
-        ]
-        return results[0] if is_single else results
-
-    async def _keep_failed(self, done: Stepped, ends: list[End]) -> None:
-        """Write which jobs failed: one that is requeued later may succeed, a success stays."""
-        failed = [
-            (end.job - done.first, int(end.state), _reason(end))
-            for end in ends
-            if end.state is not State.SUCCEEDED
-        ]
-        if failed:
-            await self._record(Form.FAILED, CALL, done.number, json.dumps(failed).encode())
-
-    async def _failures(self, done: Stepped, first: int) -> dict[int, End]:
-        failed = json.loads(await self._unpacked(done))
-        return {
-            first + at: End(first + at, State(state), reason.encode())
-            for at, state, reason in failed
-        }
 
     # -- the log ----------------------------------------------------------------------------------
 
@@ -300,10 +182,9 @@ class Run:
 
         Raises:
             Suspended: the run is over.
-            UsageError: it was something else.
+            InvalidStep: it was something else, or the run should be over and goes on.
         """
-        if self.suspended:
-            raise Suspended
+        self._check_goes_on()
         if not self._read_at_ns:
             await self._loaded()
         if self._waiters:
@@ -316,11 +197,26 @@ class Run:
         self._unasked.discard((name, number))
         was = Form.EVENT if done.form == Form.TIMEOUT else done.form
         if was != form:
-            raise UsageError(
+            raise InvalidStep(
                 f"step {done.title} of job {self._job.id} was {_WHAT[was]} before, and is "
                 f"{_WHAT[form]} now: give it another name"
             )
         return done
+
+    def _check_goes_on(self) -> None:
+        """Raise if the run is over."""
+        if self.broken is not None:
+            raise self.broken
+        if self.suspended:
+            # Its own end may still be on its way: in ``finally``, or in what a group cancels.
+            current = None if self._in_thread else asyncio.current_task()
+            if current in self._ended and not _is_handled(sys.exc_info()[1]):
+                raise self._break(_SWALLOWED.format(self._job.task))
+            raise Suspended
+
+    def _break(self, problem: str) -> InvalidStep:
+        self.broken = self.broken or InvalidStep(problem)
+        return self.broken
 
     async def _loaded(self) -> None:
         """Read the steps of the attempts before, once."""
@@ -341,14 +237,33 @@ class Run:
                     called = self._done.get((CALL, done.number))
                     if called is not None:
                         self._failed[done.number] = await self._failures(done, called.first)
+                elif done.form == Form.TRIED:
+                    self._load_try(done)
                 else:
                     self._done.setdefault((done.name, done.number), done)
             place = seen.next_place
             if not place:
                 break
         self._unasked = set(self._done)
+        self._had_steps = bool(self._done)
         self._begun = {(wait.name, wait.number): wait for wait in seen.waits}
         self._time_ns, self._read_at_ns = seen.time_ns, self._steady_ns()
+
+    def _load_try(self, done: Stepped) -> None:
+        tried, title = json.loads(done.body), (done.name, done.number)
+        if tried["due_ns"]:
+            before = self._tries.get(title)
+            began_ns = done.began_ns if before is None else before.began_ns
+            self._tries[title] = Tries(tried["try"], tried["due_ns"], began_ns)
+        else:
+            self._tries.pop(title, None)
+
+    async def _failures(self, done: Stepped, first: int) -> dict[int, End]:
+        failed = json.loads(await self._unpacked(done))
+        return {
+            first + at: End(first + at, State(state), reason.encode())
+            for at, state, reason in failed
+        }
 
     def now_ns(self) -> int:
         """Return the time as the log has it: what decides whether a wait is over."""
@@ -366,14 +281,15 @@ class Run:
         body: bytes = b"null",
         began_ns: int = 0,
         items: tuple[Item, ...] = (),
+        signal: int = 0,
     ) -> Stepped | None:
         """Write the step; it is as durable as the app says when this returns.
 
         Raises:
             Suspended: another runs the job now.
+            InvalidStep: the log cannot take it, ever.
         """
-        if self.suspended:
-            raise Suspended
+        self._check_goes_on()
         delivery, packing = self._job.delivery, self._packing
         self._busy += 1
         try:
@@ -383,15 +299,22 @@ class Run:
                 stored, flags = await patiently(
                     lambda _: self._connection.packer.result(body, packing, what)
                 )
-            new = NewStep(delivery, form, name, number, stored, flags, began_ns, items)
+            new = NewStep(
+                delivery, form, name, number, stored, flags, began_ns, items, signal
+            )  # fmt: skip
             done = await patiently(lambda port: port.step(new))
         except (StaleDelivery, LogError) as error:
             raise self._cut_off(error) from None
+        except CompressionUnavailable:
+            raise
+        except UsageError as error:
+            raise self._about(name, number, error) from error
         finally:
             self._busy -= 1
             self._look_soon()
-        if done is not None and form != Form.FAILED:
-            self._done[name, number] = done
+        if done is not None:
+            if form not in _BESIDE:
+                self._done[name, number] = done
             if self._job.app.hooks.steps:
                 self._tell(done, began_ns)
         return done
@@ -423,77 +346,56 @@ class Run:
             )
         )
 
-    async def _items(self, calls: list[Call[Any]]) -> tuple[Item, ...]:
-        job, loose = self._job, []
-        for made in calls:
-            if not isinstance(made, Call):
-                raise UsageError(
-                    f"durable.call() takes what task.call(...) returns, got {made!r:.60}"
-                )
-            if made.extras is not None and (made.extras.key or made.extras.flow) is not None:
-                raise UsageError(
-                    f"{made.name}: a job that another waits for takes no dedup key, for the job "
-                    f"that holds it might be another's: use .options(key=None)"
-                )
-            flow = FlowPart(parent=job.delivery.job)
-            extras = replace(made.extras or Extras(), flow=flow)
-            child = replace(telemetry.created(made), extras=extras)
-            loose.append(self._connection.packer.loose(child))
-        items = tuple(await self._connection.patiently(lambda _: self._connection.pack_many(loose)))
-        size = transaction_bytes(items)
-        if size > TRANSACTION_BYTES_MAX:
-            raise PayloadTooLarge(
-                f"the {len(items)} jobs that {job.task} {job.id} calls", size,
-                TRANSACTION_BYTES_MAX, "call them in several goes",
-            )  # fmt: skip
-        return items
-
-    async def _ends(self, done: Stepped, failed: dict[int, End]) -> list[End] | None:
-        """Return how the jobs of a call ended; None as long as one has not.
-
-        ``failed`` are those of which that is known already.
-        """
-        ends: list[End] = []
-        jobs = [*range(done.first, done.first + done.jobs)]
-        for start in range(0, len(jobs), ENDS_MAX):
-            port = await self._connection.port()
-            some = await port.look(partial(look_at_ends, jobs=jobs[start : start + ENDS_MAX]))
-            ends += [failed.get(end.job, end) for end in some]
-            if any(end.state in LIVE_STATES for end in ends):
-                return None
-        return ends
-
-    async def _result(self, end: End, made: Call[Any], on_failure: OnFailure) -> Any:
-        job_id = f"{self._connection.tag}-{end.job}"
-        if end.state is State.SUCCEEDED:
-            if end.body is None:
-                return None
-            what = f"the result of job {job_id}"
-            body = await self._connection.packer.unpacked(end.body, end.flags, what)
-            task = made.task
-            return decode_loose(body) if task is None else task.decode_result(body)
-        reason = _reason(end)
-        if on_failure == "run":
-            return Failed(job_id=job_id, reason=reason)
-        if end.state is State.CANCELLED:
-            raise JobCancelled(job_id)
-        if end.state is State.EXPIRED:
-            raise JobExpired(job_id)
-        raise JobFailed(job_id, reason)
-
     # -- waiting ----------------------------------------------------------------------------------
 
-    async def _wait(self, wait: Wait) -> None:
+    async def _wait(self, *waits: Wait) -> Never:
         """End the run as soon as no step of it goes on any more.
 
+        A wait that is cancelled before that is not waited for.
+
         Raises:
-            Suspended: always.
+            Suspended: the run is over.
+            InvalidStep: it is awaited in a way that would not let the run end.
         """
-        self._waits[wait.name, wait.number] = wait
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        titles = [(wait.name, wait.number) for wait in waits]
+        self._waits.update(zip(titles, waits, strict=True))
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        current = asyncio.current_task()
+        self._waiters[waiter] = None if self._in_thread else current
+        loop.call_soon(self._check_awaited, waiter)
         self._look_soon()
-        await waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not self.suspended:
+                for title in titles:
+                    self._waits.pop(title, None)
+            raise
+        finally:
+            self._waiters.pop(waiter, None)
+        raise AssertionError("a run that waits does not come back")
+
+    def _check_awaited(self, waiter: asyncio.Future[None]) -> bool:
+        """Return whether a wait is awaited so that the run can end; else it ends by an error."""
+        task = self._waiters.get(waiter)
+        if waiter.done() or task is None:
+            return True
+        misuse = misuse_of(task, self._function)
+        if misuse is None:
+            return True
+        error = self._break(f"{self._job.task}: {misuse.problem}")
+        callers = [it for it in misuse.futures if it is not None and not it.done()]
+        for future in callers or (waiter,):
+            future.set_exception(error)
+        waiter.cancel()  # or nobody retrieved its error
+        return False
+
+    @cached_property
+    def _function(self) -> CodeType | None:
+        """The code of the task's own function."""
+        task = self._job.app.tasks.get(self._job.task)
+        return getattr(inspect.unwrap(task.fn), "__code__", None) if task is not None else None
 
     def _look_soon(self) -> None:
         if not self._waiters:
@@ -511,11 +413,14 @@ class Run:
         if len(self._tasks) > 1 and left > 0:  # what a step gave may lead to another one yet
             loop.call_later(left, self._look)
             return
+        if not all(map(self._check_awaited, list(self._waiters))):
+            return
         self._end()
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        for waiter, task in self._waiters.items():
             if not waiter.done():
                 waiter.set_exception(Suspended())
+                if task is not None:
+                    self._ended.add(task)
 
     def _end(self) -> None:
         self.suspended = True
@@ -526,17 +431,15 @@ class Run:
         """Return what the job waits for, packed, if its run ended by that; else None."""
         return pack_waits(self._waits.values()) if self.suspended and _is_suspended(error) else None
 
-    def problem(self) -> UsageError | None:
+    def problem(self) -> InvalidStep | None:
         """Return what is wrong with a run that returned; None: nothing is."""
-        if self.suspended:
-            return UsageError(
-                f"{self._job.task} caught durable.Suspended and went on: the run was over there, "
-                f"and what it did since counts for nothing. Catch Exception, not BaseException, or "
-                f"raise it again"
-            )
-        if self._unasked and self._job.task not in _told:
+        if self.suspended and self.broken is None:
+            return self._break(_SWALLOWED.format(self._job.task))
+        if self.broken is not None:
+            return self.broken
+        if self._unasked and self._job.task not in seen_before:
             name = min(self._unasked)
-            _told.add(self._job.task)
+            seen_before.add(self._job.task)
             _log.warning(
                 "%s: job %s did not ask for step %s#%d%s: was its code changed meanwhile?",
                 self._job.task, self._job.id, *name,
@@ -547,34 +450,8 @@ class Run:
 
     # -- values -----------------------------------------------------------------------------------
 
-    def _key(self, name: str, number: int) -> str:
-        return f"{self._job.id}:{name}#{number}"
-
-    def _encoded(self, name: str, number: int, fn: Callable[..., Any], value: Any) -> bytes:
-        codec = codec_of(fn)
-        try:
-            body = codec.encode(value, self._connection.packer.bodies.limit(self._packing))
-        except UsageError as error:
-            raise self._about(name, number, error) from None
-        return b"null" if body is None else body
-
-    async def _value(self, done: Stepped, fn: Callable[..., Any]) -> Any:
-        body = await self._unpacked(done)
-        try:
-            return codec_of(fn).decode(body)
-        except UsageError as error:
-            raise self._about(done.name, done.number, error) from None
-
-    def _read(self, done: Stepped, kind: Any, body: bytes) -> Any:
-        try:
-            return validator_of(kind).validate_json(body)
-        except ValueError as error:
-            kind = inspect.formatannotation(kind)
-            problem = UsageError(f"the signal does not fit {kind} ({cause_of(error)})")
-            raise self._about(done.name, done.number, problem) from None
-
-    def _about(self, name: str, number: int, error: UsageError) -> UsageError:
-        return UsageError(f"step {name}#{number} of job {self._job.id}: {error}")
+    def _about(self, name: str, number: int, problem: object) -> InvalidStep:
+        return InvalidStep(f"step {name}#{number} of job {self._job.id}: {problem}")
 
     async def _unpacked(self, done: Stepped) -> bytes:
         if not done.flags:
@@ -585,17 +462,26 @@ class Run:
 
 _WHAT: Final[dict[int, str]] = {
     Form.STEP: "a step", Form.SLEEP: "a sleep", Form.EVENT: "an event", Form.CALL: "a call of jobs",
+    Form.FIRST: "the first of several waits", Form.VERSION: "the version of the code",
+    Form.UNDO: "a step that undoes",
 }  # fmt: skip
-#: Tasks whose unasked steps were told of.
-_told: Final[set[str]] = set()
+#: They stand beside the step of their name and number.
+_BESIDE: Final = frozenset({Form.FAILED, Form.TRIED})
+_SWALLOWED: Final = (
+    "{} caught durable.Suspended and went on: the run was over there, and what it did since counts "
+    "for nothing. Catch Exception, not BaseException, or raise it again"
+)
+#: Tasks whose unasked steps were told of, and signals that were.
+seen_before: Final[set[str | tuple[str, int]]] = set()
 
 
-def _reason(end: End) -> str:
-    if end.state is State.DEAD:
-        return (end.body or b"").decode("utf-8", "replace")
-    if end.state is State.ABSENT:
-        return "the log has no such job any more: it is kept for as long as the job that called it"
-    return end.state.name.lower()
+def _is_handled(error: BaseException | None) -> bool:
+    """Return whether the end of a run is among the errors that are handled now."""
+    while error is not None:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) or _is_suspended(error):
+            return True
+        error = error.__context__
+    return False
 
 
 def _is_suspended(error: BaseException) -> bool:

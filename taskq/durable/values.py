@@ -29,6 +29,15 @@ is_async_function: Final = lru_cache(_FUNCTIONS_KEPT)(inspect.iscoroutinefunctio
 
 
 @lru_cache(_FUNCTIONS_KEPT)
+def parameters_of(fn: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of what a function takes; empty if that cannot be known."""
+    try:
+        return frozenset(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+@lru_cache(_FUNCTIONS_KEPT)
 def codec_of(fn: Callable[..., Any]) -> ResultCodec:
     """Return what keeps the values that a function returns, and reads them again."""
     name = getattr(fn, "__qualname__", None) or type(fn).__qualname__

@@ -34,6 +34,16 @@ class Form(enum.IntEnum):
     CALL = 4
     #: those of them failed that its value names: of the ``CALL`` of the same name and number
     FAILED = 5
+    #: a try of a step failed: of the ``STEP`` of the same name and number
+    TRIED = 6
+    #: the first of several waits came: its value is which
+    FIRST = 7
+    #: the job asked for the version of its code
+    VERSION = 8
+    #: a step is to run if the job fails for good or is cancelled: the ``STEP`` of that name
+    UNDO = 9
+    #: the job failed for good or was cancelled, and runs such steps: its value is why
+    UNDOING = 10
 
 
 #: Steps that tell of what was done; before the others nothing was.
@@ -44,7 +54,8 @@ class Wait(NamedTuple):
     """Tell one thing that a job waits for.
 
     ``until_ns`` is when the wait is over at the latest, 0 for never; ``first`` and ``jobs`` are
-    the first job of a ``CALL``, and how many it has.
+    the first job of a ``CALL``, and how many it has. ``first`` of an ``EVENT`` is the last signal
+    of its name that was looked at and did not fit.
     """
 
     form: int
@@ -108,6 +119,8 @@ def waited_for(waits: Iterable[Wait]) -> str:
             parts.append(f"signal {wait.name!r}")
         elif wait.form == Form.CALL:
             parts.append(f"{wait.jobs} job{'s' if wait.jobs != 1 else ''} that it called")
+        elif wait.form == Form.TRIED:
+            parts.append(f"the next try of step {wait.name!r}")
         else:
             parts.append("a time")
     return " and ".join(parts)
@@ -188,9 +201,10 @@ class Steps:
         at = (it.number for it in self.signals.get(job, ()) if it.location == location)
         return next(at, None)
 
-    def find_signal(self, job: int, name: bytes) -> Signal | None:
-        """Return the oldest signal of a name that no step has taken."""
-        return next((it for it in self.signals.get(job, ()) if it.name == name), None)
+    def find_signal(self, job: int, name: bytes, after: int = 0) -> Signal | None:
+        """Return the oldest signal of a name behind ``after`` that no step has taken."""
+        signals = self.signals.get(job, ())
+        return next((it for it in signals if it.name == name and it.number > after), None)
 
     def knows_once(self, job: int, once: bytes) -> bool:
         """Return whether the job has had a signal that is known by this."""

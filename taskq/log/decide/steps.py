@@ -7,7 +7,7 @@ the log decides.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from taskq.core.errors import JobNotFound, JobSettled, PayloadTooLarge, UsageError
 from taskq.core.flows import Policy, needs_of
@@ -36,15 +36,14 @@ if TYPE_CHECKING:
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.requests import Delivery, Item
 
-_EVENTS: Final = frozenset({Form.EVENT, Form.TIMEOUT})
-
 
 class NewStep(NamedTuple):
     """A step that a running job has done, or asks for, and is not to do again.
 
     ``body`` is its value as JSON; an event's is the signal's, and it has none here. ``form`` is of
-    ``core.folds.steps``; a TIMEOUT stands only if no signal has come. ``items`` are the jobs that
-    a CALL enqueues in the same frame.
+    ``core.folds.steps``. ``items`` are the jobs that a CALL enqueues in the same frame. ``signal``
+    is the one that an EVENT takes, 0 for the oldest of its name; a TIMEOUT stands only if none came
+    after that one.
     """
 
     delivery: Delivery
@@ -55,6 +54,7 @@ class NewStep(NamedTuple):
     flags: int = 0
     began_ns: int = 0
     items: tuple[Item, ...] = ()
+    signal: int = 0
 
 
 class Fork(NamedTuple):
@@ -95,14 +95,14 @@ class Steps:
         self._enqueues = enqueues
 
     def step(self, batch: Batch, new: NewStep) -> Stepped | None:
-        """Write a step; None if it is an event, and no signal has come.
+        """Write a step; None if it is an event whose signal is not there, or was late and is.
 
         Raises:
             StaleDelivery: the claim is over: another runs the job now.
             UsageError: the job has too many steps, or a job that it enqueues is wrong.
             SpillMissing: the file of its value is gone.
         """
-        delivery, form, name, number, body, flags, began_ns, items = new
+        delivery, form, name, number, body, flags, began_ns, items, wanted = new
         agenda, job = self._context.agenda, delivery.job
         check_claim(agenda, delivery)
         place = agenda.steps.count(job)
@@ -115,12 +115,13 @@ class Steps:
             name, number, form, place, body=body, flags=flags, began_ns=began_ns,
         )  # fmt: skip
         once = b""
-        if form in _EVENTS:
-            signal = agenda.steps.find_signal(job, _encoded(name))
-            if signal is not None:
-                step, once = self._taken(batch, step, signal), signal.once
-            elif form == Form.EVENT:
+        if form == Form.EVENT:
+            signal = agenda.steps.find_signal(job, _encoded(name), max(wanted - 1, 0))
+            if signal is None or wanted not in (0, signal.number):
                 return None
+            step, once = self._taken(batch, step, signal), signal.once
+        elif form == Form.TIMEOUT and agenda.steps.find_signal(job, _encoded(name), wanted):
+            return None
         if flags:
             self._enqueues.check_packed(flags, body, f"step {step.title} of {delivery!r}")
         prepared = self._enqueues.prepared(batch, items) if items else []
@@ -175,7 +176,8 @@ class Steps:
         for wait in waits:
             if wait.form == Form.EVENT:
                 name = _encoded(wait.name)
-                is_there = is_there or agenda.steps.find_signal(job, name) is not None
+                signal = agenda.steps.find_signal(job, name, wait.first)
+                is_there = is_there or signal is not None
             elif wait.form == Form.CALL:
                 left = sum(
                     agenda.table.find(child) is not None

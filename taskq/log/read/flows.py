@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from taskq.core.folds.steps import Wait
     from taskq.log.format.flows import Takes
     from taskq.log.journal.journal import Journal
-    from taskq.log.requests import Outcome
     from taskq.log.state.facets import Sight
     from taskq.log.state.story import Story
 
@@ -51,6 +50,8 @@ class End(NamedTuple):
     state: State
     body: bytes | None = None
     flags: int = 0
+    #: where the record of its end stands
+    location: int = 0
 
 
 def look_at_ties(sight: Sight, job: int) -> Takes | None:
@@ -102,26 +103,27 @@ def look_at_ends(sight: Sight, jobs: list[int]) -> list[End]:
         if state is not State.ABSENT:
             ends.append(End(job, state))
             continue
-        outcome = _outcome(sight, job)
-        ends.append(End(job, State.ABSENT) if outcome is None else End(job, *outcome))
+        ends.append(_end(sight, job))
     return ends
 
 
-def _outcome(sight: Sight, job: int) -> Outcome | None:
+def _end(sight: Sight, job: int) -> End:
     journal, facets = sight.journal, sight.facets
     agenda = facets.need_agenda()
     location = agenda.flows.ended.get(job)
     if location is not None and agenda.dead.find(job) is None:
         try:
             if _is_end_of(journal.files.unchecked_record(location), job):
-                return read_outcome(journal, location)
+                return End(job, *read_outcome(journal, location), location)
         except (LogError, IndexError):
             pass  # compaction took its segment: it was written again
     try:
         end = find_end(journal, job)
-        return None if end is None else read_outcome(journal, end)
+        if end is not None:
+            return End(job, *read_outcome(journal, end), end)
     except JobNotFound:
-        return None
+        pass
+    return End(job, State.ABSENT)
 
 
 def _is_end_of(record: bytes, job: int) -> bool:
@@ -132,6 +134,8 @@ def _is_end_of(record: bytes, job: int) -> bool:
 
 #: Steps that one look reads: some 5 ms of work.
 READ_MAX: Final = 1_000
+#: Signals that one look reads: as many as come to so many bytes.
+SIGNALS_BYTES_MAX: Final = 1 << 20
 
 
 class StepsSeen(NamedTuple):
@@ -156,3 +160,25 @@ def look_at_steps(sight: Sight, job: int, place: int = 0) -> StepsSeen:
     waits = tuple(unpack_waits(packed, agenda.times.shift_ns))
     time_ns = sight.journal.log_time()[0]
     return StepsSeen(steps, waits, place + READ_MAX if more else 0, time_ns)
+
+
+class SignalSeen(NamedTuple):
+    """A signal of a job that no step has taken."""
+
+    number: int
+    location: int
+    body: bytes
+    flags: int
+
+
+def look_at_signals(sight: Sight, job: int, name: bytes, after: int = 0) -> list[SignalSeen]:
+    """Return some signals of a name behind ``after``, the oldest first; empty if there are none."""
+    files, seen, size = sight.journal.files, list[SignalSeen](), 0
+    for signal in sight.facets.need_agenda().steps.signals.get(job, ()):
+        if signal.name == name and signal.number > after:
+            sent = decode_step(files.unchecked_record(signal.location))
+            seen.append(SignalSeen(signal.number, signal.location, sent.body, sent.flags))
+            size += len(sent.body)
+            if size > SIGNALS_BYTES_MAX:
+                break
+    return seen

@@ -182,7 +182,8 @@ def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log() 
     world.clock.advance(120)
     mine, other = process.claim(2)
     process.ask(Op.SIGNAL, NewSignal(first, "paid", b"1"))
-    assert do(process, mine, "paid", form=Form.TIMEOUT).form == Form.EVENT
+    assert do(process, mine, "paid", form=Form.TIMEOUT) is None
+    assert do(process, mine, "paid", form=Form.EVENT).form == Form.EVENT
     assert do(process, other, "paid", form=Form.TIMEOUT).form == Form.TIMEOUT
     process.ask(Op.SIGNAL, NewSignal(second, "paid", b"1"))
     assert [step.form for step in known_steps(process, second)] == [Form.TIMEOUT]

@@ -195,7 +195,7 @@ class Attempt:
             wait = Wait(form, *title, until_ns)
         elif form is Form.EVENT:
             new = new._replace(form=Form.TIMEOUT)
-        step = yield Ask(Op.STEP, new)
+        step = yield from self.write(new)
         if step is None:
             self.waits.append(wait)
             return
@@ -205,6 +205,12 @@ class Attempt:
         done[title] = step
         if name == "call":
             yield from self.await_children(step)
+
+    def write(self, new: NewStep) -> Generator[Ask, Any, Any]:
+        step = yield Ask(Op.STEP, new)
+        if step is None and new.form is Form.TIMEOUT:  # a signal came before it
+            step = yield Ask(Op.STEP, new._replace(form=Form.EVENT))
+        return step
 
     def await_children(self, step: Stepped) -> Generator[Ask, Any, None]:
         is_held = self.is_held

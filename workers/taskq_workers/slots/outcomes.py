@@ -12,6 +12,7 @@ from taskq.errors import (
     AppendFailed,
     CompressionUnavailable,
     InvalidCall,
+    InvalidStep,
     LogClosed,
     LogDamaged,
     LogFailed,
@@ -56,7 +57,7 @@ def settle_failure(  # noqa: PLR0911 - a wish, a refusal or the policy
     if isinstance(error, Discard):
         return reject(delivery, reasons.summary(error))
     reason = reasons.describe(error)
-    if isinstance(error, TypeError) and reasons.raised_by_call(error):
+    if _is_invalid(error) or (isinstance(error, TypeError) and reasons.raised_by_call(error)):
         return reject(delivery, reason)
     wish = _wish(task, delivery, error)
     if isinstance(wish, Snooze):
@@ -75,6 +76,13 @@ def _by_policy(
         cause = Cause.EXHAUSTED if decision.exhausted else Cause.REJECTED
         return Settlement(kinds.DEATH, delivery, body, 0, cause)
     return Settlement(kinds.RETRY, delivery, body, decision.delay_ns)
+
+
+def _is_invalid(error: BaseException) -> bool:
+    """Return whether a step cannot be done as it is written, alone or in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(InvalidStep) is not None
+    return isinstance(error, InvalidStep)
 
 
 def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
@@ -98,10 +106,15 @@ def settle_suspended(
 ) -> Settlement | None:
     """Return the release of a job whose run ended since it waits; None if it ended otherwise.
 
-    A run that the log cut off waits for nothing: it is given back, and burns no attempt.
+    A run that the log cut off waits for nothing: it is given back, and burns no attempt. One that
+    cannot wait as it is written is dead.
     """
     steps = getattr(job, "durable", None)
-    waits = None if steps is None else steps.waits_after(error)
+    if steps is None:
+        return None
+    if steps.broken is not None:
+        return reject(delivery, reasons.describe(steps.broken))
+    waits = steps.waits_after(error)
     if waits is None:
         return None
     if not waits:

@@ -1,0 +1,401 @@
+"""Waits of a run: for a time, a signal, other jobs, or the first of them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from taskq import telemetry
+from taskq.calls.call import Call, transaction_bytes
+from taskq.calls.serialization import cause_of, decode_loose
+from taskq.core.errors import InvalidStep, JobCancelled, JobExpired, JobFailed, TaskqError
+from taskq.core.flows import FlowPart
+from taskq.core.folds.steps import Form, Wait
+from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
+from taskq.core.values import NamedTuple
+from taskq.durable.attempt import CALL, IN_PLACE_NS, seen_before
+from taskq.durable.stepping import Stepping
+from taskq.durable.values import validator_of
+from taskq.flows.building import Failed
+from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Sequence
+
+    from taskq.log.format.steps import Stepped
+    from taskq.log.read.flows import SignalSeen
+    from taskq.log.requests import Item
+
+_log: Final = logging.getLogger("taskq")
+SLEEP: Final = "sleep"
+FIRST: Final = "first"
+VERSION: Final = "version"
+#: How one that failed is handed over.
+OnFailure = Literal["raise", "run"]
+T = TypeVar("T")
+
+
+class EventTimeout(TaskqError, TimeoutError):
+    """No signal came in time; so it stays, whatever comes later.
+
+    Attributes:
+        name: of the signal.
+    """
+
+    def __init__(self, name: str, job_id: str) -> None:
+        super().__init__(f"job {job_id}: no signal {name!r} came in time")
+        self.name = name
+
+
+class Wanted(NamedTuple):
+    """The signal that an event waits for."""
+
+    name: str
+    number: int
+    kind: Any
+    limit_ns: int | None
+    where: Callable[[Any], object] | None
+
+
+class Arrival(NamedTuple):
+    """Place in the log's order of something that a job may wait for, the lesser first."""
+
+    #: 0: its step is done; 1: it is in the log; 2: a time passed
+    rank: int
+    place: int
+
+
+class Part(Coroutine[Any, Any, T]):
+    """A wait that is to be awaited, alone or among others by ``durable.first``."""
+
+    __slots__ = ("_coroutine", "look", "title")
+
+    def __init__(
+        self,
+        title: tuple[str, int],
+        look: Callable[[], Awaitable[Arrival | Wait]],
+        coroutine: Coroutine[Any, Any, T],
+    ) -> None:
+        self.title = title
+        self.look = look
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Wait for it."""
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Go on with a value, as a coroutine does."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Go on with an error, as a coroutine does."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """Give it up."""
+        self._coroutine.close()
+
+
+class Run(Stepping):
+    """An attempt that waits."""
+
+    def sleep(self, span_ns: int) -> Part[None]:
+        """Return what ``durable.sleep`` does."""
+        number = self.number(SLEEP, Form.SLEEP)
+        look = partial(self._look_at_sleep, number, span_ns)
+        return Part((SLEEP, number), look, self._sleep(number, span_ns))
+
+    async def _sleep(self, number: int, span_ns: int) -> None:
+        if span_ns < IN_PLACE_NS and (SLEEP, number) not in self._begun:
+            await asyncio.sleep(span_ns / SECOND_NS)
+            return
+        if await self._begin(Form.SLEEP, SLEEP, number) is not None:
+            return
+        wait = self._sleeping(number, span_ns)
+        if wait.until_ns > self.now_ns():
+            await self._wait(wait)
+        await self._record(Form.SLEEP, SLEEP, number)
+
+    async def _look_at_sleep(self, number: int, span_ns: int) -> Arrival | Wait:
+        done = await self._begin(Form.SLEEP, SLEEP, number)
+        if done is not None:
+            return Arrival(0, done.place)
+        wait = self._sleeping(number, span_ns)
+        return wait if wait.until_ns > self.now_ns() else Arrival(2, wait.until_ns)
+
+    def _sleeping(self, number: int, span_ns: int) -> Wait:
+        begun = self._begun.get((SLEEP, number))
+        until_ns = self.now_ns() + span_ns if begun is None else begun.until_ns
+        return Wait(Form.SLEEP, SLEEP, number, until_ns)
+
+    def event(
+        self, name: str, kind: Any, limit_ns: int | None, where: Callable[[Any], object] | None
+    ) -> Part[Any]:
+        """Return what ``durable.event`` does."""
+        wanted = Wanted(name, self.number(name, Form.EVENT), kind, limit_ns, where)
+        look = partial(self._look_at_event, wanted)
+        return Part((name, wanted.number), look, self._event(wanted))
+
+    async def _event(self, wanted: Wanted) -> Any:
+        name, number = wanted.name, wanted.number
+        done = await self._begin(Form.EVENT, name, number)
+        while done is None:
+            fitting, wait = await self._find(wanted)
+            if fitting is not None:
+                done = await self._record(Form.EVENT, name, number, signal=fitting.number)
+            elif 0 < wait.until_ns <= self.now_ns():
+                done = await self._record(Form.TIMEOUT, name, number, signal=wait.first)
+            else:
+                await self._wait(wait)
+        if done.form == Form.TIMEOUT:
+            raise EventTimeout(name, self._job.id)
+        return self._read(done, wanted.kind, await self._unpacked(done))
+
+    async def _look_at_event(self, wanted: Wanted) -> Arrival | Wait:
+        done = await self._begin(Form.EVENT, wanted.name, wanted.number)
+        if done is not None:
+            return Arrival(0, done.place)
+        fitting, wait = await self._find(wanted)
+        if fitting is not None:
+            return Arrival(1, fitting.location)
+        is_over = 0 < wait.until_ns <= self.now_ns()
+        return Arrival(2, wait.until_ns) if is_over else wait
+
+    async def _find(self, wanted: Wanted) -> tuple[SignalSeen | None, Wait]:
+        """Return the oldest signal that fits, and what to wait for if none does."""
+        name, job = wanted.name, self._job.delivery.job
+        begun = self._begun.get((name, wanted.number))
+        until_ns = 0 if wanted.limit_ns is None else self.now_ns() + wanted.limit_ns
+        until_ns = until_ns if begun is None else begun.until_ns
+        seen, encoded = 0, name.encode("utf-8", "surrogatepass")
+        while True:
+            port = await self._connection.port()
+            look = partial(look_at_signals, job=job, name=encoded, after=seen)
+            signals = await port.look(look)
+            for signal in signals:
+                if await self._fits(wanted, signal):
+                    return signal, Wait(Form.EVENT, name, wanted.number, until_ns, seen)
+                seen = signal.number
+            if not signals:
+                return None, Wait(Form.EVENT, name, wanted.number, until_ns, seen)
+
+    async def _fits(self, wanted: Wanted, signal: SignalSeen) -> bool:
+        """Return whether a signal is one that is waited for; it stays where it is if not."""
+        body, what = signal.body, f"signal {wanted.name!r} of job {self._job.id}"
+        if signal.flags:
+            body = await self._connection.packer.unpacked(body, signal.flags, what)
+        try:
+            value = _valid(wanted.kind, body)
+        except ValueError as error:
+            if (self._job.id, signal.number) not in seen_before:
+                seen_before.add((self._job.id, signal.number))
+                _log.warning(
+                    "%s: passed over, since it does not fit %s (%s)",
+                    what, inspect.formatannotation(wanted.kind), cause_of(error),
+                )  # fmt: skip
+            return False
+        return wanted.where is None or bool(wanted.where(value))
+
+    def call(self, calls: Any, on_failure: OnFailure) -> Part[Any]:
+        """Return what ``durable.call`` does."""
+        number = self.number(CALL, Form.CALL)
+        is_single = isinstance(calls, Call)
+        some: list[Call[Any]] = [calls] if is_single else list(calls)
+        look = partial(self._look_at_call, number, some)
+        return Part((CALL, number), look, self._call(number, some, on_failure, is_single=is_single))
+
+    async def _call(
+        self, number: int, some: list[Call[Any]], on_failure: OnFailure, *, is_single: bool
+    ) -> Any:
+        done = await self._enqueued(number, some)
+        if done is None:
+            return []
+        failed = self._failed.get(number)
+        ends = await self._ends(done, failed or {})
+        if ends is None:
+            await self._wait(Wait(Form.CALL, CALL, number, 0, done.first, done.jobs))
+            raise AssertionError("a run that waits does not come back")
+        if on_failure == "run" and failed is None:
+            await self._keep_failed(done, ends)
+        results = [
+            await self._result(end, made, on_failure) for end, made in zip(ends, some, strict=True)
+        ]
+        return results[0] if is_single else results
+
+    async def _look_at_call(self, number: int, some: list[Call[Any]]) -> Arrival | Wait:
+        done = await self._enqueued(number, some)
+        if done is None:
+            return Arrival(1, 0)
+        ends = await self._ends(done, self._failed.get(number) or {})
+        if ends is None:
+            return Wait(Form.CALL, CALL, number, 0, done.first, done.jobs)
+        return Arrival(1, max(end.location for end in ends))
+
+    async def _enqueued(self, number: int, some: list[Call[Any]]) -> Stepped | None:
+        """Return the step that enqueued these jobs; None if there are none."""
+        done = await self._begin(Form.CALL, CALL, number)
+        if done is None and some:
+            items = await self._items(some)
+            done = await self._record(Form.CALL, CALL, number, items=items)
+        count = 0 if done is None else done.jobs
+        if count != len(some):
+            raise InvalidStep(
+                f"step {CALL}#{number} of job {self._job.id} enqueued {count} jobs, and is asked "
+                f"for {len(some)} now: calls must be the same in every attempt, so make what they "
+                f"depend on a step"
+            )
+        return done
+
+    def first(self, parts: Sequence[Any]) -> Coroutine[Any, Any, Any]:
+        """Return what ``durable.first`` does."""
+        for part in parts:
+            if not isinstance(part, Part):
+                raise InvalidStep(
+                    f"durable.first() takes what durable.event(), sleep() and call() return, got "
+                    f"{part!r:.60}"
+                )
+        if not parts:
+            raise InvalidStep("durable.first() waits for nothing: give it a wait at least")
+        return self._first(self.number(FIRST, Form.FIRST), parts)
+
+    async def _first(self, number: int, parts: Sequence[Part[Any]]) -> Any:
+        try:
+            chosen = await self._chosen(number, parts)
+            for at, part in enumerate(parts):
+                if at != chosen:
+                    self._unasked.discard(part.title)
+            return await parts[chosen]
+        finally:
+            for part in parts:
+                part.close()
+
+    async def _chosen(self, number: int, parts: Sequence[Part[Any]]) -> int:
+        """Return which of the waits came first; it is decided once."""
+        done = await self._begin(Form.FIRST, FIRST, number)
+        if done is not None:
+            chosen = int(await self._unpacked(done))
+            if chosen >= len(parts):
+                raise InvalidStep(
+                    f"step {FIRST}#{number} of job {self._job.id} was decided for wait "
+                    f"{chosen + 1}, and has {len(parts)} now: add waits at the end, and leave none "
+                    f"out"
+                )
+            return chosen
+        arrivals, waits = list[tuple[Arrival, int]](), list[Wait]()
+        for at, part in enumerate(parts):
+            seen = await part.look()
+            if isinstance(seen, Wait):
+                waits.append(seen)
+            else:
+                arrivals.append((seen, at))
+        if not arrivals:
+            await self._wait(*waits)
+        _, chosen = min(arrivals)
+        await self._record(Form.FIRST, FIRST, number, b"%d" % chosen)
+        return chosen
+
+    async def version(self, current: str, before: str | None) -> str:
+        """Do as ``durable.version``."""
+        self._forms.setdefault(VERSION, Form.VERSION)
+        async with self._versioning:
+            done = await self._begin(Form.VERSION, VERSION, 1)
+            if done is not None:
+                return str(json.loads(await self._unpacked(done)))
+            chosen = current if before is None or not self._had_steps else before
+            await self._record(Form.VERSION, VERSION, 1, json.dumps(chosen).encode())
+            return chosen
+
+    async def _keep_failed(self, done: Stepped, ends: list[End]) -> None:
+        """Write which jobs failed: one that is requeued later may succeed, a success stays."""
+        failed = [
+            (end.job - done.first, int(end.state), _reason(end))
+            for end in ends
+            if end.state is not State.SUCCEEDED
+        ]
+        if failed:
+            await self._record(Form.FAILED, CALL, done.number, json.dumps(failed).encode())
+
+    async def _items(self, calls: list[Call[Any]]) -> tuple[Item, ...]:
+        job, loose = self._job, []
+        for made in calls:
+            if not isinstance(made, Call):
+                raise InvalidStep(
+                    f"durable.call() takes what task.call(...) returns, got {made!r:.60}"
+                )
+            if made.extras is not None and (made.extras.key or made.extras.flow) is not None:
+                raise InvalidStep(
+                    f"{made.name}: a job that another waits for takes no dedup key, for the job "
+                    f"that holds it might be another's: use .options(key=None)"
+                )
+            flow = FlowPart(parent=job.delivery.job)
+            extras = replace(made.extras or Extras(), flow=flow)
+            child = replace(telemetry.created(made), extras=extras)
+            loose.append(self._connection.packer.loose(child))
+        items = tuple(await self._connection.patiently(lambda _: self._connection.pack_many(loose)))
+        size = transaction_bytes(items)
+        if size > TRANSACTION_BYTES_MAX:
+            raise InvalidStep(
+                f"the {len(items)} jobs that {job.task} {job.id} calls have {size} bytes, the "
+                f"limit is {TRANSACTION_BYTES_MAX}: call them in several goes"
+            )
+        return items
+
+    async def _ends(self, done: Stepped, failed: dict[int, End]) -> list[End] | None:
+        """Return how the jobs of a call ended; None as long as one has not.
+
+        ``failed`` are those of which that is known already.
+        """
+        ends: list[End] = []
+        jobs = [*range(done.first, done.first + done.jobs)]
+        for start in range(0, len(jobs), ENDS_MAX):
+            port = await self._connection.port()
+            some = await port.look(partial(look_at_ends, jobs=jobs[start : start + ENDS_MAX]))
+            ends += [failed.get(end.job, end) for end in some]
+            if any(end.state in LIVE_STATES for end in ends):
+                return None
+        return ends
+
+    async def _result(self, end: End, made: Call[Any], on_failure: OnFailure) -> Any:
+        job_id = f"{self._connection.tag}-{end.job}"
+        if end.state is State.SUCCEEDED:
+            if end.body is None:
+                return None
+            what = f"the result of job {job_id}"
+            body = await self._connection.packer.unpacked(end.body, end.flags, what)
+            task = made.task
+            return decode_loose(body) if task is None else task.decode_result(body)
+        reason = _reason(end)
+        if on_failure == "run":
+            return Failed(job_id=job_id, reason=reason)
+        if end.state is State.CANCELLED:
+            raise JobCancelled(job_id)
+        if end.state is State.EXPIRED:
+            raise JobExpired(job_id)
+        raise JobFailed(job_id, reason)
+
+    def _read(self, done: Stepped, kind: Any, body: bytes) -> Any:
+        try:
+            return _valid(kind, body)
+        except ValueError as error:
+            kind = inspect.formatannotation(kind)
+            problem = f"the signal does not fit {kind} ({cause_of(error)})"
+            raise self._about(done.name, done.number, problem) from None
+
+
+def _valid(kind: Any, body: bytes) -> Any:
+    return decode_loose(body) if kind is None else validator_of(kind).validate_json(body)
+
+
+def _reason(end: End) -> str:
+    if end.state is State.DEAD:
+        return (end.body or b"").decode("utf-8", "replace")
+    if end.state is State.ABSENT:
+        return "the log has no such job any more: it is kept for as long as the job that called it"
+    return end.state.name.lower()
