@@ -122,7 +122,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Files": {
         "export": ("export", "Write jobs or records as JSON lines or Parquet."),
         "verify": ("jobs", "Read the whole log and report damage."),
-        "repair": ("upkeep", "Write damaged segments anew from all that still reads."),
+        "repair": ("upkeep", "Copy what reads of a damaged log into a new one."),
         "compact": ("upkeep", "Remove what need not be kept from the log's oldest end."),
         "backup": ("copies", "Copy a log as it stands, beside live workers."),
         "restore": ("copies", "Make a log of a backup."),

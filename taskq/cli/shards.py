@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 def logs_below(root: Path) -> list[Path]:
     """Return the logs of a root of shards; of another directory itself."""
+    return [root / name for name in names_below(root)] or [root]
+
+
+def names_below(root: Path) -> list[str]:
+    """Return the names of the shards below a root; none if it is not one."""
     if not (root / "shards.json").is_file():
-        return [root]
+        return []
     from taskq import Shards  # noqa: PLC0415 - few have shards
 
     layout = Shards.of(root)
-    return [root] if layout is None else [root / name for name in layout.names()]
+    return [] if layout is None else layout.names()
 
 
 def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -517,7 +517,7 @@ class Damage:
         """
         where = f"behind offset {self.offset} of" if self.offset else "before"
         most = "up to " if self.skipped else ""
-        accept = f"or accept the loss with: {command(directory, 'repair')}"
+        accept = f"or go on without them in a new log: {command(directory, 'repair')} --to NEW"
         cure = f"Have them sent again: {again}" if again else ""
         cure = cure or f"Bring the segments back from a backup, {accept}"
         return (

@@ -271,7 +271,7 @@ ROWS: Final[dict[str, Row]] = {
     "dead show": of("dead", "dead", "show"),
     "export": d("export"),
     "verify": (lambda place: ("verify", place.damaged), True),
-    "repair": quiet((lambda place: ("repair", place.damaged, "--dry-run"), True)),
+    "repair": (lambda place: ("repair", place.damaged), True),
     "compact": quiet(d("compact", "--dry-run")),
     "backup": (lambda place: ("backup", place.log, place.root / f"backup{TEXT}"), True),
     "restore": (lambda place: ("restore", place.root / f"none{TEXT}", place.root / "x"), True),

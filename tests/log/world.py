@@ -16,6 +16,7 @@ from taskq.log.commit.committer import Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.frames import segment_name
 from taskq.log.format.record import LogRecord
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
@@ -33,6 +34,7 @@ from taskq.log.state.facets import Facets
 from taskq.log.state.story import records, tell
 from taskq.log.store.here import Here
 from taskq.log.store.mailbox import Mailbox
+from taskq.log.upkeep.repair import RepairReport, survey_damage, write_repaired
 from taskq.testing.clock import FakeClock
 from tests.effort import every
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
@@ -132,6 +134,23 @@ class World:
         facets.need_agenda()
         facets.need_dedup()
         return facets
+
+    def repair(self) -> RepairReport:
+        """Put a repaired copy in the place of the log, which the repair leaves as it is."""
+        journal, disk = self.reader(), CrashableDisk(self.machine)
+        before = {path: self.machine.content(path) for path in self.machine.paths()}
+        report, target = survey_damage(journal), f"{self.path}/repaired"
+        disk.make_directory(target)
+        written = write_repaired(journal, disk, target)
+        old = {path: self.machine.content(path) for path in before}
+        assert old == before
+        beside = (f"{self.path}/log/", f"{self.path}/snapshot/")
+        for path in [path for path in before if path.startswith(beside)]:
+            self.machine.unlink(path)
+        self.machine.put(f"{self.path}/write.lock", b"")
+        for name in map(segment_name, written):
+            self.machine.put(f"{self.path}/log/{name}", self.machine.content(f"{target}/{name}"))
+        return report
 
     def remove_oldest(self, count: int) -> None:
         """Remove the oldest segments, in which nothing is needed, and say so as compaction does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -9,7 +10,7 @@ import click
 from taskq import extras
 from taskq.cli import render
 from taskq.cli.commands.jobs import print_damage
-from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
+from taskq.cli.errors import EXIT_FAILED, WrongUsage
 from taskq.cli.options import (
     data_dir_option,
     json_option,
@@ -17,14 +18,12 @@ from taskq.cli.options import (
     open_reader,
     resolve,
     span,
-    yes_option,
 )
-from taskq.cli.shards import logs_below, over_shards
+from taskq.cli.shards import logs_below, names_below, over_shards
 from taskq.text import flat
+from taskq.values import command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from taskq.views import Check, CompactReport, RepairReport
 
 #: Of the names of checks, at least.
@@ -102,79 +101,60 @@ def _print(report: CompactReport) -> None:
     render.echo(f"\n{render.size(max(report.freed, 0))} {verb}, {carried} written again")
 
 
-# ``taskq repair``: damaged segments are written anew, when a person says so.
+# ``taskq repair``: what reads of a damaged log is copied into a new one, when a person says so.
 
 
 @click.command()
 @log_argument
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path),
+    metavar="NEW",
+    help="Copy what reads to this directory, which is empty or not there.",
+)
 @json_option
-@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
-@yes_option
 @over_shards
-def repair(data_dir: Path | None, as_json: bool, dry_run: bool, yes: bool) -> None:
-    """Write damaged segments anew from all that still reads, and keep the originals in torn/.
+def repair(data_dir: Path | None, target: Path | None, as_json: bool) -> None:
+    """Copy what reads of a damaged log into a new directory; the damaged one is left as it is.
 
-    Where segments are gone, or were cut, the loss is accepted: the log goes on without them.
-
-    Nobody may have the log open meanwhile. What does not read is lost: a job whose record is
-    damaged is gone, one whose outcome is damaged runs again.
+    Without --to it only says what would be lost: a job whose record is damaged is gone, one whose
+    outcome is damaged runs again. With it, nobody may have the log open. Then let workers use the
+    new directory, or give it the name of the old one. Shards go below NEW, under their names.
     """
     from taskq.engine import repair_directory  # noqa: PLC0415 - as in options
 
-    if as_json and not (yes or dry_run):
-        raise WrongUsage("--json asks nothing: add --yes, or --dry-run")
     with open_reader(data_dir) as reader:
         path = reader.journal.path
-    report, _ = repair_directory(path, dry_run=True)
-    if dry_run or not report.damage:
-        _repair_print(report, [], path, as_json=as_json)
-        return
-    if not yes:
-        _repair_print(report, [], path, as_json=False)
-        if not _confirmed():
-            raise Failure("nothing was changed; --yes does not ask")
-    report, notes = repair_directory(path)
-    _repair_print(report, notes, path, as_json=as_json)
-
-
-def _confirmed() -> bool:
-    try:
-        return click.confirm("Write damaged segments anew, accept what is lost?", err=True)
-    except click.Abort:  # nobody is there to be asked
-        render.echo(err=True)
-        return False
-
-
-def _repair_print(report: RepairReport, notes: list[str], path: str, *, as_json: bool) -> None:
+    place = target
+    if place is not None and Path(path).name in names_below(Path(path).parent):
+        place /= Path(path).name
+    report = repair_directory(path, None if place is None else str(place))
     if as_json:
         render.print_json(
             {
                 "damage": [damage.as_dict() for damage in report.damage],
-                "kept": list(report.kept),
-                "accepted": [loss.as_dict() for loss in report.accepted],
                 "lost_jobs": list(report.lost_jobs),
                 "lost_records": report.lost_records,
-                "notes": notes,
+                "target": None if place is None or not report.damage else str(place),
             }
         )
-        return
-    for note in notes:
-        render.echo(flat(note))
-    if not report.damage:
+    elif not report.damage:
         render.echo("no damage: nothing to repair")
-        return
-    saved = sum(damage.salvaged for damage in report.damage)
-    if report.kept or report.accepted:
-        render.echo(f"records in damaged frames: {saved} saved, {report.lost_records} lost")
     else:
-        print_damage(report.damage, path)
-        render.echo(f"records in damaged frames: {saved} to be saved, {report.lost_records} lost")
+        _repair_print(report, path, place)
+
+
+def _repair_print(report: RepairReport, path: str, target: Path | None) -> None:
+    print_damage(report.damage, path)
+    saved = sum(damage.salvaged for damage in report.damage)
+    render.echo(f"records in damaged frames: {saved} saved, {report.lost_records} lost")
     for job in report.lost_jobs:
         render.echo(f"lost job {job}")
-    for loss in report.accepted:
-        render.echo(f"accepted: {loss.lost} records were lost at lsn {loss.first_lsn}")
-    for kept in report.kept:
-        render.echo(f"written anew; the original is {kept}")
+    if target is None:
+        render.echo(f"Copy what reads with: {command(path, 'repair')} --to NEW")
+    else:
+        render.echo(f"what reads is in {flat(str(target))}; {flat(path)} is as it was")
 
 
 # ``taskq health``: readiness and liveness for scripts, containers and service managers.

@@ -23,7 +23,7 @@ offset bytes segment header
 So each segment names the end of the one before it, and a segment that is lost, or cut, is told from
 one that compaction took: only the first of a log may name one that is not there, and only if a
 COMPACTED record says that all before it may be gone. A segment without frames counts for nothing;
-the next one names what it named. A repair that accepts a loss lets the header name what is there.
+the next one names what it named. In the copy that a repair makes, headers name what is there.
 
 **Frame**: one group commit, one append, the unit of atomicity. It starts at a multiple of 8.
 
@@ -228,7 +228,7 @@ class Link(NamedTuple):
     crc: int
 
 
-#: Of a segment that begins a log, or whose predecessor a repair gave up.
+#: Of a segment that begins a log.
 NO_LINK: Final = Link(0, 0)
 #: No frame starts there: what the log lacked when the segment was made stays told.
 LOST: Final = Link(1, 0)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from taskq.log.segments.segments import SegmentFiles, Walk
 
 FAILED_FILE: Final = "failed"
-#: Ends the names of damaged segments in ``torn/``: a repair put them there, and they stay.
-DAMAGED_SUFFIX: Final = ".damaged"
 #: Torn tails that are kept for a person to look at.
 _ASIDE_MAX: Final = 16
 _MARKER_BYTES_MAX: Final = 4_096
@@ -96,8 +94,7 @@ def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int,
     name = f"{segment_name(segment)}.{offset}.{size}"
     with contextlib.suppress(OSError):
         disk.make_directory(directory)
-        tails = [tail for tail in disk.names(directory) if not tail.endswith(DAMAGED_SUFFIX)]
-        for old in tails[: 1 - _ASIDE_MAX]:
+        for old in disk.names(directory)[: 1 - _ASIDE_MAX]:
             disk.remove(f"{directory}/{old}")
         _copy(disk, descriptor, offset, size, f"{directory}/{name}")
         disk.sync_directory(directory)

@@ -169,7 +169,7 @@ class SegmentFiles:
         self.refresh()
 
     def relink(self, lsn: int, link: codec.Link) -> None:
-        """Let a segment name another end before it, durably; a repair does that."""
+        """Let a segment name another end before it, durably."""
         header = self.header(lsn)
         if header is None or header.link == link:
             return

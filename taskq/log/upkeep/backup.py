@@ -49,7 +49,7 @@ _TRIES: Final = 8
 _PIECE_BYTES: Final = 1024 * 1024
 _TEMPORARY: Final = ".tmp"
 #: Of a whole file that waits for the others.
-_NEW: Final = ".new"
+NEW: Final = ".new"
 #: What a backup holds whose files get their names.
 _LIST: Final = "backup.json"
 _LOCK: Final = "backup.lock"
@@ -64,7 +64,7 @@ _SEGMENT_FILE: Final = re.compile(r"[0-9]{20}\.(log|idx)")
 #: What may lie in a directory that is to become a backup.
 _OURS: Final = frozenset(
     {_LOCK, "log", *_FOLDERS}
-    | {name + rest for name in (FILE, _LIST) for rest in ("", _TEMPORARY, _NEW, _NEW + _TEMPORARY)}
+    | {name + rest for name in (FILE, _LIST) for rest in ("", _TEMPORARY, NEW, NEW + _TEMPORARY)}
     - {FILE}
 )
 #: Files of these folders never change once they have their names.
@@ -84,7 +84,7 @@ class BackupReport:
     copied_bytes: int
 
 
-class _End(NamedTuple):
+class End(NamedTuple):
     """Part of a log that a backup holds."""
 
     segments: tuple[int, ...]
@@ -119,18 +119,21 @@ def back_up(path: str, target: str) -> BackupReport:
         if not Path(target).exists():
             enter(target, None)
         with _alone(disk, target):
-            return _Copier(disk, source, target).run()
+            return Copier(disk, source, target).run()
     except OSError as error:
         raise refusal(target, error) from error
 
 
-def restore(path: str, target: str, above: int = 0) -> BackupReport:
+def restore(
+    path: str, target: str, above: int = 0, copier: type[Copier] | None = None
+) -> BackupReport:
     """Make a log of a backup, which goes on in an epoch of its own, above all lsns of the backup.
 
     Args:
         path: the backup's directory, or that of any log that nobody has open.
         target: the log's, which must be empty or not there.
         above: an lsn that the lost log is known to have reached; job ids go on above it, too.
+        copier: what copies it, unless all of it reads.
 
     Raises:
         LogError: there is no backup, or something is in the target.
@@ -144,7 +147,7 @@ def restore(path: str, target: str, above: int = 0) -> BackupReport:
         if read_identity(disk, source) is None:
             raise LogError(f"{source} is not a task log")
         enter(target, None)
-        report = _Copier(disk, source, target).run()
+        report = (copier or Copier)(disk, source, target).run()
         identity = read_identity(disk, target)
         assert identity is not None
         bare = identity.read_only - {REPLICA, BACKUP}
@@ -192,15 +195,15 @@ def _put_in_place(disk: Disk, target: str) -> None:
     finally:
         disk.close(descriptor)
     for name in listed["new"]:
-        if disk.status(f"{target}/{name}{_NEW}"):
-            disk.rename(f"{target}/{name}{_NEW}", f"{target}/{name}")
+        if disk.status(f"{target}/{name}{NEW}"):
+            disk.rename(f"{target}/{name}{NEW}", f"{target}/{name}")
     folders = {"log": _SEGMENT_FILE, **_FOLDERS}
     for folder in (*folders, "."):
         disk.sync_directory(f"{target}/{folder}")
     kept = frozenset(listed["files"])
     for folder, pattern in folders.items():
         for name in disk.names(f"{target}/{folder}"):
-            bare = name.removesuffix(_TEMPORARY).removesuffix(_NEW)
+            bare = name.removesuffix(_TEMPORARY).removesuffix(NEW)
             if pattern.fullmatch(bare) and (bare != name or f"{folder}/{name}" not in kept):
                 disk.remove(f"{target}/{folder}/{name}")
         disk.sync_directory(f"{target}/{folder}")
@@ -233,7 +236,7 @@ def _alone(disk: Disk, target: str) -> Iterator[None]:
         disk.close(descriptor)
 
 
-class _Copier:
+class Copier:
     """A copy of one log."""
 
     def __init__(self, disk: Disk, source: str, target: str) -> None:
@@ -260,7 +263,7 @@ class _Copier:
             return self._published(end)
         raise LogError(f"{self._source}: compaction takes segments faster than they are copied")
 
-    def _once(self) -> _End:
+    def _once(self) -> End:
         # Before the end is looked for: a reader that came further would be beyond it, and what an
         # upload brought stands behind it, once it is gone.
         self._folder("readers", self._names("readers"))
@@ -281,7 +284,7 @@ class _Copier:
             raise _Vanished
         return end
 
-    def _end(self, reader: LogReader) -> _End:
+    def _end(self, reader: LogReader) -> End:
         journal = reader.journal
         if journal.lost:
             raise LogError(
@@ -295,7 +298,7 @@ class _Copier:
                 f"{self._target} holds segment {strange[0]}, which the log does not have any more: "
                 f"back up to another place"
             )
-        return _End(segments, stands.offset, journal.next_lsn)
+        return End(segments, stands.offset, journal.next_lsn)
 
     def _sealed(self, lsn: int) -> None:
         """Copy a segment that nobody changes any more, with its index, unless it is there."""
@@ -312,13 +315,13 @@ class _Copier:
             else:
                 self._copy(f"{folder}/{name}")
 
-    def _published(self, end: _End) -> BackupReport:
+    def _published(self, end: End) -> BackupReport:
         """Put all in place that was copied, with what says whose backup it is."""
         disk, target = self._disk, self._target
         identity = read_identity(disk, self._source)
         if identity is None:
             raise LogError(f"{self._source} is not a task log any more")
-        write_file(disk, f"{target}/{FILE}{_NEW}", identity.as_backup().encode())
+        write_file(disk, f"{target}/{FILE}{NEW}", identity.as_backup().encode())
         for folder in ("log", *_FOLDERS):
             disk.sync_directory(f"{target}/{folder}")
         disk.sync_directory(target)
@@ -350,11 +353,11 @@ class _Copier:
         return min(filter(None, map(segment_lsn, names)), default=0)
 
     def _copy_unless_there(self, name: str) -> bool:
-        """Copy a file that does not change, but for a repair; whether that had to be done."""
+        """Copy a file that does not change any more; returns whether that had to be done."""
         if self._is_there(name, name):
             self._files.append(name)
             return False
-        if self._is_there(name, name + _NEW):  # an earlier backup was cut short behind it
+        if self._is_there(name, name + NEW):  # an earlier backup was cut short behind it
             self._files.append(name)
             self._new.append(name)
             return False
@@ -375,7 +378,7 @@ class _Copier:
         Raises:
             _Vanished: it is not there any more.
         """
-        disk, place = self._disk, f"{self._target}/{name}{_NEW}"
+        disk, place = self._disk, f"{self._target}/{name}{NEW}"
         try:
             read = disk.open(f"{self._source}/{name}", write=False)
         except FileNotFoundError:
@@ -398,6 +401,10 @@ class _Copier:
         finally:
             disk.close(read)
         disk.rename(place + _TEMPORARY, place)
+        self._note(name)
+        self._bytes += done
+
+    def _note(self, name: str) -> None:
+        """Take a file that was written under its new name into what the copy holds."""
         self._files.append(name)
         self._new.append(name)
-        self._bytes += done

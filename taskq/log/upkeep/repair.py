@@ -1,12 +1,8 @@
-"""Writing damaged segments anew, from all that still reads: a person's decision, never automatic.
+"""Copies what reads of a damaged log into a new directory; the damaged one is left as it is.
 
-A damaged segment gets a successor of the same name: its whole frames at their new places, and the
-records that are whole by their own CRC in frames of their own numbers, in the place of the frame
-that lost its check. What a fold made of the damaged segment it makes of the new one. The original
-is kept under ``torn/``.
-
-Every step can be cut short: the new file is whole and synced, the original copied and synced, and
-indexes and snapshots that know the old places are gone, before one rename replaces the segment.
+A repair is a restore that leaves out what does not read: of each segment its whole frames at their
+new places, and the records that are whole by their own CRC in frames of their own numbers, in the
+place of the frame that lost its check. What a fold made of the damaged log it makes of the new one.
 """
 
 from __future__ import annotations
@@ -17,51 +13,41 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
 from taskq.core.values import dataclass
-from taskq.log.config import LogConfig
 from taskq.log.format import codec
-from taskq.log.format.codec import NO_LINK
+from taskq.log.format.codec import NO_LINK, Link
 from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
 from taskq.log.format.salvage import salvage
-from taskq.log.journal.chain import is_broken, link_to_end, seams
-from taskq.log.journal.journal import Journal
-from taskq.log.journal.lock import WriterLock
-from taskq.log.journal.recovery import DAMAGED_SUFFIX, moved
-from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import owner_view
 from taskq.log.machine.peers import known_owners
 from taskq.log.machine.ports import write_all
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import concerned_jobs, describe_damage, everything
+from taskq.log.upkeep.backup import NEW, Copier, End, restore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.core.views import Damage
+    from taskq.log.journal.journal import Journal
+    from taskq.log.machine.ports import Disk
 
-_COPY_BYTES: Final = 1024 * 1024
-_INDEX_SUFFIX: Final = ".idx"
-_SNAPSHOT_SUFFIX: Final = ".snap"
-#: So many of the processes that have the log open are named.
+#: Processes that have the log open and are named.
 _NAMED_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """Damage, and what became of it.
+    """Damage of a log, and what a repair leaves out.
 
     Attributes:
-        damage: as ``verify`` told before.
-        kept: the original segments, as paths below the log's directory.
+        damage: as ``verify`` finds it; parts of size 0 are gaps between segments.
         lost_jobs: ids of jobs that are gone, as far as other records name them.
-        lost_records: records that were not to be saved, whatever they said.
-        accepted: gaps between segments that count for nothing any more.
+        lost_records: records that cannot be saved, whatever they said.
     """
 
     damage: tuple[Damage, ...]
-    kept: tuple[str, ...] = ()
     lost_jobs: tuple[str, ...] = ()
     lost_records: int = 0
-    accepted: tuple[Damage, ...] = ()
 
 
 def survey_damage(journal: Journal) -> RepairReport:
@@ -86,30 +72,24 @@ def survey_damage(journal: Journal) -> RepairReport:
     )
 
 
-def repair_directory(path: str, *, dry_run: bool = False) -> tuple[RepairReport, list[str]]:
-    """Repair the log of a directory; returns what opening it had to put right, too, in words.
+def repair_directory(path: str, target: str | None = None) -> RepairReport:
+    """Copy what reads of a damaged log into a new directory; without one only look at the damage.
 
-    A dry run reads only, and tells what would be done.
+    Nothing is written if there is no damage. The new log goes on in an epoch of its own, so that
+    its job ids are never those of jobs that are lost.
 
     Raises:
-        LogError: a process has it open; its message names it.
+        LogError: a process has the log open, or something is in the target.
     """
     directory = os.path.realpath(path)
-    if dry_run:
-        with LogReader.open(directory) as reader:
-            return survey_damage(reader.journal), []
-    _refuse_if_open(directory)
-    disk = LocalDisk()
-    config = LogConfig()
-    writer = WriterLock(disk, directory, os.getpid())
-    journal = Journal(disk, SystemClock(), directory, config, writer)
-    try:
-        journal.open()
-        # Whoever opens a log tells its owners' file while it holds the lock: now nobody can come.
+    if target is not None:
         _refuse_if_open(directory)
-        return repair(journal), journal.recovered
-    finally:
-        journal.close()
+    with LogReader.open(directory) as reader:
+        report = survey_damage(reader.journal)
+    if target is not None and report.damage:
+        above = max(part.next_lsn for part in report.damage) - 1
+        restore(directory, target, above, copier=_Mender)
+    return report
 
 
 def _refuse_if_open(path: str) -> None:
@@ -123,122 +103,88 @@ def _refuse_if_open(path: str) -> None:
         )
 
 
-def repair(journal: Journal) -> RepairReport:
-    """Write every damaged segment anew, and accept that segments are lost.
+class _Mender(Copier):
+    """A copy of what reads of a log."""
 
-    The writer lock is held, and nobody else has the log open.
+    def _once(self) -> End:
+        for folder in ("readers", "inbox", "inbox/done", "spill"):
+            self._folder(folder, self._names(folder))
+        with LogReader.open(self._source) as reader:
+            journal = reader.journal
+            segments = write_repaired(journal, self._disk, f"{self._target}/log", NEW)
+            for segment in segments:
+                self._note(f"log/{segment_name(segment)}")
+            return End(tuple(segments), 0, journal.next_lsn)
 
-    Raises:
-        LogError: the disk refused; the damaged segments are still what they were.
+
+def write_repaired(journal: Journal, disk: Disk, directory: str, ending: str = "") -> list[int]:
+    """Write what reads of each segment to a file of its name in a directory; returns which.
+
+    Each names the end of the one before it as that stands there.
     """
-    report = survey_damage(journal)
-    if not report.damage:
-        return report
-    damaged = sorted({int(part.segment.partition(".")[0]) for part in report.damage if part.size})
-    if journal.segment in damaged:
-        # What is written to is never replaced: the end of the log moves to a file of its own.
-        journal._begin_segment(max(journal.next_lsn, journal.segment + 1), new_epoch=False)
-    # Whoever folded the old places must fold anew, should one have opened the log in spite of all.
-    journal.generation = int.from_bytes(os.urandom(4), "little")
-    journal._write_hint()
-    try:
-        kept = _rewrite_all(journal, damaged)
-    except OSError as error:
-        raise LogError(
-            f"{journal.path}: the repair was cut short ({error.strerror or error}): what it did "
-            f"not come to is as it was. Free some space or check the disk, then repair again"
-        ) from error
-    finally:
-        journal._forget_files()
-    accepted, journal.lost = journal.lost, ()
-    return RepairReport(
-        damage=report.damage,
-        kept=kept,
-        lost_jobs=report.lost_jobs,
-        lost_records=report.lost_records,
-        accepted=accepted,
-    )
+    written: list[int] = []
+    link = NO_LINK
+    for segment in list(journal.files.lsns):
+        path = f"{directory}/{segment_name(segment)}{ending}"
+        end = _write_segment(journal, disk, segment, link, path)
+        if end == NO_LINK:  # nothing of it reads
+            disk.remove(path)
+        else:
+            written.append(segment)
+            link = end
+    disk.sync_directory(directory)
+    return written
 
 
-def _rewrite_all(journal: Journal, damaged: list[int]) -> tuple[str, ...]:
-    """Replace segments, and let each that follows a gap name what is there; returns originals.
-
-    Whoever is to name another end names none meanwhile: a repair that is cut short accuses nobody.
-    """
-    files = journal.files
-    with files.looked_at() as looked:
-        changed = [
-            (before, lsn)
-            for before, lsn in seams(looked)
-            if before in damaged or (lsn > files.floor and is_broken(looked, before, lsn))
-        ]
-    for _, lsn in changed:
-        files.relink(lsn, NO_LINK)
-    kept = tuple(_rewrite(journal, segment) for segment in damaged)
-    journal._forget_files()
-    for before, lsn in changed:
-        files.relink(lsn, link_to_end(files, before))
-    files.remove_empty(journal.segment)  # their links have been handed on
-    _remove_snapshots(journal)
-    return kept
-
-
-def _rewrite(journal: Journal, segment: int) -> str:
-    """Replace one segment; returns where its original is kept."""
-    disk, path = journal.disk, journal.path
-    target = journal.files.file_path(segment)
-    temporary = f"{target}.tmp"
-    _write_anew(journal, segment, temporary)
-    kept = _keep_original(journal, segment)
-    # Their places are those of the old file; without them the log is read as it is.
-    disk.remove(f"{target.removesuffix('.log')}{_INDEX_SUFFIX}")
-    disk.sync_directory(f"{path}/log")
-    _remove_snapshots(journal)
-    disk.rename(temporary, target)
-    disk.sync_directory(f"{path}/log")
-    return kept
-
-
-def _remove_snapshots(journal: Journal) -> None:
-    """Remove the snapshots, which know the places in what was there before."""
-    disk, snapshots = journal.disk, f"{journal.path}/snapshot"
-    names = [name for name in disk.names(snapshots) if name.endswith(_SNAPSHOT_SUFFIX)]
-    for name in names:
-        disk.remove(f"{snapshots}/{name}")
-    if names:
-        disk.sync_directory(snapshots)
-
-
-def _write_anew(journal: Journal, segment: int, path: str) -> None:
-    """Write the segment's successor, and sync it."""
-    disk, files = journal.disk, journal.files
-    header = _segment_header(journal, segment)
-    seed = files.seed(segment)
+def _write_segment(journal: Journal, disk: Disk, segment: int, link: Link, path: str) -> Link:
+    """Write and sync what reads of a segment; returns how the next one names its end."""
+    header = _segment_header(journal, segment)._replace(link=link)
+    seed = journal.files.seed(segment)
+    end = NO_LINK
     descriptor = disk.open(path, create=True)
     try:
         disk.truncate(descriptor, 0)
         write_all(disk, descriptor, codec.encode_segment_header(header), 0)
         offset = codec.SEGMENT_HEADER.size
-        time_ns = header.created_ns
-        for base, item in _items(journal, segment):
-            if isinstance(item, Frame):
-                data = moved(item, seed, offset)
-                time_ns = item.header.time_ns
-                write_all(disk, descriptor, data, offset)
-                offset += len(data)
-                continue
-            for frame, first_lsn, records in _runs(journal, base, item):
-                # Where the frame's header is lost, its time lies between those around it.
-                is_known = frame.body_crc != 0
-                data = codec.encode_frame(
-                    b"".join(records), len(records), first_lsn, header.epoch,
-                    frame.time_ns if is_known else time_ns, frame.synced_through, seed, offset,
-                )  # fmt: skip
-                write_all(disk, descriptor, data, offset)
-                offset += len(data)
+        for frame, body in _readable(journal, segment, header):
+            data = codec.encode_frame(
+                body, frame.records, frame.first_lsn, frame.epoch, frame.time_ns,
+                frame.synced_through, seed, offset,
+            )  # fmt: skip
+            write_all(disk, descriptor, data, offset)
+            head = codec.decode_frame_header(data, 0, seed, offset)
+            assert head is not None
+            end = Link(offset, head.crc)
+            offset += len(data)
         disk.sync(descriptor)
     finally:
         disk.close(descriptor)
+    return end
+
+
+def _readable(
+    journal: Journal, segment: int, header: codec.SegmentHeader
+) -> Iterator[tuple[codec.FrameHeader, bytes]]:
+    """Yield headers and bodies of the frames to write, none of which fills a gap of numbers."""
+    time_ns = header.created_ns
+    for base, item in _items(journal, segment):
+        if isinstance(item, Frame):
+            head = item.header
+            time_ns = head.time_ns
+            yield head, bytes(item.data[item.at : item.at + head.body_size])
+            continue
+        for frame, first_lsn, records in _runs(journal, base, item):
+            # Where the frame's header is lost, its time lies between those around it.
+            is_known = frame.body_crc != 0
+            yield (
+                frame._replace(
+                    records=len(records),
+                    first_lsn=first_lsn,
+                    epoch=header.epoch,
+                    time_ns=frame.time_ns if is_known else time_ns,
+                ),
+                b"".join(records),
+            )
 
 
 def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
@@ -257,8 +203,11 @@ def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
 
 
 def _items(journal: Journal, segment: int) -> Iterator[tuple[int, Frame | Gap]]:
-    end = Cursor(segment, journal.files.size(segment), segment)
-    return journal.files.frames(Cursor(segment, codec.SEGMENT_HEADER.size, segment), end)
+    files, end = journal.files, journal.end()
+    # What stands after the log's end was never answered for.
+    size = end.offset if segment == end.segment else files.size(segment)
+    start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+    return files.frames(start, Cursor(segment, size, segment))
 
 
 def _salvaged(
@@ -295,37 +244,3 @@ def _runs(
         records.append(record)
     if last is not None:
         yield last, first, records
-
-
-def _keep_original(journal: Journal, segment: int) -> str:
-    """Copy a damaged segment to ``torn/``, where it stays; returns its place.
-
-    Its name tells its content, so that a repair that is repeated keeps one copy, and a segment that
-    is damaged once more another one.
-    """
-    disk = journal.disk
-    directory = f"{journal.path}/torn"
-    disk.make_directory(directory)
-    crc = 0
-    for _, piece in _pieces(journal, segment):
-        crc = codec.crc32(piece, crc)
-    name = f"{segment_name(segment)}.{crc:08x}{DAMAGED_SUFFIX}"
-    copy = disk.open(f"{directory}/{name}", create=True)
-    try:
-        disk.truncate(copy, 0)
-        for at, piece in _pieces(journal, segment):
-            write_all(disk, copy, piece, at)
-        disk.sync(copy)
-    finally:
-        disk.close(copy)
-    disk.sync_directory(directory)
-    disk.sync_directory(journal.path)
-    return f"torn/{name}"
-
-
-def _pieces(journal: Journal, segment: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of all of a segment; zeros where the disk gives nothing back."""
-    files = journal.files
-    descriptor, size = files.descriptor(segment), files.size(segment)
-    for at in range(0, size, _COPY_BYTES):
-        yield at, files._read(descriptor, min(_COPY_BYTES, size - at), at)

@@ -14,7 +14,6 @@ from taskq.core.errors import FormatError, LogError
 from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.identity import REPLICA, read_identity
-from taskq.log.upkeep.repair import repair_directory
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk
 
@@ -51,11 +50,7 @@ async def _write_part(path: Path) -> None:
     PartWriter(path, "load")
 
 
-async def _repair(path: Path) -> None:
-    repair_directory(str(path))
-
-
-@pytest.mark.parametrize("write", [_enqueue, _publish, _write_part, _repair])
+@pytest.mark.parametrize("write", [_enqueue, _publish, _write_part])
 @pytest.mark.parametrize(
     ("feature", "error", "says"),
     [(REPLICA, LogError, "copy"), ("sealed-7", FormatError, r"\['sealed-7'\]")],

@@ -18,11 +18,10 @@ from taskq.log.journal.chain import find_losses
 from taskq.log.read.verify import verify
 from taskq.log.segments import segments as files
 from taskq.log.segments.segments import SegmentGone
-from taskq.log.upkeep.repair import repair
 from tests.effort import every, grows
 from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.told import write
-from tests.log.world import PATH, World, cuts
+from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk
 
 pytestmark = grows
@@ -110,7 +109,7 @@ def test_any_segment_that_is_removed_or_cut_is_told_with_what_it_held(
         lsn for gap in second.journal.lost for lsn in range(gap.first_lsn, gap.next_lsn)
     } | _told(_report(world))
     second.close()
-    _accept(world)
+    world.repair()
     report = _report(world)
     assert not report.damage
     third = world.process()
@@ -118,13 +117,6 @@ def test_any_segment_that_is_removed_or_cut_is_told_with_what_it_held(
     third.enqueue(FILLER)
     third.close()
     assert not _report(world).damage
-
-
-def _accept(world: World) -> None:
-    process = world.process()
-    process.journal.lock()
-    repair(process.journal)
-    process.close()
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -137,9 +129,7 @@ def test_a_segment_of_which_nothing_reads_is_repaired_however_many_others_there_
     path = world.segments()[number]
     data = world.machine.content(path)
     world.machine.put(path, data[:_HEAD] + bytes(len(data) - _HEAD))
-    process = world.process()
-    assert repair(process.journal).damage
-    process.kill()
+    assert world.repair().damage
     assert path not in world.segments()
     assert not _report(world).damage
     world.process().enqueue()
@@ -220,29 +210,9 @@ def test_a_segment_beside_a_loss_is_not_compacted_until_a_person_accepts_it(
     assert first in world.segments()
     assert "records are lost, of lsns" in caplog.text
     process.close()
-    _accept(world)
+    world.repair()
     tend(world.process())
     assert first not in world.segments()
-
-
-@pytest.mark.parametrize("power", [True, False])
-def test_a_repair_that_is_cut_short_accepts_the_loss_or_tells_it_still(*, power: bool) -> None:
-    for cut in cuts(power=power):
-        world, before = _written(1)
-        world.machine.unlink(world.segments()[2])
-        lost = before - _lsns(world)
-        process = world.process()
-        process.journal.lock()
-        with cut.during(world, process):
-            repair(process.journal)
-        if not cut.came:
-            break
-        # A header that was just being written may be damaged; that costs no lsn.
-        answer = _told(_report(world))
-        assert lost <= answer or not answer
-        _accept(world)
-        assert not _report(world).damage
-    assert cut.step > 2
 
 
 def test_looking_for_losses_ends_though_compaction_is_always_faster() -> None:

@@ -1,4 +1,4 @@
-"""A repair: damaged segments are written anew from all that still reads, and nothing else moves."""
+"""A repair copies all that still reads of a damaged log, and leaves the damaged one alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 
-from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.format import codec
@@ -16,10 +15,9 @@ from taskq.log.format.frames import Frame, Gap
 from taskq.log.read.verify import verify
 from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
-from taskq.log.upkeep.repair import RepairReport, repair, survey_damage
+from taskq.log.upkeep.repair import survey_damage
 from tests.effort import grows, some
-from tests.log.world import PATH, PLAIN, Process, World, cuts
-from tests.machine.crashable import PowerLost
+from tests.log.world import PATH, PLAIN, Process, World
 
 pytestmark = grows
 
@@ -124,14 +122,6 @@ def _picture(world: World) -> Any:
     return agenda.queues.stats(), dict(agenda.running), agenda.taking.next_ready(99, None), states
 
 
-def _repair(world: World) -> RepairReport:
-    process = world.process()
-    process.journal.lock()
-    report = repair(process.journal)
-    process.close()
-    return report
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_repaired_log_verifies_clean_and_holds_what_the_damaged_one_still_gave(
     damage: Callable[[World], None],
@@ -141,7 +131,7 @@ def test_a_repaired_log_verifies_clean_and_holds_what_the_damaged_one_still_gave
     before = _picture(world)
     result = verify(world.reader())
     assert result.damage
-    report = _repair(world)
+    report = world.repair()
     assert report.damage == result.damage
     after = verify(world.reader())
     assert not after.damage
@@ -165,49 +155,8 @@ def test_jobs_that_are_lost_are_named_as_far_as_other_records_tell() -> None:
     expected = ((f"{tag}-{groups[1][2]}",), 1)
     planned = survey_damage(world.reader())
     assert (planned.lost_jobs, planned.lost_records) == expected
-    done = _repair(world)
+    done = world.repair()
     assert (done.lost_jobs, done.lost_records) == expected
-
-
-def test_the_original_is_kept_and_no_torn_tail_drives_it_out() -> None:
-    world, _ = _written()
-    _one_payload(world)
-    original = world.machine.content(_FIRST)
-    [kept] = _repair(world).kept
-    assert world.machine.content(f"{PATH}/{kept}") == original
-    for number in range(20):
-        last = world.segments()[-1]
-        world.machine.put(last, world.machine.content(last) + b"torn" * (number + 1))
-        world.lose_power()
-        world.process().close()
-    aside = [path for path in world.machine.paths() if path.startswith(f"{PATH}/torn/")]
-    assert f"{PATH}/{kept}" in aside
-    assert len(aside) == 17
-
-
-def test_indexes_and_snapshots_that_know_the_old_places_go() -> None:
-    world, _ = _written()
-    _one_payload(world)
-    world.machine.put(f"{PATH}/log/00000000000000000001.idx", b"stale")
-    process = world.process()
-    process.disk.make_directory(f"{PATH}/snapshot")
-    process.close()
-    world.machine.put(f"{PATH}/snapshot/00000000000000000009.snap", b"stale")
-    before = verify(world.reader())
-    assert len(before.damage) == 1, "verify reads segments, whatever lies beside them"
-    _repair(world)
-    assert not [path for path in world.machine.paths() if path.endswith((".idx", ".snap"))]
-
-
-def test_who_had_folded_the_old_places_folds_anew() -> None:
-    world, groups = _written()
-    other = world.process()
-    other.catch_up()
-    _one_payload(world)
-    _repair(world)
-    claimed = other.claim(99)
-    assert groups[1][2] not in [delivery.job for delivery in claimed]
-    assert [delivery.job for delivery in claimed if delivery.job in groups[2]] == groups[2]
 
 
 def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> None:
@@ -219,7 +168,7 @@ def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> No
     process.close()
     result = verify(world.reader()).damage
     assert {item.segment for item in result} == {world.segments()[1].rpartition("/")[2]}
-    _repair(world)
+    world.repair()
     assert not verify(world.reader()).damage
     assert groups[3][0] in [chunk.ids[i] for chunk, i in world.fold().need_agenda().table]
 
@@ -234,82 +183,6 @@ def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -
         count = min(chance.choice((1, 4, 64, 512, 5_000)), size - start)
         world.machine.corrupt(_FIRST, start, chance.choice((bytes(count), chance.randbytes(count))))
     before = _picture(world)
-    _repair(world)
+    world.repair()
     assert not verify(world.reader()).damage
     assert _picture(world) == before
-
-
-# -- cut short -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("power", [True, False])
-@pytest.mark.parametrize("damage", [_one_payload, _both_segments])
-def test_a_repair_that_is_cut_short_at_any_step_loses_nothing_and_can_be_done_again(
-    damage: Callable[[World], None], *, power: bool
-) -> None:
-    for cut in cuts(power=power, stride=11):
-        world, _ = _written()
-        damage(world)
-        before = _picture(world)
-        process = world.process()
-        process.journal.lock()
-        with cut.during(world, process):
-            repair(process.journal)
-        if not cut.came:
-            break
-        if power:
-            world.clock.reboot(0, wall_seconds=world.clock.wall_ns() / 1e9 - 60)
-        assert _picture(world) == before, cut.step
-        _repair(world)
-        assert not verify(world.reader()).damage, cut.step
-        assert _picture(world) == before, cut.step
-    assert cut.step > 10
-
-
-@pytest.mark.parametrize("seed", range(some(2, 40)))
-def test_behind_a_power_cut_the_original_is_there_and_nothing_knows_old_places(seed: int) -> None:
-    """Behind any step; and what a repair has told is so."""
-    index, snapshot = _FIRST.replace(".log", ".idx"), f"{PATH}/snapshot/00000000000000000009.snap"
-    for step in range(1, 200):
-        world, _ = _written(seed)
-        _one_payload(world)
-        process = world.process()
-        process.disk.make_directory(f"{PATH}/snapshot")
-        process.disk.sync_directory(PATH)
-        process.journal.lock()
-        for path in (index, snapshot):
-            world.machine.put(path, b"stale")
-        original = world.machine.content(_FIRST)
-        world.machine.stop_at(world.machine.steps + step, power=True)
-        is_done = False
-        try:
-            is_done = bool(repair(process.journal).damage)
-            world.machine.lose_power()
-        except PowerLost:
-            pass
-        world.everyone_is_gone()
-        paths = world.machine.paths()
-        if is_done or world.machine.content(_FIRST) != original:
-            aside = [path for path in paths if path.startswith(f"{PATH}/torn/")]
-            assert original in map(world.machine.content, aside), step
-            assert index not in paths, step
-            assert snapshot not in paths, step
-        if is_done:
-            assert not verify(world.reader()).damage
-            break
-    assert is_done
-
-
-def test_a_repair_that_the_disk_refuses_says_so_and_leaves_the_damaged_segment() -> None:
-    world, _ = _written()
-    _one_payload(world)
-    before = _picture(world)
-    process = world.process()
-    process.journal.lock()
-    world.machine.free = 500
-    with pytest.raises(LogError, match=r"the repair was cut short .No space left on device.: what"):
-        repair(process.journal)
-    process.close()
-    world.machine.free = None
-    assert _picture(world) == before
-    assert len(verify(world.reader()).damage) == 1
