@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.steps import Wait
     from taskq.core.rates import Limit
-    from taskq.core.views import Hold, JobView, OwnerView, Serving
+    from taskq.core.views import Hold, JobView, OwnerView, QueueStats, Serving
 
 #: Jobs before it that are counted one by one; of more it is said that there are more.
 AHEAD_MAX: Final = 10_000
@@ -529,24 +529,66 @@ class Strays(NamedTuple):
         return sentences
 
 
-def ready_jobs(agenda: Agenda) -> dict[tuple[str, str], int]:
-    """Return how many jobs of each (queue, task) may be claimed now; none of a paused queue.
+class Waiting(NamedTuple):
+    """Count jobs that wait: ready ones, due ones of paused queues, and jobs of a later time."""
 
-    Those that were put as bytes are left out: who claims such jobs tells nobody.
+    ready: int = 0
+    paused: int = 0
+    later: int = 0
+
+    def plus(self, other: Waiting) -> Waiting:
+        """Return the sums."""
+        return Waiting(*map(int.__add__, self, other))
+
+    def told(self) -> str:
+        """Return the counts in words: "2 wait, 1 waits in a paused queue"; "" for none."""
+        words = (
+            (self.ready, "wait"),
+            (self.paused, "wait in a paused queue"),
+            (self.later, "are due later"),
+        )
+        single = {"wait": "waits", "are": "is"}
+        told = []
+        for count, text in words:
+            verb, gap, rest = text.partition(" ")
+            if count:
+                told.append(f"{count:,} {single[verb] if count == 1 else verb}{gap}{rest}")
+        return ", ".join(told)
+
+
+def waiting_in(queues: Iterable[QueueStats]) -> Waiting:
+    """Return how many jobs of these queues wait, and how."""
+    queues = list(queues)
+    paused = sum(queue.ready for queue in queues if queue.paused)
+    ready, later = (sum(getattr(q, name) for q in queues) for name in ("ready", "scheduled"))
+    return Waiting(ready - paused, paused, later)
+
+
+def waiting_jobs(agenda: Agenda) -> dict[tuple[str, str], Waiting]:
+    """Return how many jobs of each (queue, task) wait, and how.
+
+    Jobs that were put as bytes are left out: a program that claims them registers no task.
     """
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: dict[tuple[str, str], Waiting] = {}
     for lane in agenda.lanes:
-        if lane.ready and lane.task and not lane.blocked & BLOCKED_BY_PAUSE:
-            counts[lane.queue, lane.task] += lane.ready
+        if lane.task and (lane.ready or lane.scheduled):
+            due = (0, lane.ready) if lane.blocked & BLOCKED_BY_PAUSE else (lane.ready, 0)
+            key = lane.queue, lane.task
+            counts[key] = counts.get(key, Waiting()).plus(Waiting(*due, lane.scheduled))
     return counts
 
 
-def strays_of(ready: Mapping[tuple[str, str], int], servings: Iterable[Serving]) -> Strays:
-    """Return those among the ready jobs that none of the workers would take."""
+def strays_of(
+    waiting: Mapping[tuple[str, str], Waiting], servings: Iterable[Serving], *, due: bool = False
+) -> Strays:
+    """Return the jobs that none of the workers would take; with ``due`` the ready ones alone."""
     servings = list(servings)
     by_task: Counter[str] = Counter()
     by_queue: Counter[str] = Counter()
-    for (queue, task), count in ready.items():
+    for (queue, task), waits in waiting.items():
+        count = waits.ready if due else sum(waits)
+        if not count:
+            continue
         if any(serves(serving, queue, task) for serving in servings):
             continue
         if any(serving.queues is None or queue in serving.queues for serving in servings):

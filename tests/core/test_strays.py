@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from taskq.core.folds.agenda import Agenda
 from taskq.core.views import Serving
-from taskq.core.why import Strays, ready_jobs, strays_of
+from taskq.core.why import Strays, Waiting, strays_of, waiting_jobs
 
 
-def test_ready_jobs_are_counted_but_for_bytes_and_paused_queues() -> None:
+def test_waiting_jobs_are_counted_by_what_they_wait_for_but_for_bytes() -> None:
     agenda = Agenda()
     for job, key in enumerate(
         (b"\x01\x01qt", b"\x01\x01qt", b"\x01\x01qu", b"\x01\x00q", b"\x01\x01pt", b"\x01\x01qt#k"),
         1,
     ):
         agenda.apply_enqueued(job, job * 64, agenda.queues.lane(5, key), 0)
+    agenda.apply_scheduled(7, 7 * 64, agenda.queues.lane(5, b"\x01\x01qu"), 0, 10**18, False)
     agenda.queues.apply_paused("p")
-    assert ready_jobs(agenda) == {("q", "t"): 3, ("q", "u"): 1}
+    q = {("q", "t"): Waiting(ready=3), ("q", "u"): Waiting(ready=1, later=1)}
+    assert waiting_jobs(agenda) == {**q, ("p", "t"): Waiting(paused=1)}
     agenda.queues.apply_resumed("p")
-    assert ready_jobs(agenda)["p", "t"] == 1
+    assert waiting_jobs(agenda)["p", "t"] == Waiting(ready=1)
 
 
 def test_what_nobody_takes_is_told_by_task_where_its_queue_is_served_and_else_by_queue() -> None:
-    ready = {("q", "t"): 3, ("q", "u"): 1, ("q", "v"): 2, ("p", "t"): 4}
+    ready = {
+        ("q", "t"): Waiting(3), ("q", "u"): Waiting(0, 1), ("q", "v"): Waiting(1, 0, 1),
+        ("p", "t"): Waiting(4),
+    }  # fmt: skip
     serving = Serving(queues=frozenset({"q"}), tasks=frozenset({"t"}))
     assert strays_of(ready, iter([serving])) == Strays({"u": 1, "v": 2}, {"p": 4})
     anything = Serving()
     assert strays_of(ready, [serving, anything]) == Strays({}, {})
     assert strays_of(ready, [Serving(tasks=frozenset({"t"}))]) == Strays({"u": 1, "v": 2}, {})
     assert strays_of(ready, []) == Strays({}, {"q": 6, "p": 4})
+    assert strays_of(ready, [], due=True) == Strays({}, {"q": 4, "p": 4})
 
 
 def test_a_sentence_names_the_most_of_five_and_counts_the_rest() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
     from taskq.core.views import Serving
+    from taskq.core.why import Waiting
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
     from taskq_workers.slots.settling import Settled
@@ -118,7 +119,7 @@ class FakePort:
         del look
         await asyncio.Event().wait()
 
-    async def ready_jobs(self) -> tuple[dict[tuple[str, str], int], set[str]]:
+    async def waiting_jobs(self) -> tuple[dict[tuple[str, str], Waiting], set[str]]:
         """Nothing waits; a worker that is told nothing asks once more as it ends."""
         return {}, set()
 

@@ -146,9 +146,11 @@ async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: Task
             ok, detail = detail_of(app)
             assert not ok
             assert detail == (
-                "3 jobs wait that no worker knows: proj.tasks.send (2), proj.tasks.bill (1); start "
-                "one with the app that registers them, or name their module with -I. 1 job waits "
-                "in a queue that no worker serves: mail (1); start one with -Q mail, or without -Q"
+                "4 jobs wait that no worker knows: proj.tasks.send (2), later (1), proj.tasks.bill "
+                "(1); start one with the app that registers them, or name their module with -I. "
+                "2 jobs wait "
+                "in a queue that no worker serves: mail (1), off (1); start one with -Q mail,off, "
+                "or without -Q"
             )
             assert ask("-d", app.data_dir)[0] == 1
             assert ask("-d", app.data_dir, "--live")[0] == 0

@@ -114,6 +114,7 @@ class Worker:
             hooks; see ``TaskQ.on_dead``.
 
     Attributes:
+        burst: whether it stops by itself once no job is ready.
         drain_seconds: what running jobs get to finish at a stop.
         started: set once the log is open and the first claim waits.
         stopped: set once everything is settled.
@@ -174,7 +175,7 @@ class Worker:
         self.services: list[Service] = self._parts[0].services
         self._own = list(self._parts) if logs is not None else []
         self._beside: list[Service] = []
-        self._burst, self._warns, self._max_jobs = burst, warns, max_jobs
+        self.burst, self._warns, self._max_jobs = burst, warns, max_jobs
         self.drain_seconds = drain_seconds(drain_timeout)
         self._hook, self._on_dead, self._deaths = on_event, on_dead, list[DeathHooks]()
         self._phase = Phase.NEW
@@ -494,7 +495,7 @@ class Worker:
             hook=traced or hook,
             stop=self._on_end,
             is_cancelled=lambda: keeper.cancelling() > 0,
-            burst=self._burst,
+            burst=self.burst,
             max_jobs=self._max_jobs,
         )
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.

@@ -14,7 +14,7 @@ from taskq.core.folds.queues import GONE
 from taskq.core.model import STATES, State
 from taskq.core.parsing import listed, split_id
 from taskq.core.views import LogStats, SegmentView
-from taskq.core.why import Why, limits_in_use, ready_jobs, why
+from taskq.core.why import Waiting, Why, limits_in_use, waiting_jobs, why
 from taskq.log.config import LogConfig
 from taskq.log.format.codec import LSN_MAX, SEGMENT_HEADER
 from taskq.log.format.frames import segment_lsn, segment_name
@@ -328,13 +328,13 @@ class LogReader:
 
         return self._told(read)
 
-    def ready_jobs(self) -> dict[tuple[str, str], int]:
-        """Count the jobs of each (queue, task) that are ready, but for those put as bytes."""
+    def waiting_jobs(self) -> dict[tuple[str, str], Waiting]:
+        """Count the jobs of each (queue, task) that wait, but for jobs put as bytes."""
 
-        def read(_: Journal, facets: Facets, now_ns: int) -> dict[tuple[str, str], int]:
+        def read(_: Journal, facets: Facets, now_ns: int) -> dict[tuple[str, str], Waiting]:
             agenda = facets.need_agenda()
             agenda.see(now_ns)
-            return ready_jobs(agenda)
+            return waiting_jobs(agenda)
 
         return self._told(read)
 
@@ -471,10 +471,10 @@ class LogReader:
         problems = [loss.explain(self.path) for loss in self._journal.lost]
         if is_marked_failed(self._journal.disk, self.path):
             problems.append(FAILED)
-        ready, waits = self.ready_jobs(), Counter[str]()
-        if not (ready or workers):
+        waiting, waits = self.waiting_jobs(), Counter[str]()
+        if not (workers or any(each.ready for each in waiting.values())):
             waits = self._told(lambda _, facets, __: facets.need_agenda().steps.tell_waits())
-        return standing(stats.queues, owners, ready, waits, problems=problems, stopped=stopped)
+        return standing(stats.queues, owners, waiting, waits, problems=problems, stopped=stopped)
 
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from taskq.core.durations import spoken
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple, dataclass
-from taskq.core.why import Strays, strays_of
+from taskq.core.why import Strays, strays_of, waiting_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from taskq.core.views import OwnerView, QueueStats
+    from taskq.core.why import Waiting
 
 #: "bad": jobs wait in vain, or more; "slow": they wait for something that passes or was wished.
 Level: TypeAlias = Literal["bad", "slow", "well"]
@@ -35,7 +36,7 @@ class Standing:
 
     Attributes:
         remarks: the worst first; never empty.
-        strays: the ready jobs that no worker would take.
+        strays: the waiting jobs that no worker would take.
         workers: live processes that claim jobs.
     """
 
@@ -57,7 +58,7 @@ class Standing:
 def standing(
     queues: Iterable[QueueStats],
     owners: Iterable[OwnerView],
-    ready: Mapping[tuple[str, str], int],
+    waiting: Mapping[tuple[str, str], Waiting],
     waits: Mapping[str, int],
     *,
     problems: Iterable[str] = (),
@@ -68,7 +69,7 @@ def standing(
     Args:
         queues: the counts of each.
         owners: processes that have the log open, and dead ones that hold jobs.
-        ready: the jobs of each (queue, task) that may be claimed, but for those put as bytes.
+        waiting: the jobs of each (queue, task) that wait, but for jobs put as bytes.
         waits: scheduled jobs by what they wait for, in words, but for those that wait for a time.
         problems: what is wrong with the log itself, as sentences.
         stopped: ids of processes that a signal has stopped.
@@ -87,12 +88,12 @@ def standing(
         for owner in workers if owner.pid in stopped
     ]  # fmt: skip
     if not awake:
-        remarks += _unworked(queues, sum(ready.values()), lost, waits)
+        remarks += _unworked(queues, sum(each.ready for each in waiting.values()), lost, waits)
     else:
         servings = [serving for owner in awake for serving in owner.serves]
         if servings:
-            strays = strays_of(ready, servings)
-        remarks += [Remark("bad", _sentence(text)) for text in strays.told()]
+            strays = strays_of(waiting, servings)
+            remarks += _astray(strays, strays_of(waiting, servings, due=True))
         if lost:
             remarks.append(
                 Remark("slow", f"{_jobs(lost, 'was', 'were')} running when their process died: "
@@ -120,18 +121,27 @@ def _unworked(
     if ready or lost:
         yield Remark("bad", f"No worker runs: {', '.join(filter(None, (waiting, ended)))}")
         return
-    later, plain = (sum(getattr(q, name) for q in queues) for name in ("scheduled", "ready"))
-    plain -= sum(queue.ready for queue in queues if queue.paused)
+    plain, paused, later = waiting_in(queues)
     if plain:
         yield Remark("slow", f"{_jobs(plain, 'waits', 'wait')} for a program that claims them")
-    elif later:
+    elif paused or later:
         parts = sorted(waits.items(), key=lambda part: (-part[1], part[0]))[:_NAMED_MAX]
         texts = [f"{_jobs(count, 'waits', 'wait')} for {what}" for what, count in parts]
         later -= sum(waits.values())
+        texts += [f"{_jobs(paused, 'waits', 'wait')} in a paused queue"] if paused else []
         texts += [f"{_jobs(later, 'is', 'are')} due later"] if later else []
         yield Remark("slow", f"No worker runs: {', '.join(texts)}")
     else:
         yield Remark("well", "No worker runs, and no job waits")
+
+
+def _astray(strays: Strays, due: Strays) -> Iterator[Remark]:
+    """Yield remarks on jobs that no worker takes; a queue needs one once a job is due."""
+    if strays.by_task:
+        yield from (Remark("bad", _sentence(text)) for text in Strays(strays.by_task, {}).told())
+    if strays.by_queue:
+        level: Level = "bad" if due.by_queue else "slow"
+        yield from (Remark(level, _sentence(text)) for text in Strays({}, strays.by_queue).told())
 
 
 def _paused(queues: tuple[QueueStats, ...]) -> Iterator[Remark]:
@@ -142,16 +152,14 @@ def _paused(queues: tuple[QueueStats, ...]) -> Iterator[Remark]:
 
 
 def _worked(queues: tuple[QueueStats, ...], workers: list[OwnerView]) -> Remark:
-    ready = sum(queue.ready for queue in queues if not queue.paused)
+    waiting = waiting_in(queues)
     running = sum(owner.running for owner in workers)
     count = len(workers)
     text = f"{count:,} worker{' runs' if count == 1 else 's run'} "
     text += _jobs(running) if running else "no job just now"
     ages = [q.oldest_ready_seconds or 0.0 for q in queues if not q.paused]
     oldest = max(ages, default=0.0)
-    if not ready:
-        return Remark("well", f"{text}, none waits")
-    text += f", {ready:,} {'waits' if ready == 1 else 'wait'}"
+    text += f", {waiting.told() or 'none waits'}"
     if oldest < _LONG_SECONDS:
         return Remark("well", text)
     return Remark("slow", f"{text}, the oldest for {spoken(int(oldest * SECOND_NS))}")

@@ -10,6 +10,7 @@ from taskq.log.state.uploads import waiting_uploads
 
 if TYPE_CHECKING:
     from taskq.core.views import EngineStats, JobView, QueueStats
+    from taskq.core.why import Waiting
     from taskq.log.state.facets import Sight
 
 
@@ -26,12 +27,21 @@ def stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> 
     )
 
 
-def ready_jobs(sight: Sight) -> tuple[dict[tuple[str, str], int], set[str]]:
-    """Return how many jobs of each (queue, task) are ready, and the names of all queues."""
-    from taskq.core.why import ready_jobs as count_ready  # noqa: PLC0415 - few ask
+def backlog(sight: Sight) -> tuple[Waiting, int | None]:
+    """Return how many jobs wait, and the wall time at which the next scheduled one is due."""
+    from taskq.core.why import waiting_in  # noqa: PLC0415 - few ask
 
     agenda = sight.facets.need_agenda()
-    return count_ready(agenda), {stats.queue for stats in agenda.queues.stats()}
+    agenda.see(sight.journal.clock.wall_ns())
+    return waiting_in(agenda.queues.stats()), agenda.first_due_ns()
+
+
+def waiting_jobs(sight: Sight) -> tuple[dict[tuple[str, str], Waiting], set[str]]:
+    """Return how many jobs of each (queue, task) wait, and the names of all queues."""
+    from taskq.core.why import waiting_jobs as count_waiting  # noqa: PLC0415 - few ask
+
+    agenda = sight.facets.need_agenda()
+    return count_waiting(agenda), {stats.queue for stats in agenda.queues.stats()}
 
 
 def peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
     from taskq.core.views import CompactReport, JobView, LogStats
+    from taskq.core.why import Waiting
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
     from taskq.log.format.steps import Stepped
     from taskq.log.requests import (
@@ -248,9 +249,14 @@ class _Port(Generic[F]):
         return self._send(Op.LOOK, (lambda sight: age_ns(sight.journal, job), False))
 
     @_request
-    def ready_jobs(self) -> Sent[tuple[dict[tuple[str, str], int], set[str]]]:
-        """Return how many jobs of each (queue, task) are ready, and the names of all queues."""
-        return self._send(Op.LOOK, (looks.ready_jobs, Trait.AGENDA))
+    def backlog(self) -> Sent[tuple[Waiting, int | None]]:
+        """Return how many jobs wait, and the wall time at which the next scheduled one is due."""
+        return self._send(Op.LOOK, (looks.backlog, Trait.AGENDA))
+
+    @_request
+    def waiting_jobs(self) -> Sent[tuple[dict[tuple[str, str], Waiting], set[str]]]:
+        """Return how many jobs of each (queue, task) wait, and the names of all queues."""
+        return self._send(Op.LOOK, (looks.waiting_jobs, Trait.AGENDA))
 
     @_request
     def skip(self, lsn: int) -> Sent[int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from taskq.core.views import OwnerView, QueueStats, Serving
+from taskq.core.why import Waiting
 from taskq.log.read.standing import past_standing, standing
 
-MAIL = {("mail", "send"): 110}
+MAIL = {("mail", "send"): Waiting(110)}
 
 
 def owner(
@@ -26,17 +27,21 @@ WAITING = QueueStats(queue="mail", ready=110, oldest_ready_seconds=20.0)
 
 
 @pytest.mark.parametrize(
-    ("queues", "owners", "ready", "level", "text"),
+    ("queues", "owners", "waiting", "level", "text"),
     [
         ((), (), {}, "well", "No worker runs, and no job waits"),
         ((WAITING,), (DEAD,), MAIL, "bad",
          "No worker runs: 110 jobs wait, 3 were running when theirs died"),
         ((), (owner(7, 1, alive=False),), {}, "bad",
          "No worker runs: 1 was running when theirs died"),
-        ((QueueStats(queue="a", ready=1),), (owner(2, tasks=()),), {("a", "t"): 1}, "bad",
+        ((QueueStats(queue="a", ready=1),), (owner(2, tasks=()),), {("a", "t"): Waiting(1)}, "bad",
          "No worker runs: 1 job waits"),
         ((QueueStats(queue="a", scheduled=2),), (), {}, "slow",
          "No worker runs: 2 jobs are due later"),
+        ((QueueStats(queue="a", ready=2, scheduled=1, paused=True),), (), {}, "slow",
+         "No worker runs: 2 jobs wait in a paused queue, 1 job is due later"),
+        ((QueueStats(queue="a", scheduled=2),), (owner(1),), {}, "well",
+         "1 worker runs no job just now, 2 are due later"),
         ((QueueStats(queue="a", ready=2),), (), {}, "slow",
          "2 jobs wait for a program that claims them"),
         ((QueueStats(queue="a", ready=2),), (owner(2, 1, tasks=()),), {}, "well",
@@ -54,19 +59,32 @@ WAITING = QueueStats(queue="mail", ready=110, oldest_ready_seconds=20.0)
 def test_the_worst_is_told_first(
     queues: tuple[QueueStats, ...],
     owners: tuple[OwnerView, ...],
-    ready: dict[tuple[str, str], int],
+    waiting: dict[tuple[str, str], Waiting],
     level: str,
     text: str,
 ) -> None:
-    stands = standing(queues, owners, ready, {})
+    stands = standing(queues, owners, waiting, {})
     assert (stands.level, stands.text) == (level, text)
 
 
 def test_jobs_that_wait_in_vain_are_told_before_what_goes_well() -> None:
-    stands = standing((WAITING,), (WORKER,), {("mail", "ghost"): 1}, {})
+    stands = standing((WAITING,), (WORKER,), {("mail", "ghost"): Waiting(1)}, {})
     assert [remark.level for remark in stands.remarks] == ["bad", "well"]
     assert stands.text.startswith("1 job waits that no worker knows: ghost (1)")
     assert stands.strays.by_task == {"ghost": 1}
+
+
+@pytest.mark.parametrize("waits", [Waiting(paused=1), Waiting(later=1)])
+def test_jobs_that_are_paused_or_due_later_wait_in_vain_as_well(waits: Waiting) -> None:
+    stands = standing((WAITING,), (WORKER,), {("mail", "ghost"): waits}, {})
+    assert stands.text.startswith("1 job waits that no worker knows: ghost (1)")
+    elsewhere = OwnerView(
+        owner=1, pid=1, host="h", name="n", started_ns=0, alive=True,
+        serves=(Serving(queues=frozenset({"other"})),),
+    )  # fmt: skip
+    stands = standing((WAITING,), (elsewhere,), {("mail", "send"): waits}, {})
+    assert (stands.level, stands.strays.by_queue) == ("slow", {"mail": 1})
+    assert standing((WAITING,), (elsewhere,), MAIL, {}).level == "bad"
 
 
 def test_a_stopped_worker_works_on_nothing_and_is_told_how_to_go_on() -> None:

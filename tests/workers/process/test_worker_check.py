@@ -105,9 +105,26 @@ def test_jobs_that_nobody_would_take_are_told() -> None:
         app.enqueue_by_name_sync("shop.sned", "a@b.c")
         code, result = check(module(SHOP))
     assert known[0] == 0
-    assert known[1]["jobs"] == (True, "1 wait, all for tasks that are known")
+    assert known[1]["jobs"] == (
+        True,
+        "1 waits, all for tasks that are known; the arguments of 1 were tried",
+    )
     assert code == 1
     assert "shop.sned" in result["jobs"][1]
+
+
+def test_jobs_of_paused_queues_and_of_later_are_counted_and_their_arguments_tried() -> None:
+    with TaskQ("data") as app:
+        app.enqueue_by_name_sync("shop.send", to="a@b.c")
+        app.enqueue_sync(app.call_by_name("shop.send", number=7).options(delay="1h"))
+        app.enqueue_sync(app.call_by_name("shop.gone").options(queue="old"))
+        app.pause_sync("old")
+        code, result = check(module(SHOP))
+    assert code == 1
+    detail = result["jobs"][1]
+    assert "1 job waits that no worker knows: shop.gone (1)" in detail
+    assert "1 of the 2 that were tried do not fit shop.send, such as " in detail
+    assert "number" in detail
 
 
 def test_settings_that_are_refused_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

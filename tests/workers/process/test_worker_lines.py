@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from taskq.core.records import Kind
+from taskq.core.why import Waiting
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import (
     LINES_PER_SECOND_MAX,
@@ -17,6 +18,7 @@ from taskq_workers.process.reporting import (
     drain_lines,
     job_line,
     overdue_lines,
+    rest_of,
     stopped_line,
     style_for,
     summary_line,
@@ -127,6 +129,13 @@ def test_the_last_line_sums_a_workers_life_up() -> None:
         "process 9 stopped after 2.0 s: 1 job dead"
     )
     assert stopped_line({Kind.RELEASED: 0}, 2.0, None) == "stopped after 2.0 s: no job ran"
+
+
+def test_a_burst_ends_with_what_is_left_and_when_it_is_due() -> None:
+    assert rest_of(Waiting(), None, 0) == ""
+    assert rest_of(Waiting(1, 2), None, 0) == "; 1 waits, 2 wait in a paused queue"
+    left = rest_of(Waiting(later=3), 360 * 10**9, 60 * 10**9)
+    assert left == "; 3 are due later, the first in 5m"
 
 
 class Gate(io.StringIO):

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import taskq
 from taskq import _native as native
-from taskq.engine import LogReader, strays_of
+from taskq.engine import Flag, LogReader, Waiting, strays_of
 from taskq.errors import LogError, TaskqError, UsageError
-from taskq.views import Check, Serving
+from taskq.views import WAITING_STATES, Check, Serving
 from taskq_workers.runs.lifespans import bound_names
 from taskq_workers.runs.loader import load_app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from taskq import Task, TaskQ
+    from taskq.views import JobView
+
+#: Jobs of each queue, and of each task, whose arguments are tried, and bytes of all of them.
+_TRIED_MAX: Final = 200
+_TRIED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 def check_app(
@@ -80,19 +86,55 @@ def _schedules(app: TaskQ) -> Check:
 
 
 def _waiting(app: TaskQ) -> Check:
-    """Return jobs that are ready, and that neither this app nor a worker that runs would take."""
+    """Return waiting jobs that neither this app nor a worker that runs would take."""
     try:
         with LogReader.open(str(app.data_dir)) as reader:
-            ready = reader.ready_jobs()
+            waiting = reader.waiting_jobs()
             serving = [
                 serves for owner in reader.owners() if owner.alive for serves in owner.serves
             ]
+            tried, misfits = _try_arguments(app, reader, waiting)
     except LogError:  # there is none yet, or what is wrong with it is told elsewhere
         return Check(name="jobs", ok=True, detail="none wait")
-    strays = strays_of(ready, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
-    count = sum(ready.values())
-    detail = "; ".join(strays) or f"{count:,} wait, all for tasks that are known"
-    return Check(name="jobs", ok=not strays, detail=detail)
+    faults = strays_of(waiting, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
+    faults += misfits
+    total = functools.reduce(Waiting.plus, waiting.values(), Waiting())
+    known = f"{total.told() or 'none wait'}, all for tasks that are known"
+    tries = f"the arguments of {tried:,} were tried" if tried else ""
+    detail = "; ".join([*(faults or [known]), *filter(None, [tries])])
+    return Check(name="jobs", ok=not faults, detail=detail)
+
+
+def _try_arguments(
+    app: TaskQ, reader: LogReader, waiting: Mapping[tuple[str, str], Waiting]
+) -> tuple[int, list[str]]:
+    """Read arguments of waiting jobs as a worker would: the oldest ready ones, and the newest.
+
+    Returns:
+        How many were tried, and a sentence for each task some of whose jobs do not fit.
+    """
+    jobs: dict[int, JobView] = {}
+    tasks = {task for _, task in waiting} & set(app.tasks)
+    for views in (
+        *(reader.peek(_TRIED_MAX, queue) for queue in {queue for queue, _ in waiting}),
+        *(reader.jobs(set(WAITING_STATES), None, task, _TRIED_MAX) for task in tasks),
+    ):
+        jobs |= {view.lsn: view for view in views if view.task in tasks}
+    tried, left = 0, _TRIED_BYTES_MAX
+    wrong: dict[str, list[tuple[str, str]]] = {}
+    for view in jobs.values():
+        if view.problem or view.payload_flags & Flag.FLOW or len(view.payload) > left:
+            continue  # the first argument of a step of a flow is the result of another job
+        tried, left = tried + 1, left - len(view.payload)
+        try:
+            app.tasks[view.task].decode(view.payload)
+        except (TaskqError, ValueError) as error:
+            wrong.setdefault(view.task, []).append((view.job_id, str(error)))
+    return tried, [
+        f"{len(faults):,} of the {tried:,} that were tried do not fit {task}, such as "
+        f"{faults[0][0]}: {faults[0][1]}"
+        for task, faults in wrong.items()
+    ]
 
 
 def _problems(looks: Iterable[Callable[[], object]]) -> Iterator[str]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final, TextIO
 from taskq.cli import silence
 from taskq.engine import Kind, kinds
 from taskq.text import flat, hidden
-from taskq.values import dataclass, listed
+from taskq.values import dataclass, listed, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from taskq import Delivery
+    from taskq.engine import Waiting
     from taskq_workers.events import JobEnd, JobFinished
 
 #: Lines in one second; what comes above that is counted, and told in one line.
@@ -253,6 +254,12 @@ def stopped_line(
     )
     drained = "" if drained_seconds is None else f", drained in {spoken_seconds(drained_seconds)}"
     return f"{process}stopped after {spoken_seconds(seconds)}{drained}: {ends or 'no job ran'}"
+
+
+def rest_of(waiting: Waiting, due_ns: int | None, now_ns: int) -> str:
+    """Return what a burst leaves: ``; 2 wait, 3 are due later, the first in 5m``, or nothing."""
+    first = "" if due_ns is None else f", the first in {spoken(max(due_ns - now_ns, 0))}"
+    return f"; {waiting.told()}{first if waiting.later else ''}" if any(waiting) else ""
 
 
 def _running(held: Sequence[object]) -> str:

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import create_task_group
 
+from taskq.engine import Waiting
+from taskq.errors import TaskqError
 from taskq_workers.process.leash import Notifier
-from taskq_workers.process.reporting import drain_lines, overdue_lines, stopped_line
+from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of, stopped_line
 from taskq_workers.runs.guards import keep_from_children
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     from taskq import TaskQ
     from taskq.engine import Store
-    from taskq.errors import TaskqError
     from taskq.views import LogStats
     from taskq_workers.pool import Worker
 
@@ -85,6 +86,8 @@ class Supervisor:
         self._alarm: tuple[socket.socket, ...] = ()
         self._wakes_before = -1
         self._leave_forks: Callable[[], None] = lambda: None
+        #: what a burst leaves, in words
+        self._rest = ""
 
     def run(self) -> None:
         """Return once the worker has stopped, its log is closed, and what it started has ended.
@@ -138,11 +141,24 @@ class Supervisor:
                     async with create_task_group() as beside:
                         beside.start_soon(self._notifier.keep_alive)
                         await self._worker.stopped.wait()
+                        await self._count_rest()
                         beside.cancel_scope.cancel()
         finally:
             self._notifier.stopping()
             self._store = None
             await self._app.close()
+
+    async def _count_rest(self) -> None:
+        """Note what a burst leaves; a log that fails is told of elsewhere."""
+        if not self._worker.burst:
+            return
+        waiting, dues = Waiting(), list[int]()
+        with contextlib.suppress(TaskqError):
+            for store in self._worker.stores:
+                some, due_ns = await store.port().backlog()
+                waiting = waiting.plus(some)
+                dues += [] if due_ns is None else [due_ns]
+            self._rest = rest_of(waiting, min(dues, default=None), time.time_ns())
 
     async def _tell_ready(self) -> None:
         store = self._store = self._worker.store()
@@ -204,7 +220,8 @@ class Supervisor:
             now = time.monotonic()
             drained = None if self._drain_at is None else now - self._drain_at
             ended = self._worker.ended
-            self._say(stopped_line(ended, now - self._ready_at, drained, self._process))
+            line = stopped_line(ended, now - self._ready_at, drained, self._process)
+            self._say(line + self._rest)
 
     def _tell(self, lines: list[str]) -> None:
         for line in lines:

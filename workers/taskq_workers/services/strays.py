@@ -71,16 +71,16 @@ class StrayWatch:
                 _log.warning("%s", warning)
 
     async def _look(self, store: Store) -> list[str]:
-        ready, known = await store.port().ready_jobs()
+        waiting, known = await store.port().waiting_jobs()
         warnings = self._unused(known)
-        if ready:
+        if waiting:
             workers = await off_loop(store.live_workers)
             servings = [serving for worker in workers for serving in worker.serves]
             from taskq.engine import strays_of  # noqa: PLC0415 - the start loads it not
 
             # A full disk may have kept its own from being told to others.
             own = Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
-            warnings += strays_of(ready, [own, *servings]).told()
+            warnings += strays_of(waiting, [own, *servings], due=True).told()
         return warnings
 
     def _unused(self, known: set[str]) -> list[str]:
