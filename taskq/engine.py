@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taskq.core.model import Conflict, Extras
     from taskq.core.rates import Limit
     from taskq.core.records import Cause, Flag, Kind, Option
-    from taskq.core.why import Waiting, strays_of
+    from taskq.core.why import Waiting, serves, strays_of
     from taskq.log.config import LogConfig
     from taskq.log.format.bodies import Compression
     from taskq.log.format.codec import FrameHeader
@@ -126,6 +126,7 @@ __all__ = [
     "restore",
     "segment_lsn",
     "segment_name",
+    "serves",
     "strays_of",
     "write_all",
 ]
@@ -138,7 +139,7 @@ _HOMES: Final = {
     "taskq.core.model": "Conflict Extras",
     "taskq.core.rates": "Limit",
     "taskq.core.records": "Cause Flag Kind Option",
-    "taskq.core.why": "Waiting strays_of",
+    "taskq.core.why": "Waiting serves strays_of",
     "taskq.log.config": "LogConfig",
     "taskq.log.format.bodies": "Compression",
     "taskq.log.format.codec": "FrameHeader",

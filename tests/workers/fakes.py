@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
-    from taskq.core.views import Serving
+    from taskq.core.views import OwnerView, Serving
     from taskq.core.why import Waiting
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
@@ -168,6 +168,10 @@ class FakeStore:
     @property
     def thread_port(self) -> None:
         """Nothing is ever given back from a thread here."""
+
+    def live_workers(self) -> tuple[OwnerView, ...]:
+        """No other worker is there."""
+        return ()
 
     def steady_ns(self) -> int:
         return time.monotonic_ns()

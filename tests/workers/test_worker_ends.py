@@ -13,17 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from anyio import CancelScope, sleep_forever
+from anyio import CancelScope, fail_after, sleep_forever
 from anyio.abc import TaskStatus
 
 from taskq import DeadLetter, TaskQ
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS
 from taskq.core.views import Serving
-from taskq.errors import LogGone
+from taskq.errors import JobFailed, LogGone
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.store.store import Store
-from taskq_workers import Worker
+from taskq_workers import JobFinished, Worker
+from taskq_workers.slots import outcomes
 from tests.workers import afar_jobs
 from tests.workers.afar_jobs import app
 from tests.workers.fakes import FakeApp
@@ -286,3 +287,50 @@ async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
         assert before is not None
         assert result[0] <= before[0] + 2
         assert result[1:] == before[1:]
+
+
+@pytest.fixture
+def narrow(tmp_path: Path, request: pytest.FixtureRequest) -> TaskQ:
+    """Return the old version of an app: its task takes one argument, here or in a child."""
+    if request.param == "child":
+        app.data_dir = tmp_path / "data"
+        return app
+    old = TaskQ(tmp_path / "data", durability="os")
+
+    @old.task(name="tests.workers.afar_jobs.where")
+    async def where(text: str) -> str:
+        return text
+
+    return old
+
+
+@pytest.mark.parametrize("narrow", ["loop", "child"], indirect=True)
+async def test_jobs_of_another_version_are_given_back_while_its_workers_run(
+    narrow: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of two versions overlap: 20 of 20 jobs that the old one meets first are done."""
+    monkeypatch.setattr(outcomes, "_MISFIT_NS", SECOND_NS // 1_000)
+    new = TaskQ(narrow.data_dir, durability="os")
+    all_met, met = asyncio.Event(), set[str]()
+
+    @new.task(name="tests.workers.afar_jobs.where")
+    async def where(text: str, width: int) -> str:
+        await all_met.wait()
+        return text * width
+
+    def note(event: JobFinished) -> None:
+        assert event.outcome == "released", event.reason
+        met.add(event.job_id)
+        if len(met) >= 19:  # the new one runs the twentieth meanwhile
+            all_met.set()
+
+    async with narrow, new:
+        async with new.worker(concurrency=1), narrow.worker(on_event=note):
+            jobs = await where.enqueue_many([(f"{n}", 2) for n in range(20)])
+            with fail_after(SECONDS):
+                assert [await job.result() for job in jobs] == [f"{n}" * 2 for n in range(20)]
+                assert [(await job.view()).attempt for job in jobs] == [1] * 20
+        async with narrow.worker():
+            job = await where.enqueue("a", 2)
+            with fail_after(SECONDS), pytest.raises(JobFailed, match="width"):
+                await job.result()

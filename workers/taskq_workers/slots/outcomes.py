@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Discard, Retry, Snooze
-from taskq.engine import Cause, Settlement, kinds
+from taskq.engine import Cause, Settlement, kinds, serves
 from taskq.errors import (
     AppendFailed,
     CompressionUnavailable,
@@ -20,14 +21,14 @@ from taskq.errors import (
     OutcomeUnknown,
     PayloadTooLarge,
 )
-from taskq.hooks import encode_reason
+from taskq.hooks import encode_reason, off_loop
 from taskq.retry import Decision, Die
 from taskq.values import SECOND_NS, spoken
 from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
 
 if TYPE_CHECKING:
-    from taskq import Delivery, JobContext, Task
+    from taskq import Delivery, JobContext, Task, TaskQ
     from taskq.engine import LoopPort
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -38,6 +39,12 @@ ENGINE_ERRORS: Final = (AppendFailed, LogLocked, LogFailed, LogClosed, OutcomeUn
 AGAIN_SECONDS: Final = 5
 #: How long a job waits that this worker lacks a package for, until any worker may take it again.
 ELSEWHERE_SECONDS: Final = 60
+#: How long a job with arguments that do not fit waits before any worker may claim it: at first, and
+#: at most, twice as long each time. A worker gives it back for ten minutes.
+_MISFIT_NS: Final = 5 * SECOND_NS
+_MISFIT_MAX_NS: Final = 60 * SECOND_NS
+OVERLAP_SECONDS: Final = 600.0
+_MISFITS_MAX: Final = 10_000
 
 
 def settle_failure(  # noqa: PLR0911 - a wish, a refusal or the policy
@@ -88,17 +95,49 @@ def _is_invalid(error: BaseException) -> bool:
 def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
     """Return what becomes of a job whose arguments could not be had; None: what its policy says.
 
-    Arguments that do not fit the function of today, or do not read back, never will: the job is
-    dead. What only this process cannot decompress waits for one that can; that burns no attempt.
+    Arguments that do not read back never will: the job is dead, and so it is if they do not fit the
+    function of today, unless ``Overlap`` finds a worker that may be of another version. What only
+    this process cannot decompress waits for one that can; that burns no attempt.
     """
     if isinstance(error, CompressionUnavailable):
         reason = encode_reason(reasons.summary(error))
         return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
     if isinstance(error, InvalidCall):
-        return reject(delivery, reasons.describe(error))
+        body = encode_reason(reasons.describe(error))
+        # The delay marks it for ``Overlap``, also when it comes from a child process.
+        return Settlement(kinds.DEATH, delivery, body, 1, Cause.REJECTED)
     if isinstance(error, PayloadTooLarge | LogDamaged):
         return reject(delivery, reasons.summary(error))
     return None
+
+
+class Overlap:
+    """Gives jobs back whose arguments do not fit this version of their task, but may fit another.
+
+    Two versions run side by side during a deployment. A job stays with the workers for ten minutes
+    as long as another worker of its queue knows its task, and is dead after that.
+    """
+
+    def __init__(self) -> None:
+        #: by log and number of a job when it was met here first, and how often
+        self._met: dict[tuple[str, int], tuple[float, int]] = {}
+
+    async def judge(self, app: TaskQ, death: Settlement) -> Settlement:
+        """Return the death of such a job, or its release; that burns no attempt."""
+        delivery = death.delivery
+        job = delivery.tag, delivery.job
+        since, times = self._met.get(job, (monotonic(), 0))
+        self._met[job] = since, times + 1
+        if len(self._met) > _MISFITS_MAX:
+            del self._met[next(iter(self._met))]
+        if monotonic() - since < OVERLAP_SECONDS:
+            workers = await off_loop(app.store().live_workers)
+            servings = [serving for worker in workers for serving in worker.serves]
+            if sum(serves(each, delivery.queue, delivery.task) for each in servings) > 1:
+                delay_ns = min(_MISFIT_NS << min(times, 8), _MISFIT_MAX_NS)
+                return Settlement(kinds.RELEASE, delivery, death.body, delay_ns)
+        self._met.pop(job, None)
+        return death
 
 
 def settle_suspended(

@@ -416,6 +416,10 @@ class Rounds:
         """Return the job's payload as its task takes it."""
         return await self.shares[delivery.tag].opened(delivery)
 
+    def app_of(self, delivery: Delivery) -> TaskQ:
+        """Return the app over its log."""
+        return self.shares[delivery.tag].source.app
+
     def port_of(self, delivery: Delivery) -> LoopPort:
         """Return the port of its log."""
         return self.shares[delivery.tag].port

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from taskq import JobContext
 from taskq import _native as native
+from taskq.engine import kinds
 from taskq.hooks import Inputs, running_job
 from taskq_workers.events import Hook, tell
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed, Quota
-from taskq_workers.slots.outcomes import reject, release, unless_too_old
+from taskq_workers.slots.outcomes import Overlap, reject, release, unless_too_old
 from taskq_workers.slots.rounds import LogFeed, Rounds
 from taskq_workers.slots.settling import Settler
 from taskq_workers.slots.slot import Slot
@@ -102,6 +103,7 @@ class Slots:
         self._interrupted = self._warned = False
         #: what jobs did that ended the worker, by their tokens
         self._blamed: dict[int, BaseException] = {}
+        self._overlap = Overlap()
         self._is_cancelled = is_cancelled
         self._slots: set[Slot] = set()
         self._resting: dict[Slot, asyncio.Future[None]] = {}
@@ -193,6 +195,11 @@ class Slots:
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
         """Decide on a job that failed, in the light of its age and of the network's state."""
+        if settlement.kind is kinds.DEATH and settlement.delay_ns:
+            app = self._hot[0] if self._rounds is None else self._rounds.app_of(settlement.delivery)
+            settlement = await self._overlap.judge(app, settlement)
+            if settlement.kind is kinds.RELEASE:
+                self.warn_once(str(error))
         if self.gates is not None:
             settlement = await self.gates.judge(task, error, settlement)
         if task.retry.max_age_seconds is not None:
