@@ -71,7 +71,7 @@ class SparkWorker(Worker):
             queues=self.queues,
             tasks=self._task_names,
             stop=self._on_end,
-            burst_clock=store.steady_ns if self._burst else None,
+            burst_clock=store.steady_ns if self.burst else None,
         )
 
 
