@@ -103,8 +103,7 @@ class Slots:
         self._interrupted = self._warned = False
         #: what jobs did that ended the worker, by their tokens
         self._blamed: dict[int, BaseException] = {}
-        self._overlap = Overlap()
-        self._is_cancelled = is_cancelled
+        self._overlap, self._is_cancelled = Overlap(), is_cancelled
         self._slots: set[Slot] = set()
         self._resting: dict[Slot, asyncio.Future[None]] = {}
         self._called: set[Slot] = set()
