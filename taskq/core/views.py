@@ -411,6 +411,12 @@ class Serving:
     holds: tuple[Hold, ...] = ()
     limits: Mapping[str, Limit] | None = None
 
+    def takes(self, queue: str, task: str) -> bool:
+        """Return whether such a claim would take a job of this queue and task ("" for none)."""
+        return (self.queues is None or queue in self.queues) and (
+            self.tasks is None or task in self.tasks
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return what it claims as a document of JSON."""
         return {

@@ -161,13 +161,6 @@ def why(facts: Facts) -> Reason:
     )
 
 
-def serves(serving: Serving, queue: str, task: str) -> bool:
-    """Return whether such a claim would take a job of this queue and task ("" for none)."""
-    return (serving.queues is None or queue in serving.queues) and (
-        serving.tasks is None or task in serving.tasks
-    )
-
-
 def _settled(facts: Facts) -> Reason | None:
     job = facts.job
     when = f"{_ago(facts, job.settled_ns)} ago"
@@ -258,7 +251,7 @@ def _unserved(facts: Facts) -> Reason | None:
             code=Why.QUEUE_NOT_SERVED,
             text=f"no worker serves queue {job.queue!r}: those that run serve {_names(served)}",
         )
-    if any(serves(serving, job.queue, job.task) for serving in here):
+    if any(serving.takes(job.queue, job.task) for serving in here):
         return None
     if not job.task:
         text = "it was put as bytes, and no process claims any: use TaskLog.claim()"
@@ -275,7 +268,7 @@ def _kept_back(facts: Facts) -> Reason | None:
     job, first = facts.job, None
     for worker in facts.workers:
         for serving in worker.serves:
-            if not serves(serving, job.queue, job.task):
+            if not serving.takes(job.queue, job.task):
                 continue
             hold = next((kept for kept in serving.holds if _keeps(kept, job)), None)
             if hold is None:
@@ -329,7 +322,7 @@ def _in_line(facts: Facts) -> Reason:
     able = [
         worker
         for worker in facts.workers
-        if any(serves(serving, job.queue, job.task) for serving in worker.serves)
+        if any(serving.takes(job.queue, job.task) for serving in worker.serves)
     ]
     slots = [sum(serving.slots for serving in worker.serves) for worker in able]
     if all(0 < most <= worker.running for most, worker in zip(slots, able, strict=True)):
@@ -548,12 +541,12 @@ class Waiting(NamedTuple):
             (self.later, "are due later"),
         )
         single = {"wait": "waits", "are": "is"}
-        told = []
+        parts = []
         for count, text in words:
             verb, gap, rest = text.partition(" ")
             if count:
-                told.append(f"{count:,} {single[verb] if count == 1 else verb}{gap}{rest}")
-        return ", ".join(told)
+                parts.append(f"{count:,} {single[verb] if count == 1 else verb}{gap}{rest}")
+        return ", ".join(parts)
 
 
 def waiting_in(queues: Iterable[QueueStats]) -> Waiting:
@@ -589,7 +582,7 @@ def strays_of(
         count = waits.ready if due else sum(waits)
         if not count:
             continue
-        if any(serves(serving, queue, task) for serving in servings):
+        if any(serving.takes(queue, task) for serving in servings):
             continue
         if any(serving.queues is None or queue in serving.queues for serving in servings):
             by_task[task] += count

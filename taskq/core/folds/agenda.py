@@ -410,14 +410,14 @@ class Agenda:
 
     def first_due_ns(self) -> int | None:
         """Wall time at which the next scheduled job is due; stale entries are left out."""
-        found: dict[bool, int] = {}
+        dues: dict[bool, int] = {}
         for moments, jobs, is_wall in self.times.blocks():
-            if is_wall not in found:
+            if is_wall not in dues:
                 pairs = zip(moments, jobs, strict=True)
                 at = next((at for at, job in pairs if self._is_scheduled(job)), None)
                 if at is not None:
-                    found[is_wall] = at if is_wall else at + self.times.shift_ns
-        return min(found.values(), default=None)
+                    dues[is_wall] = at if is_wall else at + self.times.shift_ns
+        return min(dues.values(), default=None)
 
     def next_rate_ns(self) -> int | None:
         """Wall time at which a rate lets jobs be claimed again; None if none holds any back."""

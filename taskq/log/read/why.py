@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import JobNotFound
 from taskq.core.folds.steps import unpack_waits
 from taskq.core.model import State
-from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, serves, used_up, why
+from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, used_up, why
 from taskq.log.journal.lock import flock_holders, process_state
 from taskq.log.machine.owners import owner_view, owner_views
 from taskq.log.machine.peers import PROGRESS
@@ -91,12 +91,12 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
         serving
         for worker in workers
         for serving in worker.serves
-        if serves(serving, job.queue, job.task)
+        if serving.takes(job.queue, job.task)
     ]
     lanes = (
         lane
         for lane in agenda.lanes
-        if not lane.blocked and any(serves(serving, lane.queue, lane.task) for serving in able)
+        if not lane.blocked and any(serving.takes(lane.queue, lane.task) for serving in able)
     )
     return agenda.taking.ahead(job.lsn, lanes, AHEAD_MAX)
 

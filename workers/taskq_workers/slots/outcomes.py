@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Discard, Retry, Snooze
-from taskq.engine import Cause, Settlement, kinds, serves
+from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import (
     AppendFailed,
     CompressionUnavailable,
@@ -133,7 +133,7 @@ class Overlap:
         if monotonic() - since < OVERLAP_SECONDS:
             workers = await off_loop(app.store().live_workers)
             servings = [serving for worker in workers for serving in worker.serves]
-            if sum(serves(each, delivery.queue, delivery.task) for each in servings) > 1:
+            if sum(each.takes(delivery.queue, delivery.task) for each in servings) > 1:
                 delay_ns = min(_MISFIT_NS << min(times, 8), _MISFIT_MAX_NS)
                 return Settlement(kinds.RELEASE, delivery, death.body, delay_ns)
         self._met.pop(job, None)
