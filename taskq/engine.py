@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from taskq.core.folds.taking import Weights
     from taskq.core.model import Conflict, Extras
     from taskq.core.rates import Limit
-    from taskq.core.records import Cause, Flag, Kind
-    from taskq.core.why import Waiting, strays_of
+    from taskq.core.records import Cause, Flag, Kind, Option
+    from taskq.core.why import strays_of
     from taskq.log.config import LogConfig
     from taskq.log.format.bodies import Compression
     from taskq.log.format.codec import FrameHeader
@@ -97,6 +97,7 @@ __all__ = [
     "LoopPort",
     "Moment",
     "NamedReader",
+    "Option",
     "PartWriter",
     "PatientDisk",
     "Replica",
@@ -108,7 +109,6 @@ __all__ = [
     "SystemClock",
     "Takes",
     "Turn",
-    "Waiting",
     "Weights",
     "back_up",
     "check_health",
@@ -136,8 +136,8 @@ _HOMES: Final = {
     "taskq.core.folds.taking": "Weights",
     "taskq.core.model": "Conflict Extras",
     "taskq.core.rates": "Limit",
-    "taskq.core.records": "Cause Flag Kind",
-    "taskq.core.why": "Waiting strays_of",
+    "taskq.core.records": "Cause Flag Kind Option",
+    "taskq.core.why": "strays_of",
     "taskq.log.config": "LogConfig",
     "taskq.log.format.bodies": "Compression",
     "taskq.log.format.codec": "FrameHeader",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         QueueStats,
         Serving,
         Spread,
+        Waiting,
         attempt_document,
         body_document,
         job_head,
@@ -75,6 +76,7 @@ __all__ = [
     "Spread",
     "Standing",
     "Swept",
+    "Waiting",
     "Why",
     "attempt_document",
     "body_document",
@@ -88,7 +90,7 @@ _HOMES: Final = {
     "taskq.core.model": "LIVE_STATES SETTLED_STATES STATES WAITING_STATES",
     "taskq.core.views": (
         "AttemptView CompactReport Damage EngineStats Hold JobView LimitView LogStats "
-        "OwnerView ProgressView QueueStats Serving Spread attempt_document "
+        "OwnerView ProgressView QueueStats Serving Spread Waiting attempt_document "
         "body_document job_head moment owner"
     ),
     "taskq.log.read.standing": "Standing",

@@ -275,6 +275,33 @@ class QueueStats:
         )
 
 
+class Waiting(NamedTuple):
+    """Count jobs that wait: ready ones, due ones of paused queues, and jobs of a later time."""
+
+    ready: int = 0
+    paused: int = 0
+    later: int = 0
+
+    def plus(self, other: Waiting) -> Waiting:
+        """Return the sums."""
+        return Waiting(*map(int.__add__, self, other))
+
+    def told(self) -> str:
+        """Return the counts in words: "2 wait, 1 waits in a paused queue"; "" for none."""
+        words = (
+            (self.ready, "wait"),
+            (self.paused, "wait in a paused queue"),
+            (self.later, "are due later"),
+        )
+        single = {"wait": "waits", "are": "is"}
+        parts = []
+        for count, text in words:
+            verb, gap, rest = text.partition(" ")
+            if count:
+                parts.append(f"{count:,} {single[verb] if count == 1 else verb}{gap}{rest}")
+        return ", ".join(parts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """A distribution: mean and max are exact, the others at most an eighth beside the truth."""

@@ -13,7 +13,7 @@ from taskq.core.folds.steps import Form, until, waited_for
 from taskq.core.model import SECOND_NS, State
 from taskq.core.parsing import listed
 from taskq.core.values import NamedTuple, dataclass
-from taskq.core.views import LimitView
+from taskq.core.views import LimitView, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -520,33 +520,6 @@ class Strays(NamedTuple):
                 f"-Q {','.join(sorted(self.by_queue)[:_NAMED_MAX])}, or without -Q"
             )
         return sentences
-
-
-class Waiting(NamedTuple):
-    """Count jobs that wait: ready ones, due ones of paused queues, and jobs of a later time."""
-
-    ready: int = 0
-    paused: int = 0
-    later: int = 0
-
-    def plus(self, other: Waiting) -> Waiting:
-        """Return the sums."""
-        return Waiting(*map(int.__add__, self, other))
-
-    def told(self) -> str:
-        """Return the counts in words: "2 wait, 1 waits in a paused queue"; "" for none."""
-        words = (
-            (self.ready, "wait"),
-            (self.paused, "wait in a paused queue"),
-            (self.later, "are due later"),
-        )
-        single = {"wait": "waits", "are": "is"}
-        parts = []
-        for count, text in words:
-            verb, gap, rest = text.partition(" ")
-            if count:
-                parts.append(f"{count:,} {single[verb] if count == 1 else verb}{gap}{rest}")
-        return ", ".join(parts)
 
 
 def waiting_in(queues: Iterable[QueueStats]) -> Waiting:

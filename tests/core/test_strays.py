@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from taskq.core.folds.agenda import Agenda
-from taskq.core.views import Serving
-from taskq.core.why import Strays, Waiting, strays_of, waiting_jobs
+from taskq.core.views import Serving, Waiting
+from taskq.core.why import Strays, strays_of, waiting_jobs
 
 
 def test_waiting_jobs_are_counted_by_what_they_wait_for_but_for_bytes() -> None:

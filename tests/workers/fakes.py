@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
-    from taskq.core.views import OwnerView, Serving
-    from taskq.core.why import Waiting
+    from taskq.core.views import OwnerView, Serving, Waiting
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
     from taskq_workers.slots.settling import Settled

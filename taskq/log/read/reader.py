@@ -14,7 +14,7 @@ from taskq.core.folds.queues import GONE
 from taskq.core.model import STATES, State
 from taskq.core.parsing import listed, split_id
 from taskq.core.views import LogStats, SegmentView
-from taskq.core.why import Waiting, Why, limits_in_use, waiting_jobs, why
+from taskq.core.why import Why, limits_in_use, waiting_jobs, why
 from taskq.log.config import LogConfig
 from taskq.log.format.codec import LSN_MAX, SEGMENT_HEADER
 from taskq.log.format.frames import segment_lsn, segment_name
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         OwnerView,
         ProgressView,
         VerifyReport,
+        Waiting,
     )
     from taskq.core.why import Facts, Reason
     from taskq.log.format.flows import Takes

@@ -12,8 +12,7 @@ from taskq.core.why import Strays, strays_of, waiting_in
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from taskq.core.views import OwnerView, QueueStats
-    from taskq.core.why import Waiting
+    from taskq.core.views import OwnerView, QueueStats, Waiting
 
 #: "bad": jobs wait in vain, or more; "slow": they wait for something that passes or was wished.
 Level: TypeAlias = Literal["bad", "slow", "well"]

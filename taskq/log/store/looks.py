@@ -9,8 +9,7 @@ from taskq.log.state.story import tell
 from taskq.log.state.uploads import waiting_uploads
 
 if TYPE_CHECKING:
-    from taskq.core.views import EngineStats, JobView, QueueStats
-    from taskq.core.why import Waiting
+    from taskq.core.views import EngineStats, JobView, QueueStats, Waiting
     from taskq.log.state.facets import Sight
 
 

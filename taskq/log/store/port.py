@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.core.model import Extras
-    from taskq.core.views import CompactReport, JobView, LogStats
-    from taskq.core.why import Waiting
+    from taskq.core.views import CompactReport, JobView, LogStats, Waiting
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
     from taskq.log.format.steps import Stepped
     from taskq.log.requests import (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from taskq.core.records import Kind
-from taskq.core.why import Waiting
+from taskq.core.views import Waiting
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import (
     LINES_PER_SECOND_MAX,

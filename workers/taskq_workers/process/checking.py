@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import taskq
 from taskq import _native as native
-from taskq.engine import Flag, LogReader, Waiting, strays_of
+from taskq.engine import Flag, LogReader, strays_of
 from taskq.errors import LogError, TaskqError, UsageError
-from taskq.views import WAITING_STATES, Check, Serving
+from taskq.views import WAITING_STATES, Check, Serving, Waiting
 from taskq_workers.runs.lifespans import bound_names
 from taskq_workers.runs.loader import load_app
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from taskq import Delivery
-    from taskq.engine import Waiting
+    from taskq.views import Waiting
     from taskq_workers.events import JobEnd, JobFinished
 
 #: Lines in one second; what comes above that is counted, and told in one line.

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import create_task_group
 
-from taskq.engine import Waiting
 from taskq.errors import TaskqError
+from taskq.views import Waiting
 from taskq_workers.process.leash import Notifier
 from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of, stopped_line
 from taskq_workers.runs.guards import keep_from_children
