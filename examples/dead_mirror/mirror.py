@@ -1,13 +1,12 @@
-"""A plugin: it mirrors an app's dead letters into a second log, for people who look after several.
+"""A plugin that mirrors the dead letters of several apps into one log.
 
 A package of your own brings it by an entry point, and settings name it (``plugins = ["mirror"]``)::
 
     [project.entry-points."taskq.plugins"]
     mirror = "dead_mirror.mirror:mirror"
 
-It takes nothing of taskq but its public modules. Each letter is there once, however often it is
-told: the key of its job in the mirror is the id of the job that died. What a killed worker did not
-tell, the next one that starts mirrors.
+It imports only public modules of taskq. Each letter is mirrored once, since the key of its job in
+the mirror is the id of the dead job. The next worker mirrors letters that a killed worker missed.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Mirror:
                 self._log = None
 
     async def on_dead(self, letter: DeadLetter) -> None:
-        """Mirror a letter; a mirror that fails is told of, and stops no worker."""
+        """Mirror a letter; a failing mirror is logged and stops no worker."""
         try:
             await self._put(await self._app.job(letter.job_id).view())
         except JobNotFound:

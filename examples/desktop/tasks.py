@@ -8,7 +8,7 @@ import threading
 
 from taskq import TaskQ
 
-#: Where this user's system keeps the data of the program; nothing of where it is started counts.
+#: The user's data directory, wherever the program was started.
 app = TaskQ.user_data("Picture Book")
 
 

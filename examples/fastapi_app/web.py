@@ -28,7 +28,7 @@ async def confirm(order: int) -> str:
 
 @jobs.task(queue="mail", retry=5)
 async def mail(order: int) -> None:
-    """Tell the customer."""
+    """Send the customer a mail."""
     with tracer.start_as_current_span("smtp") as span:
         span.set_attribute("order", order)
 
@@ -60,7 +60,7 @@ async def place(order: int) -> dict[str, str]:
 
 @web.get("/jobs/{job_id}")
 async def show(job_id: str) -> dict[str, Any]:
-    """Tell where a job is, with its result or the reason of its failure."""
+    """Return a job's state with its result or the reason of its failure."""
     try:
         job = jobs.job(job_id)
         view = await job.view()

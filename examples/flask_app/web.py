@@ -27,7 +27,7 @@ def count() -> ResponseReturnValue:
 
 @web.get("/jobs/<job_id>")
 def show(job_id: str) -> ResponseReturnValue:
-    """Tell where a job is, with its result or the reason of its failure."""
+    """Return a job's state with its result or the reason of its failure."""
     try:
         job = jobs.job(job_id)
         view = job.view_sync()

@@ -16,7 +16,7 @@ from taskq_plugins.spark.sql import sql
 from .check import check_tables, workplace
 from .devices import make_fleet
 
-#: What is printed of which tables, as ``taskq sql --lake`` does.
+#: Queries whose rows are printed, as by ``taskq sql --lake``.
 _SHOWN: Final = {
     "failures": "task,failed_attempts,dead_jobs,devices,poison",
     "duplicates": "queue,devices,jobs",

@@ -1,4 +1,4 @@
-"""Whether the tables of a lake equal the Python fold of the logs, to the row."""
+"""Compare the tables of a lake with the Python fold of the logs, row by row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from taskq_plugins.spark.lake import Lake
 
-#: Differences that are told one by one.
+#: Differences that are printed one by one.
 SHOWN_MAX: Final = 5
 _HOUR_SECONDS: Final = 3_600
 
@@ -79,8 +79,8 @@ def workplace(work: Path | None) -> Iterator[Path]:
 
 
 def check_tables(console: Console, journals: Path, lake_path: Path) -> int:
-    """Run the pipeline and look at what it made; returns how many rows are wrong."""
-    # Imported here, since they take a second: a wrong option is told at once.
+    """Run the pipeline and check its tables; returns the number of wrong rows."""
+    # Imported here, since they take a second: a wrong option fails at once.
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415
     from taskq_plugins.spark.run.command import run  # noqa: PLC0415
 

@@ -25,11 +25,11 @@ DAY_SECONDS: Final = 1_793_577_600
 JOBS_PER_HOUR: Final = 12
 #: How far ahead the one wrong clock is.
 WRONG_SECONDS: Final = 26 * HOUR_SECONDS
-#: Hours that the late device is behind all others.
+#: Hours that the late device lags.
 LATE_HOURS: Final = 5
-#: One hour of each device in so many passes without its worker: jobs pile up.
+#: One hour in this many passes without a worker on the device: jobs pile up.
 ASLEEP_EVERY: Final = 7
-#: Of the jobs that wait, so many hundredths are called off.
+#: Percentage of waiting jobs that are cancelled.
 CANCELLED_PERCENT: Final = 3
 PATIENCE_SECONDS: Final = 30
 #: How much of a frame was written when the power went.
@@ -38,7 +38,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 class Special(enum.Enum):
-    """What is other with a device."""
+    """The faults of a device."""
 
     SICK = "its firmware update fails"
     SICK_TOO = "its firmware update fails, too"
@@ -61,9 +61,9 @@ SPECIAL: Final = {
 
 
 def make_fleet(root: Path, devices: int, hours: int) -> Iterator[str]:
-    """Make every device's log below ``root``; yield what is odd with it, as a line, or nothing.
+    """Make every device's log below ``root``; yield a line for each fault.
 
-    All that is special is seen with 12 devices and 6 hours.
+    12 devices and 6 hours show every kind of fault.
     """
     for number in range(devices):
         name, special = f"device-{number:02}", SPECIAL.get(number)
@@ -113,7 +113,7 @@ async def _work(device: Device, hours: range, idle: int) -> None:
 
 
 async def _awake(device: Device, hour: int, jobs: int) -> None:
-    """Run each job as it comes; those that failed earlier run when they are due."""
+    """Run each new job, and retries when they are due."""
     ended = _Ended()
     async with Worker(device.app, concurrency=1, on_event=ended):
         for _ in range(jobs):
@@ -151,7 +151,7 @@ class _Ended:
 
 
 def _tear(log: Path) -> None:
-    """Leave the beginning of one more frame behind the last one, as a power loss does."""
+    """Leave a torn frame after the last one, like a power loss."""
     newest = max((log / "log").glob("*.log"))
     with newest.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)

@@ -34,7 +34,7 @@ class Log(NamedTuple):
 
 
 class HourKey(NamedTuple):
-    """Which row of an hourly table; ``device`` is "" in those of the fleet."""
+    """The key of a row of an hourly table; ``device`` is "" for the whole fleet."""
 
     device: str
     queue: str
@@ -44,7 +44,7 @@ class HourKey(NamedTuple):
 
 @dataclass(slots=True)
 class Hour:
-    """What happened within it."""
+    """Counts of one hour."""
 
     counts: Counter[str] = field(default_factory=Counter)
     run_seconds: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the devices of this fleet do all day: an app with five tasks, some of which fail."""
+"""The devices' app: five tasks, some of which fail."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Device:
         self.clock.advance(self.draw.uniform(low, high))
 
     def _photos(self) -> tuple[tuple[int, Callable[[int], Call[Any]]], ...]:
-        """Weight and call of what is done with photos."""
+        """Weight and call of the photo jobs."""
         app, draw = self.app, self.draw
 
         @app.task(
@@ -91,7 +91,7 @@ class Device:
         )
 
     def _others(self) -> tuple[tuple[int, Callable[[int], Call[Any]]], ...]:
-        """Weight and call of what is done every hour."""
+        """Weight and call of the hourly jobs."""
         app, draw = self.app, self.draw
 
         @app.task(name="reports.send", queue="reports", key=lambda hour: f"report {hour}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Smaller files are sent in one piece, larger ones in blocks of this size.
 BLOCK_BYTES: Final = 256 * 1024
-#: What the receiver will not take however often it is sent.
+#: A file that the receiver refuses for good.
 REFUSALS: Final = frozenset({400, 409, 413, 422})
 
 app = TaskQ()
@@ -44,7 +44,7 @@ def key(path: str, digest: str, size: int) -> str:
     retry=retry.exponential(attempts=200, base=0.2, cap=2, jitter="equal"),
 )
 async def upload(path: str, digest: str, size: int) -> None:
-    """Send one file; whatever goes wrong on the way is raised, and the retry policy tries again."""
+    """Send one file; any error is raised, and the retry policy tries again."""
     source = Path(os.environ["SYNC_SOURCE"], path)
     response = await client().put(
         f"/files/{quote(path)}",

@@ -1,4 +1,4 @@
-"""Tell the story of a sync: live on a terminal, line by line elsewhere."""
+"""Show the progress of a sync: live on a terminal, line by line elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Display:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def progress(self, done: int, total: int) -> None:
-        """Move the bar; print a line for every fifth of the files where there is none."""
+        """Move the bar, or print a line for every fifth of the files without a terminal."""
         self._progress.update(self._bar, completed=done, total=total, visible=True)
         part = done * _PARTS // total
         if part > self._part and not self._progress.console.is_terminal:

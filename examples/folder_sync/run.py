@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from .display import Display
 
 _PACKAGE: Final = __package__ or "folder_sync"
-#: What has to be on the path, so that a child finds this package under the same name.
+#: The directory on the path by which a child imports this package under the same name.
 _IMPORT_ROOT: Final = Path(__file__).resolve().parents[_PACKAGE.count(".") + 1]
 _POLL_SECONDS: Final = 0.05
 #: The log is read less often than the receiver is looked at: a read costs more.
 _LOG_POLL_SECONDS: Final = 0.25
-#: Without any progress for so long, something is wrong.
+#: Seconds without progress after which the demo gives up.
 _PATIENCE_SECONDS: Final = 60
 _STOP_SECONDS: Final = 15
 _NAMES_SHOWN: Final = 5

@@ -1,4 +1,4 @@
-"""What there is to send: the files of a tree with their sizes and hashes."""
+"""The files of a tree with their sizes and hashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Scan:
-    """The files of a tree, smallest first, and those that are left alone."""
+    """The files of a tree, smallest first, and the skipped ones."""
 
     entries: list[Entry] = field(default_factory=list)
     #: links, devices, unreadable files, names that are not UTF-8, files over the limit

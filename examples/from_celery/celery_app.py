@@ -1,7 +1,7 @@
 """The original: a shop's background work on Celery. Compare with ``taskq_app``, part by part.
 
-A real one has Redis or RabbitMQ behind it; this one keeps both broker and results in memory, so
-that the two can be run side by side by one test.
+A real one needs Redis or RabbitMQ; this one keeps broker and results in memory, so that one test
+can run both apps side by side.
 """
 
 from __future__ import annotations

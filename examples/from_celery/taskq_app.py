@@ -1,7 +1,7 @@
 """The port: the same work on taskq. No broker, no beat process: ``taskq worker`` does it all.
 
-Functions stay ``def`` where they were: they run in threads. One that must be ended in the middle of
-a blocking call takes ``runs_in="process"``, as all of Celery's do.
+Functions stay ``def``: they run in threads. A function that must be ended in the middle of a
+blocking call takes ``runs_in="process"``, like all tasks of Celery.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What both apps work on: shops, banks and post offices that fail now and then."""
+"""The world of both apps: shops, banks and post offices that fail now and then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What somebody buys."""
+    """An order."""
 
     customer: str
     email: str

@@ -1,4 +1,4 @@
-"""``python -m examples.hub``: a fleet's logs reach a hub whatever happens, byte for byte."""
+"""``python -m examples.hub``: logs of a fleet reach a hub byte for byte, despite kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _AT_A_TIME: Final = 8
 _RETRY_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.02
-#: The hub is killed after so long at the latest.
+#: Seconds after which the hub is killed at the latest.
 _PATIENCE_SECONDS: Final = 2.0
 
 
@@ -71,7 +71,7 @@ def main(
 
 
 class _Killed:
-    """A hub that is killed so often, each time when so much more of all there is has come."""
+    """A hub that is killed ``kills`` times, evenly spread over the bytes to come."""
 
     def __init__(self, server: HubProcess, kills: int, total: int) -> None:
         self.server = server
@@ -108,7 +108,7 @@ async def _collect(tokens: dict[Path, str], killed: _Killed, drops: float) -> st
             killing = asyncio.create_task(killed.run())
             tries = sum(await asyncio.gather(*map(send, tokens)))
             await killing
-            # Whatever the last kill met, the next session finds.
+            # The next session repairs the damage of the last kill.
             tries += sum(await asyncio.gather(*map(send, tokens)))
             return (
                 f"{len(tokens)} logs came after {tries} tries: the line broke {bad.dropped} "

@@ -57,7 +57,7 @@ class HubProcess:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     def stop(self) -> None:
-        """Kill it with -9, whatever it does."""
+        """Kill it with -9."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -74,11 +74,11 @@ class HubProcess:
 
 
 class BadLine:
-    """A way to a port that breaks now and then, in the middle of what it carries.
+    """A connection to a port that breaks now and then in the middle of a transfer.
 
     Args:
         to_port: where it leads.
-        drops: of so many pieces, as a fraction, the line breaks at one.
+        drops: fraction of pieces at which the line breaks.
 
     Attributes:
         port: where it begins.

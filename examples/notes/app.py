@@ -1,8 +1,8 @@
 """Notes with photos, kept here first and sent when the server can be reached.
 
-What the user does is done when it is on this disk, together with the job that will send it. A note
-that is edited again before it went is sent once, as it is then; a photo goes under the hash of its
-content, so that sending it twice changes nothing.
+An edit is done once it is on this disk, together with the job that will send it. A note that is
+edited again before it was sent is sent once, in its newest form; a photo is stored under the hash
+of its content, so that sending it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -140,6 +140,6 @@ async def resend() -> int:
 
 
 def _sending(note: Note) -> Call[Any]:
-    """Return the job that sends a note; one that waits already is replaced."""
+    """Return the job that sends a note; it replaces a waiting one."""
     task = send_note.options(key=note.id, on_conflict="replace")
     return task.call(note.id, note.revision)

@@ -1,4 +1,4 @@
-"""What the shop sells is one table."""
+"""The shop's products."""
 
 from __future__ import annotations
 

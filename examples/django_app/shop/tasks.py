@@ -37,7 +37,7 @@ def send_receipt(order_id: int) -> str:
     """Send the receipt of an order, and note that in its row."""
     with database():
         order = Order.objects.get(pk=order_id)
-        # Here goes the mail itself. It may be sent twice if the process is killed right behind it.
+        # Send the mail here. A kill right after it sends the mail twice.
         order.is_receipt_sent = True
         order.save(update_fields=["is_receipt_sent"])
         return f"sent the receipt for {order}"
