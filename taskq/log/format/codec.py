@@ -94,8 +94,9 @@ CANCEL_ASKED 32   somebody wants the running job cancelled: its owner stops it, 
                   again; byte: 0; attempt u32, job u64, token u64
 STEPPED      36   a step of the job is done, and is not done again; its name and number are an
                   option; byte: 0 step, 1 sleep, 2 event, 3 event that timed out, 4 jobs, 5 which
-                  of them failed; attempt u32, job u64, token u64, place u32; body: JSON of the
-                  value
+                  of them failed, 6 failed try of a step, 7 which wait came first, 8 version of
+                  the code, 9 step that may undo, 10 why such steps run; attempt u32, job u64,
+                  token u64, place u32; body: JSON of the value
 SIGNALLED    32   somebody signals the job; written again, it names its first record; byte: 0;
                   attempt u32, job u64, signal u64; body: JSON of the value
 PAUSED       16   the queue's jobs wait until it is resumed; byte: 0; zero u32; body: name of the
