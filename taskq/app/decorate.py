@@ -85,7 +85,7 @@ class TaskChoices(JobOptions, total=False):
     soft_timeout: Duration | None
     #: makes a dedup key from the task's arguments
     key: Callable[..., str | bytes] | None
-    #: give up unless a worker claims the job within this time of its enqueue; later it does not expire
+    #: give up unless a worker claims the job within this time of its enqueue
     expires: Duration | None
     #: False keeps no result
     store_result: bool
