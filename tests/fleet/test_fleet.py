@@ -93,9 +93,21 @@ def test_a_name_that_is_no_text_is_shown_by_its_bytes_and_still_read(tmp_path: P
     assert durable_mark(log) == mark_after(made)
 
 
-def test_a_copied_log_is_an_error_that_names_both_directories(tmp_path: Path) -> None:
+def test_a_copy_that_is_the_beginning_of_the_log_gives_way(tmp_path: Path) -> None:
+    """A hub has two directories of a box with a new name, or with a wrong token."""
+    made = MadeLog(tmp_path / "new")
+    for old in ("empty", "same", "shorter", "sealed"):
+        shutil.copytree(made.path, tmp_path / old)
+        made.enqueue(3)
+        if old == "shorter":
+            made.rotate()
+    assert [log.device for log in fleet.find_logs(tmp_path)] == ["new"]
+
+
+def test_a_copied_log_that_went_on_is_an_error_that_names_both_directories(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
-    shutil.copytree(made.path, tmp_path / "b")
+    made.enqueue()
+    MadeLog(tmp_path / "b", made.log_id).enqueue(2)
     with pytest.raises(LogTwice, match=r"/a and in .*/b") as caught:
         fleet.find_logs(tmp_path)
     assert caught.value.log_id == str(made.log_id)

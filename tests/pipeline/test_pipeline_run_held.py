@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,6 +135,41 @@ def test_one_device_never_stops_the_run_of_the_fleet(tmp_path: Path) -> None:
         assert shown in result.stdout
         assert "1 log held back, all others were read:" in result.stderr
         assert f"at least one segment before {5:020d}.log is missing" in result.stderr
+
+
+def test_a_box_that_was_replaced_under_a_new_name_is_read_on(tmp_path: Path) -> None:
+    """The hub keeps both directories: the new one begins with all that the old one has."""
+    old, other = MadeLog(tmp_path / "logs" / "box-a"), MadeLog(tmp_path / "logs" / "box-b")
+    old.enqueue(2)
+    other.enqueue(1)
+    assert pipeline(tmp_path).exit_code == 0
+    backup = old.file.read_bytes()
+    old.path.rename(tmp_path / "logs" / "box-c")
+    new = old
+    new.path = tmp_path / "logs" / "box-c"
+    new.file = new.path / "log" / new.file.name
+    MadeLog(tmp_path / "logs" / "box-a", new.log_id).file.write_bytes(backup)
+    new.enqueue(3)
+    result = pipeline(tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert "3 records in 1 batch" in result.stdout
+
+
+def test_a_log_that_two_devices_have_and_that_went_apart_is_held_alone(tmp_path: Path) -> None:
+    first, other = MadeLog(tmp_path / "logs" / "a"), MadeLog(tmp_path / "logs" / "other")
+    second = MadeLog(tmp_path / "logs" / "b", first.log_id)
+    first.enqueue(1)
+    assert pipeline(tmp_path).exit_code == 0, "the other is empty yet"
+    second.enqueue(2)
+    other.enqueue(2)
+    for shown in ("2 records in 1 batch", "nothing new"):
+        result = pipeline(tmp_path)
+        assert result.exit_code == 1
+        assert shown in result.stdout
+        assert "1 log held back, all others were read:" in result.stderr
+        assert f"log {first.log_id} is there twice" in result.stderr
+    shutil.rmtree(second.path)
+    assert pipeline(tmp_path).exit_code == 0
 
 
 def test_a_restored_device_is_folded_and_the_report_tells(tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_a_directory_whose_name_is_no_text_is_read_like_any_other(tmp_path: Path
 
 
 def test_a_copied_log_is_an_error(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
-    MadeLog(tmp_path / "d", fleet["a"].log_id)
+    MadeLog(tmp_path / "d", fleet["a"].log_id).enqueue(7)
     with pytest.raises(LogError, match="is there twice") as caught:
         read_batch(tmp_path)
     assert isinstance(caught.value, Unreadable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.arrow.problems import shown
-from taskq.engine import Identity, LocalDisk, Replica
+from taskq.engine import Identity, LocalDisk, Replica, segment_lsn, segment_name
 from taskq.errors import LogError
 from taskq.values import SECOND_NS
 from taskq_plugins.fleet.memory import Memory
@@ -25,6 +26,8 @@ NAMES_MAX: Final = 1_000_000
 #: What the directory of a hub holds beside those of its devices.
 HUB_FILE: Final = "serve.lock"
 _HIDDEN: Final = (".", "_")
+#: Compared of both ends of a segment that is there twice.
+_END_BYTES: Final = 64 * 1024
 
 
 class LogPlace(NamedTuple):
@@ -104,7 +107,8 @@ def find_logs(
 
     Raises:
         FleetError: there is no such directory, or it cannot be read or holds too many logs.
-        LogTwice: two of the directories hold the same log.
+        LogTwice: two of the directories hold the same log, and neither is the beginning of the
+            other, which gives way else: of a box that has a new name, or of a wrong token.
         FormatError: a log's ``taskq.json`` does not read, or a newer taskq wrote it.
     """
     top = os.path.abspath(root)  # noqa: PTH100 - Path has no way to drop ".." from a name
@@ -112,7 +116,7 @@ def find_logs(
         raise FleetError(f"{shown(top)} is no directory: give one that holds task logs")
     if os.path.exists(f"{top}/{HUB_FILE}") and _is_directory(f"{top}/devices", follow=False):  # noqa: PTH110 - as above
         top = f"{top}/devices"
-    disk, logs = LocalDisk(), dict[str, LogPlace]()
+    disk, copies, count = LocalDisk(), dict[str, list[LogPlace]](), 0
     for device, path, facts in _candidates(top, on_problem):
         try:
             place = _look(disk, device, path, facts)
@@ -122,14 +126,68 @@ def find_logs(
             continue
         if place is None or not (devices is None or {device, place.log_id} & devices):
             continue
-        other = logs.setdefault(place.log_id, place)
-        if other is not place:
-            tell(LogTwice(place.log_id, other.path, path), on_problem)
-        if len(logs) > LOGS_MAX:
+        copies.setdefault(place.log_id, []).append(place)
+        count += 1
+        if count > LOGS_MAX:
             raise FleetError(
                 f"{shown(top)} holds more than {LOGS_MAX} logs: read it a part at a time"
             )
-    return sorted(logs.values(), key=lambda log: (log.device, log.identity_created_ns, log.log_id))
+    logs = [log for places in copies.values() if (log := _longest(places, on_problem)) is not None]
+    return sorted(logs, key=lambda log: (log.device, log.identity_created_ns, log.log_id))
+
+
+def _longest(
+    copies: list[LogPlace], on_problem: Callable[[LogError], None] | None
+) -> LogPlace | None:
+    """Return the only directory of a log, or the one that holds all of the others' records."""
+    first = copies[0]
+    if len(copies) == 1:
+        return first
+    sizes = {copy.path: _segment_sizes(copy.path) for copy in copies}
+    longest = max(copies, key=lambda copy: max(sizes[copy.path].items(), default=(0, 0)))
+    for copy in copies:
+        if copy is not longest and not _begins(sizes, copy.path, longest.path):
+            tell(LogTwice(first.log_id, copy.path, longest.path), on_problem)
+            return None
+    return longest
+
+
+def _segment_sizes(path: str) -> dict[int, int]:
+    """Return the sizes of a log's segments, by first lsn."""
+    sizes: dict[int, int] = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(f"{path}/log") as entries:
+        for entry in entries:
+            lsn = segment_lsn(entry.name)
+            if lsn is not None:
+                sizes[lsn] = entry.stat().st_size
+    return sizes
+
+
+def _begins(sizes: dict[str, dict[int, int]], short: str, long: str) -> bool:
+    """Return whether a log's segments are the beginning of another's, by both ends of each.
+
+    A frame holds its lsn, its time and a checksum, so that the last ones are equal only if all are.
+    Segments that compaction removed from the longer one are passed over.
+    """
+    first = min(sizes[long], default=0)
+    for lsn, size in sizes[short].items():
+        if lsn < first:
+            continue
+        whole = sizes[long].get(lsn, -1)
+        if size > whole or (size < whole and lsn != max(sizes[short])):
+            return False
+        ends = [(0, min(size, _END_BYTES)), (max(size - _END_BYTES, 0), size)]
+        parts = [[_read(f"{path}/log/{segment_name(lsn)}", *end) for end in ends]
+                 for path in (short, long)]  # fmt: skip
+        if parts[0] != parts[1]:
+            return False
+    return True
+
+
+def _read(path: str, begin: int, end: int) -> bytes:
+    with Path(path).open("rb") as file:
+        file.seek(begin)
+        return file.read(end - begin)
 
 
 def _candidates(

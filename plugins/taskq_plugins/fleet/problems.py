@@ -26,7 +26,7 @@ class FleetError(LogError):
 
 
 class LogTwice(FleetError):
-    """Two directories hold a log of the same id: nobody could tell their records apart.
+    """Two directories hold a log of the same id, and neither is the beginning of the other.
 
     Attributes:
         log_id: of both.
@@ -35,8 +35,8 @@ class LogTwice(FleetError):
 
     def __init__(self, log_id: str, first: str, second: str) -> None:
         super().__init__(
-            f"log {log_id} is there twice, in {shown(first)} and in {shown(second)}: one is a copy "
-            f"of the other. Move one of them away, or name the devices to be read"
+            f"log {log_id} is there twice, in {shown(first)} and in {shown(second)}, and each has "
+            f"records that the other lacks: move the wrong one out of there"
         )
         self.log_id = log_id
         self.paths = (first, second)

@@ -26,6 +26,8 @@ from taskq_plugins.spark.source.options import size_of
 from taskq_plugins.spark.source.standing import look
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskq_plugins.spark.lake import LakeWriter
     from taskq_plugins.spark.run.increment import Summary
     from taskq_plugins.spark.run.report import Report
@@ -188,12 +190,13 @@ def run(
 
             for line in rebuild(writer, anew, options):
                 render.echo(line, err=True)
-        if not _turn(writer, options, report, engine, master):
+        sight = look(options.of_source())
+        if not _turn(writer, options, report, engine, master, sight):
             report.nothing_new(lake)
         while keep_open:
             time.sleep(_EVERY_SECONDS)
-            _turn(writer, options, report, engine, master)
-        _tell_held(lake)
+            _turn(writer, options, report, engine, master, look(options.of_source()))
+        _tell_held(lake, sight.twice)
 
 
 def _check(tables: tuple[str, ...], engine: str, master: str | None, lake_path: Path | str) -> None:
@@ -210,11 +213,15 @@ def _check(tables: tuple[str, ...], engine: str, master: str | None, lake_path: 
 
 
 def _turn(
-    writer: LakeWriter, options: RunOptions, report: Report, engine: str, master: str | None
+    writer: LakeWriter,
+    options: RunOptions,
+    report: Report,
+    engine: str,
+    master: str | None,
+    sight: Sight,
 ) -> bool:
     """Read what is new; False if nothing is."""
     before = reached(writer.lake)
-    sight = look(options.of_source())
     left_bytes = unread_bytes(before.offsets, options.of_source(), sight)
     if not left_bytes and before.begun is None and not writer.lake.stale(options.tables):
         if time.monotonic() >= writer.vacuum_due:  # days grow old whatever is new
@@ -258,13 +265,13 @@ def _tell_restored(before: Offsets, now: Offsets) -> None:
         render.echo(f"{was} restored from a backup and {is_} read on as {other}: {names}", err=True)
 
 
-def _tell_held(lake: Lake) -> None:
+def _tell_held(lake: Lake, twice: Mapping[str, str]) -> None:
     """Say which logs stay where they are, though all others went on.
 
     Raises:
         Failure: there are such.
     """
-    lines = [spelled(why) for why in held(reached(lake).offsets)]
+    lines = sorted({*map(spelled, held(reached(lake).offsets)), *map(spelled, twice.values())})
     if lines:
         count = f"{len(lines)} log{'' if len(lines) == 1 else 's'}"
         raise Failure("\n".join([f"{count} held back, all others were read:", *lines]))

@@ -213,7 +213,7 @@ def _unread(standing: Standing, position: Position | None, *, holds: bool) -> in
     if position is None:
         return left(standing, standing.earliest).size_bytes if standing.end.mark.segment else 0
     if position.is_at(standing.latest):
-        return 0
+        return 1 if position.held else 0
     try:
         here = go_on(standing, position, loss_handler("hold" if holds else "false"))
     except (DataLoss, FileNotFoundError):

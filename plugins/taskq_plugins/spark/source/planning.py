@@ -326,6 +326,9 @@ class Following:
         chosen = self._options.devices
         for log_id in gone:
             device = offsets[log_id].device
+            if log_id in sight.twice:
+                yield log_id, sight.twice[log_id]
+                continue
             is_chosen = chosen is None or bool({device, log_id} & chosen)
             if device in devices or not is_chosen or sight.has_problems:
                 continue

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.errors import LogError
@@ -22,12 +23,14 @@ from taskq_plugins.fleet.places import (
     facts_of,
     find_logs,
 )
-from taskq_plugins.fleet.problems import log_problem
+from taskq_plugins.fleet.problems import LogTwice, log_problem
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.positions import Given, Lsn, Position
 from taskq_plugins.spark.source.problems import OptionError, Unreadable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskq_plugins.fleet.breaks import Break
     from taskq_plugins.spark.source.options import ReadOptions
 
@@ -96,6 +99,8 @@ class Sight(NamedTuple):
     standings: list[Standing]
     has_problems: bool
     at_ns: int
+    #: by id of a log that is held, as two directories have it and went apart: what to say of it
+    twice: Mapping[str, str] = MappingProxyType({})
 
 
 def look(options: ReadOptions) -> Sight:
@@ -108,9 +113,13 @@ def look(options: ReadOptions) -> Sight:
     if not Path(options.path).is_dir():
         raise OptionError("path", f": {options.path!r} is no directory: give one with task logs")
     problems: list[LogError] = []
+    twice: dict[str, str] = {}
     at_ns = time.time_ns()
 
     def on_problem(error: LogError) -> None:
+        if isinstance(error, LogTwice) and options.fail_on_data_loss == "hold":
+            twice[error.log_id] = str(error)
+            return
         if options.corrupt_mode == "fail":
             raise Unreadable(error)
         problems.append(error)
@@ -136,7 +145,7 @@ def look(options: ReadOptions) -> Sight:
             left_out = frozenset(segment_paths(log)) - {place.first_lsn for place in places}
         standings.append(Standing(log, places, end, left_out))
         _remember(standings[-1], at_ns)
-    return Sight(standings, bool(problems), at_ns)
+    return Sight(standings, bool(problems), at_ns, twice)
 
 
 def _as_seen(log: LogPlace) -> Standing | None:
