@@ -237,14 +237,8 @@ def refuse_shards(path: Path) -> None:
 
 def _tell_of_copy(reader: LogReader) -> None:
     """Say that this is a hub's copy, and how old it is: what the device did since is not in it."""
-    if reader.journal.identity.is_replica:
-        path = Path(reader.path).absolute()
-        arrived = max(
-            (segment.stat().st_mtime for segment in (path / "log").glob("*.log")), default=0.0
-        )
-        as_of = datetime.fromtimestamp(arrived).astimezone().isoformat(" ", "seconds")
-        age = f"as of {as_of}" if arrived else "of which nothing came yet"
-        render.echo(f"copy of {reader.device}, {age}", err=True)
+    if copy_of := reader.copy_of:
+        render.echo(copy_of, err=True)
 
 
 def _offer(path: Path) -> str:

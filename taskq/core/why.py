@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.durations import spoken, utc_moment
 from taskq.core.errors import command, worker_command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.folds.steps import Form, until, waited_for
-from taskq.core.model import SECOND_NS, State
+from taskq.core.model import LIVE_STATES, SECOND_NS, State
 from taskq.core.parsing import listed
 from taskq.core.values import NamedTuple, dataclass
 from taskq.core.views import LimitView, Waiting
@@ -55,6 +56,8 @@ class Why(enum.StrEnum):
     PAUSED = "paused"
     #: no worker is there
     NO_WORKER = "no_worker"
+    #: this is a hub's copy: workers are known on the device alone
+    ELSEWHERE = "elsewhere"
     #: the workers there are serve other queues
     QUEUE_NOT_SERVED = "queue_not_served"
     #: none of the workers of its queue has registered its task
@@ -159,6 +162,21 @@ def why(facts: Facts) -> Reason:
         or _locked(facts)
         or _in_line(facts)
     )
+
+
+def why_there(facts: Facts, device: str, copy_of: str) -> Reason:
+    """Return the reason as a hub's copy has it, without what could be done only on the device."""
+    reason = why(replace(facts, owner=None, workers=(), used_up=None))
+    if reason.code in {Why.PAUSED, Why.WAITS}:
+        text = reason.text.partition("; ")[0]
+    elif reason.code is Why.NO_WORKER:
+        reason = replace(reason, code=Why.ELSEWHERE)
+        text = f"it is ready on {device}; its workers are known there alone"
+    else:
+        text = reason.text
+    if facts.job.state in LIVE_STATES:
+        text = f"{copy_of}: {text}"
+    return replace(reason, text=text)
 
 
 def _settled(facts: Facts) -> Reason | None:

@@ -10,6 +10,8 @@ from uuid import UUID
 
 import pytest
 
+from taskq import TaskLog
+from taskq.engine import LogReader
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.messages import NOWHERE, Sync
@@ -79,6 +81,35 @@ def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) ->
         assert result.exit_code == 1, words
         assert "run workers on edge-7" in result.stderr, words
     assert place.tree() == before
+
+
+def test_a_copy_never_speaks_as_the_machine(place: Place) -> None:
+    """No state of a job on the device has the hub say what to start, resume or signal there."""
+
+    async def write() -> None:
+        async with TaskLog.open(place.log) as log:
+            await log.put(b"1")
+            await log.put(b"2", delay="1h")
+            await log.put(b"3", queue="paused")
+            await log.put(b"4", queue="running")
+            await log.pause("paused")
+            await log.claim(1, queues=["running"])
+            await place.sync()
+
+    asyncio.run(write())
+    copy = place.copy
+    jobs = [job["id"] for job in json.loads(_run("ls", copy, "--json").stdout)]
+    assert len(jobs) == 4
+    for words in (*(("why", job) for job in jobs), ("workers",), ("health",)):
+        result = _run(*words, "-d", copy)
+        assert result.exit_code == 0, (words, result.output)
+        assert "copy of edge-7, as of 2" in result.output, words
+        assert "start" not in result.output, words
+        assert "-d " not in result.output, words
+    with LogReader.open(str(copy)) as reader:
+        stands = reader.standing()
+    assert stands.text.startswith("Copy of edge-7, as of 2")
+    assert stands.text.endswith(": 1 job runs, 1 waits, 1 waits in a paused queue, 1 is due later")
 
 
 def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:

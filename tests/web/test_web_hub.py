@@ -46,10 +46,12 @@ async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> 
         assert ">active</span>" in rows[DEVICE]
         link = re.search(rf'href="(/logs/{DEVICE}/[^"]+)"', rows[DEVICE])
         assert link is not None
-        for path in ("", "jobs", "tasks", "log"):
+        for path in ("", "jobs", "tasks", "workers", "log"):
             answer = await client.get(link[1] + path)
             assert answer.status_code == 200, answer.text
             assert f'href="{link[1]}jobs"' in answer.text
             assert 'method="post"' not in answer.text
+            assert '<a href="/">All devices</a>' in answer.text
+            assert "taskq worker" not in answer.text
         for path in (f"/logs/{DEVICE}/x/", "/logs/..%2f../x/", "/logs/edge-9/x/"):
             assert (await client.get(path)).status_code == 404

@@ -154,6 +154,7 @@ class Pages:
         place: where the pages are found.
         keys: what shows who asks.
         app: the one whose page it is, if it has one.
+        is_copy: it is a copy of a device's log, below the page of a hub.
     """
 
     def __init__(
@@ -163,12 +164,15 @@ class Pages:
         place: Place,
         keys: Keys,
         app: TaskQ | None = None,
+        *,
+        is_copy: bool = False,
     ) -> None:
         self._looks = looks
         self._acts = acts
         self._place = place
         self._keys = keys
         self._app = app
+        self._is_copy = is_copy
         self._shared_key = ""
         offers = app is not None and place.allow_actions
         self._pages = (*_PAGES, ("/enqueue", "Enqueue")) if offers else _PAGES
@@ -486,6 +490,7 @@ class Pages:
             directory=self._looks.path,
             allow_actions=self._place.allow_actions and not at,
             form_token=self._form_key(),
+            hub=root.rpartition("/logs/")[0] + "/" if self._is_copy else "",
             to=to,
             **{**_NOTHING, "pages": self._pages, **values},
         )

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 _ERRORS: Final = (Problem, TaskqError, HTTPException, ClientDisconnect)
 
 
-def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> Door:
+def make_site(
+    path: str, place: Place, keys: Keys, app: TaskQ | None = None, *, is_copy: bool = False
+) -> Door:
     """Yield the page of the log in a directory, as an ASGI app.
 
     Args:
@@ -50,11 +52,12 @@ def make_site(path: str, place: Place, keys: Keys, app: TaskQ | None = None) -> 
         place: where the page is found.
         keys: what shows who asks.
         app: the app that has it open, if it is this program's own.
+        is_copy: it is a copy of a device's log, on the page of a hub.
     """
     looks = Looks(path, None if app is None else app.stats)
     acts = Acts(looks, app, hides=not place.show_secrets)
     api = Api(looks, acts)
-    pages = Pages(looks, api.acts, place, keys, app)
+    pages = Pages(looks, api.acts, place, keys, app, is_copy=is_copy)
 
     def refuse(scope: Scope, problem: Problem) -> Response:
         if not path_of(scope).startswith(API):
@@ -142,7 +145,7 @@ def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
             raise Problem(HTTPStatus.NOT_FOUND, "this hub has no such log")
         home = str(Path(path, "devices", *names))
         if home not in sites:
-            sites[home] = make_site(home, place, keys)
+            sites[home] = make_site(home, place, keys, is_copy=True)
         await sites[home](scope, receive, send)
 
     inner = Starlette(

@@ -286,9 +286,16 @@ def _count_row(queue: QueueStats, title: str) -> tuple[str, ...]:
 def workers(data_dir: Path | None, as_json: bool) -> None:
     """List the processes that have the task log open, workers and producers alike."""
     with open_reader(data_dir) as reader:
-        owners, path = reader.owners(), reader.journal.path
+        owners, path, device = (
+            reader.owners(),
+            reader.journal.path,
+            reader.copy_of and reader.device,
+        )
     if as_json:
         render.print_json([owner.as_dict() for owner in owners])
+        return
+    if device:
+        render.echo(f"The processes of this log run on {device}, and are known there alone")
         return
     if not owners:
         start = worker_command(path)

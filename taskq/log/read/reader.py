@@ -14,7 +14,7 @@ from taskq.core.folds.queues import GONE
 from taskq.core.model import STATES, State
 from taskq.core.parsing import listed, split_id
 from taskq.core.views import LogStats, SegmentView
-from taskq.core.why import Why, limits_in_use, waiting_jobs, why
+from taskq.core.why import Why, limits_in_use, waiting_jobs, why, why_there
 from taskq.log.config import LogConfig
 from taskq.log.format.codec import LSN_MAX, SEGMENT_HEADER
 from taskq.log.format.frames import segment_lsn, segment_name
@@ -27,7 +27,7 @@ from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges, LastHour
 from taskq.log.read.listing import Wanted, newest_jobs
 from taskq.log.read.selection import DeadFilter, newest_dead
-from taskq.log.read.standing import Standing, past_standing, standing
+from taskq.log.read.standing import Standing, copied_standing, past_standing, standing
 from taskq.log.read.timeline import (
     JobEvent,
     StepView,
@@ -143,6 +143,22 @@ class LogReader:
     def device(self) -> str:
         """Return whose log this is, of a hub's copy."""
         return device_of_copy(str(Path(self.path).absolute()))
+
+    @property
+    def copy_of(self) -> str:
+        """Return whose copy this is and how old, "copy of edge-8, as of …"; "" of a log itself.
+
+        What the device did since is not in it, and its processes are known on the device alone.
+        """
+        if not self._journal.identity.is_replica:
+            return ""
+        arrived = max(
+            (segment.stat().st_mtime for segment in Path(self.path, "log").glob("*.log")),
+            default=0.0,
+        )
+        as_of = datetime.fromtimestamp(arrived).astimezone().isoformat(" ", "seconds")
+        age = f"as of {as_of}" if arrived else "of which nothing came yet"
+        return f"copy of {self.device}, {age}"
 
     @property
     def resend_command(self) -> str:
@@ -422,8 +438,12 @@ class LogReader:
             return facts_of(journal, agenda, lsn, workers, story)
 
         facts = self._told(read)
-        if facts is None or not self._journal.is_past:
-            return None if facts is None else decide(facts, self._journal.path)
+        if facts is None:
+            return None
+        if copy_of := self.copy_of:
+            return why_there(facts, self.device, copy_of)
+        if not self._journal.is_past:
+            return decide(facts, self._journal.path)
         reason = why(replace(facts, workers=()))
         return None if reason.code in _OF_WORKERS else reason
 
@@ -436,8 +456,11 @@ class LogReader:
         return sum(size for lsn, size in sizes.items() if lsn >= since.segment) - since.offset
 
     def owners(self) -> list[OwnerView]:
-        """Return the processes that have the log open, and dead ones that still hold jobs."""
-        if self._journal.is_past:
+        """Return the processes that have the log open, and dead ones that still hold jobs.
+
+        None of a moment of the past, and of a hub's copy: they are on the device.
+        """
+        if self._journal.is_past or self._journal.identity.is_replica:
             return []
         return self._told(lambda journal, facets, _: Sight(journal, facets).owners())
 
@@ -466,6 +489,8 @@ class LogReader:
         stats = stats or self.stats()
         if self._journal.is_past:
             return past_standing(stats.queues)
+        if copy_of := self.copy_of:
+            return copied_standing(stats.queues, copy_of)
         owners = self.owners()
         workers = {owner.pid for owner in owners if owner.alive and owner.serves}
         stopped = frozenset(pid for pid in workers if process_state(pid).startswith("stopped"))

@@ -112,6 +112,16 @@ def past_standing(queues: Iterable[QueueStats]) -> Standing:
     return Standing(remarks=(Remark("well", text),), strays=Strays({}, {}), workers=0)
 
 
+def copied_standing(queues: Iterable[QueueStats], copy_of: str) -> Standing:
+    """Return how a log stands by a hub's copy: which processes run is known on the device alone."""
+    queues = tuple(queues)
+    running = sum(queue.running for queue in queues)
+    parts = [f"{_jobs(running, 'runs', 'run')}" if running else "", waiting_in(queues).told()]
+    text = f"{_sentence(copy_of)}: {', '.join(filter(None, parts)) or 'no job waits'}"
+    remarks = (Remark("well", text), *_paused(queues))
+    return Standing(remarks=remarks, strays=Strays({}, {}), workers=0)
+
+
 def _unworked(
     queues: tuple[QueueStats, ...], ready: int, lost: int, waits: Mapping[str, int]
 ) -> Iterator[Remark]:

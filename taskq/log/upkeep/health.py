@@ -5,6 +5,7 @@ Before a start (``taskq check``), and while there should be a worker (``taskq he
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -64,6 +65,9 @@ def check_health(
             snapshot has to be read for that: a quarter of a second after 8 MiB.
     """
     disk = LocalDisk()
+    copy_of = _copy_of(path)
+    if copy_of:
+        return [_readable(path), Check("copy", True, f"{copy_of}: ask for its health there")]
     states = {
         owner: process_state(owner.pid) for owner in owner_views(path / "owners", {}) if owner.alive
     }
@@ -94,6 +98,12 @@ def _readable(path: Path) -> Check:
     except LogError as error:
         return Check("log", False, str(error), vital=True)
     return Check("log", True, detail, vital=True)
+
+
+def _copy_of(path: Path) -> str:
+    with contextlib.suppress(LogError), LogReader.open(str(path)) as reader:
+        return reader.copy_of
+    return ""
 
 
 def _jobs(path: Path) -> Look:
