@@ -17,12 +17,14 @@ that sets one later, or has several, calls ``use`` and ``measure``.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from taskq.calls.call import headers_bytes
 from taskq.connection import tracing
+from taskq.core.exceptions import names_of, text_of
 from taskq.core.model import HEADERS_BYTES_MAX, Extras
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ class Sending(Generic[R]):
             return
         if error is not None:
             note_error(self._span, error)
-            fail(self._span, f"{type(error).__name__}: {error}")
+            fail(self._span, f"{names_of(type(error))[1]}: {text_of(error)}")
         self._span.end()
 
 
@@ -149,14 +151,15 @@ def stepping(name: str, number: int, tracer: Tracer) -> AbstractContextManager[S
 
 
 def note_error(span: Span, error: BaseException) -> None:
-    """Record an exception in a span."""
-    span.record_exception(error)
+    """Record an exception in a span, if it can be read."""
+    with contextlib.suppress(BaseException):
+        span.record_exception(error)
     span.set_attribute("error.type", _full_name(type(error)))
 
 
 def _full_name(kind: type) -> str:
-    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"{home}{kind.__qualname__}"
+    home, name = names_of(kind)
+    return name if home in {"", "builtins"} else f"{home}.{name}"
 
 
 def fail(span: Span, description: str) -> None:

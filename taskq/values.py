@@ -1,4 +1,4 @@
-"""Small things that every room needs: spans of time, names, JSON, limits, hints, values."""
+"""Small things that every room needs: spans of time, names, JSON, limits, hints, exceptions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from taskq._lazy import lazily
 if TYPE_CHECKING:
     from taskq.core.durations import Duration, nanoseconds, seconds, spoken
     from taskq.core.errors import command, worker_command
+    from taskq.core.exceptions import (
+        causes_in,
+        failures,
+        is_a,
+        is_cancellation,
+        members,
+        names_of,
+        set_causes,
+        text_of,
+    )
     from taskq.core.model import (
         PAYLOAD_BYTES_MAX,
         PRIORITY_MAX,
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
         rather,
         whole,
     )
+    from taskq.core.retry import wish_in
     from taskq.core.values import NamedTuple, dataclass
 
 __all__ = [
@@ -39,29 +50,42 @@ __all__ = [
     "TRANSACTION_BYTES_MAX",
     "Duration",
     "NamedTuple",
+    "causes_in",
     "check_name",
     "checked_queues",
     "command",
     "dataclass",
+    "failures",
+    "is_a",
+    "is_cancellation",
     "listed",
+    "members",
+    "names_of",
     "nanoseconds",
     "nearest",
     "parse_json",
     "rather",
     "seconds",
+    "set_causes",
     "spoken",
+    "text_of",
     "whole",
+    "wish_in",
     "worker_command",
 ]
 
 _HOMES: Final = {
     "taskq.core.durations": "Duration nanoseconds seconds spoken",
     "taskq.core.errors": "command worker_command",
+    "taskq.core.exceptions": (
+        "causes_in failures is_a is_cancellation members names_of set_causes text_of"
+    ),
     "taskq.core.model": (
         "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS SPILL_BYTES_MAX "
         "TIME_NS_MAX TRANSACTION_BYTES_MAX"
     ),
     "taskq.core.parsing": "check_name checked_queues listed nearest parse_json rather whole",
+    "taskq.core.retry": "wish_in",
     "taskq.core.values": "NamedTuple dataclass",
 }
 

@@ -71,7 +71,7 @@ APP = {
     "taskq.calls": "arguments call habits loose naming origins serialization signature",
     "taskq.conditions": "breakers failures",
     "taskq.connection": ("blocking connection handle logoptions packing places tracebacks tracing"),
-    "taskq.core": "durations errors model parsing records retry schedules values",
+    "taskq.core": "durations errors exceptions model parsing records retry schedules values",
     "taskq.core.folds": "blocks moments",
     "taskq.flows": "steps",
     "taskq.log": "config requests",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from typing import Final
+from typing import Any, Final
+
+from taskq.core.exceptions import generations, is_a, names_of
 
 #: Error numbers of an ``OSError`` that come from the network.
 NETWORK_ERRNOS: Final = frozenset(
@@ -37,30 +39,26 @@ NETWORK_ERRORS: Final = frozenset(
         "urllib3.TimeoutError",
     }
 )
-#: An error that was raised from another is judged by that one, too, so many steps back.
-_CAUSES_MAX: Final = 5
+_ERRNO: Final[Any] = vars(OSError)["errno"]
 
 
 def is_network_failure(error: BaseException) -> bool:
-    """Return whether an error, or one that it was raised from, says that the network failed."""
-    current: BaseException | None = error
-    for _ in range(_CAUSES_MAX):
-        if current is None:
-            return False
-        if _is_network(current):
-            return True
-        # urllib.error.URLError keeps what it met here.
-        reason = getattr(current, "reason", None)
-        current = reason if isinstance(reason, OSError) else current.__cause__
-    return False
+    """Return whether an error, or one that it was raised from, says that the network failed.
+
+    A group does if one of its failures does.
+    """
+    return any(_is_network(item) for generation in generations(error) for item in generation)
 
 
 def _is_network(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError):
+    if is_a(error, (ConnectionError, TimeoutError)):
         return True
-    if isinstance(error, OSError) and error.errno in NETWORK_ERRNOS:
-        return True
-    return any(
-        f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in NETWORK_ERRORS
-        for kind in type(error).__mro__
-    )
+    if is_a(error, OSError):
+        if _ERRNO.__get__(error) in NETWORK_ERRNOS:
+            return True
+        # urllib.error.URLError keeps what it met here.
+        reason = vars(error).get("reason")
+        if reason is not error and is_a(reason, OSError) and is_network_failure(reason):
+            return True
+    names = map(names_of, type.mro(type(error)))
+    return any(f"{home.partition('.')[0]}.{name}" in NETWORK_ERRORS for home, name in names)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from taskq.core.durations import Duration, nanoseconds, seconds
 from taskq.core.errors import UsageError
+from taskq.core.exceptions import failures, generations, is_a, names_of
 from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
 from taskq.core.parsing import rather, whole
 from taskq.core.values import TypedDict, dataclass
@@ -53,6 +54,10 @@ class Retry(Signal):
         reason: kept with the attempt.
     """
 
+    # For subclasses that do not call our ``__init__``.
+    delay_ns: int | None = None
+    reason: str = ""
+
     def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
         super().__init__(reason or "the task asked for another attempt")
         self.delay_ns = None if delay is None else _until_ns(delay, "Retry(delay=)")
@@ -66,6 +71,8 @@ class Snooze(Signal):
         delay_ns: until the job is due again, 0 if that is past.
     """
 
+    delay_ns: int = 0
+
     def __init__(self, delay: Duration) -> None:
         super().__init__(f"the task asked to wait for {delay!s}")
         self.delay_ns = _until_ns(delay, "Snooze(delay)")
@@ -78,9 +85,25 @@ class Discard(Signal):
         reason: kept with the dead letter.
     """
 
+    reason: str = ""
+
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the task discarded the job")
         self.reason = reason
+
+
+def wish_in(error: BaseException) -> Retry | Snooze | Discard | None:
+    """Return the wish that an exception is, holds as a group, or was raised from.
+
+    The nearest counts, and of several in one group the most final: ``Discard``, ``Retry``,
+    ``Snooze``. Errors beside it do not: mostly they come of the cancellation that it caused.
+    """
+    for generation in generations(error):
+        for kind in (Discard, Retry, Snooze):
+            for item in generation:
+                if is_a(item, kind):
+                    return item  # type: ignore[return-value] # of one of the three
+    return None
 
 
 # What a retry policy takes besides its delays: which errors, how long, and who is asked. Pure.
@@ -115,12 +138,25 @@ class RetryRules(TypedDict, total=False):
 def wish_of(
     decider: Decider, error: BaseException, attempt: int
 ) -> Retry | Snooze | Discard | None:
-    """Return what the function says of an error.
+    """Return what the function says of an error; of a group also of its members.
+
+    Of several wishes the most final counts, as in ``wish_in``.
 
     Raises:
         UsageError: it gave neither a signal nor None.
         Exception: whatever it raised; a signal that it raises is as good as one that it returns.
     """
+    wish = _wish_of(decider, error, attempt)
+    if wish is not None or not is_a(error, BaseExceptionGroup):
+        return wish
+    wishes = [_wish_of(decider, item, attempt) for item in failures(error)]
+    given = [wish for wish in wishes if wish is not None]
+    return wish_in(ExceptionGroup("", given)) if given else None
+
+
+def _wish_of(
+    decider: Decider, error: BaseException, attempt: int
+) -> Retry | Snooze | Discard | None:
     try:
         wish: object = decider(error, attempt)
     except (Retry, Snooze, Discard) as signal:
@@ -128,7 +164,7 @@ def wish_of(
     if wish is None or isinstance(wish, Retry | Snooze | Discard):
         return wish
     raise UsageError(
-        f"decide gave {wish!r:.60} for {type(error).__name__}: "
+        f"decide gave {wish!r:.60} for {names_of(type(error))[1]}: "
         f"return Retry(...), Snooze(...), Discard(...) or None"
     )
 
@@ -241,6 +277,10 @@ class RetryPolicy:
     ) -> Decision:
         """Return what to do with a job whose attempt failed with this error.
 
+        Of a group each failure is judged, and the most final decision counts: to give up, else the
+        longest delay. An error counts also as what it was raised ``from``: the nearest that a rule
+        names decides.
+
         Args:
             attempt: number of the attempt that failed; 1 is the first.
             error: what the task raised; a ``Retry`` brings its own delay, a
@@ -249,17 +289,29 @@ class RetryPolicy:
             attempts_max: of the job, where it was enqueued with other attempts than the policy's.
         """
         limit = self.attempts if attempts_max is None else attempts_max
-        if isinstance(error, Discard):
-            return Die(str(error), exhausted=False)
+        wish = wish_in(error)
+        if is_a(wish, Discard):
+            return Die(str(wish), exhausted=False)
+        if wish is not None and is_a(wish, Retry):
+            decision = self._after(self._own_policy(wish) or self, attempt, limit, draw)
+            delay_ns = getattr(wish, "delay_ns", None)
+            if delay_ns is None or isinstance(decision, Die):
+                return decision
+            return RetryAfter(self.bounded_ns(delay_ns) / SECOND_NS)
+        decisions = [self._judge(item, attempt, limit, draw) for item in failures(error)]
+        return max(decisions, key=_finality)
+
+    def _judge(self, error: BaseException, attempt: int, limit: int, draw: float) -> Decision:
         own = self._own_policy(error)
-        if not isinstance(error, Retry) and not self._is_retried(error, own):
-            return Die(f"{type(error).__name__} is not retried", exhausted=False)
+        if own is None:
+            return Die(f"{names_of(type(error))[1]} is not retried", exhausted=False)
+        return self._after(own, attempt, limit, draw)
+
+    def _after(self, own: RetryPolicy, attempt: int, limit: int, draw: float) -> Decision:
         if own.attempts and own is not self:
             limit = min(limit or own.attempts, own.attempts)
         if limit and attempt >= limit:
             return Die(f"attempt {attempt} of {limit} failed")
-        if isinstance(error, Retry) and error.delay_ns is not None:
-            return RetryAfter(self.bounded_ns(error.delay_ns) / SECOND_NS)
         return RetryAfter(own.delay_seconds(attempt, draw))
 
     def bounded_ns(self, delay_ns: int) -> int:
@@ -274,11 +326,6 @@ class RetryPolicy:
         limit = self.max_age_seconds
         return limit is not None and max(age_ns, 0) + delay_ns >= round(limit * SECOND_NS)
 
-    def names(self, error: BaseException) -> bool:
-        """Return whether the rules speak of such an error, be it to retry it or not."""
-        kinds = tuple(kind for kind, _ in self.per_error)
-        return isinstance(error, (self.retry_on, self.give_up_on, kinds))
-
     def wish(self, error: BaseException, attempt: int) -> Retry | Snooze | Discard | None:
         """Return what ``decider`` says of an error; None leaves it to the other rules.
 
@@ -288,14 +335,22 @@ class RetryPolicy:
         """
         return None if self.decider is None else wish_of(self.decider, error, attempt)
 
-    def _own_policy(self, error: BaseException) -> RetryPolicy:
-        """Return the policy for such an error: one of ``per_error``, or this one."""
-        return next((own for kind, own in self.per_error if isinstance(error, kind)), self)
-
-    def _is_retried(self, error: BaseException, own: RetryPolicy) -> bool:
-        if isinstance(error, self.give_up_on):
-            return False
-        return own is not self or isinstance(error, self.retry_on)
+    def _own_policy(self, error: BaseException) -> RetryPolicy | None:
+        """Return the policy for such an error: one of ``per_error``, or this one; None: give up."""
+        is_broad = issubclass(Exception, self.retry_on)  # it names no error in particular
+        if not is_broad or self.give_up_on or self.per_error:
+            rules = [(self.give_up_on, None), *self.per_error]
+            rules += [] if is_broad else [(self.retry_on, self)]
+            for generation in generations(error):
+                for item in generation:
+                    for kinds, own in rules:
+                        if is_a(item, kinds):
+                            return own
+        if is_a(error, Exception):
+            return self if is_broad else None
+        # A sys.exit() or a cancelled connection within a library says nothing of the job itself:
+        # unless a rule names it, it is judged as any failure is, and not as "no Exception".
+        return self if is_a(error, self.retry_on) else self._own_policy(RuntimeError())
 
     def _full_delay_seconds(self, attempt: int) -> float:
         base, cap = self.base_seconds, self.cap_seconds
@@ -410,6 +465,12 @@ def policy_of(value: RetryPolicy | int) -> RetryPolicy:
             f"{ATTEMPTS_MAX}, or a policy such as retry.exponential(attempts=5)"
         )
     return RetryPolicy(attempts=attempts)
+
+
+def _finality(decision: Decision) -> tuple[int, float]:
+    if isinstance(decision, RetryAfter):
+        return 0, decision.delay_seconds
+    return 1 if decision.exhausted else 2, 0.0
 
 
 def _policy(

@@ -24,6 +24,7 @@ from taskq.core.errors import (
     TaskqError,
     UsageError,
 )
+from taskq.core.exceptions import failures, is_a
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, State
 from taskq.core.parsing import check_name
@@ -486,8 +487,4 @@ def _is_handled(error: BaseException | None) -> bool:
 
 def _is_suspended(error: BaseException) -> bool:
     """Return whether a run ended by waiting, or by what that cancelled."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(Suspended)[0] is not None and all(
-            _is_suspended(part) for part in error.exceptions
-        )
-    return isinstance(error, Suspended)
+    return all(is_a(item, Suspended) for item in failures(error))

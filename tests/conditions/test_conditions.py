@@ -341,6 +341,8 @@ _TRANSPORT = type("TransportError", (Exception,), {"__module__": "httpx"})
         _made_in("httpx._exceptions", "ConnectError", _TRANSPORT),
         _made_in("aiohttp.client_exceptions", "ClientConnectionError"),
         _caused_by(ConnectionResetError()),
+        ExceptionGroup("", [ValueError(), ExceptionGroup("", [ConnectionResetError()])]),
+        ExceptionGroup("", [_caused_by(urllib.error.URLError(TimeoutError()))]),
     ],
 )
 def test_errors_of_connections_names_and_timeouts_are_the_networks(error: Exception) -> None:
@@ -356,6 +358,8 @@ def test_errors_of_connections_names_and_timeouts_are_the_networks(error: Except
         _made_in("other", "TransportError"),
         _caused_by(ValueError()),
         urllib.error.URLError("unknown url type"),
+        ExceptionGroup("", [ValueError()]),
+        type("NoModule", (Exception,), {"__module__": None})(),
     ],
 )
 def test_other_errors_are_the_jobs_own(error: Exception) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq import Discard, Retry, Snooze, retry
+from taskq.core.exceptions import MEMBERS_MAX, NO_TEXT, members, names_of, text_of
 from taskq.core.model import SECOND_NS
+from taskq.core.retry import wish_in
 from taskq.errors import UsageError
 
 ERRORS: list[Exception] = [
@@ -145,11 +149,137 @@ def test_every_decision_follows_from_the_rules(
         assert 0 <= decision.delay_seconds <= policy.cap_seconds
 
 
-def test_a_policy_tells_of_which_errors_its_rules_speak() -> None:
-    """Be it to retry them or not: one that only programs raise is no failure unless it is named."""
+def test_what_ends_programs_is_judged_as_any_failure_unless_a_rule_names_it() -> None:
+    """A library's sys.exit() says nothing of the job."""
+    policy = retry.fixed(delay=1, give_up_on=(SystemExit,), per_error={KeyboardInterrupt: "5s"})
+    assert policy.decide(1, GeneratorExit(), 0) == retry.RetryAfter(1)
+    assert policy.decide(1, KeyboardInterrupt(), 0) == retry.RetryAfter(5)
+    assert isinstance(policy.decide(1, SystemExit(), 0), retry.Die)
+    assert isinstance(retry.fixed(retry_on=OSError).decide(1, SystemExit(), 0), retry.Die)
+    assert isinstance(retry.fixed(retry_on=SystemExit).decide(1, SystemExit(), 0), retry.RetryAfter)
+
+
+def raised_from(error: BaseException, *causes: BaseException) -> BaseException:
+    for later, cause in pairwise([error, *causes]):
+        later.__cause__ = cause
+    return error
+
+
+def grouped(*errors: BaseException, depth: int = 1) -> BaseException:
+    group: BaseException = BaseExceptionGroup("unhandled", errors)
+    for _ in range(depth - 1):
+        group = BaseExceptionGroup("around", [group])
+    return group
+
+
+DISCARD, RETRY, SNOOZE = Discard("no"), Retry(delay=7), Snooze(9)
+
+
+@pytest.mark.parametrize(
+    ("error", "wish"),
+    [
+        (grouped(DISCARD), DISCARD),
+        (grouped(SNOOZE, depth=500), SNOOZE),
+        (grouped(SNOOZE, RETRY, DISCARD), DISCARD),
+        (grouped(SNOOZE, grouped(RETRY)), RETRY),
+        (grouped(ValueError(), RETRY, SystemExit(), KeyboardInterrupt()), RETRY),
+        (grouped(asyncio.CancelledError(), SNOOZE, ValueError()), SNOOZE),
+        (raised_from(RuntimeError("a library's"), DISCARD), DISCARD),
+        (raised_from(Retry(delay=7), DISCARD), Retry),  # the nearest
+        (grouped(raised_from(RuntimeError(), grouped(SNOOZE))), SNOOZE),
+        (grouped(ValueError(), SystemExit()), None),
+    ],
+)
+def test_a_wish_is_found_wherever_it_is(error: BaseException, wish: object) -> None:
+    """In groups of groups and as the cause of another; of several in a group the most final."""
+    seen = wish_in(error)
+    assert seen is wish or type(seen) is wish
+
+
+def test_what_was_being_handled_is_no_cause() -> None:
+    error = ValueError()
+    error.__context__ = Discard()
+    assert wish_in(error) is None
+    assert isinstance(retry.fixed(give_up_on=Discard).decide(1, error, 0), retry.RetryAfter)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("error", "decision"),
+    [
+        (FileNotFoundError(), retry.Die("FileNotFoundError is not retried", exhausted=False)),
+        (TimeoutError(), retry.RetryAfter(5)),
+        (ValueError(), retry.RetryAfter(60)),
+        (raised_from(ValueError(), TimeoutError()), retry.RetryAfter(5)),
+        (raised_from(ValueError(), KeyError(), PermissionError()), retry.Die),
+        (raised_from(TimeoutError(), PermissionError()), retry.RetryAfter(5)),  # the nearest
+        (Retry(delay=7), retry.RetryAfter(7)),
+        (Discard("no"), retry.Die("no", exhausted=False)),
+    ],
+)
+def test_rules_hold_for_what_is_in_groups_and_for_causes(
+    error: BaseException, decision: object, depth: int
+) -> None:
     policy = retry.fixed(
-        delay=1, retry_on=(SystemExit,), give_up_on=(ValueError,), per_error={OSError: "5s"}
+        delay=60, give_up_on=(FileNotFoundError, PermissionError), per_error={TimeoutError: 5}
     )
-    spoken_of = [SystemExit(), ValueError(), UnicodeError(), OSError(), TimeoutError()]
-    assert [policy.names(error) for error in spoken_of] == [True] * 5
-    assert [policy.names(item) for item in (KeyError(), KeyboardInterrupt())] == [False] * 2
+    decided = policy.decide(1, grouped(error, depth=depth) if depth else error, 0)
+    assert decided == decision or type(decided) is decision
+
+
+def test_of_several_failures_the_most_final_decision_counts() -> None:
+    policy = retry.fixed(delay=60, give_up_on=KeyError, per_error={TimeoutError: 5})
+    assert policy.decide(1, grouped(TimeoutError(), ValueError()), 0) == retry.RetryAfter(60)
+    assert isinstance(policy.decide(1, grouped(TimeoutError(), KeyError()), 0), retry.Die)
+    assert policy.decide(1, grouped(TimeoutError(), SystemExit()), 0) == retry.RetryAfter(5)
+
+
+def test_decide_is_asked_of_a_group_and_then_of_its_failures() -> None:
+    asked: list[type] = []
+
+    def decide(error: BaseException, attempt: int) -> Any:
+        asked.append(type(error))
+        answers: dict[type, Any] = {KeyError: Discard("gone"), OSError: Snooze(1)}
+        return answers.get(type(error))
+
+    policy = retry.fixed(decide=decide)
+    assert isinstance(policy.wish(grouped(OSError(), KeyError()), 1), Discard)
+    assert asked == [ExceptionGroup, OSError, KeyError]
+    assert policy.wish(grouped(ValueError()), 1) is None
+
+
+class Meta(type):
+    def __subclasscheck__(cls, _: object) -> bool:
+        raise SystemExit
+
+
+class Untouchable(Exception):
+    """Raises whatever it is asked."""
+
+    def refuse(self, *_: object) -> Any:
+        raise KeyboardInterrupt
+
+    __str__ = __repr__ = __eq__ = __hash__ = __bool__ = __len__ = refuse
+    __class__ = __cause__ = __context__ = __traceback__ = args = property(refuse)
+
+
+class UntouchableGroup(Untouchable, ExceptionGroup[Exception]):
+    exceptions = message = property(Untouchable.refuse)
+
+
+def test_an_exception_that_breaks_its_reader_is_judged_as_any() -> None:
+    circle, group = ValueError(), UntouchableGroup("x", [Untouchable(), Discard()])
+    raised_from(circle, KeyError(), circle)
+    assert isinstance(retry.fixed(give_up_on=KeyError).decide(1, circle, 0), retry.Die)
+    kinds: Any = (Meta("Kind", (Exception,), {}), OSError)
+    policy = retry.fixed(delay=1, give_up_on=kinds)
+    assert policy.decide(1, Untouchable(), 0) == retry.RetryAfter(1)
+    assert isinstance(wish_in(group), Discard)
+    assert text_of(group) == text_of(Untouchable()) == NO_TEXT
+    assert names_of(type("Bare", (Exception,), {"__module__": None})) == ("", "Bare")
+
+
+def test_looking_into_a_group_ends() -> None:
+    wide = grouped(*(grouped(*(ValueError() for _ in range(100))) for _ in range(100)))
+    assert len(members(wide)) == MEMBERS_MAX
+    assert len(members(grouped(ValueError(), depth=2_000))) == 1

@@ -7,10 +7,13 @@ import ctypes
 import os
 import signal
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from taskq import SoftTimeout, TaskQ, current_job, retry
+from taskq import Discard, Retry, Snooze, SoftTimeout, TaskQ, current_job, retry
+from taskq.core.exceptions import NO_TEXT
 
 app = TaskQ("unused", durability="os")
 ONCE = retry.fixed(attempts=2, delay=0)
@@ -131,3 +134,121 @@ def raises() -> None:
 @app.task(runs_in="process", retry=1)
 def exits() -> None:
     raise SystemExit(4)
+
+
+# -- whatever is raised, wherever ------------------------------------------------------------------
+
+
+class Breaks(Exception):
+    """Raises what it was made with, whoever reads it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def refuse(self, *_: object) -> Any:
+        raise self._error
+
+    __module__ = "__main__"
+    __str__ = __repr__ = __eq__ = __hash__ = __bool__ = __reduce_ex__ = refuse
+
+
+class Unreadable(Breaks):
+    __module__ = "__main__"
+    args = __cause__ = __context__ = property(Breaks.refuse)
+    __class__ = property(lambda _: int)  # if it raised, it would break asyncio
+
+
+class BreaksHere(Exception):
+    """Travels well, and breaks its reader after that."""
+
+    __module__ = "__main__"
+
+    def __setstate__(self, _: object) -> None:
+        raise SystemExit(3)
+
+
+def in_circle() -> BaseException:
+    first, other = ValueError("one"), KeyError("other")
+    first.__cause__, other.__cause__ = other, first
+    return first
+
+
+def nested(depth: int, *errors: BaseException) -> BaseException:
+    return BaseExceptionGroup("", [nested(depth - 1, *errors)] if depth else errors)
+
+
+def wrapped(cause: BaseException) -> BaseException:
+    error = RuntimeError("a library's")
+    error.__cause__ = cause
+    return error
+
+
+BROKEN = f"Breaks: {NO_TEXT}"
+MANY = (ValueError("b"), asyncio.CancelledError(), KeyError("a"), ValueError("c"), SystemExit())
+#: What tasks raise, and the first line of the reason that the log has then.
+FAILURES: dict[str, tuple[str, Callable[[], BaseException]]] = {
+    "interrupts": (BROKEN, lambda: Breaks(KeyboardInterrupt())),
+    "exits": (BROKEN, lambda: Breaks(SystemExit(3))),
+    "cancels": (BROKEN, lambda: Breaks(asyncio.CancelledError())),
+    "unreadable": (f"Unreadable: {NO_TEXT}", lambda: Unreadable(GeneratorExit())),
+    "breaks here": ("BreaksHere: x", lambda: BreaksHere("x")),
+    "no module": ("Bare: x", lambda: type("Bare", (Exception,), {"__module__": None})("x")),
+    "circle": ("ValueError: one", in_circle),
+    "deep": ("ValueError: deep", lambda: nested(300, ValueError("deep"))),
+    "many": ("KeyError: 'a'; ValueError: b", lambda: nested(0, *MANY)),
+    "ends": ("SystemExit: 3", lambda: nested(1, asyncio.CancelledError(), SystemExit(3))),
+    "wishes": ("Discard: no", lambda: nested(2, ValueError(), Retry(), Discard("no"), Snooze(9))),
+    "wrapped": ("Discard: no", lambda: wrapped(nested(0, Discard("no")))),
+}
+#: Errors after whose first attempt the job is to run again, as it does at once.
+AGAIN: dict[str, Callable[[], BaseException]] = {
+    "snooze": lambda: nested(1, Snooze(0), KeyboardInterrupt(), asyncio.CancelledError()),
+    "retry": lambda: nested(1, Snooze(3600), Retry(delay=0), FileNotFoundError()),
+    "per_error": lambda: nested(3, TimeoutError()),
+    "cause": lambda: wrapped(TimeoutError()),
+}
+_RULES = retry.fixed(
+    attempts=2, delay=3_600, give_up_on=FileNotFoundError, per_error={TimeoutError: 0}
+)
+
+
+def raise_once(name: str, path: str) -> int:
+    """Raise what the name stands for; of those in ``AGAIN`` only until the path is there."""
+    if name in FAILURES:
+        error = FAILURES[name][1]()
+        raise error
+    if not Path(path).exists():
+        Path(path).touch()
+        error = AGAIN[name]()
+        raise error
+    return 1
+
+
+@app.task(retry=_RULES)
+async def raises_here(name: str, path: str) -> int:
+    return raise_once(name, path)
+
+
+@app.task(retry=_RULES)
+def raises_in_thread(name: str, path: str) -> int:
+    return raise_once(name, path)
+
+
+@app.task(retry=_RULES, runs_in="thread")
+async def raises_on_own_loop(name: str, path: str) -> int:
+    return raise_once(name, path)
+
+
+@app.task(retry=_RULES, runs_in="process")
+def raises_in_child(name: str, path: str) -> int:
+    return raise_once(name, path)
+
+
+@app.task(retry=_RULES, runs_in="process")
+async def raises_in_child_async(name: str, path: str) -> int:
+    return raise_once(name, path)
+
+
+RAISERS = [
+    raises_here, raises_in_thread, raises_on_own_loop, raises_in_child, raises_in_child_async,
+]  # fmt: skip

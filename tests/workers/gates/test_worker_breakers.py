@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from taskq import JobHandle, TaskQ
 from taskq.conditions import online
 from taskq.conditions.network import Online
 from taskq.core.why import Why
+from taskq.errors import JobFailed
 from taskq_workers.gates.gate import Breaker, Mode
 from taskq_workers.pool import Worker
 from tests.workers.gates.switches import Switch, records
@@ -140,17 +142,34 @@ async def test_while_its_probe_does_not_hold_no_job_is_tried(app: TaskQ) -> None
         await _results(jobs)
 
 
-async def test_an_error_counts_if_the_app_says_so(app: TaskQ) -> None:
+@pytest.mark.parametrize("error", [
+    RuntimeError("over quota"), ExceptionGroup("", [ValueError(), RuntimeError("over quota")]),
+])  # fmt: skip
+async def test_an_error_counts_if_the_app_says_so(app: TaskQ, error: Exception) -> None:
+    """Of a group, each that is in it."""
     app.breaker("mail", failures=1, pause="1h", pause_max="1h",
                 is_failure=lambda error: "quota" in str(error))  # fmt: skip
 
     @app.task(queue="mail", retry=1)
     async def send() -> None:
-        raise RuntimeError("over quota")
+        raise error
 
     async with app, Worker(app) as worker:
         await send.enqueue()
         await _until(worker, Mode.SHUT)
+
+
+async def test_an_is_failure_that_raises_counts_as_no_network_failure(app: TaskQ) -> None:
+    app.breaker("mail", failures=1, is_failure=lambda _: sys.exit(3))
+
+    @app.task(queue="mail", retry=1)
+    async def send() -> None:
+        raise ValueError("the job's own")
+
+    async with app, Worker(app):
+        job = await send.enqueue()
+        with pytest.raises(JobFailed, match="ValueError: the job's own"):
+            await job.result(30)
 
 
 async def test_a_queue_comes_back_at_once_when_there_is_a_route_again(

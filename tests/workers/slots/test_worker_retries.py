@@ -14,7 +14,8 @@ from taskq.core.model import SECOND_NS, State
 from taskq.errors import JobFailed, UsageError
 from taskq.testing.clock import TravelClock, use_clock
 from taskq.views import JobView
-from tests.workers import traced_jobs
+from tests.effort import within
+from tests.workers import afar_jobs, traced_jobs
 
 HOUR_SECONDS = 3_600
 
@@ -261,3 +262,19 @@ def test_policies_of_two_apps_do_not_meet(tmp_path: Path) -> None:
     task = app.task(name="t", retry=retry.fixed(max_age="1d"))(print)
     assert task.retry.max_age_seconds == 24 * HOUR_SECONDS
     assert other.task(name="t")(print).retry.max_age_seconds is None
+
+
+@pytest.mark.parametrize("task", afar_jobs.RAISERS, ids=lambda task: task.fn.__name__)
+async def test_whatever_a_task_raises_is_named_and_judged_by_what_it_is(
+    task: Any, tmp_path: Path
+) -> None:
+    """In groups of groups, as a cause, and if it breaks its reader; wherever the task runs."""
+    app = afar_jobs.app
+    app.data_dir = tmp_path / "data"
+    async with app, within(60), app.worker(concurrency=4, process_limit=1):
+        failing = [await task.options(attempts=1).enqueue(name, "") for name in afar_jobs.FAILURES]
+        again = [await task.enqueue(name, str(tmp_path / name)) for name in afar_jobs.AGAIN]
+        views = [await settled(job) for job in failing]
+        assert [await job.result(timeout=20) for job in again] == [1] * len(again)
+    lines = [view.reason.partition("\n")[0] for view in views]
+    assert lines == [line for line, _ in afar_jobs.FAILURES.values()]

@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq import JobContext, Task, TaskQ, hooks, telemetry
 from taskq.hooks import default_app, main_module_name, relay_to, running_job
 from taskq.log.machine.forks import fill_standard
+from taskq.values import text_of
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
 from taskq_workers.runs.guards import MARK, end_child, importing, keep_from_children
 from taskq_workers.runs.joblogs import configure_logging, heard, note_jobs, send_lines_to
 from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
+from taskq_workers.runs.reasons import summary
 from taskq_workers.runs.timeouts import Limits, limited, tell_deadline, too_long_softly
 from taskq_workers.slots.shipping import Shipped, Unpacker
 
@@ -75,7 +77,7 @@ def main(work: int, life: int, parent: int) -> None:
     try:
         bench.find_target()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
-        channel.sendall(packed(Problem(f"a child process cannot import the app: {error}")))
+        channel.sendall(packed(Problem(f"a child process cannot import the app: {text_of(error)}")))
         return
     channel.sendall(packed(Ready(os.getpid())))
     with contextlib.suppress(ConnectionError):  # the worker died, and is followed
@@ -171,7 +173,7 @@ class _Bench:
         try:
             task = self._task(delivery.task, work.module)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
-            reason = f"a child process cannot import {work.module}: {type(error).__name__}: {error}"
+            reason = f"a child process cannot import {work.module}: {summary(error)}"
             return given_back(0, delivery, reason)
         if task is None:
             reason = f"a child process finds no task {delivery.task!r} in {work.module}"

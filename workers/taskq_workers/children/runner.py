@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import move_on_after
 
 from taskq import telemetry
-from taskq.engine import kinds
+from taskq.engine import Cause, kinds
 from taskq.hooks import main_module_name, running_job
 from taskq_workers.children.afar import given_back
 from taskq_workers.children.child import Child, Phase
@@ -129,7 +129,8 @@ class ProcessRunner:
             child.on_told = None
             if limit is not None:
                 limit.cancel()
-        if ended.kind == kinds.RELEASE and ended.body:  # the child cannot import the task
+        if ended.kind == kinds.RELEASE and ended.body and ended.cause == Cause.CALLER:
+            # The child cannot import the task; one that snoozes may have a reason, too.
             self._warn(task.name, ended.body.decode("utf-8", "replace"))
         return ended
 

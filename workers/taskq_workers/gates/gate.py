@@ -18,6 +18,7 @@ from taskq.conditions.base import INTERVAL_SECONDS
 from taskq.conditions.network import is_anywhere_routed
 from taskq.engine import Cause, kinds
 from taskq.errors import TaskqError
+from taskq.values import failures, is_a
 from taskq.views import Hold
 from taskq_workers.gates.probes import HELD_SECONDS, Probe, Probes
 from taskq_workers.runs.reasons import summary
@@ -331,7 +332,7 @@ class Breaker(Gate):
             error: what it met.
             outcomes: those of this turn of the loop, the latest first, not handed over yet.
         """
-        if not self.rule.is_failure(error):
+        if not self._is_failure(error):
             self._row = 0
             return False
         self._told = summary(error)[:_REASON_CHARACTERS_MAX]
@@ -368,6 +369,15 @@ class Breaker(Gate):
             if not self._tripped.is_set():
                 self._row = 0
                 self._enter(Mode.OPEN)
+
+    def _is_failure(self, error: BaseException) -> bool:
+        """Return what the rule says of an error; of a group, also of its failures."""
+        asked = (error, *failures(error)) if is_a(error, BaseExceptionGroup) else (error,)
+        try:
+            return any(map(self.rule.is_failure, asked))
+        except BaseException:  # noqa: BLE001 - it is somebody else's code
+            _log.exception("is_failure of breaker(%r) failed: no network failure", self.rule.queue)
+            return False
 
     def _counts(self, settlement: Settlement) -> bool:
         is_ended = settlement.kind is not kinds.RELEASE

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import CancelScope, sleep_forever
 
 from taskq_workers.runs.foreign import begin, until_done
+from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -87,7 +88,7 @@ class Probe:
         except Exception as error:  # noqa: BLE001 - a condition is somebody else's code
             problem = f"its probe took over {condition.timeout_seconds:g} s"
             if not limit.expired():
-                problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+                problem = summary(error)
             if not limit.expired() and not self._is_warned:
                 self._is_warned = True
                 _log.warning(

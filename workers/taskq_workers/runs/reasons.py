@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import taskq
-from taskq.values import REASON_BYTES_MAX
+from taskq.values import REASON_BYTES_MAX, failures, names_of, text_of
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
@@ -35,6 +35,8 @@ _MACHINERY: Final = (
     ),
     contextlib.__file__,
 )
+#: Classes that the first line names of a group's members.
+KINDS_MAX: Final = 3
 #: Errors from here go by their bare names, as everybody knows them.
 _PLAIN_HOMES: Final = frozenset({"builtins", "__main__", "asyncio", "taskq"})
 #: Frames, and what was said of them; so many are kept.
@@ -43,27 +45,39 @@ _SAID_MAX: Final = 256
 _EXAMPLES: Final = f"{_MACHINERY[0]}_examples{os.sep}"
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, head: str = "") -> str:
     """Return the reason of one exception.
 
-    First line ``Type: message``, then the innermost frames from the first one of the user's on,
-    with the exceptions that it was raised from.
+    First line ``Type: message``, or ``head``, then the innermost frames from the first one of the
+    user's on, with the exceptions that it was raised from.
     """
-    head = summary(error)
+    head = head or summary(error)
     try:
         return f"{head}\n{_where(error)}".rstrip()
-    except Exception:  # noqa: BLE001 - an exception may have been built to break its reader
+    except BaseException:  # noqa: BLE001 - an exception may have been built to break its reader
         return head
 
 
 def summary(error: BaseException) -> str:
-    """Return ``Type: message`` on one line."""
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__.partition(".")[0] not in _PLAIN_HOMES:
-        name = f"{kind.__module__}.{name}"
-    message = _message(error).strip().partition("\n")[0]
-    return f"{name}: {message}" if message else name
+    """Return ``Type: message`` on one line; of a group that of its failures.
+
+    Each type once, since how many of them failed, and which first, differs between attempts that
+    failed alike.
+    """
+    kinds: dict[str, BaseException] = {}
+    for item in failures(error):
+        kinds.setdefault(_name(item), item)
+    names = sorted(kinds)
+    parts = []
+    for name in names[:KINDS_MAX]:
+        message = _message(kinds[name]).strip().partition("\n")[0]
+        parts.append(f"{name}: {message}" if message else name)
+    return "; ".join(parts) + "; ..." * (len(names) > KINDS_MAX)
+
+
+def _name(error: BaseException) -> str:
+    home, name = names_of(type(error))
+    return name if not home or home.partition(".")[0] in _PLAIN_HOMES else f"{home}.{name}"
 
 
 def with_note(reason: str, note: str) -> str:
@@ -74,7 +88,7 @@ def with_note(reason: str, note: str) -> str:
 
 def raised_by_call(error: BaseException) -> bool:
     """Return whether no line of the user's ran: the call itself was refused."""
-    return user_traceback(error.__traceback__) is None
+    return user_traceback(_traceback_of(error)) is None
 
 
 def user_traceback(trace: TracebackType | None) -> TracebackType | None:
@@ -90,14 +104,17 @@ def is_machinery(path: str) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    try:
-        return str(error)[:MESSAGE_CHARACTERS_MAX]
-    except Exception:  # noqa: BLE001 - likewise
-        return "(its message cannot be printed)"
+    return text_of(error)[:MESSAGE_CHARACTERS_MAX]
+
+
+def _traceback_of(error: BaseException) -> TracebackType | None:
+    # Whatever a subclass puts in its place.
+    trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
+    return trace
 
 
 def _where(error: BaseException) -> str:
-    trace = user_traceback(error.__traceback__)
+    trace = user_traceback(_traceback_of(error))
     has_context = error.__context__ is not None and not error.__suppress_context__
     is_alone = error.__cause__ is None and not has_context
     is_alone = is_alone and not isinstance(error, BaseExceptionGroup)

@@ -6,11 +6,11 @@ functions of tasks directly, and no job pays for what is not used.
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Snooze, telemetry
 from taskq.hooks import running_job
+from taskq.values import is_cancellation, members, wish_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -47,6 +47,10 @@ class _Attempt:
         self.span.add_event("exception", attributes | {"exception.stacktrace": event.reason})
 
 
+def _is_no_failure(error: BaseException) -> bool:
+    return isinstance(wish_in(error), Snooze) or all(map(is_cancellation, members(error)))
+
+
 class TracedRuns:
     """Traces the attempts of one worker. It is the worker's hook, and calls the user's own."""
 
@@ -72,7 +76,7 @@ class TracedRuns:
                 return await call(*args, **kwargs)
             except BaseException as error:
                 is_waiting = getattr(getattr(job, "durable", None), "suspended", False)
-                if not is_waiting and not isinstance(error, Snooze | CancelledError):
+                if not (is_waiting or _is_no_failure(error)):
                     telemetry.note_error(attempt.span, error)
                     attempt.is_told = True
                 raise

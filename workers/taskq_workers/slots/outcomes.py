@@ -23,7 +23,7 @@ from taskq.errors import (
 )
 from taskq.hooks import encode_reason, off_loop
 from taskq.retry import Decision, Die
-from taskq.values import SECOND_NS, spoken
+from taskq.values import SECOND_NS, failures, is_a, members, spoken, wish_in
 from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
 
@@ -47,32 +47,47 @@ OVERLAP_SECONDS: Final = 600.0
 _MISFITS_MAX: Final = 10_000
 
 
-def settle_failure(  # noqa: PLR0911 - a wish, a refusal or the policy
-    task: Task[..., Any], delivery: Delivery, error: BaseException
-) -> Settlement:
+def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Settlement:
     """Return what becomes of a job whose function raised.
 
-    A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted; anything else goes by the
-    task's retry policy, whose ``decide`` may have such a wish, too. A call that its function
-    refused (TypeError) is rejected, since it would be refused each time.
+    A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted, in a group and as a cause, too;
+    anything else goes by the task's retry policy, whose ``decide`` may have such a wish. A call
+    that its function refused (TypeError) is rejected, since it would be refused each time.
     """
-    if isinstance(error, ENGINE_ERRORS):
-        _log.warning("job %s begins again, for the log failed it: %s", delivery.job_id, error)
+    wish = wish_in(error)
+    if wish is not None:
+        return _granted(task, delivery, error, wish)
+    if any(is_a(item, ENGINE_ERRORS) for item in failures(error)):
+        _log.warning(
+            "job %s begins again, for the log failed it: %s",
+            delivery.job_id, reasons.summary(error),
+        )  # fmt: skip
         return _snooze(task, delivery, Snooze(AGAIN_SECONDS), reasons.summary(error))
-    if isinstance(error, Snooze):
-        return _snooze(task, delivery, error)
-    if isinstance(error, Discard):
-        return reject(delivery, reasons.summary(error))
     reason = reasons.describe(error)
-    if _is_invalid(error) or (isinstance(error, TypeError) and reasons.raised_by_call(error)):
+    if _is_invalid(error) or (is_a(error, TypeError) and reasons.raised_by_call(error)):
         return reject(delivery, reason)
-    wish = _wish(task, delivery, error)
+    wish = _asked(task, delivery, error)
     if isinstance(wish, Snooze):
         return _snooze(task, delivery, wish, reason)
     if isinstance(wish, Discard):
         note = f"discarded: {wish.reason}" if wish.reason else "discarded"
         return reject(delivery, reasons.with_note(reason, note))
-    return _by_policy(task, delivery, wish or error, encode_reason(reason))
+    return _by_policy(task, delivery, error if wish is None else wish, encode_reason(reason))
+
+
+def _granted(
+    task: Task[..., Any],
+    delivery: Delivery,
+    error: BaseException,
+    wish: Retry | Snooze | Discard,
+) -> Settlement:
+    is_alone = members(error) == (wish,)
+    if is_a(wish, Retry):
+        return _by_policy(task, delivery, wish, encode_reason(reasons.describe(error)))
+    if isinstance(wish, Snooze):
+        return _snooze(task, delivery, wish, "" if is_alone else reasons.describe(error))
+    head = reasons.summary(wish)
+    return reject(delivery, head if is_alone else reasons.describe(error, head))
 
 
 def _by_policy(
@@ -87,9 +102,7 @@ def _by_policy(
 
 def _is_invalid(error: BaseException) -> bool:
     """Return whether a step cannot be done as it is written, alone or in a group."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(InvalidStep) is not None
-    return isinstance(error, InvalidStep)
+    return any(is_a(item, InvalidStep) for item in failures(error))
 
 
 def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
@@ -99,14 +112,14 @@ def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | 
     function of today, unless ``Overlap`` finds a worker that may be of another version. What only
     this process cannot decompress waits for one that can; that burns no attempt.
     """
-    if isinstance(error, CompressionUnavailable):
+    if is_a(error, CompressionUnavailable):
         reason = encode_reason(reasons.summary(error))
         return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
-    if isinstance(error, InvalidCall):
+    if is_a(error, InvalidCall):
         body = encode_reason(reasons.describe(error))
         # The delay marks it for ``Overlap``, also when it comes from a child process.
         return Settlement(kinds.DEATH, delivery, body, 1, Cause.REJECTED)
-    if isinstance(error, PayloadTooLarge | LogDamaged):
+    if is_a(error, (PayloadTooLarge, LogDamaged)):
         return reject(delivery, reasons.summary(error))
     return None
 
@@ -192,15 +205,13 @@ def _snooze(task: Task[..., Any], delivery: Delivery, wish: Snooze, reason: str 
     return Settlement(kinds.RELEASE, delivery, body, delay_ns, Cause.SNOOZE)
 
 
-def _wish(
+def _asked(
     task: Task[..., Any], delivery: Delivery, error: BaseException
 ) -> Retry | Snooze | Discard | None:
-    """Return what the policy's ``decide`` says of an error that was not raised as a wish."""
-    if isinstance(error, Retry | Snooze | Discard):
-        return None
+    """Return what the policy's ``decide`` says of an error that holds no wish."""
     try:
         return task.retry.wish(error, delivery.attempt)
-    except Exception:  # noqa: BLE001 - it is somebody else's code
+    except BaseException:  # noqa: BLE001 - it is somebody else's code
         # The job's own error matters more, and the rest of the policy has an answer to it.
         _log.exception("decide of %s failed on job %s: as without it", task.name, delivery.job_id)
         return None
@@ -209,12 +220,7 @@ def _wish(
 def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Decision:
     from random import random  # noqa: PLC0415 - most jobs succeed
 
-    policy = task.retry
-    if not isinstance(error, Exception) and not policy.names(error):
-        # A cancelled connection or a sys.exit() within a library says nothing of the job itself, so
-        # it is judged as any failure is, and not as "no Exception, hence never again".
-        error = RuntimeError(reasons.summary(error))
-    return policy.decide(
+    return task.retry.decide(
         delivery.attempt,
         error,
         random(),  # noqa: S311 - jitter, no secret

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq import Delivery, JobContext
 from taskq.engine import Cause, Kind, Lane, Settlement
-from taskq.values import NamedTuple
+from taskq.values import NamedTuple, causes_in, is_a, set_causes
 
 if TYPE_CHECKING:
     from taskq.engine import Duplicate
@@ -116,14 +116,16 @@ class Unpacker:
 
 
 def pickled_error(error: BaseException) -> bytes:
-    """Return the error as it travels; empty if it is too large or refuses."""
+    """Return the error as it travels, with its causes; empty if it is too large or refuses."""
     import pickle  # noqa: PLC0415 - most workers have no children
 
-    try:
-        body = pickle.dumps(error)
-    except Exception:  # noqa: BLE001 - it is the user's
-        return b""
-    return body if len(body) <= _ERROR_BYTES_MAX else b""
+    for causes in (causes_in(error), []):
+        # It is the user's, and pickle leaves causes out.
+        with contextlib.suppress(BaseException):
+            body = pickle.dumps((error, causes))
+            if len(body) <= _ERROR_BYTES_MAX:
+                return body
+    return b""
 
 
 def error_of(ended: Ended) -> BaseException:
@@ -131,9 +133,11 @@ def error_of(ended: Ended) -> BaseException:
     if ended.error:
         import pickle  # noqa: PLC0415 - as above
 
-        with contextlib.suppress(Exception):  # it is the user's, and may not be importable here
-            error: object = pickle.loads(ended.error)  # noqa: S301 - from our own child
-            if isinstance(error, BaseException):
+        # It is the user's, and may not be importable here.
+        with contextlib.suppress(BaseException):
+            error, causes = pickle.loads(ended.error)  # noqa: S301 - from our own child
+            if is_a(error, BaseException):
+                set_causes(causes)
                 return error
     return RuntimeError((ended.body or b"").decode("utf-8", "replace").partition("\n")[0])
 

@@ -13,7 +13,7 @@ not, since the next job runs in the same task: close such things within the job.
 
 from __future__ import annotations
 
-from asyncio import CancelledError, current_task
+from asyncio import current_task
 from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +22,7 @@ from taskq import JobContext
 from taskq import _native as native
 from taskq.engine import Flag, Settlement, kinds
 from taskq.hooks import running_job
+from taskq.values import is_a, is_cancellation, members
 from taskq_workers.events import tell
 from taskq_workers.slots.outcomes import (
     release,
@@ -230,12 +231,12 @@ class Slot:
     def _failed(
         self, task: Task[..., Any], delivery: Delivery, error: BaseException, *, called: bool
     ) -> Settlement:
-        if isinstance(error, CancelledError) and self._slots.interrupting():
-            done = self._slots.blamed(delivery)
-            return release(delivery) if done is None else settle_failure(task, delivery, done)
-        if isinstance(error, GeneratorExit) and current_task(self._slots.loop) is not self.task:
+        if is_a(error, GeneratorExit) and current_task(self._slots.loop) is not self.task:
             # Not raised by the job: its loop was closed, and whoever drops this coroutine ends it.
             raise error
+        if self._slots.interrupting() and all(map(is_cancellation, members(error))):
+            done = self._slots.blamed(delivery)
+            return release(delivery) if done is None else settle_failure(task, delivery, done)
         if self._stopped_as is not None:
             return self._stopped_as(delivery)
         suspended = settle_suspended(running_job.get(None), delivery, error)

@@ -1,0 +1,123 @@
+"""What is inside an exception: the members of groups, causes, the names of classes, the text.
+
+Exceptions are users' objects. A ``__str__`` may raise anything, even SystemExit; a property may
+stand for ``__class__``; causes may form a circle. Nothing here calls more of them than ``str()``,
+raises what they raise, or walks without an end.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+T = TypeVar("T")
+
+#: Members of a group that count, however deeply nested; and exceptions that are looked at for them.
+MEMBERS_MAX: Final = 1_000
+_VISITS_MAX: Final = 10_000
+#: So many steps back an exception counts as what it was raised from.
+CAUSES_MAX: Final = 10
+#: Said of an exception whose text cannot be had.
+NO_TEXT: Final = "(its message cannot be printed)"
+
+# As the interpreter has them, whatever a subclass puts in their place.
+_EXCEPTIONS: Final[Any] = vars(BaseExceptionGroup)["exceptions"]
+_CAUSE: Final[Any] = vars(BaseException)["__cause__"]
+_MODULE: Final[Any] = vars(type)["__module__"]
+_QUALNAME: Final[Any] = vars(type)["__qualname__"]
+
+
+def is_a(error: object, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
+    """Return whether ``except kinds`` would catch it; like it, never asks the object itself."""
+    try:
+        return issubclass(type(error), kinds)
+    except BaseException:  # noqa: BLE001 - a metaclass of the user's
+        return False
+
+
+def members(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the exceptions in a group and in its groups, in order; one that is no group alone."""
+    if not issubclass(type(error), BaseExceptionGroup):
+        return (error,)
+    leaves: list[BaseException] = []
+    stack, visits = [error], 0
+    while stack and len(leaves) < MEMBERS_MAX and visits < _VISITS_MAX:
+        visits += 1
+        item = stack.pop()
+        if issubclass(type(item), BaseExceptionGroup):
+            stack += reversed(_EXCEPTIONS.__get__(item))
+        else:
+            leaves.append(item)
+    return tuple(leaves) or (error,)
+
+
+def failures(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the members that say why it failed.
+
+    Beside an ``Exception`` those that end tasks and programs do not count, and beside those no
+    cancellation does: a group cancels its other members when one fails.
+    """
+    leaves = members(error)
+    if len(leaves) == 1:
+        return leaves
+    own = tuple(item for item in leaves if is_a(item, Exception))
+    return own or tuple(item for item in leaves if not is_cancellation(item)) or leaves
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether it only ends the coroutine that it is raised in."""
+    module = sys.modules.get("asyncio.exceptions")  # else nobody has raised its error
+    return is_a(error, GeneratorExit if module is None else (GeneratorExit, module.CancelledError))
+
+
+def generations(error: BaseException) -> Iterator[tuple[BaseException, ...]]:
+    """Yield its failures, then what these and it were raised from explicitly, and so on.
+
+    What was merely being handled (``__context__``) says nothing of an exception.
+    """
+    seen: set[int] = set()
+    latest = [error]
+    for _ in range(CAUSES_MAX + 1):
+        latest = [item for item in latest if id(item) not in seen]
+        if not latest:
+            return
+        seen.update(map(id, latest))
+        leaves = [item for part in latest for item in failures(part)][:MEMBERS_MAX]
+        yield tuple(leaves)
+        causes = map(_CAUSE.__get__, (*latest, *leaves))
+        latest = list({id(cause): cause for cause in causes if cause is not None}.values())
+
+
+def causes_in(error: BaseException) -> list[tuple[BaseException, BaseException]]:
+    """Return each failure that was raised from another, and that: what pickle leaves out."""
+    pairs = [
+        (item, _CAUSE.__get__(item)) for generation in generations(error) for item in generation
+    ]
+    return [(item, cause) for item, cause in pairs if cause is not None]
+
+
+def set_causes(pairs: Iterable[tuple[BaseException, BaseException]]) -> None:
+    """Let exceptions have these causes again."""
+    for item, cause in pairs:
+        _CAUSE.__set__(item, cause)
+
+
+def names_of(kind: type) -> tuple[str, str]:
+    """(module, qualified name) of a class; the first is "" if it is no text."""
+    try:
+        module = _MODULE.__get__(kind)
+        home = str.__str__(module) if is_a(module, str) else ""
+    except AttributeError:
+        home = ""
+    return home, " ".join(str.__str__(_QUALNAME.__get__(kind)).split())
+
+
+def text_of(error: BaseException) -> str:
+    """Return its message; ``NO_TEXT`` if that raises, whatever it raises."""
+    try:
+        return str.__str__(str(error))
+    except BaseException:  # noqa: BLE001 - it may have been built to break its reader
+        return NO_TEXT
