@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+)
 
 from taskq import _native as native
 from taskq.calls.arguments import ArgumentCodec
@@ -438,6 +448,22 @@ class Task(Enqueuer[P, R]):
     def result_codec(self) -> ResultCodec:
         """Return what makes returned values stored ones, and back."""
         return ResultCodec(self.signature)
+
+    @functools.cached_property
+    def takes_anything(self) -> bool:
+        """Return whether its first parameter says nothing of what it takes."""
+        hint = self.signature.hints()[self.signature.names[0]]
+        while hint is list or get_origin(hint) is list:
+            hint = next(iter(get_args(hint)), Any)
+        return hint is Any or hint is object
+
+    @functools.cached_property
+    def gives_json(self) -> bool:
+        """Return whether its results are what JSON has."""
+        try:
+            return self.result_codec.is_json
+        except UsageError:
+            return True  # as its workers say
 
     def encode_result(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
         """Return what is kept of a returned value; None for a None and for store_result=False.

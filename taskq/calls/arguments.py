@@ -6,28 +6,34 @@ The fast road is two calls into pydantic_core; the slow one finds the words for 
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NotRequired, cast, get_args, get_origin
 
 from taskq import _native as native
-from taskq.calls.loose import KEPT, Changed, Look, explain, is_flat
+from taskq.calls.loose import KEPT, Changed, explain, is_flat, is_kept, look_for, may_lose
 from taskq.calls.serialization import (
     FLAT_BYTES_MAX,
+    FLATTER,
+    Way,
     can_be_read,
+    cause_at,
     check_size,
-    compiled,
     compiled_fields,
     decode_loose,
-    is_deep,
+    difference_text,
     json_config,
-    looks_into,
+    large_problem,
+    loss_text,
+    made,
+    readable,
+    schema_of,
     shown,
-    trusts_instances,
+    unread_text,
     unusable,
 )
 from taskq.calls.signature import KEYWORDS, REST, Signature
 from taskq.core.errors import InvalidCall
 from taskq.core.model import PAYLOAD_BYTES_MAX
-from taskq.core.parsing import too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,15 +59,19 @@ class ArgumentCodec:
         self._hints = signature.hints()
         fields = self._fields()
         plain = compiled_fields(fields)
-        shape = None if plain else _typed_dict(fields)
         try:
-            self._validator, self._serializer = plain or compiled(shape)
+            schemas = {name: schema_of(_bare(hint)) for name, hint in fields.items()}
+            validator, serializer = plain or made(schema_of(_typed_dict(fields)))
         except TypeError as error:
             raise unusable(self._task, self._hints, error) from error
-        #: whether an argument may hold what nobody has looked at, so that the payload is read back
-        self._reads_back = plain is None and trusts_instances(shape)
+        is_safe = all(is_kept(schema, floats=True) for schema in schemas.values())
+        self._validator, self._serializer = validator, serializer
+        self._way = Way(validator, serializer, is_kept=is_safe)
+        #: whether the conversion of what is given may lose a part of it
+        self._loses = any(map(may_lose, schemas.values()))
         #: of the parameters that anything may be in
-        self._looks = self._open(fields)
+        looks = {name: look_for(schema) for name, schema in schemas.items()}
+        self._looks = {name: look for name, look in looks.items() if look}
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]
         if signature.plain:
@@ -83,8 +93,19 @@ class ArgumentCodec:
         except ValueError as error:
             raise self._invalid(error) from None
         for name, look in self._looks.items():
-            if changed := name in checked and look(checked[name]):
+            try:
+                changed = look(checked[name]) if name in checked else None
+            except ValueError as error:
+                problem = f"is {error}: {FLATTER}"
+                raise self._refused((name,), partial(str.format, problem)) from None
+            if changed:
                 raise self._loose(name, checked[name], changed)
+        if self._loses:
+            from taskq.calls.equality import find_lost  # noqa: PLC0415 - few types need it
+
+            lost = find_lost(values, checked)
+            if lost:
+                raise self._refused(lost.path, partial(loss_text, lost))
         return checked
 
     def dump(self, values: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX) -> bytes:
@@ -95,41 +116,62 @@ class ArgumentCodec:
             PayloadTooLarge: the payload is over ``limit`` bytes.
         """
         try:
-            body = self._serializer.to_json(values, warnings=not self._reads_back)
+            body = self._way.write(values, warnings=False)
         except ValueError as error:
             raise self._unserializable(values, error) from None
-        if is_deep(body):
-            raise InvalidCall(self._task, f"the arguments are {too_deep()}: no worker reads that")
-        if self._reads_back:
-            try:
-                self._read_back(body)
-            except ValueError as error:
-                raise self._invalid(error) from None
+        problem = large_problem(body, 1) if len(body) > FLAT_BYTES_MAX else ""
+        if problem:
+            raise InvalidCall(self._task, f"what the arguments hold {problem}")
         check_size(f"{self._task}: the payload", body, limit)
+        if not self._way.is_kept:
+            self._compare(values, body)
         return body
 
-    def _dump_read_back(self, values: dict[str, Any]) -> bytes:
-        body = self._serializer.to_json(values, warnings=False)
-        self._read_back(body)
+    def _dump_compared(self, values: dict[str, Any]) -> bytes:
+        body = self._way.write(values, warnings=False)
+        # What is too large, the slow road looks at.
+        if len(body) <= PAYLOAD_BYTES_MAX and self._way.difference(values, body):
+            raise ValueError("another value")  # the slow road finds the words
         return body
 
-    def _read_back(self, body: bytes) -> None:
-        """Refuse what a worker could not read: an instance holds whatever its owner put there.
+    def _compare(self, values: dict[str, Any], body: bytes) -> None:
+        """Raise InvalidCall if a worker would get other values, or none: nothing is written."""
+        try:
+            difference = self._way.difference(values, body)
+        except ValueError as error:
+            # pydantic's validation raises one kind of ValueError only, which is slow to import.
+            detail = cast("ValidationError", error).errors(include_url=False)[0]
+            path, cause = detail["loc"], detail["msg"]
+            if not path:
+                raise InvalidCall(self._task, unread_text(cause)) from None
+            raise self._refused(path, lambda inner: unread_text(cause_at(inner, cause))) from None
+        if difference:
+            raise self._refused(difference.path, partial(difference_text, difference))
 
-        Raises:
-            ValueError: it does not fit the annotations.
-        """
-        self._validator.validate_json(body)
+    def _refused(
+        self, path: tuple[object, ...], text: Callable[[tuple[object, ...]], str]
+    ) -> InvalidCall:
+        """Return the error of an argument; ``text`` says what is wrong at a place within it."""
+        name, *inner = path
+        label = name = str(name)
+        if name in {REST, KEYWORDS}:
+            name = self._variadic_name(name)
+            label = f"{path[0]}{name}"
+            if inner:
+                label, inner = f"{label}[{inner[0]!r}]", inner[1:]
+        problem = text(tuple(inner))
+        return InvalidCall(self._task, f"parameter {label!r} ({self._type_text(name)}) {problem}")
 
     def _plain_encoder(self) -> Callable[[tuple[Any, ...], dict[str, Any]], bytes]:
         names = self.signature.names
         count = len(names)
-        validate = self._looking() if self._looks else self._validator.validate_python
-        dump = self._dump_read_back if self._reads_back else self._serializer.to_json
+        looks = self._looks or self._loses
+        validate = self._looking() if looks else self._validator.validate_python
+        dump = self._serializer.to_json if self._way.is_kept else self._dump_compared
         slow, named = self._encode, _naming(names)
 
         def large(args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes) -> bytes:
-            fits = len(body) <= PAYLOAD_BYTES_MAX and not is_deep(body)
+            fits = len(body) <= PAYLOAD_BYTES_MAX and not large_problem(body, 1)
             return body if fits else slow(args, kwargs)
 
         if native.is_on:
@@ -160,9 +202,14 @@ class ArgumentCodec:
     def _looking(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
         """Make the validation of calls some of whose parameters may be anything."""
         validate, looks = self._validator.validate_python, tuple(self._looks.items())
+        loses = self._loses
+        if loses:
+            from taskq.calls.equality import find_lost, keeps_parts  # noqa: PLC0415 - as above
 
         def looked(values: dict[str, Any]) -> dict[str, Any]:
             checked: dict[str, Any] = validate(values)
+            if loses and not keeps_parts(values, checked) and find_lost(values, checked):
+                raise ValueError("lost")  # the slow road finds the words
             for given in checked.values():
                 if type(given) not in KEPT:
                     break
@@ -171,13 +218,13 @@ class ArgumentCodec:
             for name, look in looks:
                 value = checked.get(name)
                 if type(value) not in KEPT and not is_flat(value) and look(value):
-                    raise ValueError(name)  # the slow road finds the words
+                    raise ValueError(name)  # as above
             return checked
 
         return looked
 
     def _plain_decoder(self) -> Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]:
-        validate, slow = self._validator.validate_json, self._decode
+        validate, slow = self._way.read, self._decode
         if native.is_on:
             return native.plain.Decoder(validate, slow)
 
@@ -194,7 +241,7 @@ class ArgumentCodec:
 
     def _decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
-            values = self._validator.validate_json(payload)
+            values = self._way.read(payload)
         except ValueError as error:
             values = self._decode_settled(payload, error)
         else:
@@ -218,14 +265,14 @@ class ArgumentCodec:
             raise self._invalid(first) from None
         try:
             text = to_json(settled, inf_nan_mode="strings")
-            return cast("dict[str, Any]", self._validator.validate_json(text))
+            return cast("dict[str, Any]", self._way.read(text))
         except ValueError as error:
             raise self._invalid(error) from None
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         for parameter in self.signature.signature.parameters.values():
-            hint = self._hints[parameter.name]
+            hint = readable(self._hints[parameter.name])
             if parameter.kind is parameter.VAR_POSITIONAL:
                 fields[REST] = NotRequired[list[hint]]  # type: ignore[valid-type]
             elif parameter.kind is parameter.VAR_KEYWORD:
@@ -235,15 +282,6 @@ class ArgumentCodec:
             else:
                 fields[parameter.name] = hint
         return fields
-
-    def _open(self, fields: dict[str, Any]) -> dict[str, Look]:
-        """Return what looks into each field whose type leaves anything open."""
-        looks = {}
-        for name, hint in fields.items():
-            kind = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
-            if look := looks_into(kind):
-                looks[name] = look
-        return looks
 
     def _loose(self, name: str, value: Any, changed: Changed) -> InvalidCall:
         label, hinted = name, name
@@ -309,6 +347,10 @@ class ArgumentCodec:
 
     def _type_text(self, name: str) -> str:
         return inspect.formatannotation(self._hints.get(name, Any))
+
+
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is NotRequired else hint
 
 
 def _naming(names: tuple[str, ...]) -> Callable[..., dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Values of which no annotation says anything: they come back from JSON as they went in.
+"""What types promise of their values, and values whose types promise nothing.
 
 JSON knows text, numbers, true, false, null, lists, and objects with text as keys. Another value
 would come back as one of these, and nobody would notice: it is refused with what to write.
@@ -6,17 +6,20 @@ would come back as one of these, and nobody would notice: it is refused with wha
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from math import isfinite
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from taskq.core.parsing import VALUE_DEPTH_MAX, too_deep
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 #: Types whose every value comes back as it is.
 KEPT: Final = frozenset({str, int, bool, NoneType})
+_SCALARS: Final = KEPT | {float}
 _TEXT: Final = frozenset({str})
 _ANY: Final = {"type": "any"}
 
@@ -41,43 +44,87 @@ def is_flat(value: object) -> bool:
 
 
 def find_changed(value: object) -> Changed | None:
-    """Return a part of the value that JSON does not give back, None if there is none."""
-    left: list[tuple[tuple[object, ...], Any]] = [((), value)]
-    seen: set[int] = set()
-    while left:
-        path, holder = left.pop()
-        if isinstance(holder, str | int) or holder is None:
-            continue
-        if isinstance(holder, float) and isfinite(holder):
-            continue
-        if isinstance(holder, dict):
-            if not all(isinstance(key, str) for key in holder):
-                return Changed(path, holder)
-            inner: Iterable[tuple[object, Any]] = holder.items()
-            kinds = set(map(type, holder.values()))
-        elif isinstance(holder, list):
-            inner, kinds = enumerate(holder), set(map(type, holder))
-        else:
-            return Changed(path, holder)
-        # A list that holds itself is refused by who writes it.
-        if not kinds <= KEPT and id(holder) not in seen:
-            seen.add(id(holder))
-            left += [((*path, name), part) for name, part in inner if type(part) not in KEPT]
+    """Return a part of the value that JSON does not give back, None if there is none.
+
+    Raises:
+        ValueError: it is nested deeper than VALUE_DEPTH_MAX.
+    """
+    for node in _walk(value, KEPT):
+        part = node.part
+        kind = type(part)
+        if kind is dict:
+            if not _TEXT.issuperset(map(type, part)):
+                return Changed(node.path(), part)
+        elif kind is not list and not (kind is float and isfinite(part)) and kind not in KEPT:
+            return Changed(node.path(), part)
     return None
 
 
-def find_read_once(value: object) -> Changed | None:
-    """Return a part of the value that would be used up by being written."""
-    left: list[tuple[tuple[object, ...], Any]] = [((), value)]
+class _Node(NamedTuple):
+    """A part of a value; its place is put together only if somebody asks for it."""
+
+    holder: _Node | None
+    name: object
+    part: Any
+    depth: int
+
+    def path(self) -> tuple[object, ...]:
+        """Return the place within the value."""
+        names, node = [], self
+        while node.holder is not None:
+            names.append(node.name)
+            node = node.holder
+        return tuple(reversed(names))
+
+
+def _walk(value: object, skipped: AbstractSet[object]) -> Iterator[_Node]:
+    """Yield the value and its parts at any depth, but those of the skipped types.
+
+    Raises:
+        ValueError: it is nested deeper than VALUE_DEPTH_MAX.
+    """
+    left = [_Node(None, None, value, 0)]
     seen: set[int] = set()
     while left:
-        path, holder = left.pop()
-        if hasattr(holder, "__next__"):
-            return Changed(path, holder)
-        if isinstance(holder, dict | list | tuple) and id(holder) not in seen:
-            seen.add(id(holder))
-            pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
-            left += [((*path, name), part) for name, part in pairs if type(part) not in KEPT]
+        node = left.pop()
+        yield node
+        part, depth = node.part, node.depth + 1
+        if isinstance(part, dict):
+            kinds = set(map(type, part.values()))
+            inner: Iterable[tuple[object, Any]] = part.items()
+        elif isinstance(part, list | tuple | AbstractSet):
+            kinds, inner = set(map(type, part)), enumerate(part)
+        else:
+            continue
+        if depth > VALUE_DEPTH_MAX:
+            raise too_deep(VALUE_DEPTH_MAX)
+        # A list that holds itself is refused by its writer.
+        if not kinds <= skipped and id(part) not in seen:
+            seen.add(id(part))
+            left += [
+                _Node(node, n, inside, depth) for n, inside in inner if type(inside) not in skipped
+            ]
+
+
+def find_unreadable(value: object, is_read: Callable[[Any], bool]) -> Changed | None:
+    """Return a part of a value without annotation that no annotation brings back.
+
+    Args:
+        value: whose type its reader knows, or takes as plain JSON.
+        is_read: tells whether a part that JSON does not have comes back by its own type.
+
+    Raises:
+        ValueError: it is nested deeper than VALUE_DEPTH_MAX.
+    """
+    for node in _walk(value, KEPT):
+        part = node.part
+        if isinstance(part, dict):
+            if not _TEXT.issuperset(map(type, part)) and not is_read(dict.fromkeys(part)):
+                return Changed(node.path(), part)
+        elif isinstance(part, list | tuple | AbstractSet) or type(part) in _SCALARS:
+            continue
+        elif hasattr(part, "__next__") or not is_read(part):
+            return Changed(node.path(), part)
     return None
 
 
@@ -159,6 +206,65 @@ _LOOKS: Final[dict[str, Callable[[Any], Look | None]]] = {
 }
 
 
+# Which types need no comparison, by their schemas in pydantic_core.
+
+#: Keys that a schema may have beside those that name its parts: any other one is a rule.
+_NEUTRAL: Final = frozenset({"type", "metadata"})
+_PARTS: Final[dict[str, frozenset[str]]] = {
+    **dict.fromkeys(("any", "none", "bool", "int", "float", "str", "bytes"), frozenset()),
+    "nullable": frozenset({"schema"}),
+    **dict.fromkeys(("list", "set", "frozenset"), frozenset({"items_schema"})),
+    "tuple": frozenset({"items_schema", "variadic_item_index"}),
+    "dict": frozenset({"keys_schema", "values_schema"}),
+}
+#: What JSON has itself.
+_OF_JSON: Final = frozenset(
+    {"any", "none", "bool", "int", "float", "str", "nullable", "list", "dict"}
+)
+
+
+def is_kept(schema: Any, *, floats: bool, kinds: Iterable[str] = _PARTS) -> bool:
+    """Return whether the type alone makes sure that its values come back as they were.
+
+    Args:
+        schema: of the type, as pydantic_core has it.
+        floats: whether floats are floats; if not, whole numbers may stand in their places.
+        kinds: of schemas that will do.
+    """
+    kind = schema["type"]
+    parts = _PARTS.get(kind)
+    if parts is None or kind not in kinds or not schema.keys() <= parts | _NEUTRAL:
+        return False
+    if kind == "float":
+        return floats
+    if kind == "dict" and schema.get("keys_schema", _ANY)["type"] not in {"str", "any"}:
+        return False
+    inner = [schema[part] for part in parts if isinstance(schema.get(part), dict)]
+    inner += schema["items_schema"] if kind == "tuple" else []
+    return all(is_kept(part, floats=floats, kinds=kinds) for part in inner)
+
+
+def is_json(schema: Any) -> bool:
+    """Return whether the type's values are what JSON has, whoever reads them."""
+    return is_kept(schema, floats=True, kinds=_OF_JSON)
+
+
+def may_lose(schema: Any) -> bool:
+    """Return whether conversion to the type may lose what ``find_lost`` looks for."""
+    left: list[object] = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            kind = part.get("type")
+            if kind == "float" or (kind == "dict" and "keys_schema" in part):
+                return True
+            if kind not in {"model", "dataclass"}:  # what they are given becomes theirs
+                left += part.values()
+        elif isinstance(part, list | tuple):
+            left += part
+    return False
+
+
 def explain(
     changed: Changed, whole: object, can_be_read: Callable[[type], bool]
 ) -> tuple[str, str]:
@@ -173,17 +279,28 @@ def explain(
     at = f" at {''.join(f'[{name!r}]' for name in path)}" if path else ""
     kind = type(part)
     name, problem = kind.__name__, f"{kind.__name__}{at}"
-    if isinstance(part, dict):
-        key = next(type(key) for key in part if not isinstance(key, str)).__name__
+    key = (
+        next((type(key).__name__ for key in part if type(key) is not str), "")
+        if isinstance(part, dict)
+        else ""
+    )
+    if key:
         name, problem = f"dict[{key}, …]", f"{key} as a key{at}"
+    elif isinstance(part, str | int | float) and not can_be_read(kind):
+        base = next(base.__name__ for base in kind.__mro__ if base in _SCALARS)
+        return f"{_holds(problem)}: pass {base}(…) of it", ""
     elif not can_be_read(kind):
         return f"cannot be written as JSON: {problem}: {_instead_of(part)}", ""
-    problem = f"holds {problem}, which would come back as something else"
+    problem = _holds(problem)
     if len(path) > 1:
         return f"{problem}: annotate what holds it", ""
     if path:
         name = f"list[{name}]" if isinstance(whole, list) else f"dict[str, {name}]"
     return problem, name
+
+
+def _holds(part: str) -> str:
+    return f"holds {part}, which would come back as something else"
 
 
 def _instead_of(part: object) -> str:

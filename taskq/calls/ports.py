@@ -37,6 +37,14 @@ class TaskPort(Protocol[R_co]):
         """Return how it takes its arguments."""
 
     @property
+    def takes_anything(self) -> bool:
+        """Return whether its first parameter says nothing of what it takes."""
+
+    @property
+    def gives_json(self) -> bool:
+        """Return whether its results are what JSON has."""
+
+    @property
     def decode_result(self) -> Callable[[bytes], R_co]:
         """Reads what it returned."""
 

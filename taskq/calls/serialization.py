@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import sys
+from collections.abc import Collection, Container, Iterable, Reversible
+from enum import Enum
+from functools import lru_cache, partial
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     Final,
+    Literal,
     NotRequired,
     Optional,
     Union,
@@ -24,20 +30,32 @@ from typing import (
 )
 
 from taskq._lazy import import_without_types
-from taskq.calls.loose import KEPT, Look, explain, find_changed, find_read_once, look_for
+from taskq.calls.loose import (
+    KEPT,
+    Changed,
+    Look,
+    explain,
+    find_changed,
+    find_unreadable,
+    is_json,
+    is_kept,
+    look_for,
+)
 from taskq.calls.naming import check_hint
 from taskq.calls.signature import REST, Signature
 from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
-from taskq.core.parsing import DEPTH_MAX, too_deep
+from taskq.core.parsing import DEPTH_MAX, VALUE_DEPTH_MAX, too_deep
 from taskq.log.config import SPILL_HINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pydantic import ConfigDict
     from pydantic_core import SchemaSerializer, SchemaValidator
     from pydantic_core.core_schema import CoreConfig, CoreSchema
+
+    from taskq.calls.equality import Difference
 
 
 #: Types that need no more of pydantic than its core, and what that calls them.
@@ -49,25 +67,44 @@ _OPTIONAL_PARTS: Final = 2
 _ROOT: Final[CoreConfig] = {
     "ser_json_bytes": "base64", "val_json_bytes": "base64", "ser_json_inf_nan": "strings",
 }  # fmt: skip
-#: Kinds of schemas that take an instance as it is, whatever it holds.
-_TRUSTED: Final = frozenset({"model", "dataclass"})
-
-
+#: Types whose values pydantic can read once only, or not at all.
+_ITERABLES: Final = (Iterable, Collection, Container, Reversible)
 #: Shorter than this, nothing is nested too deeply.
-FLAT_BYTES_MAX: Final = 2 * DEPTH_MAX
+FLAT_BYTES_MAX: Final = 2 * VALUE_DEPTH_MAX
+#: Longer whole numbers are written, and not read.
+_DIGITS_MAX: Final = 4_300
+_ROOM: Final = DEPTH_MAX - VALUE_DEPTH_MAX
 
 
-def is_deep(body: bytes) -> bool:
-    """Return whether JSON that was written here is nested deeper than it can be read."""
-    if len(body) <= FLAT_BYTES_MAX or body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+def is_deep(body: bytes, around: int = 0) -> bool:
+    """Return whether JSON that was written here is nested deeper than VALUE_DEPTH_MAX.
+
+    Args:
+        body: a value, or values in an object.
+        around: 1 if they are.
+    """
+    brackets = body.count(b"[") + body.count(b"{")
+    if len(body) <= FLAT_BYTES_MAX or brackets <= VALUE_DEPTH_MAX:
         return False
+    room = _ROOM - around
+    return not _is_json(b"[" * room + body + b"]" * room)
+
+
+def has_long_number(body: bytes) -> bool:
+    """Return whether JSON that was written here holds a whole number that nobody reads."""
+    # So long a number lies across at least one of these places.
+    places = body[_DIGITS_MAX - 1 :: _DIGITS_MAX]
+    return any(0x30 <= digit <= 0x39 for digit in places) and not _is_json(body)  # noqa: PLR2004
+
+
+def _is_json(body: bytes) -> bool:
     from pydantic_core import from_json  # noqa: PLC0415 - see the module's docstring
 
     try:
         from_json(body)
     except ValueError:
-        return True
-    return False
+        return False
+    return True
 
 
 def json_config() -> ConfigDict:
@@ -88,18 +125,154 @@ def compiled(
     Raises:
         TypeError: pydantic knows no way to read or write the type.
     """
+    return made(schema_of(annotation, config))
+
+
+def schema_of(annotation: Any, config: ConfigDict | None = None) -> CoreSchema:
+    """Return the schema of one type in pydantic_core.
+
+    Raises:
+        TypeError: pydantic knows no way to read or write the type.
+    """
     schema = plain_schema(annotation)
     if schema is not None:
-        return _made(schema)
+        return schema
     with real_dates():
         from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
         from pydantic.errors import PydanticUserError  # noqa: PLC0415
         from pydantic_core import SchemaError  # noqa: PLC0415
 
         try:
-            return _made(TypeAdapter(annotation, config=config).core_schema)
+            schema = TypeAdapter(readable(annotation), config=config).core_schema
         except (PydanticUserError, SchemaError) as error:
             raise TypeError(cause_of(error)) from error
+    return cast("CoreSchema", _without_computed(schema))
+
+
+def _without_computed(part: Any) -> Any:
+    """Return a schema that leaves out fields of dataclasses that only ``__post_init__`` sets."""
+    if isinstance(part, list):
+        made = [_without_computed(item) for item in part]
+        return part if all(map(operator.is_, made, part)) else made
+    if not isinstance(part, dict):
+        return part
+    changed = {key: _without_computed(value) for key, value in part.items() if key != "metadata"}
+    if part.get("type") == "dataclass-field" and part.get("init") is False:
+        return {**part, **changed, "serialization_exclude": True}
+    return {**part, **changed} if any(part[k] is not v for k, v in changed.items()) else part
+
+
+def readable(annotation: Any) -> Any:
+    """Return the type with lists where it names what can be iterated over, as JSON has it."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if annotation in _ITERABLES or origin in _ITERABLES:
+        from pydantic import BeforeValidator  # noqa: PLC0415 - as above
+
+        inner = readable(parts[0]) if parts else Any
+        return Annotated[list[inner], BeforeValidator(_listed)]  # type: ignore[valid-type]
+    if origin is None or origin is Literal or not parts:
+        return annotation
+    changed = tuple(map(readable, parts))
+    if all(map(operator.is_, changed, parts)):
+        return annotation
+    if origin is UnionType:
+        return Union.__getitem__(changed)
+    if origin is Annotated:
+        return Annotated.__class_getitem__((changed[0], *annotation.__metadata__))
+    return origin[changed]
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, list) or hasattr(value, "__next__"):
+        return value
+    raise ValueError(f"a {type(value).__name__} would come back as a list: pass list(…) of it")
+
+
+class Way:
+    """Values of one type on their way to JSON and back.
+
+    Fields go by their names, and are read by their aliases as well, which other senders write.
+
+    Args:
+        validator: of the type.
+        serializer: of the type.
+        is_kept: whether the type makes sure that values come back as they were.
+    """
+
+    def __init__(
+        self, validator: SchemaValidator, serializer: SchemaSerializer, *, is_kept: bool
+    ) -> None:
+        self.is_kept = is_kept
+        self.read: Callable[[bytes], Any] = validator.validate_json
+        self.write: Callable[..., bytes] = serializer.to_json
+        if not is_kept:
+            self.read = partial(validator.validate_json, by_alias=True, by_name=True)
+            self.write = partial(serializer.to_json, by_alias=False, round_trip=True)
+            from taskq.calls.equality import find_difference  # noqa: PLC0415 - few types need it
+
+            self._find = find_difference
+
+    def difference(self, value: object, body: bytes) -> Difference | None:
+        """Return where a reader of the body has another value; None if it has this one.
+
+        Raises:
+            ValueError: nobody can read it.
+        """
+        return self._find(value, self.read(body))
+
+    def problem(self, value: object, body: bytes) -> str:
+        """Return what is wrong with what a reader makes of the body; "" if it is the value."""
+        try:
+            difference = self.difference(value, body)
+        except ValueError as error:
+            return unread_text(cause_of(error))
+        return "" if difference is None else difference_text(difference, difference.path)
+
+
+#: What to do about a value that is nested too deeply.
+FLATTER: Final = "nobody reads that, so pass a flatter value, or its text"
+_READABLE: Final = (
+    "annotate a type that JSON brings back, such as text, numbers, lists, dicts with text as keys, "
+    "or a model of them"
+)
+
+
+_CHANGED: Final = (
+    "its type does not bring that back (exclude=True, a private attribute, an alias that is "
+    "another field's name, or a validator or __post_init__ that runs again): change the type, or "
+    "pass plain values"
+)
+
+
+def unread_text(cause: str) -> str:
+    """Return what is wrong with a value that is written and cannot be read, and what to do."""
+    return f"cannot be read back from JSON ({cause}): correct the value, or {_READABLE}"
+
+
+def difference_text(difference: Difference, path: tuple[object, ...]) -> str:
+    """Return what is wrong with a value that comes back as another one, and what to do."""
+    written, read = difference.written, difference.read
+    holds = f"holds {shown(written)}{_at(path)}, which would come back as "
+    if type(written) is type(read):
+        remedy = _CHANGED if path else _READABLE
+        if hasattr(written, "get_secret_value"):
+            remedy = "pass str if it may stand in the log, or a name by which the task finds it"
+        return f"{holds}another {shown(read)}: {remedy}"
+    if isinstance(written, type(read)):
+        return f"{holds}{shown(read)}: annotate {shown(written)}, or a union with it"
+    return f"{holds}{shown(read)}: {_READABLE}"
+
+
+def loss_text(lost: Difference, path: tuple[object, ...]) -> str:
+    """Return what the conversion of a value to its annotated type loses, and what to do."""
+    if isinstance(lost.written, dict):
+        return f"holds keys{_at(path)} that become one: give each entry a key of the annotated type"
+    return f"holds a whole number{_at(path)} that no float holds: annotate int"
+
+
+def _at(path: tuple[object, ...]) -> str:
+    place = "".join(f"[{name!r:.60}]" for name in path)
+    return f" at {place}" if place else ""
 
 
 def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaSerializer] | None:
@@ -118,7 +291,7 @@ def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaS
         "type": "typed-dict", "cls_name": "Arguments", "fields": checked,
         "extra_behavior": "forbid", "config": config,
     }  # fmt: skip
-    return _made(cast("CoreSchema", whole))
+    return made(cast("CoreSchema", whole))
 
 
 @contextlib.contextmanager
@@ -168,7 +341,8 @@ def import_core() -> None:
     import_without_types("pydantic_core", "core_schema")
 
 
-def _made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
+def made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
+    """Return a validator and a serializer of a schema."""
     import_core()
     from pydantic_core import SchemaSerializer, SchemaValidator  # noqa: PLC0415
 
@@ -176,32 +350,9 @@ def _made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
     return SchemaValidator(schema, _ROOT), SchemaSerializer(schema, _ROOT)
 
 
-def trusts_instances(annotation: Any, config: ConfigDict | None = None) -> bool:
-    """Return whether the type holds models or dataclasses, which pydantic takes unseen."""
-    with real_dates():
-        from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
-
-        left: list[object] = [TypeAdapter(annotation, config=config).core_schema]
-    while left:
-        schema = left.pop()
-        if isinstance(schema, dict):
-            if schema.get("type") in _TRUSTED:
-                return True
-            left += schema.values()
-        elif isinstance(schema, list | tuple):
-            left += schema
-    return False
-
-
 def looks_into(annotation: Any, config: ConfigDict | None = None) -> Look | None:
     """Return what finds a value's parts that the type leaves open and JSON would change."""
-    schema = plain_schema(annotation)
-    if schema is None:
-        with real_dates():
-            from pydantic import TypeAdapter  # noqa: PLC0415 - see the module's docstring
-
-            schema = TypeAdapter(annotation, config=config).core_schema
-    return look_for(schema)
+    return look_for(schema_of(annotation, config))
 
 
 def can_be_read(kind: type) -> bool:
@@ -246,6 +397,7 @@ def load_checks(signatures: Iterable[Signature]) -> None:
 
 
 _SCALARS: Final = (bool, float, int, str)
+_KINDS_KEPT: Final = 256
 
 
 class ResultCodec:
@@ -261,14 +413,23 @@ class ResultCodec:
         try:
             plain, _ = compiled(annotation)
             # pydantic takes no configuration beside a bare dataclass, but beside an optional one.
-            optional = Optional.__getitem__(annotation)
-            self._validator, self._serializer = compiled(optional, json_config())
+            schema = schema_of(Optional.__getitem__(annotation), json_config())
+            self._validator, serializer = made(schema)
         except TypeError as error:
             raise unusable(self._task, {"the result": annotation}, error) from error
+        part = _never_read(annotation)
+        if part:
+            raise UsageError(
+                f"{self._task}: no {part} comes back from JSON, so -> {self._text} is no result: "
+                f"{_READABLE}"
+            )
         self._takes_none = plain.isinstance_python(None)
-        self._look = looks_into(annotation)
+        self._look = look_for(schema)
+        self._way = Way(self._validator, serializer, is_kept=is_kept(schema, floats=False))
+        #: whether its values are what JSON has, so that anything may read them
+        self.is_json = is_json(schema)
         #: whose values always fit: to have pydantic warn takes ten times as long as to write them
-        self._scalar = next((kind for kind in _SCALARS if kind is annotation), None)
+        self._scalar = next((kind for kind in _SCALARS if schema == _scalar_schema(kind)), None)
 
     def encode(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
         """Return the result as JSON, None for a None.
@@ -283,19 +444,35 @@ class ResultCodec:
             raise UsageError(
                 f"{self._task}: returned None, but is annotated to return {self._text}"
             )
-        if self._look is not None and type(value) not in KEPT:
-            self._refuse_changed(value)
-        try:
-            if type(value) is self._scalar:
-                body = self._serializer.to_json(value)
-            else:
-                body = self._serializer.to_json(value, warnings="error")
-        except ValueError:
-            body = self._encode_coerced(value)
-        if is_deep(body):
-            raise UsageError(f"{self._task}: the returned value is {too_deep()}: nobody reads that")
+        if type(value) is self._scalar:
+            body = self._written(value)
+        else:
+            if self._look is not None and type(value) not in KEPT:
+                self._refuse_changed(value)
+            body = self._compared(value, limit)
+        if len(body) > FLAT_BYTES_MAX:
+            problem = large_problem(body)
+            if problem:
+                raise UsageError(f"{self._task}: the returned value {problem}")
         check_size(f"{self._task}: the result", body, limit)
         return body
+
+    def _written(self, value: object) -> bytes:
+        try:
+            return self._way.write(value)
+        except ValueError:  # text that is no UTF-8
+            return self._encode_coerced(value)
+
+    def _compared(self, value: object, limit: int) -> bytes:
+        way = self._way
+        try:
+            body = way.write(value, warnings="error")
+        except ValueError:
+            return self._encode_coerced(value)
+        # What is too large is refused first, and so is not compared.
+        if way.is_kept or len(body) > limit or not way.problem(value, body):
+            return body
+        return self._encode_coerced(value)
 
     def decode(self, body: bytes) -> Any:
         """Return the result as the return annotation has it.
@@ -304,7 +481,7 @@ class ResultCodec:
             UsageError: it was written by code that returned another type.
         """
         try:
-            return self._validator.validate_json(body)
+            return self._way.read(body)
         except ValueError as error:
             raise UsageError(
                 f"{self._task}: the stored result does not fit the return "
@@ -321,6 +498,8 @@ class ResultCodec:
             changed = self._look and self._look(value)
         except (TypeError, AttributeError, KeyError):  # of another type, as is told later
             return
+        except ValueError as error:
+            raise UsageError(f"{self._task}: the returned value is {error}: {FLATTER}") from None
         if changed:
             problem, hint = explain(changed, value, can_be_read)
             more = f": annotate the function with -> {hint}" if hint else ""
@@ -328,13 +507,63 @@ class ResultCodec:
 
     def _encode_coerced(self, value: object) -> bytes:
         """Encode what can become the annotated type, such as a tuple for a list."""
+        way = self._way
         try:
-            return self._serializer.to_json(self._validator.validate_python(value))
+            fitting = self._validator.validate_python(value)
+            body = way.write(fitting, warnings=False)
         except ValueError as error:
             raise UsageError(
                 f"{self._task}: returned {shown(value)}, but is annotated to return {self._text} "
                 f"({cause_of(error)})"
             ) from None
+        from taskq.calls.equality import find_lost  # noqa: PLC0415 - few types need it
+
+        lost = find_lost(value, fitting)
+        problem = loss_text(lost, lost.path) if lost else ""
+        if not problem and not way.is_kept:
+            problem = way.problem(fitting, body)
+        if problem:
+            raise UsageError(f"{self._task}: the result (-> {self._text}) {problem}")
+        return body
+
+
+def _never_read(annotation: Any) -> str:
+    """Return a type whose values never come back, if each value of the annotation holds one."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _never_read(parts[0])
+    if origin in {Union, UnionType}:
+        names = [_never_read(part) for part in parts]
+        return names[0] if all(names) else ""
+    values = parts if origin is Literal else ()
+    if inspect.isclass(annotation):
+        if hasattr(annotation, "get_secret_value"):
+            return annotation.__name__
+        for field in getattr(annotation, "__pydantic_fields__", {}).values():
+            if field.is_required() and (part := _never_read(field.annotation)):
+                return part
+        values = tuple(annotation) if issubclass(annotation, Enum) else ()
+    if values and not any(map(partial(_is_read, annotation), values)):
+        return inspect.formatannotation(annotation)
+    return ""
+
+
+def _is_read(kind: Any, value: object) -> bool:
+    way = way_of(kind)
+    return not way.problem(value, way.write(value, warnings=False))
+
+
+def large_problem(body: bytes, around: int = 0) -> str:
+    """Return what hinders readers of JSON that has some size; "" if nothing does."""
+    if is_deep(body, around):
+        return f"is {too_deep(VALUE_DEPTH_MAX)}: {FLATTER}"
+    if len(body) > _DIGITS_MAX and has_long_number(body):
+        return f"holds a number of over {_DIGITS_MAX} digits: pass it as text"
+    return ""
+
+
+def _scalar_schema(kind: type) -> CoreSchema:
+    return cast("CoreSchema", {"type": "nullable", "schema": {"type": _PLAIN[kind]}})
 
 
 def encode_loose(
@@ -349,15 +578,58 @@ def encode_loose(
     from pydantic_core import to_json  # noqa: PLC0415
 
     values = {REST: args, **kwargs} if args else kwargs
-    if once := find_read_once(values):
-        kind = type(once.part).__name__
-        raise InvalidCall(task, f"{kind} can be read once: pass a list, or what is in it")
+    body = b""
     try:
-        body = to_json(values, bytes_mode="base64", inf_nan_mode="strings")
+        changed = find_unreadable(values, _is_read_alone)
+        if changed is None:
+            body = to_json(
+                values, bytes_mode="base64", inf_nan_mode="strings", by_alias=False, round_trip=True
+            )
     except ValueError as error:
         raise InvalidCall(task, f"the arguments cannot be written as JSON: {error}") from None
+    if changed:
+        raise InvalidCall(task, _unreadable_text(changed))
+    problem = large_problem(body, 1)
+    if problem:
+        raise InvalidCall(task, f"a part of the arguments {problem}")
     check_size(f"{task}: the payload", body, limit)
     return body
+
+
+def _unreadable_text(changed: Changed) -> str:
+    part, kind = changed.part, shown(changed.part)
+    if hasattr(part, "__next__"):
+        return f"{kind} can be read once: pass a list, or what is in it"
+    at = "".join(f"[{name!r}]" for name in changed.path)
+    what = "keys of a dict" if isinstance(part, dict) else kind
+    return f"{what} at {at} of the arguments would come back as something else: {_READABLE}"
+
+
+def _is_read_alone(value: Any) -> bool:
+    """Return whether a value comes back from JSON by its own type, or has no form in it at all."""
+    kind: Any = type(value)
+    if kind is dict:
+        kinds = set(map(type, value))
+        if len(kinds) > 1:
+            return False
+        kind = dict[kinds.pop(), None]  # type: ignore[misc]
+    try:
+        way = way_of(kind)
+        body = way.write(value, warnings=False)
+    except (TypeError, ValueError):
+        return True
+    return not way.problem(value, body)
+
+
+@lru_cache(_KINDS_KEPT)
+def way_of(kind: Any) -> Way:
+    """Return how values of a type are written and read that stand alone.
+
+    Raises:
+        TypeError: pydantic knows no way to read or write the type.
+    """
+    config = None if inspect.isclass(kind) else json_config()
+    return Way(*compiled(kind, config), is_kept=False)
 
 
 def check_size(what: str, body: bytes, limit: int) -> None:
@@ -400,5 +672,10 @@ def cause_of(error: Exception) -> str:
     if details is None:
         return str(error).split("\n", 1)[0]
     first = details(include_url=False, include_context=False, include_input=False)[0]
-    place = "".join(f"[{part!r}]" for part in first["loc"])
-    return f"at {place}: {first['msg']}" if place else str(first["msg"])
+    return cause_at(first["loc"], str(first["msg"]))
+
+
+def cause_at(path: Iterable[object], message: str) -> str:
+    """Return a message with its place in a value."""
+    place = "".join(f"[{part!r}]" for part in path)
+    return f"at {place}: {message}" if place else message

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Lists and objects within one another: as many as pydantic reads, and far from what a stack holds.
 DEPTH_MAX: Final = 200
+#: Those of an argument, a result or another value of a task: flows put results within lists.
+VALUE_DEPTH_MAX: Final = 160
 
 
 def parse_json(
@@ -44,9 +46,9 @@ def parse_json(
     return value
 
 
-def too_deep() -> ValueError:
+def too_deep(limit: int = DEPTH_MAX) -> ValueError:
     """Return what to raise for a document that is nested too deeply."""
-    return ValueError(f"nested more than {DEPTH_MAX} deep")
+    return ValueError(f"nested more than {limit} deep")
 
 
 def _is_deep(value: Any) -> bool:

@@ -6,7 +6,7 @@ import inspect
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.calls.serialization import ResultCodec, compiled, json_config
+from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
 from taskq.core.errors import TaskqError
 from taskq.log.machine.threads import on_thread
@@ -48,12 +48,6 @@ def codec_of(fn: Callable[..., Any]) -> ResultCodec:
             raise
         signature = Signature(name, _untyped)
     return ResultCodec(signature)
-
-
-@lru_cache(_FUNCTIONS_KEPT)
-def validator_of(kind: Any) -> Any:
-    """Return what reads a value of a type."""
-    return compiled(kind, None if inspect.isclass(kind) else json_config())[0]
 
 
 def _untyped() -> Any:

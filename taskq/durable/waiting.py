@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from taskq import telemetry
 from taskq.calls.call import Call, transaction_bytes
-from taskq.calls.serialization import cause_of, decode_loose
+from taskq.calls.serialization import cause_of, decode_loose, way_of
 from taskq.core.errors import InvalidStep, JobCancelled, JobExpired, JobFailed, TaskqError
 from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait
@@ -21,7 +21,6 @@ from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extr
 from taskq.core.values import NamedTuple
 from taskq.durable.attempt import CALL, IN_PLACE_NS, seen_before
 from taskq.durable.stepping import Stepping
-from taskq.durable.values import validator_of
 from taskq.flows.building import Failed
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_signals
 
@@ -390,7 +389,7 @@ class Run(Stepping):
 
 
 def _valid(kind: Any, body: bytes) -> Any:
-    return decode_loose(body) if kind is None else validator_of(kind).validate_json(body)
+    return decode_loose(body) if kind is None else way_of(kind).read(body)
 
 
 def _reason(end: End) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskq.calls.call import Call
+    from taskq.calls.ports import TaskPort
 
 Node: TypeAlias = "Leaf | Chain | Group"
 #: Parts within parts.
@@ -155,10 +156,24 @@ def _leaf(leaf: Leaf, before: _Link | None) -> _Link:
                     f"{name}: it takes the result of {before.keeps_nothing}, which keeps none "
                     f"(store_result=False): keep it, or put {name}.call(...) there"
                 )
+            _check_input(leaf.call.task, before)
             job.shape = before.shape
     task = leaf.call.task
     drops = task is not None and not task.store_result
     return _Link([job], ONE, keeps_nothing=name if drops else "")
+
+
+def _check_input(task: TaskPort[Any] | None, before: _Link) -> None:
+    """Refuse results that a parameter without a type would take as their JSON."""
+    if task is None or not task.takes_anything:
+        return
+    for giver in {id(job.call.task): job.call.task for job in before.jobs}.values():
+        if giver is not None and not giver.gives_json:
+            raise UsageError(
+                f"{task.name}: its parameter {task.signature.names[0]!r} has no type, and would "
+                f"take what {giver.name} returns as the JSON of it: annotate it with the type that "
+                f"{giver.name} is annotated to return"
+            )
 
 
 def _numbered(ends: list[_Job]) -> list[_Job]:

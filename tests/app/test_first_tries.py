@@ -210,10 +210,10 @@ WRONG: Any = "many"
 @pytest.mark.parametrize(
     ("given", "place"),
     [
-        ((Order([Item("a", WRONG)]),), "'order' must be .* at .*'items'.*0.*'count'"),
-        ((Order([WRONG]),), "'order' must be .* at .*'items'"),
-        ((None, Limited.model_construct(count=-1)), "'limited' must be .* at .*'count'"),
-        ((None, None, Item("a", WRONG)), "'.more.0.' must be .* at .*'count'"),
+        ((Order([Item("a", WRONG)]),), "'order' .*cannot be read .*at .*'items'.*0.*'count'"),
+        ((Order([WRONG]),), "'order' .*cannot be read .*at .*'items'"),
+        ((None, Limited.model_construct(count=-1)), "'limited' .*cannot be read .*at .*'count'"),
+        ((None, None, Item("a", WRONG)), "'.more.0.' .*cannot be read .*at .*'count'"),
     ],
 )
 def test_a_wrong_value_deep_in_an_argument_is_refused_at_the_call(

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-import enum
-import math
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from taskq.calls.arguments import ArgumentCodec
 from taskq.calls.serialization import ResultCodec, encode_loose, encode_reason
@@ -28,31 +24,11 @@ if TYPE_CHECKING:
     from taskq import TaskQ
 
 
-class Colour(enum.Enum):
-    RED = "red"
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
 @dataclass
 class Point:
     x: int
     data: bytes
     next: Point | None = None
-
-
-class Order(BaseModel):
-    id: UUID
-    total: Decimal
-    at: datetime
-    points: list[Point] = []
-
-
-class Pair(NamedTuple):
-    left: int
-    right: str
 
 
 class Plain:
@@ -81,54 +57,6 @@ def round_trip(
 
 
 MOMENT = datetime(2030, 2, 3, 4, 5, 6, 789_012, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("annotation", "value"),
-    [
-        (int, 2**200),
-        (float, 0.1),
-        (float, math.inf),
-        (str, "ünïcødé \x00 \u2028"),
-        (bytes, bytes(range(256))),
-        (bool, True),
-        (None, None),
-        (datetime, MOMENT),
-        (datetime, MOMENT.replace(tzinfo=None)),
-        (date, MOMENT.date()),
-        (time, time(1, 2, 3, 4)),
-        (timedelta, timedelta(days=400, microseconds=1)),
-        (UUID, UUID(int=2**127 + 1)),
-        (Decimal, Decimal("1.10")),
-        (Path, Path("/tmp/ä b")),  # noqa: S108 - only a name
-        (Colour, Colour.RED),
-        (Level, Level.LOW),
-        (Literal["a", "b"], "b"),
-        (Point, Point(1, b"\xff\x00", Point(2, b""))),
-        (Order, Order(id=UUID(int=1), total=Decimal("9.90"), at=MOMENT, points=[Point(1, b"p")])),
-        (Pair, Pair(1, "r")),
-        (list[bytes], [b"\xfe", b""]),
-        (set[int], {1, 2}),
-        (tuple[int, str], (1, "x")),
-        (dict[UUID, list[Decimal]], {UUID(int=5): [Decimal(1)]}),
-        (int | str, "5"),
-        (Order | Point | None, Point(3, b"z")),
-    ],
-)
-def test_a_value_comes_back_as_its_annotated_type(annotation: Any, value: Any) -> None:
-    task = typed(annotation)
-    args, kwargs = round_trip(task, value)
-    assert (args, kwargs) == ((), {"value": value})
-    assert type(kwargs["value"]) is type(value)
-    codec = ResultCodec(Signature("shop.buy", task))
-    body = codec.encode(value)
-    assert value == (None if body is None else codec.decode(body))
-
-
-def test_not_a_number_survives() -> None:
-    def task(value: float) -> None: ...
-
-    assert math.isnan(round_trip(task, math.nan)[1]["value"])
 
 
 JSON = st.recursive(

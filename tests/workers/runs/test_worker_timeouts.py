@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, field_validator
 
 from taskq import SoftTimeout, current_job
 from taskq.core.records import Kind
@@ -298,6 +299,40 @@ async def test_an_async_task_that_blocks_the_loop_is_named_with_its_line(
     assert f"job {delivery.job_id} (mail.send) is at" in first
     assert "return answer.said.wait(SECONDS)  # the line, within Condition.wait" in first
     assert "the event loop stood still for" in second
+
+
+async def test_a_value_that_taskq_checks_is_no_fault_of_the_tasks_function(
+    fake: FakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = Told()
+    logging.getLogger("taskq.worker").addHandler(answer)
+
+    class Slow(BaseModel):
+        a: int
+
+        @field_validator("a")
+        @classmethod
+        def wait(cls, value: int) -> int:
+            answer.said.wait(SECONDS)
+            return value
+
+    async def build() -> Any:
+        return Slow.model_construct(a=1)
+
+    build.__annotations__["return"] = Slow
+    delivery = fake.put(fake.task(name="mail.send")(build))
+    try:
+        async with Worker(fake):
+            settled = (await fake.fake.settlements(1))[0]
+            await asyncio.to_thread(wait_for_two_records, caplog)
+    finally:
+        logging.getLogger("taskq.worker").removeHandler(answer)
+    assert settled.body == b'{"a":1}'
+    for record in caplog.records[:2]:
+        said = record.getMessage()
+        assert f"taskq checks a value of job {delivery.job_id} (mail.send), and is at" in said
+        assert "answer.said.wait(SECONDS)" in said
+        assert "plain def" not in said
 
 
 def wait_for_two_records(caplog: pytest.LogCaptureFixture) -> None:

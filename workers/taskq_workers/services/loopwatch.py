@@ -7,15 +7,19 @@ the loop's thread is executing. Jobs themselves pay nothing for it.
 from __future__ import annotations
 
 import asyncio
+import asyncio.base_events
+import asyncio.events
 import linecache
 import logging
 import sys
 import threading
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from anyio import sleep_forever
 
+import taskq
 from taskq_workers.runs.reasons import is_machinery
 
 if TYPE_CHECKING:
@@ -108,8 +112,12 @@ class LoopWatch:
         frame = sys._current_frames().get(self._loop_thread)
         if frame is None or frame.f_code.co_name in {"select", "poll"}:
             return ""  # it waits: the machine is just busy
-        frames = _of_the_user(frame) or [frame]
-        # The last line of the task's own file is the one to change; what it called stands behind.
+        frames, is_jobs = _of_the_user(frame, _outermost(asyncio.current_task(self._loop)))
+        if not frames:
+            # What taskq itself does there, no change to the task's function ends.
+            place = _place(frame)
+            return f"taskq works on a value or type of {self._who()}, at {place}. {_SMALLER}"
+        # The last line of the task's own file is the one to change; what it called comes after.
         file = frames[-1].f_code.co_filename
         own = next(inner for inner in frames if inner.f_code.co_filename == file)
         if not self._is_news(own):
@@ -117,6 +125,8 @@ class LoopWatch:
         where = _place(own)
         if own is not frames[0]:
             where += f", within {frames[0].f_code.co_qualname}"
+        if not is_jobs:
+            return f"taskq checks a value of {self._who()}, and is at {where}. {_SMALLER}"
         return f"{self._who()} is at {where}. {_REMEDY}"
 
     def _who(self) -> str:
@@ -142,17 +152,44 @@ _REMEDY: Final = (
 )
 
 
-def _of_the_user(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames from the innermost to the first of the machinery's that called them."""
+_SMALLER: Final = (
+    "No other job moves meanwhile: take and return less, such as the path of a file with it"
+)
+#: The loop's own files: their callers are the program that runs the loop, and not what it runs.
+_LOOP: Final = (asyncio.events.__file__, asyncio.base_events.__file__)
+#: What turns values into JSON, and types into what does that.
+_VALUES: Final = str(Path(taskq.__file__).parent / "calls")
+
+
+def _outermost(task: asyncio.Task[object] | None) -> FrameType | None:
+    """Return the frame of a task's own coroutine."""
+    return None if task is None else getattr(task.get_coro(), "cr_frame", None)
+
+
+def _of_the_user(frame: FrameType | None, last: FrameType | None) -> tuple[list[FrameType], bool]:
+    """Return the user's frames, innermost first, and whether they are a job's own function.
+
+    Of several stretches between machinery that is the last one. If all are called by what turns
+    values into JSON, they are a validator, or another method of a value's type.
+
+    Args:
+        frame: the innermost one.
+        last: the outermost that the loop runs; None if only the loop's own files tell.
+    """
+    stretches: list[tuple[list[FrameType], bool]] = []
     frames: list[FrameType] = []
-    while frame is not None:
-        if is_machinery(frame.f_code.co_filename):
-            if frames:
-                break
-        else:
+    while frame is not None and frame.f_code.co_filename not in _LOOP:
+        file = frame.f_code.co_filename
+        if not is_machinery(file):
             frames.append(frame)
-        frame = frame.f_back
-    return frames
+        elif frames:
+            stretches.append((frames, not file.startswith(_VALUES)))
+            frames = []
+        frame = None if frame is last else frame.f_back
+    if frames:
+        stretches.append((frames, True))
+    own = next((stretch for stretch in stretches if stretch[1]), None)
+    return own or (stretches[0] if stretches else ([], False))
 
 
 def _place(frame: FrameType) -> str:

@@ -1,0 +1,467 @@
+"""What is written comes back equal and of the same types, or its writer gets an error."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime as dt
+import enum
+import json
+import math
+import re
+import threading
+import zoneinfo
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from uuid import UUID
+
+import pytest
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Json,
+    PrivateAttr,
+    RootModel,
+    SecretStr,
+    computed_field,
+)
+
+from taskq import TaskQ, chain, chord, durable
+from taskq.calls.arguments import ArgumentCodec
+from taskq.calls.serialization import ResultCodec, encode_loose, way_of
+from taskq.calls.signature import Signature
+from taskq.core.errors import InvalidCall, JobFailed, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Base(BaseModel):
+    a: int
+
+
+class Sub(Base):
+    b: int = 0
+
+
+@dataclass
+class Point:
+    a: int
+
+
+@dataclass
+class Point3(Point):
+    b: int = 0
+
+
+@dataclass
+class Counting:
+    a: int
+
+    def __post_init__(self) -> None:
+        self.a += 1
+
+
+@dataclass
+class Derived:
+    a: int
+    double: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.double = 2 * self.a
+
+
+@dataclass
+class Late:
+    a: int
+    note: str = field(init=False, default="")
+
+
+@dataclass
+class WithInit:
+    a: int
+    by: InitVar[int] = 1
+
+
+class Order(BaseModel):
+    order_id: int = Field(alias="orderId")
+    items: list[Base] = []
+
+
+class Swapped(BaseModel):
+    a: int = Field(alias="b")
+    b: int = Field(alias="a")
+
+
+class ByChoice(BaseModel):
+    a: int = Field(validation_alias="A", serialization_alias="x")
+
+
+class Login(BaseModel):
+    password: SecretStr
+
+
+class Hidden(BaseModel):
+    a: int
+    b: int = Field(default=0, exclude=True)
+
+
+class Open(BaseModel):
+    a: Any = None
+
+
+class Parsed(BaseModel):
+    a: Json[list[int]]
+
+
+class Computed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    a: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def b(self) -> int:
+        return self.a
+
+
+class Extra(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    a: int
+
+
+class Private(BaseModel):
+    a: int
+    _b: int = PrivateAttr(default=1)
+    _lock: Any = PrivateAttr(default_factory=threading.Lock)
+
+    def __repr__(self) -> str:
+        return f"Private({self.a}, {self._b})"
+
+
+class Odd(BaseModel):
+    a: float
+    b: bytes = b""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("broken")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = Field("cat", alias="type")
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = Field("dog", alias="type")
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Shape(enum.Enum):
+    BOX = (1, 2)
+
+
+class Pair(NamedTuple):
+    left: int
+    right: Any
+
+
+Bare = collections.namedtuple("Bare", "a b")  # noqa: PYI024 - without types
+Roots = RootModel[list[int]]
+LOGIN: Final = Login.model_validate({"password": "x"})
+BERLIN: Final = zoneinfo.ZoneInfo("Europe/Berlin")
+NOW: Final = dt.datetime(2030, 6, 2, 4, 5, 6, 7, tzinfo=dt.UTC)
+
+
+def private(b: int) -> Private:
+    made = Private(a=1)
+    made._b = b
+    return made
+
+
+def late(note: str) -> Late:
+    made = Late(1)
+    made.note = note
+    return made
+
+
+#: An annotation and values that come back, wherever they are given.
+KEPT: list[tuple[Any, list[Any]]] = [
+    (int, [0, -(2**200)]), (float, [0.1, -0.0, math.inf, math.nan]), (str, ["é\x00", "1"]),
+    (bool, [True]), (bytes, [b"\xff"]), (Any, [[1, 1.0, "a", None, True, {"a": [-0.0]}]]),
+    (dt.datetime, [NOW, NOW.astimezone(BERLIN), NOW.replace(tzinfo=None)]),
+    (dt.datetime, [dt.datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1)]),
+    (dt.time, [dt.time(1, 2, 3, 4)]), (dt.timedelta, [dt.timedelta(-1, 1, 1)]),
+    (dt.date, [NOW.date()]), (Decimal, [Decimal("1.10"), Decimal("1E+5")]),
+    (UUID, [UUID(int=7)]), (Path, [Path("a/b")]), (re.Pattern[str], [re.compile("a")]),
+    (Colour, [Colour.RED]), (Level, [Level.LOW]), (Literal["a", 1], ["a", 1]),
+    (list[Colour], [[Colour.RED]]), (int | str, ["1", 1]), (float | int, [1, 1.0]),
+    (set[int], [{1, 2}]), (frozenset[float], [frozenset({math.nan, 0.5})]),
+    (tuple[int, ...], [(1, 2)]), (collections.deque[int], [collections.deque([1])]),
+    (dict[int, int], [{1: 2}]), (dict[UUID, list[Decimal]], [{UUID(int=1): [Decimal(1)]}]),
+    (collections.defaultdict[str, int], [collections.defaultdict(int, a=1)]),
+    (collections.Counter[str], [collections.Counter("aab")]), (Pair, [Pair(1, "a")]),
+    (Iterable[int], [[1, 2]]), (Collection[int], [[1, 2]]), (Sequence[int], [[1, 2]]),
+    (list[Collection[int]] | None, [[[1]]]), (Mapping[str, int], [{"a": 1}]),
+    (Base, [Base(a=1)]), (Base | Sub, [Base(a=1), Sub(a=1, b=2)]), (list[Sub], [[Sub(a=1)]]),
+    (Point | Point3, [Point(1), Point3(1, 2)]), (Derived, [Derived(2)]), (Roots, [Roots([1])]),
+    (Order, [Order(orderId=7, items=[Base(a=1)])]), (dict[str, Order], [{"a": Order(orderId=7)}]),
+    (Swapped, [Swapped(a=1, b=1)]), (Hidden, [Hidden(a=1)]), (Computed, [Computed(a=1)]),
+    (ByChoice, [ByChoice.model_validate({"A": 1})]),
+    (Parsed, [Parsed.model_validate({"a": "[1]"})]),
+    (Extra, [Extra.model_validate({"a": 1, "b": [2]})]),
+    (Private, [Private(a=1)]), (Open, [Open(a=[{"a": 1.5}])]), (Odd, [Odd(a=1.5, b=b"x")]),
+    (Annotated[Cat | Dog, Field(discriminator="kind")], [Dog(type="dog")]),
+]  # fmt: skip
+#: Values that would come back as others, or not at all.
+REFUSED: list[tuple[Any, list[Any]]] = [
+    (Base, [Sub(a=1, b=9), Base.model_construct(a="x"), Base.model_construct()]),
+    (list[Base], [[Sub(a=1)]]), (dict[str, Base | None], [{"a": Sub(a=1)}]),
+    (Point, [Point3(1, 9)]), (Counting, [Counting(1)]), (Late, [late("x")]),
+    (SecretStr, [SecretStr("x")]), (Login, [LOGIN]), (Hidden, [Hidden(a=1, b=2)]),
+    (Private, [private(2)]), (Extra, [Extra.model_validate({"a": 1, "b": b"x"})]),
+    (Odd, [Odd(a=math.nan)]),
+    (Swapped, [Swapped(a=1, b=2), Swapped(b=1, a=2)]),
+    (Open, [Open(a=NOW), Open(a=b"x"), Open(a=(1,)), Open(a={1}), Open(a=Colour.RED)]),
+    (Open, [Open(a=Base(a=1)), Open(a={1: 2}), Open(a=math.inf)]), (Pair, [Pair(1, NOW)]),
+    (Any, [NOW, (1,), Colour.RED, Level.LOW, math.nan, {1: 2}, collections.OrderedDict(a=1)]),
+    (Bare, [Bare(NOW.date(), 2)]), (list[Any], [[{1}]]),
+    (re.Pattern[str], [re.compile("a", re.IGNORECASE)]),
+    (dt.time, [dt.time(1, tzinfo=BERLIN)]),
+    (dt.datetime, [dt.datetime(1890, 1, 1, tzinfo=BERLIN)]),
+    (dict[int | str, int], [{1: 1, "1": 2}]), (dict[int, int], [{1: 1, "1": 2}]),
+    (dict[str, int], [{"a": 1, b"a": 2}]),
+    (dict[int | None, int], [{None: 1}]), (int, [10**4_400]), (list[int], [[1, -(10**5_000)]]),
+    (str | bytes, [b"abcd"]), (str | Decimal, [Decimal("1.1")]), (str | dt.datetime, [NOW]),
+    (set[int] | list[int], [{1}]),
+    (list[int] | tuple[int, ...], [(1,)]), (str | Colour, [Colour.RED]),
+    (collections.deque[int], [collections.deque([1], maxlen=2)]), (Sequence[int], [(1,)]),
+    (Collection[int], [(1,), {1}]), (Iterable[int], [(1,)]),
+    (float, [2**60 + 1]), (list[float], [[0.5, 2**60 + 1]]), (dict[str, float], [{"a": 2**53 + 1}]),
+    (Decimal, [Decimal("NaN")]), (Shape, [Shape.BOX]),
+    (Annotated[int, AfterValidator(lambda value: value + 1)], [1]),
+]  # fmt: skip
+#: What some versions of pydantic and typing bring back, and others do not.
+EITHER: list[tuple[Any, list[Any]]] = [
+    (WithInit, [WithInit(1)]), (dict[Level, int], [{Level.LOW: 1}]),
+    (Literal[Colour.RED], [Colour.RED]), (dt.datetime | str, ["2020-01-01T00:00:00"]),
+]  # fmt: skip
+
+
+def rows(table: list[tuple[Any, list[Any]]]) -> list[Any]:
+    return [
+        pytest.param(
+            hint, value, id=f"{getattr(hint, '__name__', hint)}-{type(value).__name__}{at}"
+        )
+        for hint, values in table
+        for at, value in enumerate(values)
+    ]
+
+
+def text(value: object) -> str:
+    return re.sub(
+        r"tzinfo=(TzInfo\(.*?\)|datetime\.timezone\.utc|zoneinfo[^)]*\))", "", repr(value)
+    )
+
+
+def same(given: Any, got: Any) -> bool:
+    """Compare two values without the code that is tested."""
+    if isinstance(given, dt.datetime) and given.tzinfo:
+        return type(got) is dt.datetime and given.timestamp() == got.timestamp()
+    return type(given) is type(got) and text(given) == text(got)
+
+
+def typed(hint: Any) -> Callable[..., Any]:
+    def task(value: Any = None, *rest: Any, only: Any = None, **more: Any) -> Any: ...
+
+    task.__annotations__ = dict.fromkeys(("value", "rest", "only", "more", "return"), hint)
+    return task
+
+
+def plain(hint: Any) -> Callable[..., Any]:
+    def task(value: Any) -> Any: ...
+
+    task.__annotations__ = {"value": hint, "return": hint}
+    return task
+
+
+CALLS: dict[str, tuple[Any, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]]] = {
+    "positional": (plain, lambda value: ((value,), {})),
+    "keyword": (plain, lambda value: ((), {"value": value})),
+    "rest": (typed, lambda value: ((value, value), {})),
+    "keyword only": (typed, lambda value: ((), {"only": value})),
+    "further keyword": (typed, lambda value: ((), {"other": value})),
+}
+
+
+@pytest.mark.parametrize("border", CALLS)
+@pytest.mark.parametrize(("hint", "value"), rows(KEPT))
+def test_an_argument_comes_back(border: str, hint: Any, value: Any) -> None:
+    make, given = CALLS[border]
+    codec, (args, kwargs) = ArgumentCodec(Signature("shop.buy", make(hint))), given(value)
+    got, named = codec.decode(codec.encode(args, kwargs))
+    assert all(same(value, other) for other in (*got, *named.values()))
+    assert len(got) + len(named) == len(args) + len(kwargs)
+
+
+@pytest.mark.parametrize("border", CALLS)
+@pytest.mark.parametrize(("hint", "value"), rows(REFUSED))
+def test_an_argument_that_would_change_is_refused(border: str, hint: Any, value: Any) -> None:
+    make, given = CALLS[border]
+    args, kwargs = given(value)
+    with pytest.raises(InvalidCall, match=r"^shop.buy: (parameter ['\"].*|what the .*): "):
+        ArgumentCodec(Signature("shop.buy", make(hint))).encode(args, kwargs)
+
+
+@pytest.mark.parametrize(("hint", "value"), rows(KEPT))
+def test_a_result_or_the_value_of_a_step_comes_back(hint: Any, value: Any) -> None:
+    task = Signature("shop.buy", plain(hint))
+    codec = ResultCodec(task)
+    body = codec.encode(value)
+    assert body is not None
+    assert same(value, codec.decode(body))
+    # The next step of a chain takes it in as its argument.
+    _, named = ArgumentCodec(task).decode(b'{"value":%s}' % body)
+    assert same(value, named["value"])
+
+
+@pytest.mark.parametrize(("hint", "value"), rows(REFUSED))
+def test_a_result_that_would_change_is_refused(hint: Any, value: Any) -> None:
+    with pytest.raises(UsageError, match=r"^shop.buy: (the re.*: |returned .* to return |no .*: )"):
+        ResultCodec(Signature("shop.buy", plain(hint))).encode(value)
+
+
+@pytest.mark.parametrize(("hint", "value"), rows(EITHER))
+def test_what_a_version_may_not_know_comes_back_or_is_refused(hint: Any, value: Any) -> None:
+    task = Signature("shop.buy", plain(hint))
+    codec = ArgumentCodec(task)
+    with contextlib.suppress(InvalidCall):
+        assert same(value, codec.decode(codec.encode((value,), {}))[1]["value"])
+    with contextlib.suppress(UsageError):
+        results = ResultCodec(task)
+        assert same(value, results.decode(results.encode(value) or b""))
+
+
+@pytest.mark.parametrize(("hint", "value"), rows(KEPT))
+def test_a_signal_comes_back_as_the_type_that_an_event_names(hint: Any, value: Any) -> None:
+    body = encode_loose("signal", (), {"value": value})[len('{"value":') : -1]
+    assert same(value, way_of(hint).read(body)) or hint in {float | int, Any}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SecretStr("x"), LOGIN, Hidden(a=1, b=2), Counting(1), Open(a=NOW),
+        {1: 1, "1": 2}, dt.time(1, tzinfo=BERLIN), Decimal("NaN"), Shape.BOX,
+        [Private(a=1), private(2)], iter([1]), [[10**4_400]], 10**4_400,
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_signal_that_no_event_could_read_is_refused(value: Any) -> None:
+    for given in (value, [value], {"a": value}):
+        with pytest.raises(InvalidCall):
+            encode_loose("signal", (), {"value": given})
+
+
+@pytest.mark.parametrize("hint", [SecretStr, SecretStr | Shape, Login, Shape, Annotated[Shape, 1]])
+def test_a_type_whose_values_never_come_back_is_no_result(hint: Any) -> None:
+    with pytest.raises(UsageError, match="comes back from JSON"):
+        ResultCodec(Signature("shop.buy", plain(hint)))
+
+
+def test_a_value_of_many_parts_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types that JSON keeps are not compared at all."""
+
+    def task(a: int, b: str, c: list[dict[str, float]], d: Any, e: tuple[bytes, ...]) -> int:
+        return a
+
+    codec = ArgumentCodec(Signature("shop.buy", task))
+    monkeypatch.delattr("taskq.calls.equality.find_difference")
+    assert codec.encode((1, "b", [{"a": 0.5}], {"x": [1]}, (b"",)), {})
+    assert ResultCodec(Signature("shop.buy", task)).encode(5) == b"5"
+
+
+async def test_no_effect_is_made_for_a_value_that_cannot_be_kept(tmp_path: Path) -> None:
+    """Nor is it made twice, if only the value shows it."""
+    app = TaskQ(tmp_path / "log")
+    effects: list[str] = []
+
+    async def known() -> Shape:
+        effects.append("known")
+        return Shape.BOX
+
+    def seen() -> Base:
+        effects.append("seen")
+        return Sub(a=1, b=2)
+
+    def good() -> Order:
+        effects.append("good")
+        return Order(orderId=7)
+
+    @app.task(retry=3)
+    async def order(which: str) -> int:
+        kept = await durable.step("good", good)
+        await durable.step("bad", known if which == "known" else seen)
+        return kept.order_id
+
+    @app.task(retry=3)
+    def in_thread() -> int:
+        durable.step_sync("bad", seen)
+        return 1
+
+    async with app, app.worker():
+        for job in (await order.enqueue("known"), await order.enqueue("seen")):
+            with pytest.raises(JobFailed, match=r"step bad#1 .*: .*: "):
+                await job.result(timeout=20)
+        job = await in_thread.enqueue()
+        with pytest.raises(JobFailed, match=r"step bad#1 .*Sub, which would come back as Base"):
+            await job.result(timeout=20)
+    assert effects == ["good", "good", "seen", "seen"]
+
+
+async def test_a_flow_hands_over_what_was_returned_or_is_refused(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "log")
+
+    @app.task
+    async def make() -> Order:
+        return Order(orderId=7)
+
+    @app.task
+    async def take(order: Order) -> int:
+        return order.order_id
+
+    @app.task
+    async def count(orders: list[Order]) -> int:
+        return sum(order.order_id for order in orders)
+
+    @app.task
+    async def anything(value: Any) -> str:
+        return json.dumps(value)
+
+    @app.task
+    async def parent() -> int:
+        return (await durable.call(make.call())).order_id
+
+    async with app, app.worker():
+        flows: list[Any] = [
+            chain(make.call(), take.step()), chord([make.call()], count.step()),
+            chain(take.call(Order(orderId=7)), anything.step()), parent.call(),
+        ]  # fmt: skip
+        for flow in flows[:3]:
+            assert int(await (await flow.enqueue()).result(timeout=20)) == 7
+        assert await (await app.enqueue(flows[3])).result(timeout=20) == 7
+        for flow in (chain(make.call(), anything.step()), chord([make.call()], anything.step())):
+            with pytest.raises(UsageError, match=r"'value' has no type.*annotate it"):
+                await flow.enqueue()
