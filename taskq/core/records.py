@@ -43,6 +43,7 @@ class Kind(enum.IntEnum):
     EDITED = 42
     STEP_DONE = 43
     SIGNAL_SENT = 44
+    WAIT_BEGUN = 45
     OWNER = 128
 
 
@@ -108,7 +109,8 @@ class Option(enum.IntEnum):
     #: the held jobs that wait for this one: u64 each; of a record that ends it, first of its
     #: options: those for which it counts as done (with the highest bit: that are cancelled for it)
     UNLOCKS = 19
-    #: whom a held job waits for: runs of (first job u64, count u32)
+    #: whom a held job waits for: runs of (first job u64, count u32); of a step: the jobs that it
+    #: enqueued, and a byte 1 behind them if they go on when the job is cancelled
     INPUTS = 20
     #: on the first job of a flow: jobs u32, how many of the first make up its result u32, its shape
     FLOW = 21
@@ -358,6 +360,10 @@ _ROWS: Final = (
         Kind.SIGNAL_SENT, "signalled", "somebody signals the job; written again, it names "
         "its first record", SIGNAL, Body.VALUE, options=(Option.STEP, Option.ONCE),
         feature=STEPS_FEATURE,
+    ),
+    Row(
+        Kind.WAIT_BEGUN, "wait_begun", "the job waits for these within its run, which goes on: "
+        "their time counts from here", JOB, options=(Option.AWAITS,), feature=STEPS_FEATURE,
     ),
     Row(
         Kind.PAUSED, "paused", "the queue's jobs wait until it is resumed", NAME, Body.QUEUE,

@@ -356,18 +356,24 @@ def event_sync(
 
 
 @overload
-def call(calls: Call[R], *, on_failure: Literal["raise"] = "raise") -> Part[R]: ...
+def call(
+    calls: Call[R], *, on_failure: Literal["raise"] = "raise", detach: bool = False
+) -> Part[R]: ...
 
 
 @overload
-def call(calls: Sequence[Call[R]], *, on_failure: Literal["raise"] = "raise") -> Part[list[R]]: ...
+def call(
+    calls: Sequence[Call[R]], *, on_failure: Literal["raise"] = "raise", detach: bool = False
+) -> Part[list[R]]: ...
 
 
 @overload
-def call(calls: Sequence[Call[R]], *, on_failure: Literal["run"]) -> Part[list[R | Failed]]: ...
+def call(
+    calls: Sequence[Call[R]], *, on_failure: Literal["run"], detach: bool = False
+) -> Part[list[R | Failed]]: ...
 
 
-def call(calls: Any, *, on_failure: OnFailure = "raise") -> Any:
+def call(calls: Any, *, on_failure: OnFailure = "raise", detach: bool = False) -> Any:
     """Enqueue jobs, wait without a slot until all have ended, and return their results in order.
 
     They are enqueued once, together with the record of this step, and their results are kept for
@@ -377,18 +383,19 @@ def call(calls: Any, *, on_failure: OnFailure = "raise") -> Any:
         calls: what ``task.call(...)`` returns; a list of them, or a single one.
         on_failure: "raise" what ``result()`` of a job raises that failed; "run": a ``Failed``
             stands for its result.
+        detach: the jobs go on if this one is cancelled, which else cancels them with it.
 
     Raises:
         JobFailed, JobCancelled, JobExpired: so a job ended, the first of them in order.
         InvalidStep: a call has a key, it is another number of calls than last time, or together
             they are over TRANSACTION_BYTES_MAX.
     """
-    return Run.here("call").call(calls, on_failure)
+    return Run.here("call").call(calls, on_failure, detach=detach)
 
 
-def call_sync(calls: Any, *, on_failure: OnFailure = "raise") -> Any:
+def call_sync(calls: Any, *, on_failure: OnFailure = "raise", detach: bool = False) -> Any:
     """Do as ``call`` in a task that runs in a thread."""
-    return run(Run.here("call", in_thread=True).call(calls, on_failure))
+    return run(Run.here("call", in_thread=True).call(calls, on_failure, detach=detach))
 
 
 @overload

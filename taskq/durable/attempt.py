@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from contextvars import ContextVar
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Never, Self
+from typing import TYPE_CHECKING, Any, Final, Never, Self, TypeVar
 from weakref import WeakSet
 
 from taskq.app.context import is_remote, running_job
@@ -31,15 +31,17 @@ from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.durable.awaits import misuse_of
 from taskq.log.decide.steps import NewStep
-from taskq.log.read.flows import End, look_at_steps
+from taskq.log.read.flows import End, look_at_body, look_at_steps
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from types import CodeType
 
     from taskq.app.context import JobContext
     from taskq.log.format.steps import Stepped
     from taskq.log.requests import Item
+    from taskq.log.store.port import LoopPort
 
 _log: Final = logging.getLogger("taskq")
 #: A shorter sleep waits in place, and is no step.
@@ -50,6 +52,7 @@ _GRACE_SECONDS: Final = 0.01
 CALL: Final = "call"
 #: The step that code runs for.
 step_here: Final[ContextVar[str]] = ContextVar("taskq_step")
+T = TypeVar("T")
 
 
 class Suspended(BaseException):
@@ -89,6 +92,8 @@ class Attempt:
         #: by name and number: the steps that are done, and those of them that nobody asked for
         self._done: dict[tuple[str, int], Stepped] = {}
         self._unasked: set[tuple[str, int]] = set()
+        #: places of steps whose bodies are read when they are asked for
+        self._large: set[int] = set()
         #: by name and number of a step: how often it failed
         self._tries: dict[tuple[str, int], Tries] = {}
         #: by the number of a call: jobs of it that had failed
@@ -233,6 +238,7 @@ class Attempt:
                 seen = await port.look(partial(look_at_steps, job=job, place=place))
             except LogError as error:
                 raise self._cut_off(error) from None
+            self._large |= seen.large
             for done in seen.steps:
                 if done.form == Form.FAILED:
                     called = self._done.get((CALL, done.number))
@@ -283,6 +289,7 @@ class Attempt:
         began_ns: int = 0,
         items: tuple[Item, ...] = (),
         signal: int = 0,
+        detach: bool = False,
     ) -> Stepped | None:
         """Write the step; it is as durable as the app says when this returns.
 
@@ -301,7 +308,7 @@ class Attempt:
                     lambda _: self._connection.packer.result(body, packing, what)
                 )
             new = NewStep(
-                delivery, form, name, number, stored, flags, began_ns, items, signal
+                delivery, form, name, number, stored, flags, began_ns, items, signal, detach
             )  # fmt: skip
             done = await patiently(lambda port: port.step(new))
         except (StaleDelivery, LogError) as error:
@@ -348,6 +355,34 @@ class Attempt:
         )
 
     # -- waiting ----------------------------------------------------------------------------------
+
+    async def _reached(self, wait: Wait) -> Wait:
+        """Return the wait as it was when it was first reached: its time counts from there.
+
+        That is written before anything else, whatever becomes of this attempt.
+        """
+        title = wait.name, wait.number
+        if title not in self._begun:
+            if wait.until_ns:
+                delivery, packed = self._job.delivery, pack_waits([wait])
+                await self._written(lambda port: port.begin_waits(delivery, packed))
+            self._begun[title] = wait
+        return self._begun[title]
+
+    async def _written(self, send: Callable[[LoopPort], Awaitable[T]]) -> T:
+        """Return what the log answers, once it takes the request.
+
+        Raises:
+            Suspended: it takes nothing of this run any more.
+        """
+        self._busy += 1
+        try:
+            return await self._connection.patiently(send)
+        except (StaleDelivery, LogError) as error:
+            raise self._cut_off(error) from None
+        finally:
+            self._busy -= 1
+            self._look_soon()
 
     async def _wait(self, *waits: Wait) -> Never:
         """End the run as soon as no step of it goes on any more.
@@ -455,10 +490,15 @@ class Attempt:
         return InvalidStep(f"step {name}#{number} of job {self._job.id}: {problem}")
 
     async def _unpacked(self, done: Stepped) -> bytes:
+        body = done.body
+        if done.place in self._large:
+            look = partial(look_at_body, job=self._job.delivery.job, place=done.place)
+            port = await self._connection.port()
+            body = await port.look(look)
         if not done.flags:
-            return done.body
+            return body
         what = f"step {done.title} of job {self._job.id}"
-        return await self._connection.packer.unpacked(done.body, done.flags, what)
+        return await self._connection.packer.unpacked(body, done.flags, what)
 
 
 _WHAT: Final[dict[int, str]] = {

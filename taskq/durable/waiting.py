@@ -9,7 +9,7 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from taskq import telemetry
 from taskq.calls.call import Call, transaction_bytes
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from taskq.log.format.steps import Stepped
     from taskq.log.read.flows import SignalSeen
     from taskq.log.requests import Item
+
+    #: Gives the step that enqueued the jobs of a call.
+    Enqueued: TypeAlias = Callable[[], Awaitable[Stepped | None]]
 
 _log: Final = logging.getLogger("taskq")
 SLEEP: Final = "sleep"
@@ -117,7 +120,7 @@ class Run(Stepping):
             return
         if await self._begin(Form.SLEEP, SLEEP, number) is not None:
             return
-        wait = self._sleeping(number, span_ns)
+        wait = await self._sleeping(number, span_ns)
         if wait.until_ns > self.now_ns():
             await self._wait(wait)
         await self._record(Form.SLEEP, SLEEP, number)
@@ -126,13 +129,11 @@ class Run(Stepping):
         done = await self._begin(Form.SLEEP, SLEEP, number)
         if done is not None:
             return Arrival(0, done.place)
-        wait = self._sleeping(number, span_ns)
+        wait = await self._sleeping(number, span_ns)
         return wait if wait.until_ns > self.now_ns() else Arrival(2, wait.until_ns)
 
-    def _sleeping(self, number: int, span_ns: int) -> Wait:
-        begun = self._begun.get((SLEEP, number))
-        until_ns = self.now_ns() + span_ns if begun is None else begun.until_ns
-        return Wait(Form.SLEEP, SLEEP, number, until_ns)
+    async def _sleeping(self, number: int, span_ns: int) -> Wait:
+        return await self._reached(Wait(Form.SLEEP, SLEEP, number, self.now_ns() + span_ns))
 
     def event(
         self, name: str, kind: Any, limit_ns: int | None, where: Callable[[Any], object] | None
@@ -170,9 +171,8 @@ class Run(Stepping):
     async def _find(self, wanted: Wanted) -> tuple[SignalSeen | None, Wait]:
         """Return the oldest signal that fits, and what to wait for if none does."""
         name, job = wanted.name, self._job.delivery.job
-        begun = self._begun.get((name, wanted.number))
         until_ns = 0 if wanted.limit_ns is None else self.now_ns() + wanted.limit_ns
-        until_ns = until_ns if begun is None else begun.until_ns
+        wait = Wait(Form.EVENT, name, wanted.number, until_ns)
         seen, encoded = 0, name.encode("utf-8", "surrogatepass")
         while True:
             port = await self._connection.port()
@@ -180,10 +180,10 @@ class Run(Stepping):
             signals = await port.look(look)
             for signal in signals:
                 if await self._fits(wanted, signal):
-                    return signal, Wait(Form.EVENT, name, wanted.number, until_ns, seen)
+                    return signal, wait
                 seen = signal.number
             if not signals:
-                return None, Wait(Form.EVENT, name, wanted.number, until_ns, seen)
+                return None, (await self._reached(wait))._replace(first=seen)
 
     async def _fits(self, wanted: Wanted, signal: SignalSeen) -> bool:
         """Return whether a signal is one that is waited for; it stays where it is if not."""
@@ -202,24 +202,27 @@ class Run(Stepping):
             return False
         return wanted.where is None or bool(wanted.where(value))
 
-    def call(self, calls: Any, on_failure: OnFailure) -> Part[Any]:
+    def call(self, calls: Any, on_failure: OnFailure, *, detach: bool) -> Part[Any]:
         """Return what ``durable.call`` does."""
         number = self.number(CALL, Form.CALL)
         is_single = isinstance(calls, Call)
         some: list[Call[Any]] = [calls] if is_single else list(calls)
-        look = partial(self._look_at_call, number, some)
-        return Part((CALL, number), look, self._call(number, some, on_failure, is_single=is_single))
+        enqueued = partial(self._enqueued, number, some, detach=detach)
+        look = partial(self._look_at_call, enqueued)
+        return Part(
+            (CALL, number), look, self._call(enqueued, some, on_failure, is_single=is_single)
+        )
 
     async def _call(
-        self, number: int, some: list[Call[Any]], on_failure: OnFailure, *, is_single: bool
+        self, enqueued: Enqueued, some: list[Call[Any]], on_failure: OnFailure, *, is_single: bool
     ) -> Any:
-        done = await self._enqueued(number, some)
+        done = await enqueued()
         if done is None:
             return []
-        failed = self._failed.get(number)
+        failed = self._failed.get(done.number)
         ends = await self._ends(done, failed or {})
         if ends is None:
-            await self._wait(Wait(Form.CALL, CALL, number, 0, done.first, done.jobs))
+            await self._wait(Wait(Form.CALL, CALL, done.number, 0, done.first, done.jobs))
             raise AssertionError("a run that waits does not come back")
         if on_failure == "run" and failed is None:
             await self._keep_failed(done, ends)
@@ -228,21 +231,23 @@ class Run(Stepping):
         ]
         return results[0] if is_single else results
 
-    async def _look_at_call(self, number: int, some: list[Call[Any]]) -> Arrival | Wait:
-        done = await self._enqueued(number, some)
+    async def _look_at_call(self, enqueued: Enqueued) -> Arrival | Wait:
+        done = await enqueued()
         if done is None:
             return Arrival(1, 0)
-        ends = await self._ends(done, self._failed.get(number) or {})
+        ends = await self._ends(done, self._failed.get(done.number) or {})
         if ends is None:
-            return Wait(Form.CALL, CALL, number, 0, done.first, done.jobs)
+            return Wait(Form.CALL, CALL, done.number, 0, done.first, done.jobs)
         return Arrival(1, max(end.location for end in ends))
 
-    async def _enqueued(self, number: int, some: list[Call[Any]]) -> Stepped | None:
+    async def _enqueued(
+        self, number: int, some: list[Call[Any]], *, detach: bool
+    ) -> Stepped | None:
         """Return the step that enqueued these jobs; None if there are none."""
         done = await self._begin(Form.CALL, CALL, number)
         if done is None and some:
             items = await self._items(some)
-            done = await self._record(Form.CALL, CALL, number, items=items)
+            done = await self._record(Form.CALL, CALL, number, items=items, detach=detach)
         count = 0 if done is None else done.jobs
         if count != len(some):
             raise InvalidStep(

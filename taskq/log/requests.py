@@ -132,6 +132,8 @@ class Op(enum.IntEnum):
     STEP = 53, Trait.AGENDA
     #: operand NewStep for which nothing was done yet -> Stepped; None: no signal has come
     ASK = 56, Trait.AGENDA | Trait.GROWS
+    #: operand (Delivery, its waits packed) -> None: they begin
+    WAIT = 59, Trait.AGENDA | Trait.GROWS
     #: operand NewSignal -> whether it is new
     SIGNAL = 54, Trait.AGENDA | Trait.GROWS
     #: operand Fork -> lsn

@@ -36,7 +36,7 @@ from taskq.log.format.carried import (
 )
 from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
-from taskq.log.format.steps import Stepped, encode_signal, encode_step
+from taskq.log.format.steps import Stepped, awaits_option, encode_signal, encode_step
 from taskq.log.segments.spill import Spill
 from tests.arrow.rows_of_log import Row, decoded_rows
 from tests.arrow.segmentfiles import (
@@ -127,6 +127,8 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (codec.encode_job(Kind.EXTENDED, 0, 2, 1, 30, None, 31, encode_lease(77)),
      _JOB | {"lease_ns": 77, "flags": 0}),
     (codec.encode_job(Kind.CANCEL_ASKED, 0, 2, 1, 30), _JOB | {"flags": 0}),
+    (codec.encode_job(Kind.WAIT_BEGUN, 0, 2, 1, 30, None, 31, awaits_option(b"w")),
+     _JOB | {"flags": 0}),
     (encode_step(Stepped("pâge", 3, Form.SLEEP, 0, began_ns=6, body=b"1"), 2, 1, 30, 31),
      _JOB | {"value": "1", "step": "pâge#3", "place": 0, "state": "sleep", "began_ns": 6}),
     (encode_step(Stepped("ship", 1, 99, 7, body=b"1"), 2, 1, 30, 31),

@@ -24,7 +24,7 @@ from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
 from taskq.core.folds.lanes import Family, Lane
 from taskq.core.folds.moments import Ages, Leases, Timetable
 from taskq.core.folds.queues import Queues
-from taskq.core.folds.resuming import apply_signal, apply_step, apply_waiting
+from taskq.core.folds.resuming import apply_begun, apply_signal, apply_step, apply_waiting
 from taskq.core.folds.steps import Form, Signal, Steps, Wait, pack_waits
 from taskq.core.model import State
 from taskq.core.records import Kind
@@ -92,6 +92,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
     },
     Steps: {
         "places": "kept", "signals": "kept", "taken": "kept", "waits": "kept", "begun": "kept",
+        "calls": "kept", "orphans": "kept",
     },
     Flows: {"held": "kept", "todo": "derived", "ended": "reset"},
     Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept", "asked": "kept"},
@@ -285,7 +286,7 @@ class Driven:
 
     def end(self, number: int, kind: int, _: bool) -> object:
         state = (State.RUNNING, State.READY, State.SCHEDULED)[kind % 3]
-        kinds = (Kind.SUCCEEDED, Kind.DEAD) if state is State.RUNNING else (Kind.CANCELLED,)
+        kinds = [Kind.CANCELLED, Kind.SUCCEEDED, Kind.DEAD][: 3 if state is State.RUNNING else 1]
         job = self._pick(number, state)
         self.lsn += 1
         ended = self.agenda.apply_ended(kinds[number % len(kinds)], job, self.time_ns)
@@ -352,7 +353,12 @@ class Driven:
         job = self._pick(number, State.RUNNING)
         signal = self.agenda.steps.find_signal(job, b"x") if takes else None
         taken, once = (0, b"") if signal is None else (signal.number, signal.once)
-        apply_step(self.agenda, job, place % 20, (7 << 32) + self.lsn * 64, taken, once)
+        location, title = (7 << 32) + self.lsn * 64, (f"é{number % 3}", 1)
+        called = (max(job - 40, 1), 90) if place % 3 == 0 else None
+        apply_step(self.agenda, job, place % 20, location, taken, once, title, called)
+        if place % 4 == 1:
+            wait = Wait(Form.SLEEP, "sleep", place, self.time_ns + place)
+            apply_begun(self.agenda, job, pack_waits([wait]))
         self.lsn += 1
         return self.agenda.steps.count(job), self.agenda.steps.knows_once(job, b"once 1")
 

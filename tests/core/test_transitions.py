@@ -38,6 +38,7 @@ ORIGINS = {
     Kind.EDITED: {State.READY, State.SCHEDULED},
     Kind.STEP_DONE: set[State](),
     Kind.SIGNAL_SENT: set[State](),
+    Kind.WAIT_BEGUN: set[State](),
     Kind.OWNER: set[State](),
 }
 

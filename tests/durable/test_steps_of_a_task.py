@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq import Failed, State, TaskQ, durable
+from taskq import Failed, State, TaskQ, durable, retry
 from taskq.app.context import _Relay
 from taskq.errors import JobFailed, JobSettled, UsageError
 from taskq.testing import Sandbox
@@ -483,3 +483,19 @@ async def test_a_job_that_was_handed_over_as_failed_stays_so(shop: Shop, box: Sa
     assert first == 0
     assert isinstance(failed, Failed)
     assert (failed.job_id, "ValueError: below" in failed.reason) == (letter.job_id, True)
+
+
+async def test_an_attempt_that_fails_does_not_start_a_timer_anew(shop: Shop, box: Sandbox) -> None:
+    """Beside a step that fails the sleep counts from the first attempt."""
+    shop.fails = 2
+
+    @shop.app.task(retry=retry.fixed(attempts=3, delay="30m"))
+    async def order() -> None:
+        await asyncio.gather(durable.sleep("1h"), durable.step("ship", shop.ship, "a"))
+
+    job = await order.enqueue()
+    await box.drain(raises=False)
+    for _ in range(2):
+        box.advance("30m")
+        await box.drain(raises=False)
+    assert await job.status() is State.SUCCEEDED

@@ -30,7 +30,17 @@ from taskq.core.folds.moments import STALE_MAX, Ages, Leases, Timetable
 from taskq.core.folds.queues import Queues
 from taskq.core.folds.steps import Steps
 from taskq.core.folds.taking import Taking
-from taskq.core.kinds import BY_TIME, DEATHS, ENDS, READY, RUNNING, SCHEDULED, SUCCESS, after
+from taskq.core.kinds import (
+    BY_TIME,
+    CANCEL,
+    DEATHS,
+    ENDS,
+    READY,
+    RUNNING,
+    SCHEDULED,
+    SUCCESS,
+    after,
+)
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
 
 if TYPE_CHECKING:
@@ -186,6 +196,7 @@ class Agenda:
         claim = self.running.get(job)
         if claim is not None and claim[0] == token:
             self.leases.asked.add(job)
+            self.steps.orphans.pop(job, None)
 
     def apply_back(self, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
         """Let a running job wait again. False: unknown here."""
@@ -281,9 +292,7 @@ class Agenda:
         if kind in DEATHS:
             self.dead.insert(job, location, home.number, max(now_ns // SECOND_NS, 1))
         if meta & _TIED:
-            self.flows.drop(job)
-            if kind not in DEATHS:  # a letter may be requeued, and goes on then
-                self.steps.drop(job)
+            self._untie(kind, job)
         if meta & META_EXPIRES:
             self._expiring -= 1
             self._count_left()
@@ -565,6 +574,18 @@ class Agenda:
         if not self._left % _SWEEP_EVERY:
             self.times.sweep_dues(self._scheduled, self._is_scheduled)
             self.times.sweep_expiries(self._expiring, self._is_live)
+
+    def _untie(self, kind: int, job: int) -> None:
+        """A job of a flow, or with steps, has ended."""
+        self.flows.drop(job)
+        steps = self.steps
+        if kind == CANCEL and job in steps.calls:
+            for child in steps.called_by(job):
+                if self.table.find(child) is not None and child not in self.leases.asked:
+                    steps.orphans[child] = None
+        if kind not in DEATHS:  # a letter may be requeued, and goes on then
+            steps.drop(job)
+        steps.orphans.pop(job, None)
 
     def _is_scheduled(self, job: int) -> bool:
         chunk = self.table.find(job)

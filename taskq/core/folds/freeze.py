@@ -357,6 +357,9 @@ def _put_steps(frozen: Frozen, steps: Steps) -> None:
     for waits in (steps.waits, steps.begun):
         frozen.put("Q", waits)
         frozen.put_names(list(waits.values()))
+    calls = [(job, *call) for job, some in steps.calls.items() for call in some.items()]
+    frozen.put("Q", chain.from_iterable(calls))
+    frozen.put("Q", steps.orphans)
 
 
 def _take_steps(source: Source, steps: Steps) -> None:
@@ -373,6 +376,10 @@ def _take_steps(source: Source, steps: Steps) -> None:
         steps.taken.setdefault(job, set()).add(once)
     for waits in (steps.waits, steps.begun):
         waits.update(zip(source.take("Q"), _take_names(source), strict=True))
+    calls = source.take("Q")
+    for job, first, count in zip(calls[::3], calls[1::3], calls[2::3], strict=True):
+        steps.apply_called(job, first, count)
+    steps.orphans = dict.fromkeys(source.take("Q"))
 
 
 # -- dedup -----------------------------------------------------------------------------------------

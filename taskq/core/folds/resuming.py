@@ -12,10 +12,32 @@ if TYPE_CHECKING:
 
 
 def apply_step(
-    agenda: Agenda, job: int, place: int, location: int, taken: int, once: bytes
+    agenda: Agenda,
+    job: int,
+    place: int,
+    location: int,
+    taken: int,
+    once: bytes,
+    title: tuple[str, int] | None = None,
+    called: tuple[int, int] | None = None,
 ) -> None:
-    """A step of a job is done; see ``Steps.apply_step``."""
-    agenda.steps.apply_step(job, place, location, taken, once)
+    """A step of a job is done; see ``Steps.apply_step``.
+
+    ``title`` is its name and number; ``called`` the first of the jobs that it enqueued and that are
+    cancelled with this one, and how many.
+    """
+    steps = agenda.steps
+    steps.apply_step(job, place, location, taken, once)
+    if title is not None and job in steps.begun:
+        steps.apply_over(job, *title)
+    if called is not None:
+        steps.apply_called(job, *called)
+    _mark(agenda, job)
+
+
+def apply_begun(agenda: Agenda, job: int, packed: bytes) -> None:
+    """A running job begins to wait for these; its run goes on."""
+    agenda.steps.apply_begun(job, shifted(packed, -agenda.times.shift_ns))
     _mark(agenda, job)
 
 

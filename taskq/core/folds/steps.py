@@ -47,7 +47,7 @@ class Form(enum.IntEnum):
 
 
 #: Steps that tell of what was done; before the others nothing was.
-DONE: Final = frozenset({Form.STEP, Form.FAILED})
+DONE: Final = frozenset({Form.STEP, Form.FAILED, Form.TRIED})
 
 
 class Wait(NamedTuple):
@@ -78,7 +78,8 @@ class Signal(NamedTuple):
 
 #: Form, number, until when, first job, how many, length of the name; then the name.
 _WAIT: Final = struct.Struct("<BIqQIB")
-#: Before them: whether the job waits now.
+#: Before them: whether the job waits now; if so, the size of what it waits for, and that.
+_SIZE: Final = struct.Struct("<H")
 _NOW: Final = b"\1"
 _BEFORE: Final = b"\0"
 
@@ -104,6 +105,22 @@ def unpack_waits(packed: bytes, shift_ns: int = 0) -> list[Wait]:
         waits.append(Wait(form, name, number, until_ns, first, jobs))
         at += size
     return waits
+
+
+def merged(before: bytes, packed: bytes) -> bytes:
+    """Return the waits of both; of one that is in both as it was before."""
+    if not before:
+        return packed
+    waits = unpack_waits(before)
+    known = {wait[1:3] for wait in waits}
+    return pack_waits([*waits, *(wait for wait in unpack_waits(packed) if wait[1:3] not in known)])
+
+
+def without(packed: bytes, titles: set[tuple[str, int]]) -> bytes:
+    """Return the waits but for those of these names and numbers."""
+    return pack_waits(
+        wait for wait in unpack_waits(packed) if (wait.name, wait.number) not in titles
+    )
 
 
 def shifted(packed: bytes, shift_ns: int) -> bytes:
@@ -139,10 +156,12 @@ class Steps:
         signals: job -> those that no step has taken, the oldest first.
         taken: job -> what the signals are known by that its steps took.
         waits: job -> what it waits for, packed.
-        begun: job -> what it had waited for when it was last woken, packed.
+        begun: job -> what else it had begun to wait for, and has not come, packed.
+        calls: job -> the jobs that it called and that are cancelled with it: first -> how many.
+        orphans: jobs that are still to be cancelled with the one that called them.
     """
 
-    __slots__ = ("begun", "places", "signals", "taken", "waits")
+    __slots__ = ("begun", "calls", "orphans", "places", "signals", "taken", "waits")
 
     def __init__(self) -> None:
         self.places: dict[int, array[int]] = {}
@@ -150,16 +169,18 @@ class Steps:
         self.taken: dict[int, set[bytes]] = {}
         self.waits: dict[int, bytes] = {}
         self.begun: dict[int, bytes] = {}
+        self.calls: dict[int, dict[int, int]] = {}
+        self.orphans: dict[int, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.places or self.signals or self.waits or self.begun or self.taken)
+        return bool(any(self._all()) or self.orphans)
 
     def knows(self, job: int) -> bool:
         """Return whether there is anything of the job."""
         return any(job in known for known in self._all())
 
     def _all(self) -> tuple[dict[int, Any], ...]:
-        return self.places, self.signals, self.taken, self.waits, self.begun
+        return self.places, self.signals, self.taken, self.waits, self.begun, self.calls
 
     def count(self, job: int) -> int:
         """Return how many steps the job has had: the place of the next."""
@@ -214,26 +235,48 @@ class Steps:
 
     def apply_waits(self, job: int, packed: bytes, *, now: bool) -> None:
         """The job waits for these, or had done so when it was woken."""
+        before = self.begun.pop(job, b"")
         self.waits.pop(job, None)
-        self.begun.pop(job, None)
-        (self.waits if now else self.begun)[job] = packed
+        if now:
+            self.waits[job] = packed
+            titles = {(wait.name, wait.number) for wait in unpack_waits(packed)} if before else None
+            before = without(before, titles) if titles else before
+        else:
+            before = merged(before, packed)
+        if before:
+            self.begun[job] = before
+
+    def apply_begun(self, job: int, packed: bytes) -> None:
+        """The job, which runs, begins to wait for these."""
+        self.begun[job] = merged(self.begun.get(job, b""), packed)
+
+    def apply_over(self, job: int, name: str, number: int) -> None:
+        """The job waits no more for this one."""
+        left = without(self.begun.pop(job, b""), {(name, number)})
+        if left:
+            self.begun[job] = left
+
+    def apply_called(self, job: int, first: int, jobs: int) -> None:
+        """The job called these, which are cancelled with it."""
+        self.calls.setdefault(job, {})[first] = jobs
 
     def apply_told(self, job: int, awaiting: bytes, shift_ns: int) -> bool:
         """Take in what a carried job waits for; returns whether it waits now."""
-        is_now = awaiting[:1] == _NOW
-        if len(awaiting) > 1:
-            self.apply_waits(job, shifted(awaiting[1:], -shift_ns), now=is_now)
+        is_now, at = awaiting[:1] == _NOW, 1
+        if is_now:
+            at += _SIZE.size + _SIZE.unpack_from(awaiting, 1)[0]
+            self.apply_waits(job, shifted(awaiting[1 + _SIZE.size : at], -shift_ns), now=True)
+        if at < len(awaiting):
+            self.begun[job] = shifted(awaiting[at:], -shift_ns)
         return is_now
 
     def awaiting(self, job: int, shift_ns: int) -> bytes:
         """Return what a job that is carried waits for; empty if nothing is known of it here."""
-        packed = self.waits.get(job)
+        packed, begun = self.waits.get(job), shifted(self.begun.get(job, b""), shift_ns)
         if packed is not None:
-            return _NOW + shifted(packed, shift_ns)
-        packed = self.begun.get(job)
-        if packed is not None:
-            return _BEFORE + shifted(packed, shift_ns)
-        return _BEFORE if self.knows(job) else b""
+            packed = shifted(packed, shift_ns)
+            return _NOW + _SIZE.pack(len(packed)) + packed + begun
+        return _BEFORE + begun if self.knows(job) else b""
 
     def is_waiting(self, job: int) -> bool:
         """Return whether the job waits for any of this."""
@@ -265,13 +308,23 @@ class Steps:
         packed = self.waits.pop(job, None)
         if packed is None:
             return None
-        self.begun[job] = packed
+        self.begun[job] = merged(self.begun.get(job, b""), packed)
         return until(unpack_waits(packed))
+
+    def reached(self, job: int, shift_ns: int) -> list[Wait]:
+        """Return all that the job has begun to wait for, as the clock stands now."""
+        packed = self.waits.get(job, b"") + self.begun.get(job, b"")
+        return unpack_waits(packed, shift_ns)
 
     def drop(self, job: int) -> None:
         """The job never runs again."""
         for known in self._all():
             known.pop(job, None)
+
+    def called_by(self, job: int) -> Iterator[int]:
+        """Yield the jobs that it called, and that are cancelled with it."""
+        for first, jobs in self.calls.get(job, {}).items():
+            yield from range(first, first + jobs)
 
     def within(self, low: int, high: int) -> Iterator[tuple[int, int]]:
         """Yield (location, job) of the records between two locations, (0, 0) after each job."""

@@ -425,11 +425,14 @@ class Committer:
         for op, port, future, operand in requests:
             self._run_one(batch, op, port, future, operand)
         agenda, operations = self.facets.agenda, self.operations
+        if agenda is not None and agenda.steps.orphans:
+            operations.cancels.follow(batch)
         if agenda is not None and agenda.flows.todo:
             operations.ends.follow(batch)
         if self.answers.later:
             self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
-        if self.waiters.claims:
+        orphans = agenda is not None and agenda.steps.orphans
+        if self.waiters.claims and not orphans:
             # Not before the others: a holder that is late, but in this batch, still has its claim.
             self.taken_back += operations.claims.take_back_over(batch)
             operations.tell_of_deaths(batch)

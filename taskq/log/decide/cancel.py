@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery, Withdrawal
     from taskq.log.state.facets import Facets
 
+#: Jobs that are cancelled in one batch with those that called them; the rest in the next.
+ORPHANS_MAX: Final = 2_048
 #: Expired jobs that are recorded in one batch.
 EXPIRED_MAX: Final = 2_048
 _TOO_LATE: Final = Cancel.TOO_LATE
@@ -75,6 +77,15 @@ class Cancels:
         for job in withdrawn:
             self._withdraw(batch, job, what.cause)
         return withdrawn
+
+    def follow(self, batch: Batch) -> None:
+        """Cancel jobs with the one that called them, as many as go in one frame."""
+        orphans, left = self._context.agenda.steps.orphans, ORPHANS_MAX
+        while orphans and left:
+            left -= 1
+            child = next(iter(orphans))
+            self.cancel(batch, child)
+            orphans.pop(child, None)
 
     def expire(self, batch: Batch) -> bool:
         """Record some of the jobs whose time has passed; True if there are more."""

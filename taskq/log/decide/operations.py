@@ -68,6 +68,7 @@ class Operations:
             Op.EDIT: Edits(context, keys).edit,
             Op.STEP: steps.step,
             Op.ASK: steps.step,
+            Op.WAIT: steps.begin,
             Op.ROOM: lambda *_: None,
             Op.SIGNAL: steps.signal,
             Op.FORK: steps.fork,

@@ -94,6 +94,7 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.CARRY: lambda items: sum(map(_carried_size, items)),
     Op.STEP: _step_size,
     Op.ASK: _step_size,
+    Op.WAIT: lambda begun: len(begun[1]) + codec.BACK.size,
     Op.ROOM: lambda size: size,
     Op.FORK: lambda fork: (
         _enqueue_size(fork.item) + sum(len(step.body) + _STEP_BYTES for step in fork.steps)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from taskq.core.errors import JobNotFound, JobSettled, PayloadTooLarge, UsageError
 from taskq.core.flows import Policy, needs_of
-from taskq.core.folds.resuming import apply_signal, apply_step, apply_waiting
+from taskq.core.folds.resuming import apply_begun, apply_signal, apply_step, apply_waiting
 from taskq.core.folds.steps import Form, Signal, unpack_waits, until
-from taskq.core.kinds import RELEASE
+from taskq.core.kinds import RELEASE, WAIT
 from taskq.core.model import SIGNAL_BYTES_MAX, SIGNALS_MAX, STEPS_MAX, TIME_NS_MAX
 from taskq.core.records import STEPS_FEATURE, Cause
 from taskq.core.values import NamedTuple
@@ -55,6 +55,8 @@ class NewStep(NamedTuple):
     began_ns: int = 0
     items: tuple[Item, ...] = ()
     signal: int = 0
+    #: whether they go on if the job is cancelled
+    detach: bool = False
 
 
 class Fork(NamedTuple):
@@ -102,7 +104,7 @@ class Steps:
             UsageError: the job has too many steps, or a job that it enqueues is wrong.
             SpillMissing: the file of its value is gone.
         """
-        delivery, form, name, number, body, flags, began_ns, items, wanted = new
+        delivery, form, name, number, body, flags, began_ns, items, wanted, detach = new
         agenda, job = self._context.agenda, delivery.job
         check_claim(agenda, delivery)
         place = agenda.steps.count(job)
@@ -113,6 +115,7 @@ class Steps:
             )
         step = Stepped(
             name, number, form, place, body=body, flags=flags, began_ns=began_ns,
+            is_detached=detach,
         )  # fmt: skip
         once = b""
         if form == Form.EVENT:
@@ -129,10 +132,27 @@ class Steps:
             step = step._replace(first=batch.lsn + 1, jobs=len(items))
         record = encode_step(step, delivery.attempt, job, delivery.token, batch.lsn)
         # What folding the record would come to, which this spares to read.
-        apply_step(agenda, job, place, self._add(batch, record), step.signal, once)
+        called = (step.first, step.jobs) if items and not detach else None
+        location, title = self._add(batch, record), (name, number)
+        apply_step(agenda, job, place, location, step.signal, once, title, called)
         if items:
             self._enqueues.add(batch, items, prepared)
         return step
+
+    def begin(self, batch: Batch, begun: tuple[Delivery, bytes]) -> None:
+        """Write that a running job begins to wait for these, so that their time counts from now.
+
+        Raises:
+            StaleDelivery: the claim is over.
+        """
+        delivery, waits = begun
+        agenda, job = self._context.agenda, delivery.job
+        check_claim(agenda, delivery)
+        record = codec.encode_job(
+            WAIT, 0, delivery.attempt, job, delivery.token, None, batch.lsn, awaits_option(waits)
+        )
+        self._add(batch, record)
+        apply_begun(agenda, job, waits)
 
     def fork(self, batch: Batch, fork: Fork) -> int:
         """Enqueue a job with steps; returns it."""

@@ -99,6 +99,8 @@ STEPPED      36   a step of the job is done, and is not done again; its name and
                   token u64, place u32; body: JSON of the value
 SIGNALLED    32   somebody signals the job; written again, it names its first record; byte: 0;
                   attempt u32, job u64, signal u64; body: JSON of the value
+WAIT_BEGUN   32   the job waits for these within its run, which goes on: their time counts from
+                  here; byte: 0; attempt u32, job u64, token u64
 PAUSED       16   the queue's jobs wait until it is resumed; byte: 0; zero u32; body: name of the
                   queue
 RESUMED      16   they may be claimed again; byte: 0; zero u32; body: name of the queue

@@ -12,14 +12,14 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.folds.resuming import apply_signal, apply_step
+from taskq.core.folds.resuming import apply_begun, apply_signal, apply_step
 from taskq.core.folds.steps import Form, Signal
 from taskq.core.kinds import SIGNAL, STEP
 from taskq.core.records import PACKED, Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
-from taskq.log.format.options import each_option
+from taskq.log.format.options import each_option, find_option
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -38,6 +38,8 @@ _PLACED: Final = codec.LAYOUTS[STEP]
 #: Where the place of a step stands; and its token, or the number of a signal.
 _PLACE_AT: Final = codec.JOB.size
 _TOKEN_AT: Final = codec.JOB.size - _U64.size
+#: Behind the jobs that a step enqueued, if they go on when the job is cancelled.
+_DETACHED: Final = b"\1"
 #: Where a record says how long its options are.
 _OPTIONS_SIZE_AT: Final = struct.calcsize("<IBB")
 _U16: Final = struct.Struct("<H")
@@ -65,6 +67,8 @@ class Stepped(NamedTuple):
     body: bytes = b""
     #: how the body is stored
     flags: int = 0
+    #: whether the jobs go on if this one is cancelled
+    is_detached: bool = False
 
     @property
     def title(self) -> str:
@@ -80,7 +84,8 @@ def encode_step(step: Stepped, attempt: int, job: int, token: int, lsn: int) -> 
     if step.began_ns:
         options += _BEGAN_OPTION.pack(_BEGAN, _I64.size, step.began_ns)
     if step.jobs:
-        options += option(Option.INPUTS, _RUN.pack(step.first, step.jobs))
+        detached = _DETACHED if step.is_detached else b""
+        options += option(Option.INPUTS, _RUN.pack(step.first, step.jobs) + detached)
     fixed = _PLACED.pack(
         0, STEP, step.form, len(options), _CHECKED | step.flags, attempt, job, token, step.place
     )
@@ -112,6 +117,7 @@ def decode_step(record: bytes) -> Stepped:
     fixed = codec.FIXED_SIZES[kind]
     number = place = signal = began_ns = ended_ns = first = jobs = 0
     name = once = b""
+    is_detached = False
     try:
         for tag, value in each_option(record, fixed, options_size):
             if tag == _STEP:
@@ -126,6 +132,7 @@ def decode_step(record: bytes) -> Stepped:
                 (ended_ns,) = _I64.unpack(value)
             elif tag == Option.INPUTS:
                 first, jobs = _RUN.unpack_from(value)
+                is_detached = value[_RUN.size :] == _DETACHED
     except struct.error as error:
         raise FormatError(
             f"an option of a {'step' if kind == STEP else 'signal'} is cut short: use a newer taskq"
@@ -138,6 +145,7 @@ def decode_step(record: bytes) -> Stepped:
     return Stepped(
         name.decode("utf-8", "replace"), number, form, place, signal,
         once.decode("utf-8", "replace"), began_ns, ended_ns, first, jobs, body, flags & PACKED,
+        is_detached,
     )  # fmt: skip
 
 
@@ -171,7 +179,9 @@ def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
     step, job = decode_step(record), job_of(record)
     once = step.once.encode("utf-8", "surrogatepass")
     if record[KIND_AT] == STEP:
-        apply_step(agenda, job, step.place, location, step.signal, once)
+        called = (step.first, step.jobs) if step.jobs and not step.is_detached else None
+        title = step.name, step.number
+        apply_step(agenda, job, step.place, location, step.signal, once, title, called)
     else:
         name = step.name.encode("utf-8", "surrogatepass")
         apply_signal(agenda, job, Signal(step.signal or lsn, name, once, location))
@@ -180,3 +190,10 @@ def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
 def awaits_option(packed: bytes) -> bytes:
     """Return the option of a job that waits for these."""
     return option(Option.AWAITS, packed)
+
+
+def fold_begun(record: bytes, agenda: Agenda) -> None:
+    """Let the agenda know what a running job begins to wait for."""
+    size = codec.PREFIX.unpack_from(record)[3]
+    packed = find_option(record, codec.JOB.size, size, Option.AWAITS)
+    apply_begun(agenda, job_of(record), packed)

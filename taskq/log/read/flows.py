@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
-from taskq.core.folds.steps import unpack_waits
 from taskq.core.kinds import ENDS, SUCCESS, after
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Cause
@@ -132,16 +131,21 @@ def _is_end_of(record: bytes, job: int) -> bool:
     return int.from_bytes(record[JOB_AT : JOB_AT + 8], "little") == job
 
 
-#: Steps that one look reads: some 5 ms of work.
+#: Steps that one look reads, and bytes of them: some 5 ms of work.
 READ_MAX: Final = 1_000
+READ_BYTES_MAX: Final = 256 * 1024
+#: A step is read without its body if its record is larger; it counts as so large then.
+_WHOLE_BYTES_MAX: Final = 16 * 1024
 #: Signals that one look reads: as many as come to so many bytes.
 SIGNALS_BYTES_MAX: Final = 1 << 20
 
 
 class StepsSeen(NamedTuple):
-    """Some steps of a job, and what it waits for, or last waited for."""
+    """Some steps of a job, and all that it has begun to wait for."""
 
     steps: tuple[Stepped, ...]
+    #: places of those whose bodies are large: ``look_at_body`` reads one
+    large: frozenset[int]
     waits: tuple[Wait, ...]
     #: from which place on the next look goes; 0: there are no more
     next_place: int
@@ -152,14 +156,37 @@ class StepsSeen(NamedTuple):
 def look_at_steps(sight: Sight, job: int, place: int = 0) -> StepsSeen:
     """Return the steps from a place on; a step whose record is lost is left out."""
     agenda, files = sight.facets.need_agenda(), sight.journal.files
-    places = agenda.steps.places.get(job)
-    rows = () if places is None else places[place : place + READ_MAX]
-    steps = tuple(decode_step(files.unchecked_record(location)) for location in rows if location)
-    more = places is not None and len(places) > place + READ_MAX
-    packed = agenda.steps.waits.get(job) or agenda.steps.begun.get(job) or b""
-    waits = tuple(unpack_waits(packed, agenda.times.shift_ns))
+    places = agenda.steps.places.get(job, ())
+    steps: list[Stepped] = []
+    large: set[int] = set()
+    size, end = 0, place
+    while end < len(places) and end < place + READ_MAX and size < READ_BYTES_MAX:
+        location, end = places[end], end + 1
+        if not location:
+            continue
+        record = files.unchecked_record(location, _WHOLE_BYTES_MAX)
+        step = decode_step(record)
+        if codec.LENGTH.unpack_from(record)[0] > len(record):
+            step = step._replace(body=b"")
+            large.add(step.place)
+        steps.append(step)
+        size += len(record)
+    waits = tuple(agenda.steps.reached(job, agenda.times.shift_ns))
     time_ns = sight.journal.log_time()[0]
-    return StepsSeen(steps, waits, place + READ_MAX if more else 0, time_ns)
+    next_place = end if end < len(places) else 0
+    return StepsSeen(tuple(steps), frozenset(large), waits, next_place, time_ns)
+
+
+def look_at_body(sight: Sight, job: int, place: int) -> bytes:
+    """Return the body of a step, as it is stored.
+
+    Raises:
+        JobNotFound: the job has ended.
+    """
+    places = sight.facets.need_agenda().steps.places.get(job, ())
+    if place >= len(places):
+        raise JobNotFound(f"job {sight.journal.tag}-{job} has no step {place} any more")
+    return decode_step(sight.journal.files.unchecked_record(places[place])).body
 
 
 class SignalSeen(NamedTuple):

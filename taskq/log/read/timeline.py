@@ -17,6 +17,7 @@ from taskq.core.kinds import (
     INTRODUCTIONS,
     LEASING,
     STEP,
+    WAIT,
     WITH_CAUSE,
     name_of,
 )
@@ -168,7 +169,8 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
             event = replace(event, reason=_edited(record, place))
         if record.queue:
             place = record.queue, record.priority
-        events.append(event)
+        if record.kind != WAIT:  # the release that follows tells people of it
+            events.append(event)
         if record.kind in ENDS_OF_CLAIMS:
             owner = 0
     return [replace(event, task=task) for event in events]

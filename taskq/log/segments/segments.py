@@ -476,13 +476,16 @@ class SegmentFiles:
             records += run or [self.record(locations[done], lsns[done])]
         return records
 
-    def unchecked_record(self, location: int) -> bytes:
-        """The bytes of a record in a frame that was seen to be whole; fewer if the file is cut."""
+    def unchecked_record(self, location: int, most: int = codec.FRAME_BODY_MAX) -> bytes:
+        """Return a record of a frame that was seen to be whole, or its first ``most`` bytes.
+
+        Fewer if the file is cut.
+        """
         ordinal, offset = location >> OFFSET_BITS, location & _OFFSET_MASK
         cached, start, data = self._window
         at = offset - start
         if cached == ordinal and at >= 0 and at + codec.BORN.size <= len(data):
-            length = codec.LENGTH.unpack_from(data, at)[0]
+            length = min(codec.LENGTH.unpack_from(data, at)[0], most)
             if at + length <= len(data):
                 return data[at : at + length]
         descriptor = self.descriptor(self._by_ordinal[ordinal])
@@ -491,7 +494,7 @@ class SegmentFiles:
         ahead = min(2 * len(data), _READ_AHEAD_MAX) if goes_on else _READ_AHEAD
         data = self._read(descriptor, max(ahead, _READ_AHEAD), offset)
         self._window = (ordinal, offset, data)
-        length = codec.LENGTH.unpack_from(data.ljust(4, b"\0"))[0]
+        length = min(codec.LENGTH.unpack_from(data.ljust(4, b"\0"))[0], most)
         if len(data) < length <= codec.FRAME_BODY_MAX:
             data = self._read(descriptor, length, offset)
         return data[:length]

@@ -45,7 +45,7 @@ from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATE_TAG, decode_rated, decode_ticked
 from taskq.log.format.options import decode_key_hash, each_option, enqueue_extras, find_option
 from taskq.log.format.record import check_known
-from taskq.log.format.steps import fold_step
+from taskq.log.format.steps import fold_begun, fold_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,6 +213,7 @@ _ON_AGENDA: Final[dict[int, Callable[[bytes, Agenda, At], None]]] = {
     **dict.fromkeys(RETURNS, _fold_back),
     **dict.fromkeys(OF_STEPS, _fold_step),
     Kind.EXTENDED: _fold_extension,
+    Kind.WAIT_BEGUN: lambda record, agenda, _: fold_begun(record, agenda),
     Kind.CANCEL_ASKED: lambda record, agenda, _: agenda.apply_cancel_asked(
         *codec.JOB.unpack_from(record)[6:]
     ),

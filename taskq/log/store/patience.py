@@ -57,9 +57,9 @@ def seconds_until_due(committer: Committer) -> float:
 
 
 def is_behind(committer: Committer) -> bool:
-    """Return whether held jobs are to be released or cancelled: the last frame had no room."""
+    """Return whether jobs are to be released or cancelled: the last frame had no room."""
     agenda = committer.facets.agenda
-    return agenda is not None and bool(agenda.flows.todo)
+    return agenda is not None and bool(agenda.flows.todo or agenda.steps.orphans)
 
 
 def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -> bool:

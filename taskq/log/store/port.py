@@ -204,6 +204,11 @@ class _Port(Generic[F]):
         return self._send(Op.STEP if new.form in DONE else Op.ASK, new)
 
     @_request
+    def begin_waits(self, delivery: Delivery, waits: bytes) -> Sent[None]:
+        """Write that a job begins to wait for these, packed, while it runs."""
+        return self._send(Op.WAIT, (delivery, waits))
+
+    @_request
     def admit(self, size: int) -> Sent[None]:
         """Return once the log is written and has room for so many bytes of new jobs."""
         return self._send(Op.ROOM, size)

@@ -14,16 +14,18 @@ from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, SIGNAL_BYTES_MAX, Extras, State
 from taskq.core.records import STEPS_FEATURE, Cause, Flag, Kind
 from taskq.log.config import QueuePolicy
+from taskq.log.decide import cancel
 from taskq.log.decide import steps as decided
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.format.steps import Stepped
-from taskq.log.read.flows import look_at_steps
+from taskq.log.read.flows import READ_BYTES_MAX, look_at_body, look_at_steps
 from taskq.log.read.selection import letters
 from taskq.log.read.timeline import StepView, steps_of
 from taskq.log.requests import Delivery, EnqueueSpec, Op, Trait
 from taskq.log.segments import identity
 from taskq.log.state.facets import Sight
 from taskq.log.state.story import read_story
+from taskq.log.store.patience import is_behind
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.told import check_same, write
 from tests.log.world import Process, World
@@ -52,6 +54,12 @@ def wait(process: Process, delivery: Delivery, *waits: Wait) -> None:
 def known_steps(process: Process, job: int) -> list[Stepped]:
     process.catch_up()
     return list(look_at_steps(process.committer.sight, job).steps)
+
+
+def state_of(world: World, job: int) -> State:
+    view = world.view(job)
+    assert view is not None
+    return view.state
 
 
 def soon(world: World, seconds: float = 60) -> int:
@@ -136,6 +144,109 @@ def test_a_wait_that_is_over_already_leaves_the_job_ready() -> None:
     process.enqueue()
     wait(process, claim(process), Wait(Form.SLEEP, "sleep", 1, soon(world, -1)))
     assert claim(process).attempt == 1
+
+
+def test_a_wait_counts_from_when_it_began_whatever_becomes_of_the_attempt() -> None:
+    """To the process itself, one that reads anew, a snapshot of it, and behind compaction."""
+    world = World(config=keeping(keep_bytes=1))
+    process = world.process()
+    job = process.enqueue()
+    delivery = claim(process)
+    nap, late = Wait(Form.SLEEP, "sleep", 1, soon(world, 60)), soon(world, 90)
+    process.ask(Op.WAIT, (delivery, pack_waits([nap])))
+    process.ask(Op.WAIT, (delivery, pack_waits([nap._replace(until_ns=late)])))
+    process.settle(delivery, Kind.RETRIED, delay_ns=0)
+    # A run that gets no further than to another wait forgets nothing.
+    wait(process, claim(process), PAID)
+    world.clock.step(500)
+    fill_segment(process)
+    tend(process)
+    for known in (process, world.process()):
+        known.catch_up()
+        waits = {it.name: it.until_ns for it in look_at_steps(known.committer.sight, job).waits}
+        assert waits == {"sleep": nap.until_ns + 500 * SECOND_NS, "paid": 0}
+    process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
+    delivery = claim(process)
+    do(process, delivery, "sleep", form=Form.SLEEP)
+    process.catch_up()
+    assert [it.name for it in look_at_steps(process.committer.sight, job).waits] == ["paid"]
+    process.kill()
+    assert claim(world.process()).job == job
+
+
+def test_large_steps_are_read_without_their_bodies_a_part_at_a_time() -> None:
+    """One look stays small however large the steps are; a body is there for who asks."""
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    delivery = claim(process)
+    bodies = [b"%d" % number * 50_000 for number in range(40)]
+    for number, body in enumerate(bodies):
+        do(process, delivery, "page", number + 1, body=body)
+    do(process, delivery, "small", body=b"1")
+    place, looks, seen = 0, 0, list[Stepped]()
+    while place or not looks:
+        look = look_at_steps(process.committer.sight, job, place)
+        assert sum(len(step.body) for step in look.steps) < 2 * READ_BYTES_MAX
+        assert look.large == {step.place for step in look.steps if step.name == "page"}
+        seen += look.steps
+        place, looks = look.next_place, looks + 1
+    assert looks > 1
+    assert [(step.name, step.number) for step in seen[:40]] == [("page", n + 1) for n in range(40)]
+    assert seen[40].body == b"1"
+    assert [look_at_body(process.committer.sight, job, n) for n in range(40)] == bodies
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("detach", [False, True])
+def test_the_jobs_that_a_job_called_are_cancelled_with_it(runs: bool, detach: bool) -> None:
+    """Those that wait and those that run, by whoever writes next, unless they are detached."""
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    delivery = claim(process)
+    extras = Extras(flow=FlowPart(parent=job))
+    items = tuple((EnqueueSpec(), b"child", extras) for _ in range(4))
+    step = do(process, delivery, "call", form=Form.CALL, items=items, detach=detach)
+    children = range(step.first, step.first + 4)
+    process.settle(claim(process))
+    running = claim(process)
+    if not runs:
+        wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, 4))
+    process.ask(Op.CANCEL, job)
+    if runs:
+        process.settle(delivery, Kind.RETRIED, delay_ns=0)
+    other = world.process()
+    assert not other.claim(9) or detach
+    states = [state_of(world, child) for child in children]
+    expected = [State.CANCELLED] * 2 if not detach else [State.RUNNING] * 2
+    assert states == [State.SUCCEEDED, State.RUNNING, *expected]
+    process.catch_up()
+    assert (running.job in process.catch_up().need_agenda().leases.asked) is not detach
+    assert not process.catch_up().need_agenda().steps.orphans
+
+
+def test_more_jobs_than_fit_into_a_frame_are_cancelled_with_their_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A crash in between loses none: whoever writes next goes on."""
+    monkeypatch.setattr(cancel, "ORPHANS_MAX", 3)
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    delivery = claim(process)
+    items = tuple((EnqueueSpec(), b"child", Extras(flow=FlowPart(parent=job))) for _ in range(8))
+    step = do(process, delivery, "call", form=Form.CALL, items=items)
+    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, 8))
+    process.ask(Op.CANCEL, job)
+    assert is_behind(process.committer)
+    process.kill()
+    other = world.process()
+    other.catch_up().need_agenda()
+    while is_behind(other.committer):
+        other.commit([])
+    assert other.claim(9) == []
+    assert {state_of(world, step.first + at) for at in range(8)} == {State.CANCELLED}
 
 
 def test_a_signal_wakes_the_job_that_waits_for_its_name_and_no_other() -> None:

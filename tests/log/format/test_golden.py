@@ -292,6 +292,14 @@ _RECORDS: Final = {
         ),
         _of_job(Kind.EXTENDED, 2, 30, None)._replace(lease_ns=77),
     ),
+    "begins to wait": (
+        codec.encode_job(Kind.WAIT_BEGUN, 0, 2, 22, 30, None, 31, awaits_option(b"waits")),
+        (
+            "28000000 2d 00 0800 00000000 02000000 1600000000000000 1e00000000000000"
+            "1f 0500 7761697473"
+        ),
+        _of_job(Kind.WAIT_BEGUN, 2, 30, None),
+    ),
     "paused": (
         encode_queue(Kind.PAUSED, "mail", 31),
         "18000000 21 00 0000 01000000 00000000 6d61696c c9e801bc",
