@@ -208,6 +208,10 @@ class CrashableDisk:
         """Return the number of this boot."""
         return self._check().boot
 
+    def has_living_owners(self, path: str) -> bool:
+        """Return False: its processes know their boot."""
+        return False
+
     def identity(self, descriptor: int) -> tuple[int, int]:
         """Return one device; a number for each file."""
         return 1, self._check().describe(descriptor).file.number

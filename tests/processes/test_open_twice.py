@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,39 @@ def test_looking_at_the_owners_keeps_them_alive(tmp_path: Path) -> None:
     with Child("owners.py", tmp_path) as other:
         assert other.line() == f"{store.owner} True"
     store.close()
+
+
+_OPENER = """
+import sys
+from taskq.log.machine import disk
+disk._boot = lambda: int(sys.argv[2])
+from taskq import TaskQ
+app = TaskQ(sys.argv[1], durability="os")
+with app:
+    for line in sys.stdin:
+        app.enqueue_by_name_sync("task", line.strip())
+        print("written", flush=True)
+"""
+
+
+def test_processes_that_guess_another_boot_each_agree_while_one_lives(tmp_path: Path) -> None:
+    """Without /proc a clock that was set changes the guess: each would distrust the other's end."""
+    path = tmp_path / "log"
+    openers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _OPENER, str(path), str(boot)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for boot in (7, 8)
+    ]  # fmt: skip
+    for turn in range(6):
+        opener = openers[turn % 2]
+        assert opener.stdin is not None
+        assert opener.stdout is not None
+        opener.stdin.write("x\n")
+        opener.stdin.flush()
+        assert opener.stdout.readline() == "written\n"
+    for opener in openers:
+        opener.communicate()
+        assert opener.returncode == 0
+    assert len(list((path / "log").glob("*.log"))) == 1

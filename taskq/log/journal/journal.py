@@ -17,7 +17,7 @@ from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.format import codec
 from taskq.log.format.frames import Cursor, Marks
 from taskq.log.journal.chain import find_losses, link_to, moving_frames, said_lsn
-from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, find_hint
+from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, boot_of, find_hint
 from taskq.log.journal.logtime import LogTime
 from taskq.log.journal.recovery import (
     bears_out,
@@ -161,6 +161,9 @@ class Journal:
         self.disk.make_directory(f"{self.path}/log")
         hint = self.writer.acquire()
         self._check_lock_file()
+        if hint is not None:
+            self.boot = boot_of(self.disk, self.path, hint, self.boot)
+            self.home = self.writer.home = (self.boot, *self.writer.home[1:])
         start_ns = self.clock.steady_ns()
         self.in_order = self.writer.never_had_hint() if hint is None else hint.boot == self.boot
         if hint is not None and hint.home == self.home:
@@ -208,6 +211,7 @@ class Journal:
             raise LogError(f"{self.path} is not a task log: give its directory with -d")
         self._identify(identity)
         hint, never_had_one, self.home = find_hint(self.disk, self.path, self.boot)
+        self.boot = self.home[0]
         said = said_lsn(self, self.boot, hint)
         self.files.refresh()
         usable = (lsn for lsn in reversed(self.files.lsns) if self.files.header(lsn) is not None)

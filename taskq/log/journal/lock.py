@@ -376,18 +376,28 @@ def read_hint(disk: Disk, descriptor: int) -> TailHint | None:
     return _decode(disk.read(descriptor, _TAIL_SIZE, _HOLDER.size))
 
 
+def boot_of(disk: Disk, path: str, hint: TailHint, boot: int) -> int:
+    """Return the number of this boot: that of the hint while a process lives that took part in it.
+
+    Where the system has no number each process guesses, and a clock that is set changes the guess.
+    """
+    return hint.boot if hint.boot != boot and disk.has_living_owners(path) else boot
+
+
 def find_hint(disk: Disk, path: str, boot: int) -> tuple[TailHint | None, bool, Home]:
     """(hint, whether there never was one, where one is believed), for who only reads."""
-    nowhere = (boot, 0, 0)
     try:
         descriptor = disk.open(f"{path}/{LOCK_FILE}", write=False)
     except OSError:
-        return None, True, nowhere
+        return None, True, (boot, 0, 0)
     try:
-        home = nowhere
+        hint = read_hint(disk, descriptor)
+        if hint is not None:
+            boot = boot_of(disk, path, hint, boot)
+        home: Home = (boot, 0, 0)
         if not disk.was_restored(descriptor):
             home = (boot, *disk.identity(descriptor))
-        return read_hint(disk, descriptor), disk.size(descriptor) < _SIZE, home
+        return hint, disk.size(descriptor) < _SIZE, home
     finally:
         disk.close(descriptor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import functools
@@ -21,7 +22,11 @@ from taskq.log.machine.door import make_directory, open_file
 _SMALL_READ: Final = 16 * 1024
 #: What ``posix_fallocate`` says where the file system cannot do it.
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
+#: What macOS says of F_FULLFSYNC where the file system has no such thing.
+_NO_FULL_SYNC: Final = frozenset({errno.ENOTSUP, errno.ENOTTY, errno.EINVAL})
 _NOISE_BYTES: Final = 64 * 1024
+_SESSION_BYTES: Final = 64
+_MINUTE_NS: Final = 60 * 10**9
 
 
 class LocalDisk(syscalls.Pace):
@@ -71,10 +76,15 @@ class LocalDisk(syscalls.Pace):
 
     def sync(self, descriptor: int) -> None:
         """To the platter: macOS's fsync stops at the drive's cache, F_FULLFSYNC does not."""
-        if sys.platform == "darwin":
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-        else:
+        if sys.platform != "darwin":
             os.fdatasync(descriptor)
+            return
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError as error:
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+            os.fsync(descriptor)  # on a network's disk
 
     def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable."""
@@ -140,8 +150,14 @@ class LocalDisk(syscalls.Pace):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
     def boot_id(self) -> int:
-        """A number of this boot of this machine; of this process where the system tells nothing."""
+        """A number of this boot of this machine; a guess where the system has none."""
         return _boot()
+
+    def has_living_owners(self, path: str) -> bool:
+        """Return whether a process of this machine has the log open, so since this boot."""
+        from taskq.log.machine import peers  # noqa: PLC0415 - few are asked
+
+        return peers.has_neighbours(Path(path) / "owners")
 
     def was_restored(self, descriptor: int) -> bool:
         """A write sets both times alike; ``cp -a``, rsync and tar set that of modification back."""
@@ -155,10 +171,30 @@ def _boot() -> int:
         # The kernel's number alone: containers of one machine share it.
         mark = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
-        # Boot time by subtraction, to the minute: the two clocks are not read at one instant.
-        minute = int(time.time() - time.monotonic()) // 60
-        mark = f"{minute}{os.uname().nodename}".encode()
+        mark = _boot_session() or _boot_minute()
     return int.from_bytes(blake2b(mark, digest_size=8).digest(), "little")
+
+
+def _boot_session() -> bytes:
+    """Return macOS's name of this boot; empty where the system has none."""
+    size = ctypes.c_size_t(_SESSION_BYTES)
+    name = ctypes.create_string_buffer(_SESSION_BYTES)
+    try:
+        failed = ctypes.CDLL(None).sysctlbyname(
+            b"kern.bootsessionuuid", name, ctypes.byref(size), None, ctypes.c_size_t(0)
+        )
+    except (AttributeError, OSError):
+        return b""
+    return b"" if failed else name.raw[: size.value]
+
+
+def _boot_minute() -> bytes:
+    """Return boot time by subtraction, to the minute: the clocks are not read at one instant.
+
+    It holds through sleep, and changes when the clock is set: ``has_living_owners`` is for that.
+    """
+    minute = (SystemClock.wall_ns() - SystemClock.steady_ns()) // _MINUTE_NS
+    return f"{minute}{os.uname().nodename}".encode()
 
 
 class PatientDisk(LocalDisk):

@@ -319,6 +319,17 @@ def owner_alive(directory: Path, owner: int) -> bool:
         os.close(descriptor)
 
 
+def has_neighbours(directory: Path) -> bool:
+    """Return whether an owner lives whose process runs on this machine."""
+    host = socket.gethostname()
+    for owner in known_owners(directory):
+        if owner_alive(directory, owner):
+            with contextlib.suppress(ValueError, AttributeError):
+                if json.loads(describe_owner(directory, owner)).get("host") == host:
+                    return True
+    return False
+
+
 def describe_owner(directory: Path, owner: int) -> bytes:
     """Return what an owner says of itself, as JSON; empty for one whose file is gone."""
     try:
@@ -330,14 +341,16 @@ def describe_owner(directory: Path, owner: int) -> bytes:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Ask whether another process holds a record lock (F_GETLK; its struct's layout differs)."""
-    if sys.platform == "darwin":
-        asked = struct.pack("qqihh", 0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
-        kind = struct.unpack("qqihh", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[3]
-    else:
-        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind = struct.unpack("hhqqi4x", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
-    return bool(kind != fcntl.F_UNLCK)
+    """Ask whether another process holds the record lock that owners have, by sharing it.
+
+    Owners lock a file before it gets its name, so that nobody is kept from one; F_GETLK, which
+    would only ask, takes a struct of another layout on each system.
+    """
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    return False
 
 
 def _now_ns() -> int:

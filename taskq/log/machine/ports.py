@@ -84,7 +84,10 @@ class Disk(Protocol):
         """Give it back."""
 
     def boot_id(self) -> int:
-        """Return a 64-bit number of this boot of this machine."""
+        """Return a 64-bit number of this boot of this machine; a guess if the system has none."""
+
+    def has_living_owners(self, path: str) -> bool:
+        """Return whether a process of this machine has the log open, so since this boot."""
 
     def was_restored(self, descriptor: int) -> bool:
         """Return whether a tool that copies wrote the file last, as far as its times tell."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskq.log.machine import disk as machine_disk
-from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.disk import LocalDisk, SystemClock
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
@@ -34,6 +35,26 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Disk, s
 
 
 # -- the real one ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session", [b"", b"0C9D-5F\0"])
+def test_without_proc_the_boot_is_one_after_a_sleep(
+    monkeypatch: pytest.MonkeyPatch, session: bytes
+) -> None:
+    """By macOS's name of it, or by a clock that goes on while the machine sleeps."""
+
+    def missing(path: Path) -> bytes:
+        raise FileNotFoundError(path)
+
+    guess = machine_disk._boot.__wrapped__
+    monkeypatch.setattr(Path, "read_bytes", missing)
+    monkeypatch.setattr(machine_disk, "_boot_session", lambda: session)
+    before, monotonic = guess(), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() - 3_600)
+    after = guess()
+    monkeypatch.setattr(SystemClock, "wall_ns", lambda: time.time_ns() + 10**12)
+    assert before == after
+    assert (guess() == before) == bool(session)  # a clock that is set is no sleep
 
 
 def test_two_containers_of_one_machine_are_in_one_boot(monkeypatch: pytest.MonkeyPatch) -> None:

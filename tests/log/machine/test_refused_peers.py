@@ -129,7 +129,7 @@ def test_an_owner_that_cannot_be_asked_lives(
 ) -> None:
     (tmp_path / "owners" / f"{7:016x}.lock").write_bytes(b"{}")
     assert not two[0].alive(7)
-    monkeypatch.setattr(fcntl, "fcntl", _refuse)
+    monkeypatch.setattr(fcntl, "lockf", _refuse)
     assert two[0].alive(7)
 
 

@@ -117,7 +117,8 @@ def _die_with(parent: int, life: int) -> None:
     """End when the worker does, even in the midst of a job, which is run again elsewhere."""
     if sys.platform == "linux":
         # At once, and though a process that a task forked in the worker holds the pipe open.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        with contextlib.suppress(AttributeError, OSError):  # then the pipe's end alone has to do
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 

@@ -1,0 +1,74 @@
+"""Take one thing that only Linux has from every Python that is started with it, for .ci/fallbacks.
+
+TASKQ_WITHOUT names it. Only calls of the product miss it: tests may look into /proc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from typing import Any
+
+MISSING = os.environ.get("TASKQ_WITHOUT", "")
+SOURCES = ("/taskq/", "/taskq_workers/", "/taskq_plugins/")
+
+
+def is_ours() -> bool:
+    """Return whether the product itself calls, perhaps through the standard library."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/lib/python" not in name and not name.startswith("<frozen"):
+            return any(part in name for part in SOURCES) and "/tests/" not in name
+        frame = frame.f_back
+    return False
+
+
+def take_proc() -> None:
+    """Let nothing be found below /proc."""
+
+    def hide(event: str, arguments: tuple[Any, ...]) -> None:
+        named = event in {"open", "os.listdir", "os.scandir"} and arguments[0]
+        if isinstance(named, str) and named.startswith("/proc") and is_ours():
+            raise FileNotFoundError(named)
+
+    real = os.stat
+
+    def stat(path: Any, *rest: Any, **options: Any) -> Any:
+        if str(path).startswith("/proc") and is_ours():
+            raise FileNotFoundError(path)
+        return real(path, *rest, **options)
+
+    sys.addaudithook(hide)
+    os.stat = stat
+
+
+def take_from_library(*names: str) -> None:
+    """Let the C library lack these functions."""
+    real = ctypes.CDLL.__getattr__
+
+    def get(self: ctypes.CDLL, name: str) -> Any:
+        if name in names:
+            raise AttributeError(name)
+        return real(self, name)
+
+    ctypes.CDLL.__getattr__ = get  # type: ignore[method-assign]
+
+
+match MISSING:
+    case "proc":
+        take_proc()
+    case "statx" | "prctl":
+        take_from_library(MISSING)
+    case "ctypes":
+        take_from_library("pread", "statx", "prctl")
+    case "pidfd_open":
+        del os.pidfd_open
+    case "posix_fallocate":
+        del os.posix_fallocate
+    case "CLOCK_BOOTTIME":
+        del time.CLOCK_BOOTTIME
+    case _:
+        raise SystemExit(f"TASKQ_WITHOUT={MISSING} is nothing that can be taken")
