@@ -1,17 +1,19 @@
+# ruff: noqa: INP001 - Python imports it by its name
 """Take one thing that only Linux has from every Python that is started with it, for .ci/fallbacks.
 
-TASKQ_WITHOUT names it. Only calls of the product miss it: tests may look into /proc.
+FALLBACKS_WITHOUT names it. Only calls of the product miss it: tests may look into /proc.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 import time
 from typing import Any
 
-MISSING = os.environ.get("TASKQ_WITHOUT", "")
+MISSING = os.environ.get("FALLBACKS_WITHOUT", "")
 SOURCES = ("/taskq/", "/taskq_workers/", "/taskq_plugins/")
 
 
@@ -32,17 +34,29 @@ def take_proc() -> None:
     def hide(event: str, arguments: tuple[Any, ...]) -> None:
         named = event in {"open", "os.listdir", "os.scandir"} and arguments[0]
         if isinstance(named, str) and named.startswith("/proc") and is_ours():
-            raise FileNotFoundError(named)
+            raise FileNotFoundError(errno.ENOENT, "taken away", named)
 
     real = os.stat
 
     def stat(path: Any, *rest: Any, **options: Any) -> Any:
         if str(path).startswith("/proc") and is_ours():
-            raise FileNotFoundError(path)
+            raise FileNotFoundError(errno.ENOENT, "taken away", path)
         return real(path, *rest, **options)
 
     sys.addaudithook(hide)
     os.stat = stat
+
+
+def take_pidfd() -> None:
+    """Let the kernel know no descriptors of processes."""
+    real = os.pidfd_open
+
+    def refuse(pid: int, flags: int = 0) -> int:
+        if is_ours():
+            raise OSError(errno.ENOSYS, "taken away")
+        return real(pid, flags)
+
+    os.pidfd_open = refuse
 
 
 def take_from_library(*names: str) -> None:
@@ -65,10 +79,10 @@ match MISSING:
     case "ctypes":
         take_from_library("pread", "statx", "prctl")
     case "pidfd_open":
-        del os.pidfd_open
+        take_pidfd()
     case "posix_fallocate":
         del os.posix_fallocate
     case "CLOCK_BOOTTIME":
         del time.CLOCK_BOOTTIME
     case _:
-        raise SystemExit(f"TASKQ_WITHOUT={MISSING} is nothing that can be taken")
+        raise SystemExit(f"FALLBACKS_WITHOUT={MISSING} is nothing that can be taken")

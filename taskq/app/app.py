@@ -85,8 +85,14 @@ class TaskQ(LogHolder):
         shards: Shards | None = None,
         **options: Unpack[LogOptions],
     ) -> None:
-        if shards is not None and data_dir is None:
-            data_dir = os.fspath(shards.root)
+        if shards is not None:
+            if not hasattr(shards, "index_of"):
+                raise UsageError(f"shards is {shards!r:.60}: write shards=Shards(...)")
+            if data_dir is None:
+                data_dir = os.fspath(shards.root)
+        data_dir = places.checked(data_dir)
+        if settings is not None and not hasattr(settings, "log_config"):
+            raise UsageError(f"settings is {settings!r:.60}: write settings=Settings(...)")
         if unknown := options.keys() - LogOptions.__annotations__.keys():
             raise unknown_option(min(unknown))
         self._given = given = numbers_checked(options)

@@ -229,6 +229,8 @@ def checked_modules(include: Iterable[str]) -> list[str]:
     """
     if isinstance(include, str):
         raise UsageError(f"include is one name, {include!r}: write include=[{include!r}]")
+    if not isinstance(include, collections.abc.Iterable):
+        raise UsageError(f"include is {include!r:.60}: give a list of modules' names")
     names = list(include)
     for name in names:
         if not _may_be_module(name):

@@ -43,6 +43,23 @@ def of_program(name: str) -> Path:
     return user_data_path(name, appauthor=False) / "taskq"
 
 
+def checked(data_dir: object) -> str | Path | None:
+    """Return the directory as text or a path; None for none.
+
+    Raises:
+        UsageError: it is no path.
+    """
+    if data_dir is None or isinstance(data_dir, str | Path):
+        return data_dir
+    path = os.fspath(data_dir) if isinstance(data_dir, os.PathLike) else data_dir
+    if not isinstance(path, str):
+        raise UsageError(
+            f"the log's directory is {data_dir!r:.60}: give its path as text or a Path, "
+            f'such as TaskQ("./data")'
+        )
+    return Path(path)
+
+
 def absolute(path: str) -> str:
     """Return the path from the root on, its links as they are.
 

@@ -334,7 +334,7 @@ def _table(place: Place, *, may_move: bool = True) -> dict[str, Any]:
         return _table_of_project(path, text)
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from None
     known = Settings.model_fields.keys() - (set() if may_move else {"data_dir"})
     if unknown := table.keys() - known:
@@ -348,7 +348,7 @@ def _table_of_project(path: Path, text: str) -> dict[str, Any]:
     """Return ``[tool.taskq]``, and nothing where it is broken or another program's."""
     try:
         tool = tomllib.loads(text).get("tool", {})
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         if "tool.taskq" in text:
             _warn(f"{path}: nothing of it is obeyed: it is no TOML: {error}")
         return {}
@@ -443,6 +443,8 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
         raise UsageError(_explained(error)) from None
     except SettingsError as error:
         raise UsageError(_no_json(error)) from None
+    except RecursionError as error:
+        raise UsageError(f"settings: one is nested too deeply: {error}") from None
     return loaded
 
 

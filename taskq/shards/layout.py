@@ -53,7 +53,15 @@ class Shards:
     bits: int = 1
 
     def __post_init__(self) -> None:
-        if not _PREFIX.fullmatch(self.prefix):
+        try:
+            os.fsdecode(self.root)
+            fits = _PREFIX.fullmatch(self.prefix)
+        except TypeError:
+            raise UsageError(
+                f"shards are Shards(directory, prefix=text): not {self.root!r:.60} and "
+                f"{self.prefix!r:.60}"
+            ) from None
+        if not fits:
             raise UsageError(
                 f"the prefix of shards is {self.prefix!r:.80}, it may have up to 64 letters, "
                 f"digits, _ and -"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from taskq import Durability, QueuePolicy, TaskLog, TaskQ
+from taskq import Durability, QueuePolicy, Shards, TaskLog, TaskQ
 from taskq.connection.logoptions import LogOptions, log_config
 from taskq.connection.settings import Settings, load_settings
-from taskq.errors import UsageError
+from taskq.errors import TaskqError, UsageError
 from taskq.log.config import ALWAYS_SECONDS
 
 
@@ -322,3 +323,47 @@ def test_a_queue_is_told_in_the_words_of_the_log(tmp_path: Path) -> None:
         "b": QueuePolicy(keep_seconds=5),
         "c": QueuePolicy(),
     }
+
+
+#: What no setting is, and no argument.
+NONSENSE: tuple[Any, ...] = (
+    5, -1, 1.5, float("nan"), float("inf"), b"x", [], [1], {}, {1: 2}, object(), True, "[[[", int,
+    lambda: 1, 10**400, "\ud800",
+)  # fmt: skip
+_NESTED = 100_000
+
+
+@pytest.mark.parametrize("name", [*LogOptions.__annotations__, "include", "shards", "settings"])
+def test_an_argument_of_the_wrong_type_is_refused_or_taken_and_no_other_error(name: str) -> None:
+    for value in NONSENSE:
+        with contextlib.suppress(TaskqError):
+            TaskQ("data", **{name: value})
+
+
+@pytest.mark.parametrize("value", [5, 1.5, b"x", [], {}, object(), True, int])
+def test_a_directory_that_is_no_path_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"the log's directory is .*: give its path as text"):
+        TaskQ(value)
+    with pytest.raises(UsageError, match=r"shards are Shards\(directory|log's directory"):
+        TaskQ(shards=Shards(value))
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_a_variable_with_nonsense_is_refused_by_its_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = f"TASKQ_{name.upper()}"
+    for text in ("[[[", "[" * _NESTED, '{"a":' * _NESTED, "{}", "null", "1e999", "9" * 5_000, "'"):
+        monkeypatch.setenv(variable, text)
+        problem = ""
+        try:
+            load_settings(None)
+        except UsageError as error:
+            problem = str(error)
+        assert not problem or name in problem or "nested too deeply" in problem
+
+
+def test_a_file_that_is_nested_too_deeply_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "taskq.toml").write_text("queues = " + "[" * _NESTED)
+    with pytest.raises(UsageError, match="is no TOML"):
+        TaskQ(tmp_path)

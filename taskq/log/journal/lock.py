@@ -351,8 +351,18 @@ class WriterLock:
             return
         pid, flags = _HOLDER.unpack(holder)
         # One that was killed left its flag behind; its lock is gone all the same.
-        if flags & _EXCLUSIVE and Path(f"/proc/{pid}").exists():
+        if flags & _EXCLUSIVE and _lives(pid):
             raise self.locked_error(0.0)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 def give_back(disk: Disk, descriptor: int) -> None:

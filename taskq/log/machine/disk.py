@@ -76,15 +76,15 @@ class LocalDisk(syscalls.Pace):
 
     def sync(self, descriptor: int) -> None:
         """To the platter: macOS's fsync stops at the drive's cache, F_FULLFSYNC does not."""
-        if sys.platform != "darwin":
+        if sys.platform == "darwin":
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            except OSError as error:
+                if error.errno not in _NO_FULL_SYNC:
+                    raise
+                os.fsync(descriptor)  # on a network's disk
+        else:
             os.fdatasync(descriptor)
-            return
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-        except OSError as error:
-            if error.errno not in _NO_FULL_SYNC:
-                raise
-            os.fsync(descriptor)  # on a network's disk
 
     def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable."""
