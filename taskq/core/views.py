@@ -411,6 +411,8 @@ class Hold:
     tasks: frozenset[str] | None = None
     #: their queue backs off; else a condition that they need does not hold
     is_breaker: bool
+    #: all slots run jobs that wait for others: it runs nothing before one of them ends
+    is_stuck: bool = False
     #: for people, without an end
     text: str
     #: wall time
@@ -419,7 +421,7 @@ class Hold:
     def as_dict(self) -> dict[str, Any]:
         """Return the same as a document of JSON."""
         return {
-            "kind": "breaker" if self.is_breaker else "condition",
+            "kind": "stuck" if self.is_stuck else "breaker" if self.is_breaker else "condition",
             "text": self.text,
             "since": moment(self.since_ns),
             "queues": None if self.queues is None else sorted(self.queues),

@@ -206,7 +206,9 @@ def _running(facts: Facts) -> Reason | None:
         since = _ago(facts, job.attempts[-1].started_ns) if job.attempts else ""
         runs = f"it has been running for {since}" if since else "it is running"
         where = f" on {_process(owner)}" if owner is not None and owner.pid else ""
-        return Reason(code=Why.RUNNING, text=f"{runs}{where}, {_attempts(job)}")
+        holds = [] if owner is None else [hold for each in owner.serves for hold in each.holds]
+        stuck = "".join(f"; {hold.text}" for hold in holds if hold.is_stuck)
+        return Reason(code=Why.RUNNING, text=f"{runs}{where}, {_attempts(job)}{stuck}")
     left = "the next worker that looks takes it back"
     if not facts.workers:
         start = worker_command(facts.directory)
@@ -295,7 +297,7 @@ def _kept_back(facts: Facts) -> Reason | None:
     if first is None:
         return None
     return Reason(
-        code=Why.BREAKER if first.is_breaker else Why.CONDITION,
+        code=Why.BUSY if first.is_stuck else Why.BREAKER if first.is_breaker else Why.CONDITION,
         text=f"{first.text}, for {_ago(facts, first.since_ns)} now",
     )
 

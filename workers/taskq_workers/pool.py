@@ -33,7 +33,7 @@ from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.draining import tell_drain
 from taskq_workers.services.loopwatch import LoopWatch
 from taskq_workers.services.plugins import plug_in
-from taskq_workers.services.strays import StrayWatch
+from taskq_workers.services.strays import StrayWatch, StuckWatch
 from taskq_workers.services.uploads import LastUploads
 from taskq_workers.slots.plans import Plans
 from taskq_workers.slots.rounds import Source
@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import DeadLetter, Delivery, Task, TaskQ
-    from taskq.engine import Kind, Limit, Store
+    from taskq.engine import Kind, Limit, LoopPort, Store
     from taskq.values import Duration
+    from taskq.views import Hold
     from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Children
     from taskq_workers.services.service import Service
@@ -184,6 +185,7 @@ class Worker:
         self._keeper: Keeper | None = None
         self._opening: CancelScope | None = None
         self._runner: Runner | None = None
+        self._stuck: StuckWatch | None = None
         self._places: Executors | None = None
         #: the app's tasks when they were last looked at, and their names
         self._tasks: Mapping[str, Task[..., Any]] = {}
@@ -455,8 +457,18 @@ class Worker:
             part.services.append(gates)
             if self._warns:
                 part.services.append(StrayWatch(part.app, self.queues))
-        self._beside.append(self._lifespans)
+        self._stuck = StuckWatch(
+            self.app, self.queues, self.concurrency,
+            lambda: [delivery for delivery, _ in runner.held()],
+            self._port_of, self._tell_what_it_serves,
+        )  # fmt: skip
+        self._beside += [self._lifespans, self._stuck]
         return runner
+
+    def _port_of(self, tag: str) -> LoopPort | None:
+        stores = (part.store for part in self._parts if part.app.connection.tag == tag)
+        store = next(stores, None)
+        return None if store is None else store.port()
 
     def _make_runner(self, parts: Sequence[LogPart]) -> Runner:
         """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
@@ -553,10 +565,14 @@ class Worker:
                 queues=self.queues,
                 tasks=self._task_names(),
                 slots=self.concurrency,
-                holds=() if part.gates is None else part.gates.holds(),
+                holds=self._holds(part),
                 limits=self._task_limits,
             )
             part.serve(self, serving)
+
+    def _holds(self, part: LogPart) -> tuple[Hold, ...]:
+        stuck = () if self._stuck is None or self._stuck.hold is None else (self._stuck.hold,)
+        return stuck if part.gates is None else (*part.gates.holds(), *stuck)
 
     def _leave(self, part: LogPart, error: BaseException) -> None:
         """Go on without a log that failed."""

@@ -104,6 +104,7 @@ def _told(hold: Hold) -> dict[str, Any]:
         "queues": _listed(hold.queues),
         "tasks": _listed(hold.tasks),
         "is_breaker": hold.is_breaker,
+        "is_stuck": hold.is_stuck,
         "text": hold.text,
         "since_ns": hold.since_ns,
     }
@@ -120,6 +121,7 @@ def _hold(document: dict[str, Any]) -> Hold:
         queues=_names(document.get("queues")),
         tasks=_names(document.get("tasks")),
         is_breaker=document.get("is_breaker") is True,
+        is_stuck=document.get("is_stuck") is True,
         text=str(document.get("text", "")),
         since_ns=_number(document.get("since_ns")),
     )

@@ -86,6 +86,10 @@ def standing(
                f"it go on with kill -CONT {owner.pid}")
         for owner in workers if owner.pid in stopped
     ]  # fmt: skip
+    remarks += [
+        Remark("bad", f"Worker {owner.pid} stands still: {hold.text}")
+        for owner in awake for serving in owner.serves for hold in serving.holds if hold.is_stuck
+    ]  # fmt: skip
     if not awake:
         remarks += _unworked(queues, sum(each.ready for each in waiting.values()), lost, waits)
     else:

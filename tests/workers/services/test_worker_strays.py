@@ -7,8 +7,11 @@ import logging
 
 import pytest
 
-from taskq import TaskQ
+from taskq import State, TaskQ
+from taskq.engine import LogReader
+from taskq.views import Why
 from taskq_workers.pool import Worker
+from taskq_workers.services import strays
 from taskq_workers.services.strays import StrayWatch
 
 _UNKNOWN = (
@@ -104,3 +107,63 @@ async def test_a_queue_that_nobody_uses_is_told_with_the_one_that_was_meant(
             assert await heard.texts.get() == (
                 f"nobody uses queue {queue!r}: no task puts into it, no job was ever in it; {hint}"
             )
+
+
+@pytest.mark.parametrize("runs_in", ["loop", "thread"])
+async def test_parents_that_fill_every_slot_and_wait_for_children_are_told_everywhere(
+    app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch, runs_in: str
+) -> None:
+    monkeypatch.setattr(strays, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(strays, "_STUCK_LOOK_SECONDS", 0.01)
+
+    @app.task(name="child", retry=1)
+    async def child(number: int) -> int:
+        return number
+
+    @app.task(name="parent", retry=1)
+    async def parent(number: int) -> int:
+        return await (await child.enqueue(number)).result()
+
+    @app.task(name="parent in a thread", retry=1)
+    def parent_in_thread(number: int) -> int:
+        return child.enqueue_sync(number).result_sync()
+
+    async with app, app.worker(concurrency=2):
+        for number in range(2):
+            await (parent if runs_in == "loop" else parent_in_thread).enqueue(number)
+        assert "waits within its run for job" in await heard.texts.get()
+        text = await heard.texts.get()
+        assert text.startswith("nothing moves here: all 2 slots run jobs that wait for others")
+        await app.stats()  # answered after it was told to others
+        with LogReader.open(str(app.data_dir)) as reader:
+            ready, running = (
+                reader.jobs({state}, None, None, 2) for state in (State.READY, State.RUNNING)
+            )
+            whys = [reader.why(job.lsn) for job in (*ready, *running)]
+            stands = reader.standing()
+        assert [why and why.code for why in whys] == [Why.BUSY] * 2 + [Why.RUNNING] * 2
+        assert all("all 2 slots run jobs that wait for others" in str(why) for why in whys)
+        assert (stands.level, "stands still: all 2 slots" in stands.text) == ("bad", True)
+        async with app.worker(concurrency=1):  # a slot more, and all of them end
+            for job in running:
+                await app.job(job.job_id).result()
+
+
+async def test_a_parent_that_leaves_a_slot_to_its_child_is_warned_once_and_no_more(
+    app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strays, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(strays, "_STUCK_LOOK_SECONDS", 0.001)
+
+    @app.task(name="child", retry=1)
+    async def child() -> None: ...
+
+    @app.task(name="parent", retry=1)
+    async def parent() -> None:
+        await (await child.enqueue()).result()
+
+    async with app, app.worker(concurrency=2):
+        for _ in range(3):
+            await (await parent.enqueue()).result()
+        assert "waits within its run" in await heard.texts.get()
+        assert heard.texts.empty()

@@ -1,23 +1,27 @@
-"""The part of a worker that tells of jobs which wait for ever, and of queues that nobody uses."""
+"""Parts of a worker that tell of jobs which wait for ever, and of queues that nobody uses."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from anyio import move_on_after, sleep
 
 from taskq.errors import TaskqError
-from taskq.hooks import off_loop
+from taskq.hooks import ResultWaits, off_loop, running_job
 from taskq.values import nearest
-from taskq.views import Serving
+from taskq.views import WAITING_STATES, Hold, Serving
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anyio.abc import TaskStatus
 
-    from taskq import TaskQ
-    from taskq.engine import Store
+    from taskq import Delivery, JobContext, JobHandle, State, TaskQ
+    from taskq.engine import LoopPort, Sight, Store
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -89,6 +93,150 @@ class StrayWatch:
             return []
         known = known | {task.spec.queue for task in self._app.tasks.values()}
         return [_told(name, known) for name in sorted(self._queues - known)]
+
+
+#: Jobs of this process that wait, within their runs, for results of others: those, by log and job.
+_waits: Final[dict[tuple[str, int], list[JobHandle[Any]]]] = {}
+_watches: Final[set[StuckWatch]] = set()
+#: Between two looks while jobs wait, and how long nothing must have moved.
+_STUCK_LOOK_SECONDS: Final = 1.0
+STUCK_SECONDS: Final = 4.0
+_REMEDY: Final = (
+    "let a chain, a chord or durable.call wait for it, which hold no slot, or give it a queue and "
+    "a worker of its own"
+)
+
+
+class StuckWatch:
+    """Notices that all slots run jobs which wait for others that need a slot; a ``Service``.
+
+    It sleeps until a job of the worker waits for a result within its run.
+
+    Args:
+        app: whose tasks the worker runs.
+        queues: names that it was told to claim from; None for all.
+        slots: how many jobs it runs at a time.
+        held: returns the jobs that run now.
+        port_of: returns the port of a log by its tag, None if it was left.
+        changed: called when ``hold`` has changed.
+
+    Attributes:
+        hold: what is told to others while nothing can move.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        queues: frozenset[str] | None,
+        slots: int,
+        held: Callable[[], list[Delivery]],
+        port_of: Callable[[str], LoopPort | None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.hold: Hold | None = None
+        self._app, self._queues, self._slots = app, queues, slots
+        self._held, self._port_of, self._changed = held, port_of, changed
+        self._loop = asyncio.get_running_loop()
+        self._begun = asyncio.Event()
+        self._warned: set[str] = set()
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Look each second while jobs wait, until cancelled."""
+        _watches.add(self)
+        ResultWaits.begin = _begin
+        task_status.started()
+        try:
+            while True:
+                await self._begun.wait()
+                self._begun.clear()
+                with contextlib.suppress(TaskqError):
+                    await self._look_on(store)
+        finally:
+            _watches.discard(self)
+
+    def begins(self, job: JobContext, handle: JobHandle[Any]) -> None:
+        """Warn of a wait for a job that this worker would run; from any thread."""
+        delivery, task = job.delivery, handle._task
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._begun.set)
+        if task is None or delivery.task in self._warned or delivery not in self._held():
+            return
+        mine = self._app.tasks.get(task.name)
+        if mine is not None and (self._queues is None or mine.spec.queue in self._queues):
+            self._warned.add(delivery.task)
+            _log.warning(
+                "job %s (%s) waits within its run for job %s (%s), which this worker would run: "
+                "its slot is taken meanwhile, and once all wait so, none runs. Instead %s",
+                delivery.job_id, delivery.task, handle.id, task.name, _REMEDY,
+            )  # fmt: skip
+
+    async def _look_on(self, store: Store) -> None:
+        since, last = self._loop.time(), frozenset[tuple[str, int]]()
+        try:
+            while _waits:
+                await sleep(_STUCK_LOOK_SECONDS)
+                held = await self._stuck()
+                if held != last or not held:
+                    since, last = self._loop.time(), held
+                    self._tell(None)
+                elif self.hold is None and self._loop.time() - since >= STUCK_SECONDS:
+                    self._tell(self._told(held, store))
+        finally:
+            self._tell(None)
+
+    async def _stuck(self) -> frozenset[tuple[str, int]]:
+        """Return the jobs that run, if each waits for a job that does not move."""
+        running = {(delivery.tag, delivery.job) for delivery in self._held()}
+        if len(running) < self._slots:
+            return frozenset()
+        for tag, job in running:
+            handles = _waits.get((tag, job), ())
+            awaited = [handle.lsn for handle in handles if (tag, handle.lsn) not in running]
+            port = self._port_of(tag)
+            if not handles or port is None:
+                return frozenset()
+            states = await port.look(partial(_states, jobs=awaited))
+            if not WAITING_STATES.issuperset(states):
+                return frozenset()
+        return frozenset(running)
+
+    def _told(self, held: frozenset[tuple[str, int]], store: Store) -> Hold:
+        tag, job = min(held)
+        handle = next(iter(_waits.get((tag, job), ())), None)
+        such = "" if handle is None else f", such as {tag}-{job} for {handle.id}"
+        count = "the one slot runs a job that waits" if len(held) == 1 else (
+            f"all {len(held)} slots run jobs that wait"
+        )  # fmt: skip
+        text = f"{count} for others within the run{such}, which need a slot"
+        _log.error("nothing moves here: %s; %s", text, _REMEDY)
+        return Hold(is_breaker=False, is_stuck=True, text=text, since_ns=store.wall_ns())
+
+    def _tell(self, hold: Hold | None) -> None:
+        if hold is not self.hold:
+            self.hold = hold
+            self._changed()
+
+
+def _begin(handle: JobHandle[Any]) -> Callable[[], object] | None:
+    job = running_job.get(None)
+    if job is None:
+        return None
+    handles = _waits.setdefault((job.delivery.tag, job.delivery.job), [])
+    handles.append(handle)
+    for watch in tuple(_watches):
+        watch.begins(job, handle)
+
+    def end() -> None:
+        handles.remove(handle)
+        if not handles:
+            _waits.pop((job.delivery.tag, job.delivery.job), None)
+
+    return end
+
+
+def _states(sight: Sight, jobs: list[int]) -> set[State]:
+    table = sight.facets.need_agenda().table
+    return {table.state(job) for job in jobs}
 
 
 def _told(name: str, known: set[str]) -> str:
