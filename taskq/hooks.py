@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from taskq.calls.signature import Resources
     from taskq.connection.blocking import blocking, need_loop, off_loop
     from taskq.connection.connection import Connection
-    from taskq.connection.handle import ResultWaits
     from taskq.connection.packing import Loose
     from taskq.connection.settings import HubSettings, load_settings
     from taskq.core.schedules import ScheduleState
@@ -54,7 +53,6 @@ __all__ = [
     "OptionChanges",
     "Options",
     "Resources",
-    "ResultWaits",
     "Schedule",
     "ScheduleState",
     "blocking",
@@ -91,7 +89,6 @@ _HOMES: Final = {
     "taskq.calls.signature": "Resources",
     "taskq.connection.blocking": "blocking need_loop off_loop",
     "taskq.connection.connection": "Connection",
-    "taskq.connection.handle": "ResultWaits",
     "taskq.connection.packing": "Loose",
     "taskq.connection.settings": "HubSettings load_settings",
     "taskq.core.schedules": "ScheduleState",

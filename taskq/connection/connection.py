@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from taskq.calls.call import transaction_bytes
 from taskq.calls.habits import check_directory
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
 
+    from taskq.connection.handle import JobHandle
     from taskq.connection.packing import Loose
     from taskq.core.model import Extras
     from taskq.log.config import LogConfig
@@ -83,7 +84,12 @@ class Connection:
         packer: packs what goes into the log, and unpacks what comes out.
         is_routed: calls of its app may go to other logs.
         refusal: why the directory is no log to open; "" if it is one.
+        wait_begins: at most one function of a worker of this process, for all connections: called
+            with the handle of a job whose result is waited for, returns what is called at the end
+            of the wait, or None.
     """
+
+    wait_begins: ClassVar[list[Callable[[JobHandle[Any]], Callable[[], object] | None]]] = []
 
     def __init__(self, path: str, config: LogConfig) -> None:
         check_directory(path)

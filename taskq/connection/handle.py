@@ -23,7 +23,7 @@ from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, State
 from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterator
 
     from taskq.calls.call import Call
     from taskq.calls.ports import AppPort, TaskPort
@@ -50,17 +50,6 @@ class Progress:
     fraction: float
     message: str
     at: datetime
-
-
-class ResultWaits:
-    """Say which jobs wait, within their runs, for results of others.
-
-    Attributes:
-        begin: called with a handle as a wait begins; returns what is called at its end, or None.
-            Set by a worker of this process.
-    """
-
-    begin: Callable[[JobHandle[Any]], Callable[[], object] | None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -111,8 +100,8 @@ class JobHandle(Generic[R]):
         limit = None if timeout is None else seconds(timeout, "timeout")
         import asyncio  # noqa: PLC0415 - whoever waits here has it
 
-        begin = ResultWaits.begin
-        over = None if begin is None else begin(self)
+        begins = self._app._connection.wait_begins
+        over = begins[0](self) if begins else None
         future = (await self._port()).outcome(self.lsn)
         try:
             await asyncio.wait((future,), timeout=limit)

@@ -130,6 +130,7 @@ class Worker:
     #: whether jobs run in this very process, and take what the app's lifespans open here
     lends: bool = True
 
+    _stuck: StuckWatch | None = None
     tells_drain = True  # a drain that takes a while is logged, unless a terminal is told
 
     def __init__(
@@ -185,7 +186,6 @@ class Worker:
         self._keeper: Keeper | None = None
         self._opening: CancelScope | None = None
         self._runner: Runner | None = None
-        self._stuck: StuckWatch | None = None
         self._places: Executors | None = None
         #: the app's tasks when they were last looked at, and their names
         self._tasks: Mapping[str, Task[..., Any]] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import move_on_after, sleep
 
 from taskq.errors import TaskqError
-from taskq.hooks import ResultWaits, off_loop, running_job
+from taskq.hooks import Connection, off_loop, running_job
 from taskq.values import nearest
 from taskq.views import WAITING_STATES, Hold, Serving
 
@@ -143,7 +143,7 @@ class StuckWatch:
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Look each second while jobs wait, until cancelled."""
         _watches.add(self)
-        ResultWaits.begin = _begin
+        Connection.wait_begins[:] = [_begin]
         task_status.started()
         try:
             while True:
