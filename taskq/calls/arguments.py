@@ -30,6 +30,7 @@ from taskq.calls.serialization import (
     shown,
     unread_text,
     unusable,
+    unwritten_text,
 )
 from taskq.calls.signature import KEYWORDS, REST, Signature
 from taskq.core.errors import InvalidCall
@@ -336,10 +337,7 @@ class ArgumentCodec:
                 # Field by field, to find the one that the serializer did not name.
                 self._serializer.to_json({name: value}, warnings=False)
             except ValueError as cause:
-                label = f"{name}{self._variadic_name(name)}" if name in {REST, KEYWORDS} else name
-                return InvalidCall(
-                    self._task, f"parameter {label!r} cannot be written as JSON: {cause}"
-                )
+                return self._refused((name,), partial(_unwritten, cause))
         return InvalidCall(self._task, f"the arguments cannot be written as JSON: {error}")
 
     def _variadic_name(self, key: str) -> str:
@@ -347,6 +345,10 @@ class ArgumentCodec:
 
     def _type_text(self, name: str) -> str:
         return inspect.formatannotation(self._hints.get(name, Any))
+
+
+def _unwritten(error: ValueError, _: object) -> str:
+    return unwritten_text(error)
 
 
 def _bare(hint: Any) -> Any:

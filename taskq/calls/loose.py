@@ -294,6 +294,8 @@ def explain(
     problem = _holds(problem)
     if len(path) > 1:
         return f"{problem}: annotate what holds it", ""
+    if path and not isinstance(whole, list | dict):
+        return f"{problem}: annotate it", ""
     if path:
         name = f"list[{name}]" if isinstance(whole, list) else f"dict[str, {name}]"
     return problem, name

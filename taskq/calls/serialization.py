@@ -249,6 +249,14 @@ def unread_text(cause: str) -> str:
     return f"cannot be read back from JSON ({cause}): correct the value, or {_READABLE}"
 
 
+def unwritten_text(error: ValueError) -> str:
+    """Return what is wrong with a value that has no form in JSON, and what to do."""
+    remedy = _READABLE
+    if "utf-8" in str(error):
+        remedy = 'give its model ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")'
+    return f"cannot be written as JSON ({cause_of(error)}): {remedy}"
+
+
 def difference_text(difference: Difference, path: tuple[object, ...]) -> str:
     """Return what is wrong with a value that comes back as another one, and what to do."""
     written, read = difference.written, difference.read
@@ -510,12 +518,16 @@ class ResultCodec:
         way = self._way
         try:
             fitting = self._validator.validate_python(value)
-            body = way.write(fitting, warnings=False)
         except ValueError as error:
             raise UsageError(
                 f"{self._task}: returned {shown(value)}, but is annotated to return {self._text} "
                 f"({cause_of(error)})"
             ) from None
+        try:
+            body = way.write(fitting, warnings=False)
+        except ValueError as error:
+            problem = unwritten_text(error)
+            raise UsageError(f"{self._task}: the result (-> {self._text}) {problem}") from None
         from taskq.calls.equality import find_lost  # noqa: PLC0415 - few types need it
 
         lost = find_lost(value, fitting)

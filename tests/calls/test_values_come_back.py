@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NotRequired
 from uuid import UUID
 
 import pytest
@@ -29,7 +29,10 @@ from pydantic import (
     RootModel,
     SecretStr,
     computed_field,
+    field_serializer,
+    model_serializer,
 )
+from typing_extensions import TypedDict
 
 from taskq import TaskQ, chain, chord, durable
 from taskq.calls.arguments import ArgumentCodec
@@ -153,6 +156,50 @@ class Odd(BaseModel):
     __hash__ = None  # type: ignore[assignment]
 
 
+class Doubled(BaseModel):
+    a: int
+
+    @field_serializer("a")
+    def double(self, value: int) -> int:
+        return 2 * value
+
+
+class Whole(BaseModel):
+    a: int
+
+    @model_serializer
+    def whole(self) -> dict[str, int]:
+        return {"z": self.a}
+
+
+class Raised(BaseModel):
+    a: int
+
+    def model_post_init(self, _: object) -> None:
+        self.a += 1
+
+
+class Named(BaseModel):
+    model_config = ConfigDict(alias_generator=str.upper, extra="forbid")
+    some_name: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    at: dt.datetime
+    inner: list[Node] = field(default_factory=list)
+
+
+class Row(TypedDict):
+    at: dt.datetime
+    size: NotRequired[Decimal]
+
+
+class May(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
 class Cat(BaseModel):
     kind: Literal["cat"] = Field("cat", alias="type")
 
@@ -223,6 +270,9 @@ KEPT: list[tuple[Any, list[Any]]] = [
     (Parsed, [Parsed.model_validate({"a": "[1]"})]),
     (Extra, [Extra.model_validate({"a": 1, "b": [2]})]),
     (Private, [Private(a=1)]), (Open, [Open(a=[{"a": 1.5}])]), (Odd, [Odd(a=1.5, b=b"x")]),
+    (Node, [Node(NOW, [Node(NOW)])]), (Row, [{"at": NOW, "size": Decimal("1.0")}, {"at": NOW}]),
+    (May, [May.READ | May.WRITE]), (Named, [Named.model_validate({"SOME_NAME": 1})]),
+    (Doubled, [Doubled(a=0)]), (str | UUID, ["a", UUID(int=1)]), (bool | int, [True, 1]),
     (Annotated[Cat | Dog, Field(discriminator="kind")], [Dog(type="dog")]),
 ]  # fmt: skip
 #: Values that would come back as others, or not at all.
@@ -249,6 +299,9 @@ REFUSED: list[tuple[Any, list[Any]]] = [
     (list[int] | tuple[int, ...], [(1,)]), (str | Colour, [Colour.RED]),
     (collections.deque[int], [collections.deque([1], maxlen=2)]), (Sequence[int], [(1,)]),
     (Collection[int], [(1,), {1}]), (Iterable[int], [(1,)]),
+    (Doubled, [Doubled(a=1)]), (Whole, [Whole(a=1)]), (Raised, [Raised(a=1)]),
+    (Odd, [Odd(a=1, b=b"\xff")]), (dict[tuple[int, int], int], [{(1, 2): 3}]),
+    (UUID | str, [str(UUID(int=1))]), (tuple[int, Any], [(1, b"x")]),
     (float, [2**60 + 1]), (list[float], [[0.5, 2**60 + 1]]), (dict[str, float], [{"a": 2**53 + 1}]),
     (Decimal, [Decimal("NaN")]), (Shape, [Shape.BOX]),
     (Annotated[int, AfterValidator(lambda value: value + 1)], [1]),
