@@ -1,8 +1,8 @@
 /* A worker's slot, as far as its jobs are plain and never suspend.
 
-   ``run_jobs`` does for one job after the other what ``Slot._run`` does, statement by statement,
-   and goes back to Python with the first job that is not over at once. What it has begun there goes
-   on in the same asyncio task: ``Rest`` is what is left of it, to be awaited. */
+   ``run_jobs`` does for one job after the other what ``Slot._run`` does, and goes back to Python
+   with the first job that is not over at once. What it has begun there goes on in the same asyncio
+   task: ``Rest`` is what is left of it, to be awaited. */
 
 #include "native.h"
 

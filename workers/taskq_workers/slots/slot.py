@@ -22,7 +22,7 @@ from taskq import JobContext
 from taskq import _native as native
 from taskq.engine import Flag, Settlement, kinds
 from taskq.hooks import running_job
-from taskq.values import is_a, is_cancellation, members
+from taskq.values import NamedTuple, is_a, is_cancellation, members
 from taskq_workers.events import tell
 from taskq_workers.slots.outcomes import (
     release,
@@ -37,12 +37,21 @@ from taskq_workers.slots.storing import settle_success
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Awaitable, Callable
-    from contextvars import Context, Token
+    from collections.abc import Awaitable, Callable, Mapping
+    from contextvars import Context, ContextVar, Token
+    from typing import TypeAlias
 
-    from taskq import Delivery, Task
+    from taskq import Delivery, Task, TaskQ
+    from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Plan
-    from taskq_workers.slots.slots import HotParts, Slots
+    from taskq_workers.slots.feed import Feed
+    from taskq_workers.slots.settling import Settler
+    from taskq_workers.slots.slots import Slots
+
+    #: As ``taskq._native`` has it.
+    RunJobs: TypeAlias = Callable[
+        ["Slot", float, Token[JobContext] | None, "Hot"], tuple[Token[JobContext] | None, Any]
+    ]
 
 #: A member of an enum costs as much to look up as a call.
 _SUCCESS: Final = kinds.SUCCESS
@@ -51,8 +60,38 @@ _FLAGS_AT: Final = 8
 _OPENED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED | Flag.FLOW)
 #: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
+LEFT_BY_C: Final = _OPENED | _TIED
 #: A slot whose jobs never suspend lets the loop turn after so long.
 TURN_SECONDS: Final = 0.005
+
+
+class Hot(NamedTuple):
+    """Parts that each slot keeps at hand, in the order in which C reads them."""
+
+    app: TaskQ
+    #: makes a job's context
+    made: Callable[[Delivery, TaskQ], JobContext]
+    #: opens its payload
+    opened: Callable[[Delivery], Awaitable[bytes]]
+    buffer: deque[Delivery]
+    feed: Feed
+    plans: Mapping[str, Plan]
+    settler: Settler
+    #: gets each end
+    hook: Hook | None
+    running_job: ContextVar[JobContext]
+    context_type: type[JobContext]
+    monotonic: Callable[[], float]
+    slots: Slots
+    turn_seconds: float
+    outcomes_max: int
+    #: C leaves jobs of these flags to Python
+    flags_python: int
+
+
+def run_jobs_of(hook: Hook | None) -> RunJobs | None:
+    """Return what runs plain jobs in C; None if Python does, or somebody hears of each end."""
+    return native.plain.run_jobs if native.is_on and hook is None else None
 
 
 class Slot:
@@ -73,8 +112,7 @@ class Slot:
         self.abandoned = False
         self.context = context
         self._stopped_as: Callable[[Delivery], Settlement] | None = None
-        run = self._run_natively() if slots.is_native else self._run()
-        self.task = slots.loop.create_task(run, name=name, context=context)
+        self.task = slots.loop.create_task(self._run(), name=name, context=context)
 
     def stop(self, settle: Callable[[Delivery], Settlement]) -> None:
         """Cancel what runs here; unless it succeeds all the same, it ends as ``settle`` says.
@@ -88,7 +126,8 @@ class Slot:
     async def _run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call more would cost 0.1 µs
         """Run job after job. The hot path: each statement here is paid for every job."""
         slots = self._slots
-        app, made, opened, buffer, feed, plans, settler, hook = slots.begin(self)
+        run_jobs, hot = slots.begin(self)
+        app, made, opened, buffer, feed, plans, settler, hook, *_ = hot
         outcomes = settler.outcomes
         no_job: Token[JobContext] | None = None
         outcome: Settlement | Delivery | None
@@ -96,25 +135,44 @@ class Slot:
         while True:
             if not buffer:
                 # An idle slot must not keep the last job's arguments and result alive.
-                delivery = job = before = args = kwargs = value = outcome = settlement = None
+                begun = delivery = plan = job = before = args = kwargs = rest = None
+                value = outcome = settlement = None
                 if not await self._rest(no_job):
                     return
                 no_job, turn = None, self.since
                 continue
-            self.delivery = delivery = buffer.popleft()
-            if len(buffer) < feed.low:
-                feed.refill()
-            decode, call, none_is_kept, packs, task = plans[delivery.lane.task]
-            job = made(delivery, app)
-            before_job = running_job.set(job)
-            no_job = no_job or before_job
-            before = copy_context()
-            args = None
+            if run_jobs is None:
+                self.delivery = delivery = buffer.popleft()
+                if len(buffer) < feed.low:
+                    feed.refill()
+                plan = plans[delivery.lane.task]
+                job = made(delivery, app)
+                before_job = running_job.set(job)
+                no_job = no_job or before_job
+                before = copy_context()
+                args = rest = None
+            else:
+                # C does the same, and goes on to the first job that is not plain or not over.
+                no_job, begun = run_jobs(self, turn, no_job, hot)
+                if type(begun) is not tuple:
+                    if begun == native.SPOILT:
+                        return
+                    if begun == native.TURN:
+                        await slots.turn(self)
+                        turn = self.since = monotonic()
+                    continue
+                delivery, plan, job, before, args, rest = begun
+            decode, call, none_is_kept, packs, task = plan
             try:
                 flags = delivery.record[_FLAGS_AT]
-                packed = flags & _OPENED
-                args, kwargs = decode(await opened(delivery) if packed else delivery.stored_payload)
-                value = await call(*args, **kwargs)
+                if rest is None:
+                    packed = flags & _OPENED
+                    args, kwargs = decode(
+                        await opened(delivery) if packed else delivery.stored_payload
+                    )
+                    value = await call(*args, **kwargs)
+                else:
+                    value = await rest
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(task, delivery, error, called=args is not None)
                 outcome = await slots.judged(task, error, settlement)
@@ -145,80 +203,6 @@ class Slot:
                 await slots.turn(self)
                 turn = now = monotonic()
             self.since = now
-
-    async def _run_natively(self) -> None:
-        """Do as ``_run``: in C, but for the jobs that are not plain, or not over at once."""
-        slots = self._slots
-        parts = slots.begin(self)
-        # Jobs of those flags are left to Python.
-        limits = TURN_SECONDS, OUTCOMES_MAX, _OPENED | _TIED
-        hot = (*parts, running_job, JobContext, monotonic, slots, *limits)
-        buffer: deque[Delivery] = parts[3]
-        run_jobs = native.plain.run_jobs
-        no_job: Token[JobContext] | None = None
-        turn = self.since = monotonic()
-        while True:
-            if not buffer:
-                begun = None
-                if not await self._rest(no_job):
-                    return
-                no_job, turn = None, self.since
-                continue
-            no_job, begun = run_jobs(self, turn, no_job, hot)
-            if begun == native.SPOILT:
-                return
-            if type(begun) is tuple:
-                if not await self._end(parts, *begun):
-                    return
-                begun = native.EMPTY
-                self.since = monotonic()
-            if begun == native.TURN or self.since - turn > TURN_SECONDS:
-                await slots.turn(self)
-                turn = self.since = monotonic()
-
-    async def _end(
-        self,
-        parts: HotParts,
-        delivery: Delivery,
-        plan: Plan,
-        job: JobContext,
-        before: Context,
-        args: Any,
-        rest: Awaitable[Any] | None,
-    ) -> bool:
-        """End a job that ``run_jobs`` has begun, as ``_run`` does; False at the slot's end."""
-        slots, opened, settler = self._slots, parts[2], parts[6]
-        outcome: Settlement | Delivery
-        try:
-            flags = delivery.record[_FLAGS_AT]
-            if rest is None:
-                packed = flags & _OPENED
-                payload = await opened(delivery) if packed else delivery.stored_payload
-                args, kwargs = plan.decode(payload)
-                rest = plan.call(*args, **kwargs)
-            value = await rest
-        except BaseException as error:  # noqa: BLE001 - no job may stop its worker
-            settlement = self._failed(plan.task, delivery, error, called=args is not None)
-            outcome = await slots.judged(plan.task, error, settlement)
-        else:
-            if value is None and plan.none_is_kept and job.children is None:
-                outcome = Settlement(_SUCCESS, delivery) if flags & _TIED else delivery
-            elif plan.packs or job.packs:
-                outcome = await self._packed(plan.task, delivery, job, value)
-            else:
-                outcome = self._succeeded(plan.task, delivery, job, value)
-        if self.abandoned:
-            return False
-        self.delivery = None
-        settler.outcomes.append(outcome)
-        if not settler.scheduled:
-            settler.flush_soon()
-        elif len(settler.outcomes) >= OUTCOMES_MAX:
-            settler.flush()
-        if _changed(before) or self.task.cancelling():
-            slots.replace(self)
-            return False
-        return True
 
     async def _rest(self, no_job: Token[JobContext] | None) -> bool:
         """Wait for work, as nobody's job; False when the slot is to end."""

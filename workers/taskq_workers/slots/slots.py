@@ -10,7 +10,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from taskq import JobContext
-from taskq import _native as native
 from taskq.engine import kinds
 from taskq.hooks import Inputs, running_job
 from taskq_workers.events import Hook, tell
@@ -19,11 +18,10 @@ from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed, Quota
 from taskq_workers.slots.outcomes import Overlap, reject, release, unless_too_old
 from taskq_workers.slots.rounds import LogFeed, Rounds
-from taskq_workers.slots.settling import Settler
-from taskq_workers.slots.slot import Slot
+from taskq_workers.slots.settling import OUTCOMES_MAX, Settler
+from taskq_workers.slots.slot import LEFT_BY_C, TURN_SECONDS, Hot, Slot, run_jobs_of
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from taskq import Delivery, Task, TaskQ
@@ -31,14 +29,10 @@ if TYPE_CHECKING:
     from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.plans import Plans
     from taskq_workers.slots.rounds import Share, Source
+    from taskq_workers.slots.slot import RunJobs
 
     Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
     Opening: TypeAlias = Callable[[Delivery], Awaitable[bytes]]
-    #: What each slot keeps at hand: the app, how to make a job's context and to open its payload,
-    #: the buffer and its feed, plans, the settler, and who is told of ends.
-    HotParts: TypeAlias = tuple[
-        TaskQ, Making, Opening, deque[Delivery], Feed, Plans, Settler, Hook | None
-    ]
 
 FeedT = TypeVar("FeedT", bound=Feed)
 _log: Final = logging.getLogger("taskq.worker")
@@ -66,7 +60,6 @@ class Slots:
         concurrency: how many there are at most.
         leaving: slots end when they find no more work.
         gone: set once all have left.
-        is_native: whether their jobs run in C; nobody is told of each end then.
         hosts: whoever stands for the slots before the feed and the gates of each log.
 
     Args:
@@ -95,7 +88,7 @@ class Slots:
         self.leaving = False
         self.gone = asyncio.Event()
         self.concurrency = concurrency
-        self.is_native = native.is_on and hook is None
+        self._run_jobs = run_jobs_of(hook)
         self._hook = hook
         self._stop = stop
         # What a job changed in its context ends with its slot; every new one starts from this.
@@ -131,8 +124,9 @@ class Slots:
         else:
             rounds = Rounds(self, sources, partial(feed, LogFeed), quota, stop, burst=burst)
             made, opened = self._take_turns(rounds)
-        self._hot: HotParts = (
-            app, made, opened, self.feed.buffer, self.feed, plans, self.settler, hook
+        self._hot = Hot(
+            app, made, opened, self.feed.buffer, self.feed, plans, self.settler, hook,
+            running_job, JobContext, monotonic, self, TURN_SECONDS, OUTCOMES_MAX, LEFT_BY_C,
         )  # fmt: skip
 
     def _take_turns(self, rounds: Rounds) -> tuple[Making, Opening]:
@@ -146,10 +140,10 @@ class Slots:
 
     # What slots call.
 
-    def begin(self, slot: Slot) -> HotParts:
-        """Let a slot look at the buffer, as it was called to; gives what it keeps at hand."""
+    def begin(self, slot: Slot) -> tuple[RunJobs | None, Hot]:
+        """Let a slot look at the buffer; returns what runs jobs in C, and what it keeps at hand."""
         self._called.discard(slot)
-        return self._hot
+        return self._run_jobs, self._hot
 
     async def rest(self, slot: Slot) -> bool:
         """Return once there may be work; False when the slot is to end."""
