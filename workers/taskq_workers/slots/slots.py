@@ -189,7 +189,8 @@ class Slots:
     ) -> Settlement:
         """Decide on a job that failed, in the light of its age and of the network's state."""
         if settlement.kind is kinds.DEATH and settlement.delay_ns:
-            app = self._hot.app if self._rounds is None else self._rounds.app_of(settlement.delivery)
+            rounds = self._rounds
+            app = self._hot.app if rounds is None else rounds.app_of(settlement.delivery)
             settlement = await self._overlap.judge(app, settlement)
             if settlement.kind is kinds.RELEASE:
                 self.warn_once(str(error))
