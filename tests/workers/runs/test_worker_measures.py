@@ -129,7 +129,7 @@ async def test_two_workers_of_a_process_share_the_instruments(app: TaskQ, meters
 async def test_without_a_provider_nothing_is_loaded_and_no_event_made(app: TaskQ) -> None:
     async with Worker(app) as worker:
         assert isinstance(worker._runner, Slots)
-        assert worker._runner._hot.hook is None
+        assert worker._runner.hot.hook is None
     assert "taskq_workers.runs.measures" not in sys.modules or tracing.meter is None
 
 

@@ -276,7 +276,7 @@ async def test_a_worker_of_an_app_without_any_calls_its_tasks_directly(app: Task
     async with Worker(app) as worker:
         await (await work.enqueue()).result(timeout=SECONDS)
         assert isinstance(worker._runner, Slots)
-        assert worker._runner._hot[5][work.name].call is work.fn
+        assert worker._runner.hot[5][work.name].call is work.fn
 
 
 ONCE: dict[str, Any] = {"timeout": 0.3, "retry": 1}

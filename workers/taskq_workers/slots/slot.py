@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from taskq_workers.slots.settling import Settler
     from taskq_workers.slots.slots import Slots
 
+    #: Of the first job since the slot rested.
+    JobToken: TypeAlias = Token[JobContext] | None
     #: As ``taskq._native`` has it.
-    RunJobs: TypeAlias = Callable[
-        ["Slot", float, Token[JobContext] | None, "Hot"], tuple[Token[JobContext] | None, Any]
-    ]
+    RunJobs: TypeAlias = Callable[["Slot", float, JobToken, "Hot"], tuple[JobToken, Any]]
 
 #: A member of an enum costs as much to look up as a call.
 _SUCCESS: Final = kinds.SUCCESS
@@ -123,24 +123,31 @@ class Slot:
             self._stopped_as = settle
             self.task.cancel()
 
-    async def _run(self) -> None:  # noqa: C901, PLR0912, PLR0915 - a call more would cost 0.1 µs
-        """Run job after job. The hot path: each statement here is paid for every job."""
-        slots = self._slots
-        run_jobs, hot = slots.begin(self)
-        app, made, opened, buffer, feed, plans, settler, hook, *_ = hot
-        outcomes = settler.outcomes
-        no_job: Token[JobContext] | None = None
-        outcome: Settlement | Delivery | None
-        turn = self.since = monotonic()
+    async def _run(self) -> None:
+        """Run what is ready, and rest, until the slot is to leave, or a job has spoilt it."""
+        buffer = self._slots.begin(self)
+        no_job: JobToken = None
+        self.since = monotonic()
         while True:
-            if not buffer:
-                # An idle slot must not keep the last job's arguments and result alive.
-                begun = delivery = plan = job = before = args = kwargs = rest = None
-                value = outcome = settlement = None
-                if not await self._rest(no_job):
+            if buffer:
+                no_job = await self._run_ready(no_job)
+                if no_job is None:
                     return
-                no_job, turn = None, self.since
-                continue
+            else:
+                if no_job is not None:  # it rests as nobody's job
+                    running_job.reset(no_job)
+                no_job = None
+                if not await self._slots.rest(self):
+                    return
+                self.since = monotonic()
+
+    async def _run_ready(self, no_job: JobToken) -> JobToken:  # noqa: C901, PLR0912, PLR0915
+        """Run jobs until none is ready; None at the slot's end. A call more would cost 0.1 µs."""
+        slots, turn = self._slots, self.since
+        run_jobs, hot = slots.run_jobs, slots.hot
+        app, made, opened, buffer, feed, plans, settler, hook = hot[:8]
+        outcomes = settler.outcomes
+        while buffer:
             if run_jobs is None:
                 self.delivery = delivery = buffer.popleft()
                 if len(buffer) < feed.low:
@@ -152,65 +159,53 @@ class Slot:
                 before = copy_context()
                 args = rest = None
             else:
-                # C does the same, and goes on to the first job that is not plain or not over.
+                # As here, and on to the first job that is not plain or not over.
                 no_job, begun = run_jobs(self, turn, no_job, hot)
                 if type(begun) is not tuple:
                     if begun == native.SPOILT:
-                        return
-                    if begun == native.TURN:
-                        await slots.turn(self)
-                        turn = self.since = monotonic()
+                        return None
+                    turn = await self._turn() if begun == native.TURN else turn
                     continue
                 delivery, plan, job, before, args, rest = begun
-            decode, call, none_is_kept, packs, task = plan
+            decode, call, none_is_kept, _, task = plan
             try:
                 flags = delivery.record[_FLAGS_AT]
                 if rest is None:
-                    packed = flags & _OPENED
-                    args, kwargs = decode(
-                        await opened(delivery) if packed else delivery.stored_payload
-                    )
-                    value = await call(*args, **kwargs)
-                else:
-                    value = await rest
+                    payload = await opened(delivery) if flags & _OPENED else delivery.stored_payload
+                    args, kwargs = decode(payload)
+                    rest = call(*args, **kwargs)
+                value = await rest
             except BaseException as error:  # noqa: BLE001 - no job may stop its worker
                 settlement = self._failed(task, delivery, error, called=args is not None)
-                outcome = await slots.judged(task, error, settlement)
+                outcome: Settlement | Delivery = await slots.judged(task, error, settlement)
             else:
-                if value is None and none_is_kept and job.children is None:
-                    # For a success that concerns nobody else its delivery stands.
-                    outcome = Settlement(_SUCCESS, delivery) if flags & _TIED else delivery
-                elif packs or job.packs:
-                    outcome = await self._packed(task, delivery, job, value)
-                else:
-                    outcome = self._succeeded(task, delivery, job, value)
+                # For a success that concerns nobody else its delivery stands.
+                stands = value is None and none_is_kept and not (job.children or flags & _TIED)
+                outcome = delivery if stands else await self._success(plan, delivery, job, value)
             if self.abandoned:
-                return
+                return None
             self.delivery = None
             outcomes.append(outcome)
             if not settler.scheduled:
                 settler.flush_soon()
             elif len(outcomes) >= OUTCOMES_MAX:
                 settler.flush()
-            now = monotonic()
+            self.since, since = monotonic(), self.since
             if hook is not None:
-                tell(hook, settled(outcome), now - self.since)
+                tell(hook, settled(outcome), self.since - since)
             if _changed(before) or self.task.cancelling():
                 # The job left context variables or a cancellation behind, that no other may meet.
                 slots.replace(self)
-                return
-            if now - turn > TURN_SECONDS:
-                await slots.turn(self)
-                turn = now = monotonic()
-            self.since = now
+                return None
+            if self.since - turn > TURN_SECONDS:
+                turn = await self._turn()
+        return no_job
 
-    async def _rest(self, no_job: Token[JobContext] | None) -> bool:
-        """Wait for work, as nobody's job; False when the slot is to end."""
-        if no_job is not None:
-            running_job.reset(no_job)
-        goes_on = await self._slots.rest(self)
+    async def _turn(self) -> float:
+        """Let the loop turn; returns when it has, in monotonic seconds."""
+        await self._slots.turn(self)
         self.since = monotonic()
-        return goes_on
+        return self.since
 
     def _failed(
         self, task: Task[..., Any], delivery: Delivery, error: BaseException, *, called: bool
@@ -234,13 +229,17 @@ class Slot:
                 return settlement
         return settle_failure(task, delivery, error)
 
-    def _succeeded(
-        self, task: Task[..., Any], delivery: Delivery, job: JobContext, value: Any
+    async def _success(
+        self, plan: Plan, delivery: Delivery, job: JobContext, value: Any
     ) -> Settlement:
+        if value is None and plan.none_is_kept and job.children is None:
+            return Settlement(_SUCCESS, delivery)
+        if plan.packs or job.packs:
+            return await self._packed(plan.task, delivery, job, value)
         try:
-            body = task.encode_result(value)
+            body = plan.task.encode_result(value)
         except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
-            return settle_bad_result(task, delivery, value, error)
+            return settle_bad_result(plan.task, delivery, value, error)
         if job.children is None:
             return Settlement(_SUCCESS, delivery, body)
         children = tuple(child[1:] for child in job.children)

@@ -22,6 +22,7 @@ from taskq_workers.slots.settling import OUTCOMES_MAX, Settler
 from taskq_workers.slots.slot import LEFT_BY_C, TURN_SECONDS, Hot, Slot, run_jobs_of
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from taskq import Delivery, Task, TaskQ
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.plans import Plans
     from taskq_workers.slots.rounds import Share, Source
-    from taskq_workers.slots.slot import RunJobs
 
     Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
     Opening: TypeAlias = Callable[[Delivery], Awaitable[bytes]]
@@ -60,6 +60,7 @@ class Slots:
         concurrency: how many there are at most.
         leaving: slots end when they find no more work.
         gone: set once all have left.
+        run_jobs: what runs plain jobs in C, or None. hot: what each slot keeps at hand.
         hosts: whoever stands for the slots before the feed and the gates of each log.
 
     Args:
@@ -88,8 +89,7 @@ class Slots:
         self.leaving = False
         self.gone = asyncio.Event()
         self.concurrency = concurrency
-        self._run_jobs = run_jobs_of(hook)
-        self._hook = hook
+        self.run_jobs = run_jobs_of(hook)
         self._stop = stop
         # What a job changed in its context ends with its slot; every new one starts from this.
         self._context = copy_context()
@@ -124,7 +124,7 @@ class Slots:
         else:
             rounds = Rounds(self, sources, partial(feed, LogFeed), quota, stop, burst=burst)
             made, opened = self._take_turns(rounds)
-        self._hot = Hot(
+        self.hot = Hot(
             app, made, opened, self.feed.buffer, self.feed, plans, self.settler, hook,
             running_job, JobContext, monotonic, self, TURN_SECONDS, OUTCOMES_MAX, LEFT_BY_C,
         )  # fmt: skip
@@ -140,10 +140,10 @@ class Slots:
 
     # What slots call.
 
-    def begin(self, slot: Slot) -> tuple[RunJobs | None, Hot]:
-        """Let a slot look at the buffer; returns what runs jobs in C, and what it keeps at hand."""
+    def begin(self, slot: Slot) -> deque[Delivery]:
+        """Let a slot look at the buffer, as it was called to."""
         self._called.discard(slot)
-        return self._run_jobs, self._hot
+        return self.hot.buffer
 
     async def rest(self, slot: Slot) -> bool:
         """Return once there may be work; False when the slot is to end."""
@@ -190,7 +190,7 @@ class Slots:
         """Decide on a job that failed, in the light of its age and of the network's state."""
         if settlement.kind is kinds.DEATH and settlement.delay_ns:
             rounds = self._rounds
-            app = self._hot.app if rounds is None else rounds.app_of(settlement.delivery)
+            app = self.hot.app if rounds is None else rounds.app_of(settlement.delivery)
             settlement = await self._overlap.judge(app, settlement)
             if settlement.kind is kinds.RELEASE:
                 self.warn_once(str(error))
@@ -375,8 +375,8 @@ class Slots:
     def put(self, settlement: Settlement, since: float) -> None:
         """Hand an outcome on, and tell of it."""
         self.settler.add(settlement)
-        if self._hook is not None:
-            tell(self._hook, settlement, monotonic() - since)
+        if self.hot.hook is not None:
+            tell(self.hot.hook, settlement, monotonic() - since)
 
     def _check_gone(self) -> None:
         if self.leaving and not self._slots:
