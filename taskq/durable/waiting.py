@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from taskq import telemetry
+from taskq.app.signals import event_readers
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.serialization import cause_of, decode_loose, way_of
 from taskq.core.errors import InvalidStep, JobCancelled, JobExpired, JobFailed, TaskqError
@@ -140,6 +141,8 @@ class Run(Stepping):
     ) -> Part[Any]:
         """Return what ``durable.event`` does."""
         wanted = Wanted(name, self.number(name, Form.EVENT), kind, limit_ns, where)
+        readers = event_readers.setdefault(name, {}).setdefault(self._job.task, {})
+        readers[repr(kind)] = partial(_valid, kind)
         look = partial(self._look_at_event, wanted)
         return Part((name, wanted.number), look, self._event(wanted))
 

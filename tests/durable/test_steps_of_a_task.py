@@ -358,6 +358,29 @@ async def test_a_signal_of_another_type_is_passed_over_and_stays(
     assert caplog.text.count("passed over, since it does not fit int") == 1
 
 
+async def test_who_sends_a_signal_of_a_wrong_type_and_who_asks_why_hear_of_it(
+    shop: Shop, box: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once where the type is known; and it spoils nothing, not for a requeue either."""
+
+    @shop.app.task(retry=1)
+    async def order() -> int:
+        return await durable.event("paid", int)
+
+    job = await order.enqueue()
+    await box.drain()
+    await shop.app.signal(job, "paid", "five")
+    assert f"'paid' does not fit what job {job.id} waits for" in caplog.text
+    await box.drain()
+    assert "signal 'paid' (what came so far does not fit)" in (await job.why()).text
+    assert "(what came so far does not fit)" in str(await shop.app.timeline(job))
+    caplog.clear()
+    await shop.app.signal(job, "paid", 5)
+    assert "does not fit" not in caplog.text
+    await box.drain()
+    assert await job.result(5) == 5
+
+
 async def test_a_step_without_a_function_is_refused_by_name(shop: Shop, box: Sandbox) -> None:
     step: Any = durable.step
 

@@ -133,7 +133,8 @@ def waited_for(waits: Iterable[Wait]) -> str:
     parts = []
     for wait in waits:
         if wait.form == Form.EVENT:
-            parts.append(f"signal {wait.name!r}")
+            unfit = " (what came so far does not fit)" if wait.first else ""
+            parts.append(f"signal {wait.name!r}{unfit}")
         elif wait.form == Form.CALL:
             parts.append(f"{wait.jobs} job{'s' if wait.jobs != 1 else ''} that it called")
         elif wait.form == Form.TRIED:
