@@ -38,6 +38,7 @@ TOP_LEVEL = {
     "pyproject.toml",
     "taskq",
     "tests",
+    "uv.lock",
     "workers",
 }
 #: Programs of their own that tests start; to take time is what they are for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
@@ -250,6 +251,9 @@ class TaskQ(LogHolder):
     ) -> Schedule:
         """Enqueue a call by the clock: ``app.schedule("sync", sync.call("eu"), every="10m")``.
 
+        Workers of the app tick, so declare it where they import it: a process that only enqueues
+        ticks nothing, and logs a warning if it is declared while the app is open there.
+
         Raises:
             UsageError: neither or both of cron and every are given, one is wrong, or the name is
                 taken.
@@ -258,6 +262,11 @@ class TaskQ(LogHolder):
         if call.task is not None and call.task.app is not self:
             raise UsageError(f"{call.name} is a task of another app: schedule it with that one")
         self.hooks.schedules.add(schedule)
+        if self._connection.current is not None and not self.hooks.schedules.listeners.count:
+            logging.getLogger("taskq").warning(
+                "the schedule %r ticks in workers of this app, and none runs in this process: "
+                "declare it in a module that the worker imports", name,
+            )  # fmt: skip
         return schedule
 
     def breaker(

@@ -41,6 +41,11 @@ class Listeners:
 
         return leave
 
+    @property
+    def count(self) -> int:
+        """Return how many listen."""
+        return len(self._all)
+
     def tell(self) -> None:
         """Call them all."""
         for listener in self._all:

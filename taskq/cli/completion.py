@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -44,9 +46,19 @@ def _complete(
         path = ctx.args[0]  # behind it stands the option whose value is asked for
     try:
         with LogReader.open(str(path or load_settings(None).data_dir)) as reader:
-            return list(find(reader, incomplete))
+            return [_quoted(item) for item in find(reader, incomplete) if item.value.isprintable()]
     except Exception:  # noqa: BLE001 - whatever it is, a shell that asks is told nothing
         return []
+
+
+def _quoted(item: CompletionItem) -> CompletionItem:
+    """Escape what bash would expand on the line that it completes; other shells do so themselves.
+
+    Its function reads the answer with ``read``, which takes one backslash off.
+    """
+    if os.environ.get("_TASKQ_COMPLETE", "").startswith("bash"):
+        item.value = re.sub(r"([^\w@%+=:,./-])", r"\\\\\1", item.value)
+    return item
 
 
 def _queues(reader: LogReader, incomplete: str) -> Iterator[CompletionItem]:

@@ -65,15 +65,23 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def body_text(body: bytes) -> str:
-    """Return a payload for people: JSON with indents, else text, else bytes as Python has them."""
+    """Return a payload for people: JSON with indents, else text, else bytes as Python has them.
+
+    Text is indented; JSON has no lines of its own.
+    """
     try:
         return printable(json.dumps(parse_json(body), indent=2, ensure_ascii=False))
     except ValueError:
         pass
     try:
-        return printable(body.decode())
+        return indented(printable(body.decode()))
     except UnicodeDecodeError:
         return repr(body)
+
+
+def indented(text: str) -> str:
+    """Return what others wrote below a heading: no line of it can pass for one of ours."""
+    return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
 def progress(view: ProgressView | None, now_ns: int) -> str:

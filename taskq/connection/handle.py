@@ -206,10 +206,13 @@ class JobHandle(Generic[R]):
     progress_sync = blocking(progress)
 
     async def watch(self, every: Duration = 0.5) -> AsyncIterator[Progress]:
-        """Yield how far the job is whenever it told that, until it has ended.
+        """Yield the latest report of the job at each look, if it is new, until the job has ended.
+
+        Reports between two looks are left out, and so is one shortly before the end: await
+        ``result()`` for that. A worker writes reports down ten times a second at most.
 
         Args:
-            every: how often it is looked at.
+            every: how often the job is looked at.
 
         Raises:
             JobNotFound: the log has no such job.

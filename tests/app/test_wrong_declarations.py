@@ -250,3 +250,23 @@ def test_a_first_call_under_freezegun_compiles_real_dates(
         assert dt.datetime is FakeDatetime
     assert task.decode(task.call(value).body) == ((), {"value": value})
     assert task.decode_result(task.encode_result(value) or b"") == value
+
+
+def test_a_schedule_that_nobody_ticks_is_warned_of(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Declared while the app is open, in a process without a worker of it."""
+    call = app.task(increment).call(1)
+    app.schedule("before", call, every="1h")
+    with app:
+        app.schedule("daily", call, every="1d")
+    assert [record.args for record in caplog.records] == [("daily",)]
+
+
+async def test_a_schedule_beside_a_worker_is_not_warned_of(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = app.task(increment).call(1)
+    async with app, app.worker():
+        app.schedule("daily", call, every="1d")
+    assert not [record for record in caplog.records if "ticks in" in record.msg]

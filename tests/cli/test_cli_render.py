@@ -58,9 +58,9 @@ def test_sizes_are_in_binary_units(count: int, text: str) -> None:
     ("body", "text"),
     [
         (b'{"a":1}', '{\n  "a": 1\n}'),
-        ("grüße".encode(), "grüße"),
+        ("grüße".encode(), "  grüße"),
         (b"\xff\x00", "b'\\xff\\x00'"),
-        (b"\x1b[31mred", "\\x1b[31mred"),
+        (b"\x1b[31mred\nx", "  \\x1b[31mred\n  x"),
     ],
 )
 def test_a_payload_never_drives_the_terminal(body: bytes, text: str) -> None:

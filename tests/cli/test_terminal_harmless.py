@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import pty
 import re
@@ -20,6 +21,7 @@ from uuid import UUID
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from taskq import TaskLog, TaskQ
 from taskq.cli.main import main
@@ -350,3 +352,50 @@ def test_a_command_shows_what_strangers_wrote_as_text(name: str, place: Place) -
     assert "Traceback" not in shown
     check_harmless(shown)
     assert (r"\x1b" in shown or r"\u001b" in shown) is is_shown, repr(shown)
+
+
+def test_no_line_of_a_body_passes_for_a_fact_or_a_heading(tmp_path: Path) -> None:
+    """Payload, reason and what was logged are indented below their headings."""
+    forged = "x\nstate     succeeded\n\nresult\nstolen"
+    app = TaskQ(tmp_path, durability="os")
+
+    @app.task(retry=1, keep_log="1KB")
+    async def fail() -> None:
+        logging.getLogger("shop").warning(forged)
+        raise ValueError(forged)
+
+    async def bury() -> str:
+        async with app:
+            job = await fail.enqueue()
+            await app.worker(burst=True).run()
+        return job.id
+
+    put = asyncio.run(bury())
+    for command in (("show", put), ("dead", "show", put)):
+        shown = invoke(*command, "-d", tmp_path).output.splitlines()
+        assert not {"result", "stolen", "state     succeeded"} & set(shown)
+        assert "  stolen" in shown
+
+
+def test_bash_completes_names_that_it_must_not_expand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its function splits the answer with ``read``, which takes one of two backslashes off."""
+    name = "a$(touch x);`id`&b"
+    with TaskQ(tmp_path, durability="os") as app:
+        app.enqueue_sync(app.call_by_name("task").options(queue=name))
+    monkeypatch.setenv("COMP_WORDS", f"taskq ls -d {tmp_path} -Q a")
+    answers = {}
+    for shell, word in (("bash", "5"), ("fish", "a")):
+        monkeypatch.setenv("COMP_CWORD", word)
+        monkeypatch.setenv("_TASKQ_COMPLETE", f"{shell}_complete")
+        result = CliRunner().invoke(main, [], prog_name="taskq", complete_var="_TASKQ_COMPLETE")
+        answers[shell] = result.output.splitlines()[0]
+    assert name in answers["fish"]
+    line = 'IFS="," read kind value <<< "$1"; eval "printf %s $value"'
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", answers["bash"]],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == name
+    assert not (tmp_path / "x").exists()

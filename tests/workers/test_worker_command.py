@@ -443,6 +443,18 @@ def test_what_is_wrong_for_all_of_several_processes_is_said_once(
     assert guard.errors.count("taskq: ") == 1
 
 
+def test_an_extra_that_each_process_would_miss_ends_the_guard_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("taskq_plugins.prometheus")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    given = ["worker", "shop:app", "--processes", "2", "--metrics-port", "0"]
+    result = CliRunner().invoke(main, given)
+    assert result.exit_code == 2
+    assert re.search(r"pip install .*\[metrics\]", result.output)
+
+
 def test_the_banner_of_several_processes_says_what_that_of_one_says(
     start: Any, queue: TaskQ, tmp_path: Path
 ) -> None:

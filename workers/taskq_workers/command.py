@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
-from taskq_workers.process.elsewhere import Order
+from taskq_workers.process.elsewhere import Order, find_executor
 from taskq_workers.process.running import run_guarded, run_one, run_reloading
 from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
 from taskq_workers.runs.limits import rss_bytes
+from taskq_workers.services.plugins import find_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -229,6 +230,13 @@ def worker(
 def _guard(context: click.Context, processes: int | None) -> int:
     """Run workers as processes of their own, without a number the one that code changes renew."""
     command, given = context.command, context.params
+    # What is missing is so in each process: it would be started again and again.
+    if given["metrics_port"] is not None:
+        find_plugin("taskq.services", "prometheus", "metrics")
+    if given["web"]:
+        find_plugin("taskq.services", "web", "web")
+    if given["executor"] is not None:
+        find_executor(given["executor"])
     if processes is None:
         seconds = min(given["drain_timeout"], RELOAD_DRAIN_SECONDS)
         run_reloading(

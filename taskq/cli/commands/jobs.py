@@ -201,7 +201,7 @@ def _print_job(
         _print_steps(steps, now_ns)
     for attempt in job.attempts:
         if attempt.lines:
-            render.echo(f"\nlogged by attempt {attempt.number}\n{attempt.lines}")
+            render.echo(f"\nlogged by attempt {attempt.number}\n{render.indented(attempt.lines)}")
     for name, body in (("reason", job.reason.encode()), ("payload", job.payload)):
         if body:
             render.echo(f"\n{name}\n{render.body_text(body)}")

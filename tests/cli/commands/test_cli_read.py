@@ -67,7 +67,7 @@ def test_show_tells_a_dead_jobs_whole_story(sample: Sample) -> None:
         "state        dead\n",
         "attempt      1/1\n",
         "header from  here\n",
-        "\nreason\nValueError: [red]bad\\x1b[31m\nline 2 of the traceback\n",
+        "\nreason\n  ValueError: [red]bad\\x1b[31m\n  line 2 of the traceback\n",
         "\npayload\nb'\\xff\\x00'\n",
     ):
         assert part in text

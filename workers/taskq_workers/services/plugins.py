@@ -62,6 +62,7 @@ def find_plugin(group: str, name: str, extra: str | None = None) -> Any:
     except ImportError as error:
         detail = f"{type(error).__name__}: {error}".partition("\n")[0]
         needs = "" if extra is None else f": {install_line(extra)}"
-        raise TaskqError(
+        kind_of_error = TaskqError if extra is None else UsageError
+        raise kind_of_error(
             f"the {kind} {name!r} does not load ({detail}). Install what it needs{needs}"
         ) from error
