@@ -65,22 +65,34 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def body_text(body: bytes) -> str:
-    """Return a payload for people: JSON with indents, else text, else bytes as Python has them.
+    """Return a payload for people: JSON with indents, else text, else bytes as Python has them."""
+    return _as_json(body) or _as_text(body)
 
-    Text is indented; JSON has no lines of its own.
+
+def body_block(body: bytes) -> str:
+    """Return the same to stand below a heading: text is indented, and JSON has no lines of its own.
+
+    No line of it can pass for a heading or a fact.
     """
+    return _as_json(body) or indented(_as_text(body))
+
+
+def _as_json(body: bytes) -> str:
     try:
         return printable(json.dumps(parse_json(body), indent=2, ensure_ascii=False))
     except ValueError:
-        pass
+        return ""
+
+
+def _as_text(body: bytes) -> str:
     try:
-        return indented(printable(body.decode()))
+        return printable(body.decode())
     except UnicodeDecodeError:
         return repr(body)
 
 
 def indented(text: str) -> str:
-    """Return what others wrote below a heading: no line of it can pass for one of ours."""
+    """Return each line two columns to the right."""
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 

@@ -59,12 +59,12 @@ def test_sizes_are_in_binary_units(count: int, text: str) -> None:
     [
         (b'{"a":1}', '{\n  "a": 1\n}'),
         ("grüße".encode(), "  grüße"),
-        (b"\xff\x00", "b'\\xff\\x00'"),
+        (b"\xff\x00", "  b'\\xff\\x00'"),
         (b"\x1b[31mred\nx", "  \\x1b[31mred\n  x"),
     ],
 )
 def test_a_payload_never_drives_the_terminal(body: bytes, text: str) -> None:
-    assert render.body_text(body) == text
+    assert render.body_block(body) == text
 
 
 @pytest.mark.parametrize(

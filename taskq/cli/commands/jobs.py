@@ -204,9 +204,9 @@ def _print_job(
             render.echo(f"\nlogged by attempt {attempt.number}\n{render.indented(attempt.lines)}")
     for name, body in (("reason", job.reason.encode()), ("payload", job.payload)):
         if body:
-            render.echo(f"\n{name}\n{render.body_text(body)}")
+            render.echo(f"\n{name}\n{render.body_block(body)}")
     if job.result is not None:
-        render.echo(f"\nresult\n{render.body_text(job.result)}")
+        render.echo(f"\nresult\n{render.body_block(job.result)}")
 
 
 def _print_steps(steps: Sequence[StepView], now_ns: int) -> None:

@@ -68,7 +68,7 @@ def test_show_tells_a_dead_jobs_whole_story(sample: Sample) -> None:
         "attempt      1/1\n",
         "header from  here\n",
         "\nreason\n  ValueError: [red]bad\\x1b[31m\n  line 2 of the traceback\n",
-        "\npayload\nb'\\xff\\x00'\n",
+        "\npayload\n  b'\\xff\\x00'\n",
     ):
         assert part in text
     assert "\x1b" not in text
