@@ -195,7 +195,7 @@ class Pages:
             "line": lambda text: line(clean(text)),
             "body": lambda body: shown_body(body, value),
             "table": lambda job: table_of(job, value),
-            "code": lambda job: printable(code_of(job, value)),
+            "code": lambda job, takes: printable(code_of(job, value, takes=takes)),
             "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
             "clock": lambda moment_ns: (moment(moment_ns) or "")[_HOUR_AND_MINUTE],
             "minute": lambda moment_ns: f"{(moment(moment_ns) or '')[: _HOUR_AND_MINUTE.stop]}Z",
@@ -339,6 +339,7 @@ class Pages:
             "is_open": job.state in LIVE_STATES,
             "bars": bars_of(job, now_ns),
             "command": command(self._looks.path, "show", job.job_id),
+            "takes": bool(seen.ties and seen.ties.shape),
             "flow": [(name.replace("_", " "), ids[:_IDS_MAX]) for name, ids in flow.items()],
         }
 

@@ -117,8 +117,11 @@ def table_of(job: JobView, cleaned: Callable[[Any], Any]) -> list[tuple[str, str
     return rows if is_flat and are_short and len(rows) <= _ROWS_MAX else []
 
 
-def code_of(job: JobView, cleaned: Callable[[Any], Any]) -> str:
-    """Return what enqueues the same call, as Python; "" for bytes, and for a call that is long."""
+def code_of(job: JobView, cleaned: Callable[[Any], Any], *, takes: bool = False) -> str:
+    """Return what enqueues the same call, as Python; "" for bytes, and for a call that is long.
+
+    A job that ``takes`` the results of others is a step of a flow: its first argument is not here.
+    """
     if job.arguments is None or len(job.payload) > _LINE_CHARACTERS_MAX * 10:
         return ""
     values = cleaned(job.arguments)
@@ -128,4 +131,5 @@ def code_of(job: JobView, cleaned: Callable[[Any], Any]) -> str:
     name = re.sub(r"\W", "_", job.task.rpartition(".")[2])
     if keyword.iskeyword(name) or not name.isidentifier():
         name = f"{name}_"
-    return f"await {name}.enqueue({', '.join(given)})"
+    arguments = ", ".join(given)
+    return f"{name}.step({arguments})" if takes else f"await {name}.enqueue({arguments})"
