@@ -18,7 +18,7 @@ from taskq.core.errors import FormatError
 from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 #: Ends of flows' jobs whose places are remembered: the latest.
 ENDED_MAX: Final = 16_384
@@ -131,8 +131,18 @@ class Flows:
             return None
         return value & _COUNT_MASK, value >> _POLICY_SHIFT & _POLICY_MASK, bool(value & _DOOMED)
 
-    def apply_end(self, job: int, location: int, dependents: Iterable[int]) -> None:
-        """A job of a flow ended by the record there, which names those that this matters to."""
+    def apply_end(
+        self,
+        job: int,
+        location: int,
+        dependents: Iterable[int],
+        left_of: Callable[[int, int], int],
+    ) -> None:
+        """A job of a flow ended by the record there, which names those that this matters to.
+
+        ``left_of`` returns how many inputs a job whose count is used up lacks still, besides the
+        one that ends.
+        """
         for dependent in dependents:
             number = dependent & ~DOOM_BIT
             value = self.held.get(number)
@@ -142,8 +152,11 @@ class Flows:
                 self.held[number] = value | _DOOMED
                 self.todo[number] = None
             elif value & _COUNT_MASK:
-                self.held[number] = value - 1
-                if not (value - 1) & _COUNT_MASK:
+                value -= 1
+                if not value & _COUNT_MASK:
+                    value |= left_of(number, job)
+                self.held[number] = value
+                if not value & _COUNT_MASK:
                     self.todo[number] = None
         if len(self.ended) >= ENDED_MAX:
             for old in list(self.ended)[: ENDED_MAX // 2]:

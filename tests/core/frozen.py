@@ -331,7 +331,7 @@ class Driven:
         held = self.agenda.flows.held
         if ends and held:
             job = list(held)[number % len(held)]
-            self.agenda.flows.apply_end(self.lsn, self.lsn << 8, [job])
+            self.agenda.flows.apply_end(self.lsn, self.lsn << 8, [job], self.agenda.left_of_calls)
         else:
             needs = needs_of(count % 5, number % 3, doomed=count == 3)
             self.agenda.apply_held(self.lsn, self.lsn << 8, self._lane(number), META_FLOW, needs)

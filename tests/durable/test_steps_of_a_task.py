@@ -176,6 +176,28 @@ async def test_children_are_enqueued_once_and_their_results_come_in_order(
     assert sorted(runs) == [-1, 0, 1, 2, 2, 9]
 
 
+async def test_calls_side_by_side_wake_their_parent_at_most_twice_a_call(
+    shop: Shop, box: Sandbox
+) -> None:
+    runs: list[int] = []
+
+    @shop.app.task
+    async def part(number: int) -> int:
+        return number
+
+    @shop.app.task
+    async def whole() -> list[int]:
+        runs.append(1)
+        groups = (range(30), range(100), range(60))
+        calls = [durable.call([part.call(at) for at in group]) for group in groups]
+        return [sum(results) for results in await asyncio.gather(*calls)]
+
+    job = await whole.enqueue()
+    await box.drain(concurrency=4)
+    assert await job.result(5) == [435, 4950, 1770]
+    assert len(runs) <= 1 + 2 * 3
+
+
 async def test_a_child_that_died_raises_in_its_parent(shop: Shop, box: Sandbox) -> None:
     @shop.app.task(retry=1)
     async def part() -> None:

@@ -89,8 +89,8 @@ class Agenda:
         self.dead = JobTable()
         self.running: dict[int, tuple[int, int, int]] = {}
         self.leases = Leases()
-        self.flows = Flows()
         self.steps = Steps()
+        self.flows = Flows()
         self.times = Timetable()
         self.ages = Ages()
         self.schedules: dict[str, ScheduleState] = {}
@@ -348,6 +348,22 @@ class Agenda:
         """Wall time made a step: relative moments move with it."""
         self.times.step(step_ns)
         self.leases.shift_ns += step_ns
+
+    def left_of_calls(self, job: int, ended: int) -> int:
+        """Return how many jobs live of the call of which the fewest do, of several awaited calls.
+
+        A job that waits for one call or none lacks nothing more.
+        """
+        calls = self.steps.calls(job)
+        if len(calls) < 2:  # noqa: PLR2004 - one alone
+            return 0
+        table, index = self.table, self.table.index
+        left = [
+            sum(child != ended and table.find(child) is not None for child in call)
+            for call in calls
+        ]
+        table.index = index
+        return min(left)
 
     # -- decide -----------------------------------------------------------------------------------
 

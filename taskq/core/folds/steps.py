@@ -290,6 +290,14 @@ class Steps:
             wait.form == Form.EVENT and wait.name == name for wait in unpack_waits(packed)
         )
 
+    def calls(self, job: int) -> list[range]:
+        """Return the jobs of each call that the job waits for."""
+        return [
+            range(wait.first, wait.first + wait.jobs)
+            for wait in unpack_waits(self.waits.get(job, b""))
+            if wait.form == Form.CALL
+        ]
+
     def tell_waits(self) -> Counter[str]:
         """Count by words what jobs wait for, but for those that wait for a time alone."""
         counts: Counter[str] = Counter()

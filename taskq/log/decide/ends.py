@@ -138,7 +138,8 @@ class Ends:
 
         Returns the option that tells so, which comes first in that record.
         """
-        flows = self._context.agenda.flows
+        agenda = self._context.agenda
+        flows = agenda.flows
         names: list[int] = []
         for dependent in takes_of(record).unlocks:
             left = flows.remaining(dependent)
@@ -150,7 +151,7 @@ class Ends:
             elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind not in DEATHS):
                 # What is cancelled, expired or purged does not come back, as a dead letter may.
                 names.append(dependent | DOOM_BIT)
-        flows.apply_end(job, batch.where + batch.size, names)
+        flows.apply_end(job, batch.where + batch.size, names, agenda.left_of_calls)
         return encode_unlocks(names)
 
     def again(self, record: bytes) -> tuple[int, ...]:

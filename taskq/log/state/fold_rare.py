@@ -381,7 +381,8 @@ def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: A
                 f"for {room}: use a newer taskq"
             )
         start = at + OPTION.size
-        agenda.flows.apply_end(job, location, decode_unlocks(data[start : start + length]))
+        unlocks = decode_unlocks(data[start : start + length])
+        agenda.flows.apply_end(job, location, unlocks, agenda.left_of_calls)
 
 
 def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda) -> None:

@@ -376,6 +376,26 @@ def test_children_that_ended_before_the_job_waits_are_not_waited_for() -> None:
     assert claim(process).job == job
 
 
+def test_a_job_of_several_calls_is_woken_by_the_first_that_is_over() -> None:
+    """By no child of another call; and every process folds that alike."""
+    world = World()
+    process = world.process()
+    job = process.enqueue()
+    delivery = claim(process)
+    waits = []
+    for number, count in enumerate((9, 2), 1):
+        step = do(process, delivery, "call", number, Form.CALL, items=children(count, job))
+        waits.append(Wait(Form.CALL, "call", number, 0, step.first, step.jobs))
+    wait(process, delivery, *waits)
+    many, few = process.claim(9), process.claim(9)
+    for child in (*many[:8], few[0]):
+        process.settle(child)
+        assert not process.claim()
+        assert world.fold().need_agenda().flows.held == process.catch_up().need_agenda().flows.held
+    process.settle(many[8])
+    assert claim(process).job == job
+
+
 # -- limits, files, compaction ---------------------------------------------------------------------
 
 
