@@ -32,8 +32,9 @@ from taskq.core.parsing import check_name
 from taskq.core.retry import policy_of
 from taskq.durable.attempt import Suspended, step_here
 from taskq.durable.stepping import StepPolicy
+from taskq.durable.undoing import Run, Undo
 from taskq.durable.values import is_async_function, parameters_of
-from taskq.durable.waiting import EventTimeout, OnFailure, Part, Run
+from taskq.durable.waiting import EventTimeout, OnFailure, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -60,6 +61,8 @@ __all__ = [
     "sleep_sync",
     "step",
     "step_sync",
+    "undo",
+    "undo_sync",
     "version",
     "version_sync",
 ]
@@ -260,6 +263,39 @@ def _policy_of(retry: RetryPolicy | int | None, timeout: Duration | None) -> Ste
         None if retry is None else policy_of(retry),
         None if timeout is None else positive_nanoseconds(timeout, "timeout"),
     )
+
+
+def undo(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Undo:
+    """Undo what a block does, by a step, if the job fails for good or is cancelled in it.
+
+    ::
+
+        receipt = await durable.step("charge", charge, order)
+        async with durable.undo("refund", refund, receipt):
+            await durable.step("ship", ship, order)
+
+    Several are undone the newest first, whatever died in between. A block that ends without an
+    error is not undone.
+
+    Args:
+        name: of the step that undoes.
+        fn: what it runs; an async function in this loop, any other in a thread.
+        args: its arguments.
+        kwargs: its arguments by name, and ``retry`` and ``timeout`` as for ``step``; ten tries
+            unless given. One that fails for good is named in the job's reason.
+
+    Raises:
+        InvalidStep: as ``step``.
+        UsageError: no job runs here.
+    """
+    here = Run.here("undo")
+    return Undo(here, name, fn, args, kwargs, _policy(name, fn, kwargs) if kwargs else None)
+
+
+def undo_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Undo:
+    """Do as ``undo`` by ``with`` in a task that runs in a thread."""
+    Run.here("undo", in_thread=True)
+    return undo(name, fn, *args, **kwargs)
 
 
 def sleep(duration: Duration) -> Part[None]:

@@ -53,6 +53,8 @@ CALL: Final = "call"
 #: The step that code runs for.
 step_here: Final[ContextVar[str]] = ContextVar("taskq_step")
 T = TypeVar("T")
+#: Set while steps of a run that is over are undone.
+undoing_here: Final[ContextVar[bool]] = ContextVar("taskq_undoing", default=False)
 
 
 class Suspended(BaseException):
@@ -79,6 +81,7 @@ class Attempt:
     Attributes:
         suspended: the run is over, since it waits; what it still does counts for nothing.
         broken: what is wrong with how it waits: no attempt can go on.
+        unwinding: how the job ends once its steps are undone; None if it goes on.
     """
 
     def __init__(self, job: JobContext, *, in_thread: bool) -> None:
@@ -109,6 +112,9 @@ class Attempt:
         self._counts: Counter[str] = Counter()
         self._loading, self._versioning = asyncio.Lock(), asyncio.Lock()
         self._had_steps = False
+        #: the steps that may undo something; and how the job ends once they have
+        self._registered: set[tuple[str, int]] = set()
+        self.unwinding: dict[str, Any] | None = None
         self._busy = 0
         #: the tasks that asked for steps, and when one did so last, by the loop
         self._tasks: set[int] = set()
@@ -199,6 +205,7 @@ class Attempt:
             self._tasks.add(id(asyncio.current_task()))
         done = self._done.get((name, number))
         if done is None:
+            await self._stop_if_unwinding()
             return None
         self._unasked.discard((name, number))
         was = Form.EVENT if done.form == Form.TIMEOUT else done.form
@@ -209,8 +216,15 @@ class Attempt:
             )
         return done
 
+    async def _stop_if_unwinding(self) -> None:
+        """End a run that has come to where the job was when it failed or was cancelled."""
+        if self.unwinding is not None and not undoing_here.get():
+            await self._wait()
+
     def _check_goes_on(self) -> None:
         """Raise if the run is over."""
+        if undoing_here.get():
+            return
         if self.broken is not None:
             raise self.broken
         if self.suspended:
@@ -246,6 +260,10 @@ class Attempt:
                         self._failed[done.number] = await self._failures(done, called.first)
                 elif done.form == Form.TRIED:
                     self._load_try(done)
+                elif done.form == Form.UNDO:
+                    self._registered.add((done.name, done.number))
+                elif done.form == Form.UNDOING:
+                    self.unwinding = self.unwinding or json.loads(done.body)
                 else:
                     self._done.setdefault((done.name, done.number), done)
             place = seen.next_place
@@ -507,7 +525,7 @@ _WHAT: Final[dict[int, str]] = {
     Form.UNDO: "a step that undoes",
 }  # fmt: skip
 #: They stand beside the step of their name and number.
-_BESIDE: Final = frozenset({Form.FAILED, Form.TRIED})
+_BESIDE: Final = frozenset({Form.FAILED, Form.TRIED, Form.UNDO, Form.UNDOING})
 _SWALLOWED: Final = (
     "{} caught durable.Suspended and went on: the run was over there, and what it did since counts "
     "for nothing. Catch Exception, not BaseException, or raise it again"

@@ -205,7 +205,7 @@ class Stepping(Attempt):
             delay_ns = decision.delay_ns
             if not policy.is_too_old(now_ns - tries.began_ns, delay_ns):
                 due_ns = now_ns + delay_ns
-        tried = {"try": count, "due_ns": due_ns, "error": _summary(error)}
+        tried = {"try": count, "due_ns": due_ns, "error": summary(error)}
         await self._record(Form.TRIED, name, number, json.dumps(tried).encode(), began_ns)
         if not due_ns:
             self._tries.pop((name, number), None)
@@ -228,7 +228,7 @@ class Stepping(Attempt):
         except UsageError as error:
             raise self._about(name, number, error) from None
         except Exception as error:
-            problem = f"the value cannot be kept: {_summary(error)}"
+            problem = f"the value cannot be kept: {summary(error)}"
             raise self._about(name, number, problem) from error
         if body is None:
             return b"null", None
@@ -244,5 +244,5 @@ class Stepping(Attempt):
         return f"{self._job.id}:{name}#{number}"
 
 
-def _summary(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS_MAX]

@@ -106,7 +106,7 @@ class Part(Coroutine[Any, Any, T]):
         self._coroutine.close()
 
 
-class Run(Stepping):
+class Waiting(Stepping):
     """An attempt that waits."""
 
     def sleep(self, span_ns: int) -> Part[None]:

@@ -92,7 +92,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
     },
     Steps: {
         "places": "kept", "signals": "kept", "taken": "kept", "waits": "kept", "begun": "kept",
-        "calls": "kept", "orphans": "kept",
+        "calls": "kept", "orphans": "kept", "undos": "kept",
     },
     Flows: {"held": "kept", "todo": "derived", "ended": "reset"},
     Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept", "asked": "kept"},
@@ -355,7 +355,8 @@ class Driven:
         taken, once = (0, b"") if signal is None else (signal.number, signal.once)
         location, title = (7 << 32) + self.lsn * 64, (f"é{number % 3}", 1)
         called = (max(job - 40, 1), 90) if place % 3 == 0 else None
-        apply_step(self.agenda, job, place % 20, location, taken, once, title, called)
+        more = title, called, Form.UNDO if takes else Form.STEP
+        apply_step(self.agenda, job, place % 20, location, taken, once, *more)
         if place % 4 == 1:
             wait = Wait(Form.SLEEP, "sleep", place, self.time_ns + place)
             apply_begun(self.agenda, job, pack_waits([wait]))

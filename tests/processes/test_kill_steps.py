@@ -23,7 +23,7 @@ from typing import Any, Final
 from taskq import TaskQ, chord, durable, retry
 from taskq.core import kinds
 from taskq.core.records import Cause, Kind
-from taskq.durable.waiting import Run
+from taskq.durable.undoing import Run
 from taskq.log.format.flows import takes_of
 from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader

@@ -354,7 +354,7 @@ class Agenda:
 
         A job that waits for one call or none lacks nothing more.
         """
-        calls = self.steps.calls(job)
+        calls = self.steps.awaited_calls(job)
         if len(calls) < 2:  # noqa: PLR2004 - one alone
             return 0
         table, index = self.table, self.table.index

@@ -360,6 +360,8 @@ def _put_steps(frozen: Frozen, steps: Steps) -> None:
     calls = [(job, *call) for job, some in steps.calls.items() for call in some.items()]
     frozen.put("Q", chain.from_iterable(calls))
     frozen.put("Q", steps.orphans)
+    frozen.put("Q", steps.undos)
+    frozen.put("Q", list(steps.undos.values()))
 
 
 def _take_steps(source: Source, steps: Steps) -> None:
@@ -380,6 +382,7 @@ def _take_steps(source: Source, steps: Steps) -> None:
     for job, first, count in zip(calls[::3], calls[1::3], calls[2::3], strict=True):
         steps.apply_called(job, first, count)
     steps.orphans = dict.fromkeys(source.take("Q"))
+    steps.undos = dict(zip(source.take("Q"), source.take("Q"), strict=True))
 
 
 # -- dedup -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taskq.core.folds.jobtable import META_STEPS
-from taskq.core.folds.steps import Signal, shifted
+from taskq.core.folds.steps import Form, Signal, shifted
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -20,6 +20,7 @@ def apply_step(
     once: bytes,
     title: tuple[str, int] | None = None,
     called: tuple[int, int] | None = None,
+    form: int = Form.STEP,
 ) -> None:
     """A step of a job is done; see ``Steps.apply_step``.
 
@@ -27,7 +28,7 @@ def apply_step(
     cancelled with this one, and how many.
     """
     steps = agenda.steps
-    steps.apply_step(job, place, location, taken, once)
+    steps.apply_step(job, place, location, taken, once, form)
     if title is not None and job in steps.begun:
         steps.apply_over(job, *title)
     if called is not None:

@@ -149,6 +149,9 @@ def until(waits: Iterable[Wait]) -> int:
     return min((wait.until_ns for wait in waits if wait.until_ns), default=0)
 
 
+_UNDOS: Final = frozenset({Form.UNDO, Form.UNDOING})
+
+
 class Steps:
     """Hold what the agenda knows of steps. Moments are in shifted time; see ``Timetable``.
 
@@ -160,9 +163,11 @@ class Steps:
         begun: job -> what else it had begun to wait for, and has not come, packed.
         calls: job -> the jobs that it called and that are cancelled with it: first -> how many.
         orphans: jobs that are still to be cancelled with the one that called them.
+        undos: job -> the form of its last record of that kind: steps may undo what it did, or they
+            do so now.
     """
 
-    __slots__ = ("begun", "calls", "orphans", "places", "signals", "taken", "waits")
+    __slots__ = ("begun", "calls", "orphans", "places", "signals", "taken", "undos", "waits")
 
     def __init__(self) -> None:
         self.places: dict[int, array[int]] = {}
@@ -172,6 +177,7 @@ class Steps:
         self.begun: dict[int, bytes] = {}
         self.calls: dict[int, dict[int, int]] = {}
         self.orphans: dict[int, None] = {}
+        self.undos: dict[int, int] = {}
 
     def __bool__(self) -> bool:
         return bool(any(self._all()) or self.orphans)
@@ -181,14 +187,20 @@ class Steps:
         return any(job in known for known in self._all())
 
     def _all(self) -> tuple[dict[int, Any], ...]:
-        return self.places, self.signals, self.taken, self.waits, self.begun, self.calls
+        return (
+            self.places, self.signals, self.taken, self.waits, self.begun, self.calls, self.undos,
+        )  # fmt: skip
 
     def count(self, job: int) -> int:
         """Return how many steps the job has had: the place of the next."""
         return len(self.places.get(job, ()))
 
-    def apply_step(self, job: int, place: int, location: int, taken: int, once: bytes) -> None:
+    def apply_step(
+        self, job: int, place: int, location: int, taken: int, once: bytes, form: int = Form.STEP
+    ) -> None:
         """The job's step of this place stands there; it took a signal, 0 for none."""
+        if form in _UNDOS:
+            self.undos[job] = max(form, self.undos.get(job, 0))
         places = self.places.get(job)
         if places is None:
             places = self.places[job] = array("Q")
@@ -290,7 +302,7 @@ class Steps:
             wait.form == Form.EVENT and wait.name == name for wait in unpack_waits(packed)
         )
 
-    def calls(self, job: int) -> list[range]:
+    def awaited_calls(self, job: int) -> list[range]:
         """Return the jobs of each call that the job waits for."""
         return [
             range(wait.first, wait.first + wait.jobs)

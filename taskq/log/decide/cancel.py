@@ -58,8 +58,8 @@ class Cancels:
             raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
         agenda = self._context.agenda
         if agenda.table.state(job) in WAITING_STATES:
-            self._withdraw(batch, job, Cause.CALLER)
-            return Cancel.WITHDRAWN
+            is_over = self._withdraw(batch, job, Cause.CALLER)
+            return Cancel.WITHDRAWN if is_over else Cancel.ASKED
         claim = agenda.running.get(job)
         if claim is None:
             return _TOO_LATE
@@ -74,9 +74,7 @@ class Cancels:
         """Cancel these jobs, those among them that still wait; returns which."""
         agenda = self._context.agenda
         withdrawn = [job for job in what.jobs if agenda.table.state(job) in WAITING_STATES]
-        for job in withdrawn:
-            self._withdraw(batch, job, what.cause)
-        return withdrawn
+        return [job for job in withdrawn if self._withdraw(batch, job, what.cause)]
 
     def follow(self, batch: Batch) -> None:
         """Cancel jobs with the one that called them, as many as go in one frame."""
@@ -108,6 +106,6 @@ class Cancels:
         for job in jobs:
             self._ends.end(batch, EXPIRY, Cause.CALLER, job, 0, attempt(job), None)
 
-    def _withdraw(self, batch: Batch, job: int, cause: Cause) -> None:
+    def _withdraw(self, batch: Batch, job: int, cause: Cause) -> bool:
         attempt = self._context.agenda.attempt(job)
-        self._ends.end(batch, CANCEL, cause, job, 0, attempt, None)
+        return self._ends.end(batch, CANCEL, cause, job, 0, attempt, None)

@@ -7,21 +7,28 @@ that waited for it. A job that does not end goes back.
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, StaleDelivery
 from taskq.core.flows import DOOM_BIT, Policy
 from taskq.core.folds.jobtable import META_FLOW, META_KEYED
+from taskq.core.folds.resuming import apply_step
+from taskq.core.folds.steps import Form
 from taskq.core.kinds import CANCEL, DEATHS, RELEASE, REMOVALS, SUCCESS
-from taskq.core.model import REASON_BYTES_MAX
+from taskq.core.model import REASON_BYTES_MAX, State
 from taskq.core.records import Cause, Flag
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.flows import FLOW_FLAG, encode_unlocks, is_of_flow, takes_of
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.options import UNREAD_KEY, encode_key_hash
+from taskq.log.format.steps import Stepped, encode_step
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
+
+#: What the record is called by which a job undoes its steps.
+UNDO: Final = "undo"
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -85,10 +92,12 @@ class Ends:
         token: int,
         attempt: int,
         reason: bytes | None,
-    ) -> None:
-        """End a job that no delivery of ours holds."""
+    ) -> bool:
+        """End a job that no delivery of ours holds; False if its steps are to be undone first."""
         agenda = self._facets.agenda
         assert agenda is not None
+        if job in agenda.steps.undos and self.unwind(batch, kind, cause, job, token, reason):
+            return False
         options = b""
         chunk = agenda.table.find(job)
         meta = 0 if chunk is None else chunk.metas[agenda.table.index]
@@ -107,6 +116,32 @@ class Ends:
         agenda.apply_ended(kind, job, batch.time_ns)
         self._facets.note_end(job, location)
         batch.interest |= INTEREST_OUTCOME
+        return True
+
+    def unwind(
+        self, batch: Batch, kind: int, cause: Cause, job: int, token: int, reason: bytes | None
+    ) -> bool:
+        """Let a job that is to end run once more, to undo its steps; False if it ends now.
+
+        The record says how it ends then. A second cancel of one that waits to do so ends it.
+        """
+        agenda = self._context.agenda
+        attempt = agenda.attempt(job)
+        if agenda.steps.undos[job] != Form.UNDOING:
+            text = (reason or b"").decode("utf-8", "replace")
+            body = json.dumps({"kind": int(kind), "cause": int(cause), "reason": text}).encode()
+            place = agenda.steps.count(job)
+            step = Stepped(UNDO, 1, Form.UNDOING, place, body=body)
+            location = batch.where + batch.size
+            batch.add(encode_step(step, attempt, job, token or job, batch.lsn))
+            apply_step(agenda, job, place, location, 0, b"", form=Form.UNDOING)
+        elif not token:
+            return False
+        if token or agenda.table.state(job) is State.SCHEDULED:
+            why = cause if token else Cause.INPUTS
+            self.back(batch, RELEASE, why, job, token, attempt, 0, reason)
+        batch.interest |= INTEREST_READY
+        return True
 
     def untie(self, batch: Batch, kind: int, record: bytes, job: int) -> bytes:
         """Let go of what the job's end lets go of; returns the options that tell so."""

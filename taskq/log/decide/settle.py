@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq import _native as native
 from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.folds.steps import Form
 from taskq.core.kinds import CANCEL, DEATH, ENDING, ENDS, ENDS_OF_CLAIMS, RELEASE, RETURNS, SUCCESS
 from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES, State
 from taskq.core.records import Cause, Flag
@@ -55,6 +56,7 @@ class Settles:
         self._deaths = deaths
         self._untie = ends.untie
         self._back = ends.back
+        self._unwind = ends.unwind
 
     def settle_soon(
         self, batch: Batch, op: int, items: list[Any]
@@ -111,8 +113,12 @@ class Settles:
         job = delivery.job
         attempt = delivery.attempt
         tied = delivery.record[FLAGS_AT] & _TIED
-        if kind is not SUCCESS and job in agenda.leases.asked:
+        undoes = agenda.steps.undos.get(job)
+        if kind is not SUCCESS and job in agenda.leases.asked and undoes != Form.UNDOING:
             kind, cause = CANCEL, Cause.ASKED
+        if undoes == Form.UNDO and kind is not SUCCESS and kind not in RETURNS:
+            self._unwind(batch, kind, cause, job, delivery.token, body)
+            return []
         if flags:
             self._enqueues.check_packed(flags, body or b"", f"the result of {delivery!r}")
         is_end = kind is SUCCESS or kind not in RETURNS

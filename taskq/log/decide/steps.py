@@ -134,7 +134,7 @@ class Steps:
         # What folding the record would come to, which this spares to read.
         called = (step.first, step.jobs) if items and not detach else None
         location, title = self._add(batch, record), (name, number)
-        apply_step(agenda, job, place, location, step.signal, once, title, called)
+        apply_step(agenda, job, place, location, step.signal, once, title, called, form)
         if items:
             self._enqueues.add(batch, items, prepared)
         return step
@@ -165,7 +165,9 @@ class Steps:
             again = step._replace(place=place, signal=0)
             # Of no claim; a token of 0 would say that no fold needs it.
             location = self._add(batch, encode_step(again, 0, job, job, batch.lsn))
-            apply_step(self._context.agenda, job, place, location, 0, _encoded(step.once))
+            apply_step(
+                self._context.agenda, job, place, location, 0, _encoded(step.once), form=step.form
+            )
         return job
 
     def suspend(

@@ -181,7 +181,8 @@ def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
     if record[KIND_AT] == STEP:
         called = (step.first, step.jobs) if step.jobs and not step.is_detached else None
         title = step.name, step.number
-        apply_step(agenda, job, step.place, location, step.signal, once, title, called)
+        more = title, called, step.form
+        apply_step(agenda, job, step.place, location, step.signal, once, *more)
     else:
         name = step.name.encode("utf-8", "surrogatepass")
         apply_signal(agenda, job, Signal(step.signal or lsn, name, once, location))

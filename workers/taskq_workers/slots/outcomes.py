@@ -174,6 +174,20 @@ def settle_suspended(
     return Settlement(kinds.RELEASE, delivery, waits, 0, Cause.WAITS)
 
 
+async def unwound(job: JobContext | None, settlement: Settlement) -> Settlement:
+    """Return how a job ends or waits whose steps are undone first; else the settlement itself."""
+    steps = getattr(job, "durable", None)
+    is_end = settlement.kind in (kinds.DEATH, kinds.CANCEL)
+    if steps is None or not steps.unwinds(is_end=is_end):
+        return settlement
+    reason = (settlement.body or b"").decode("utf-8", "replace") if is_end else ""
+    ended = await steps.undo(int(settlement.kind), int(settlement.cause), reason)
+    delivery = settlement.delivery
+    if not ended.kind:
+        return Settlement(kinds.RELEASE, delivery, ended.body, 0, Cause.WAITS)
+    return Settlement(ended.kind, delivery, encode_reason(ended.body), 0, Cause(ended.cause))
+
+
 def settle_bad_result(
     task: Task[..., Any], delivery: Delivery, value: object, error: Exception
 ) -> Settlement:

@@ -16,7 +16,7 @@ from taskq_workers.events import Hook, tell
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed, Quota
-from taskq_workers.slots.outcomes import Overlap, reject, release, unless_too_old
+from taskq_workers.slots.outcomes import Overlap, reject, release, unless_too_old, unwound
 from taskq_workers.slots.rounds import LogFeed, Rounds
 from taskq_workers.slots.settling import OUTCOMES_MAX, Settler
 from taskq_workers.slots.slot import LEFT_BY_C, TURN_SECONDS, Hot, Slot, run_jobs_of
@@ -200,7 +200,9 @@ class Slots:
             rounds = self._rounds
             port = self._port if rounds is None else rounds.port_of(settlement.delivery)
             settlement = await unless_too_old(port, task, settlement)
-        return with_lines(settlement, running_job.get(None)) if task.keep_log else settlement
+        job = running_job.get(None)
+        settlement = await unwound(job, settlement)
+        return with_lines(settlement, job) if task.keep_log else settlement
 
     def forsake(self) -> None:
         """Begin no other job in a forked child, and settle none."""

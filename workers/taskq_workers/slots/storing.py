@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from taskq.engine import Settlement, kinds
 from taskq.errors import AppendFailed
 from taskq_workers.runs.joblogs import with_lines
-from taskq_workers.slots.outcomes import settle_bad_result, settle_failure
+from taskq_workers.slots.outcomes import settle_bad_result, settle_failure, unwound
 from taskq_workers.slots.pace import Pause
 from taskq_workers.slots.shipping import Ended, settlement_of
 
@@ -51,7 +51,7 @@ async def _settled(
     steps = getattr(job, "durable", None)
     problem = None if steps is None else steps.problem()
     if problem is not None:
-        return settle_failure(task, delivery, problem)
+        return await unwound(job, settle_failure(task, delivery, problem))
     packing = task.result_packing(delivery.queue)
     try:
         body = task.encode_result(value, connection.packer.bodies.limit(packing))
