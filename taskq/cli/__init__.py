@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         yes_option,
     )
     from taskq.cli.render import count_of
+    from taskq.cli.shards import over_shards
     from taskq.cli.streams import silence, whole_streams
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "moment_of",
     "of_group",
     "open_reader",
+    "over_shards",
     "render",
     "resolve",
     "show_job",
@@ -60,6 +62,7 @@ _HOMES: Final = {
     "taskq.cli.commands.jobs": "show_job",
     "taskq.cli.errors": "Failure WrongUsage",
     "taskq.cli.main": "LazyGroup",
+    "taskq.cli.shards": "over_shards",
     "taskq.cli.options": (
         "data_dir_option dry_run_option json_option log_argument moment_of of_group open_reader "
         "resolve span yes_option"

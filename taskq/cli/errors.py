@@ -27,6 +27,7 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
+_NO_ROOM: Final = "Free some space or inodes (df -h, df -i), then try again"
 #: What a stream says that takes no more, without a name; a log's own errors have one.
 _NOT_WRITTEN: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
@@ -88,7 +89,9 @@ def _refused(error: OSError | RuntimeError) -> Exception:
         return error
     if error.filename is not None:
         name = os.fsdecode(error.filename)
-        return Failure(f"{name}: {error.strerror}. Check the path and its permissions")
+        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        advice = _NO_ROOM if is_full else "Check the path and its permissions"
+        return Failure(f"{name}: {error.strerror}. {advice}")
     if error.errno == errno.ENOENT:  # only the working directory has no name to be told
         return Failure("the working directory is gone: go to another one")
     if error.errno not in _NOT_WRITTEN:

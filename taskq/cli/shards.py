@@ -13,6 +13,7 @@ from click.exceptions import Exit
 from taskq.cli import render
 from taskq.cli.errors import Failure
 from taskq.cli.options import resolve
+from taskq.errors import JobNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,8 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
         root = resolve(data_dir)
         paths = logs_below(root)
         # Who follows a log, or reads under a name, goes along one.
+        if "job_id" in rest and (root / "registry.db").is_file():
+            return command(*args, data_dir=_copy_with(root, rest["job_id"]), **rest)
         if paths == [root] or rest.get("follow") or rest.get("reader"):
             return command(*args, data_dir=data_dir, **rest)
         from taskq.shards.layout import shard_with  # noqa: PLC0415 - few have shards
@@ -60,6 +63,26 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
         return _each(begun, functools.partial(command, *args, **rest), read)
 
     return run
+
+
+def _copy_with(hub: Path, job_id: str) -> Path:
+    """Return the copy of a hub that has a job, of whichever device.
+
+    Raises:
+        Failure: none has it.
+    """
+    from taskq.engine import Identity, LocalDisk, LogReader  # noqa: PLC0415 - few have a hub
+
+    tag = job_id.rpartition("-")[0]
+    for file in sorted(hub.glob("devices/*/*/taskq.json")):
+        identity = Identity.read(LocalDisk(), str(file.parent))
+        if identity is None or identity.tag != tag:
+            continue
+        with contextlib.suppress(JobNotFound), LogReader.open(str(file.parent)) as reader:
+            reader.find_job(job_id)
+            return file.parent
+    whole = "" if tag else ": give its whole id"
+    raise Failure(f"no device of {hub} has job {job_id}{whole}")
 
 
 def _documents(lines: str) -> list[Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import glob
 import json
+import shutil
+import sqlite3
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -15,6 +17,7 @@ from taskq.engine import LogReader
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.messages import NOWHERE, Sync
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import HubStops
 from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import run as _run
@@ -27,6 +30,8 @@ async def test_status_tells_who_is_late_and_what_is_missing_and_exits_by_it(plac
     _run("hub", "init", place.hub)
     _run("hub", "enrol", place.hub, _DEVICE).output.strip()
     result = _run("hub", "status", place.hub)
+    assert (result.exit_code, result.output) == (0, "edge-7: heard of never\n"), "just enrolled"
+    result = _run("hub", "status", place.hub, "--late", "0s")
     assert (result.exit_code, "edge-7: heard of never, LATE" in result.output) == (1, True)
     await place.write()
     await place.sync()
@@ -110,6 +115,56 @@ def test_a_copy_never_speaks_as_the_machine(place: Place) -> None:
         stands = reader.standing()
     assert stands.text.startswith("Copy of edge-7, as of 2")
     assert stands.text.endswith(": 1 job runs, 1 waits, 1 waits in a paused queue, 1 is due later")
+
+
+def test_devices_stand_in_the_order_of_their_numbers_and_lag_counts_records(place: Place) -> None:
+    registry = Registry(place.hub)
+    for name in ("edge-10", "edge-2", "edge-1", "b2-x"):
+        registry.enrol(name)
+    names = ["b2-x", "edge-1", "edge-2", "edge-10"]
+    assert registry.names() == list(registry.all_standing()) == names
+    skip = 1 << 20
+    for at, end, behind in ((40, 44, 4), (44, 41 + skip, 1), (40, 45 + skip, 5), (44, 41, 0)):
+        registry.note("edge-1", at_lsn=at, end_lsn=end)
+        assert registry.all_standing()["edge-1"]["behind"] == behind
+
+
+def test_a_job_is_found_by_its_id_on_whichever_device_it_is(place: Place) -> None:
+    asyncio.run(place.write())
+    asyncio.run(place.sync())
+    job = json.loads(_run("ls", place.copy, "--json").stdout)[0]["id"]
+    for words in ("show", "why", "timeline"):
+        result = _run(words, job, "-d", place.hub)
+        assert (result.exit_code, "copy of edge-7" in result.stderr) == (0, True), result.output
+    result = _run("show", "00000000-7", "-d", place.hub)
+    assert result.exit_code == 1
+    assert "no device of" in result.stderr
+
+
+def test_a_full_disk_is_named_and_not_the_rights(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Registry(place.hub).enrol(_DEVICE)
+
+    def refuse(*_: object) -> None:
+        error = sqlite3.OperationalError("unable to open database file")
+        error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+        raise error
+
+    full = shutil.disk_usage(place.hub)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    monkeypatch.setattr(Registry, "_opened", refuse)
+    result = _run("hub", "status", place.hub)
+    assert result.exit_code == 1
+    assert "Free some space" in result.stderr
+    assert "permissions" not in result.stderr
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:70000", "a b:1", ":8477", "::1"])
+def test_a_place_that_is_none_to_listen_is_refused(place: Place, bind: str) -> None:
+    _run("hub", "init", place.hub)
+    result = _run("hub", "serve", place.hub, "--bind", bind)
+    assert (result.exit_code, "is no place to listen" in result.stderr) == (2, True)
 
 
 def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:

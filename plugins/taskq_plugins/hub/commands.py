@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -104,15 +105,19 @@ def retire(directory: Path, device: str, other: str | None) -> None:
 
 @_at_hub(hub)
 @click.option(
-    "--bind", metavar="HOST:PORT", default=f"127.0.0.1:{_PORT_DEFAULT}", show_default=True,
+    "--bind", metavar="HOST[:PORT]", default="127.0.0.1", show_default=True,
     help="Listen there. Tokens go in clear text without a certificate, or a proxy with TLS.",
+)  # fmt: skip
+@click.option(
+    "--port", type=click.IntRange(0, _PORTS - 1), default=_PORT_DEFAULT, show_default=True,
+    help="The port, unless --bind names it.",
 )  # fmt: skip
 @click.option("--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True, help="As keep.")
 @click.option("--certfile", metavar="FILE", help="A certificate in PEM, for TLS by the hub itself.")
 @click.option("--keyfile", metavar="FILE", help="Its key, unless that is in the same file.")
 @click.option("--metrics-port", type=click.IntRange(0, _PORTS - 1), help="For Prometheus.")
 def serve(
-    directory: Path, bind: str, keep: str, metrics_port: int | None, **tls: str | None
+    directory: Path, bind: str, port: int, keep: str, metrics_port: int | None, **tls: str | None
 ) -> None:
     """Answer the devices that were enrolled, until stopped.
 
@@ -120,24 +125,25 @@ def serve(
     while it is written.
     """
     listening = _package("gate.listening")
-    host, _, port = bind.rpartition(":")
-    if not (host and port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
+    place = re.fullmatch(r"(\[[^]]+\]|[^:\s]+)(?::([0-9]{1,5}))?", bind)
+    if place is None or int(place[2] or 0) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
+    host, port = place[1], int(place[2] or port)
     listening.keep_memory()
     with _alone(directory):
         Registry(directory).open()
         scheme = "https" if tls["certfile"] else "http"
-        render.echo(f"serving {directory} at {scheme}://{bind}", err=True)
+        render.echo(f"serving {directory} at {scheme}://{host}:{port}", err=True)
         # One process and one loop: each copy has one writer.
         server = _package("gate.server").Server(directory.absolute(), _seconds(keep))
-        place = {"host": host.strip("[]"), "port": int(port)}
+        where = {"host": host.strip("[]"), "port": port}
         site, figures = server.app, contextlib.nullcontext()
         if metrics_port is not None:
             metrics = _package("gate.metrics", "metrics")
             site = metrics.Counting(site)
-            figures = metrics.told(Registry(directory), site, place["host"], metrics_port)
+            figures = metrics.told(Registry(directory), site, where["host"], metrics_port)
         with figures:
-            listening.Listener(server, (tls["certfile"], tls["keyfile"]), site, **place).run()
+            listening.Listener(server, (tls["certfile"], tls["keyfile"]), site, **where).run()
 
 
 @_at_hub(hub)
@@ -158,7 +164,8 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
     for name in names or known:
         facts = known[name]
         seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
-        is_late = facts["state"] == "active" and (seconds is None or seconds > _seconds(late))
+        since_ns = facts.get("heard_ns", facts.get("enrolled_ns", 0))
+        is_late = facts["state"] == "active" and now_ns - since_ns > _seconds(late) * 1e9
         rows.append({"device": name, **facts, "late": is_late, "seconds": seconds})
     if as_json:
         render.print_json(rows)

@@ -26,7 +26,7 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskq.engine import PatientDisk
+from taskq.engine import PatientDisk, Replica
 from taskq.errors import LogDamaged, UsageError
 from taskq.values import SECOND_NS
 
@@ -48,6 +48,8 @@ _FORKS_MAX: Final = 3
 #: Where a hub has the jobs for its devices.
 OUTBOX: Final = "outbox"
 _FILE: Final = "registry.db"
+#: Twice what SQLite's file of shared memory takes.
+_ROOM_BYTES_MIN: Final = 64 * 1024
 _WAIT_SECONDS: Final = 30.0
 _TABLES: Final = """
     CREATE TABLE IF NOT EXISTS devices (name TEXT PRIMARY KEY, facts TEXT) WITHOUT ROWID;
@@ -107,6 +109,7 @@ class Registry:
         with self._changed(device) as facts:
             hashes = [*facts.get("tokens", []), _hash(token)][-_TOKENS_MAX:]
             facts.update(tokens=hashes, machine=machine, code=None, state="active", forks=[])
+            facts["enrolled_ns"] = time.time_ns()
         return token
 
     def invite(self, device: str) -> str:
@@ -180,8 +183,8 @@ class Registry:
     # -- who they are, and how they stand ---------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Return the names of all, sorted."""
-        return [name for (name,) in self.run("SELECT name FROM devices ORDER BY name")]
+        """Return the names of all, sorted: edge-2 before edge-10."""
+        return sorted((name for (name,) in self.run("SELECT name FROM devices")), key=_natural)
 
     def known(self, device: str) -> str:
         """Return the name, if a device was ever enrolled under it."""
@@ -205,14 +208,17 @@ class Registry:
         """Return the standing of each device, by name, with how many records are ``behind``."""
         rows = self.run(
             "SELECT d.name, d.facts, h.value FROM devices d LEFT JOIN hints h "
-            "ON h.device = d.name AND h.name = ? ORDER BY d.name", _HEARD,
+            "ON h.device = d.name AND h.name = ?", _HEARD,
         )  # fmt: skip
+        rows.sort(key=lambda row: _natural(row[0]))
         standing: dict[str, dict[str, Any]] = {}
         for name, facts, heard in rows:
             noted = json.loads(heard or "{}")
-            behind = max(noted.get("end_lsn", 0) - noted.get("at_lsn", 0), 0)
-            state = json.loads(facts).get("state", "active")
-            standing[name] = noted | {"state": state, "behind": behind}
+            known = json.loads(facts)
+            added = {name: known[name] for name in ("enrolled_ns",) if name in known}
+            behind = _records(noted.get("at_lsn", 0), noted.get("end_lsn", 0))
+            state = known.get("state", "active")
+            standing[name] = added | noted | {"state": state, "behind": behind}
         return standing
 
     def note(self, device: str, **values: Any) -> None:
@@ -274,13 +280,20 @@ class Registry:
             with self._turn:
                 yield
         except sqlite3.OperationalError as error:
-            code = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
+            # Even to read it a file beside it is made, whose refusal names no cause.
+            is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL or self._has_no_room()
+            code = errno.ENOSPC if is_full else errno.EIO
             raise OSError(code, str(error), path) from error
         except sqlite3.Error as error:
             raise LogDamaged(
                 f"{path} is damaged ({error}), as one is that was copied while it was written: put "
                 f"that of a 'taskq hub backup' in its place; or remove it, and enrol each device"
             ) from error
+
+    def _has_no_room(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self._hub is not None and shutil.disk_usage(self._hub).free < _ROOM_BYTES_MIN
+        return False
 
     def run(self, statement: str, *values: Any, syncs: bool = True) -> list[tuple[Any, ...]]:
         """Return the rows of a statement, which is a transaction by itself."""
@@ -331,6 +344,20 @@ class Registry:
         weakref.finalize(self, file.close)
         file.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES}")
         return file
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return what names are sorted by: numbers in them as numbers."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _records(at_lsn: int, end_lsn: int) -> int:
+    """Return about how many records lie between: each unclean start leaves out LSN_SKIP numbers."""
+    count = end_lsn - at_lsn
+    skips = (count + Replica.LSN_SKIP // 2) // Replica.LSN_SKIP
+    # A clone may have begun its numbers below those that are here: then it has at least one.
+    return max(count - skips * Replica.LSN_SKIP, min(max(count, 0), 1))
 
 
 def checked(name: str, what: str = "device") -> str:

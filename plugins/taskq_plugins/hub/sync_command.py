@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.exceptions import Exit
 
-from taskq.cli import log_argument, open_reader, render, resolve
+from taskq.cli import log_argument, open_reader, over_shards, render, resolve
 from taskq.errors import UsageError
 from taskq.hooks import HubSettings, load_settings
 from taskq.text import flat
@@ -30,6 +30,7 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 @click.command()
 @log_argument
+@over_shards
 @click.option("--url", metavar="URL", help="The hub.  [default: url of [hub] in the settings]")
 @click.option(
     "--token-file",

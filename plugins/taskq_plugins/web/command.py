@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _SECRET_CHARACTERS_MIN: Final = 32
 _SECRET_BYTES_MAX: Final = 4_096
+_PORT_MAX: Final = 65_535
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 #: A hub has it.
 _REGISTRY: Final = "registry.db"
@@ -30,10 +32,17 @@ _REGISTRY: Final = "registry.db"
 
 @click.command()
 @log_argument
-@click.option("--bind", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), default=0, help="0 for a free one.  [default: 0]"
+    "--bind",
+    metavar="HOST[:PORT]",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen at.",
 )
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=0,
+    help="The port, unless --bind names it; 0 for a free one.  [default: 0]",
+)  # fmt: skip
 @click.option(
     "--name", "names", multiple=True, help="Another name or address that leads there. Repeatable."
 )
@@ -77,6 +86,10 @@ def web(
     else:
         with open_reader(data_dir) as reader:  # what is wrong is said now, and not in a browser
             path = reader.journal.path
+    if named := re.fullmatch(r"(?:\[([^]]+)\]|([^:]+)):(\d{1,5})", bind):
+        bind, port = named[1] or named[2], int(named[3])
+        if port > _PORT_MAX:
+            raise WrongUsage(f"--bind names port {port}: there are {_PORT_MAX}")
     address = _address(bind)
     if (tls_cert is None) != (tls_key is None):
         raise WrongUsage("give --tls-cert and --tls-key together")

@@ -122,9 +122,8 @@ def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
             {
                 "device": device,
                 "logs": [log for owner, log in logs if owner == device],
-                "behind": max(facts.get("end_lsn", 0) - facts.get("at_lsn", 0), 0),
                 "is_late": facts["state"] == "active"
-                and now_ns - facts.get("heard_ns", 0) > _LATE_NS,
+                and now_ns - (facts.get("heard_ns") or facts.get("enrolled_ns") or 0) > _LATE_NS,
                 "skew_ns": skew if abs(skew := facts.get("clock_ns", 0)) > _SKEW_NS else 0,
                 **facts,
             }
@@ -133,7 +132,7 @@ def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
 
     async def devices(request: Request) -> Response:
         known = await anyio.to_thread.run_sync(rows)
-        known.sort(key=lambda row: (not row["is_late"], -row["behind"], row["device"]))
+        known.sort(key=lambda row: (not row["is_late"], -row["behind"]))
         links = (("/", "Devices"),)
         return pages.render(
             "hub.html", root_of(request.scope), devices=known, pages=links, is_live=True

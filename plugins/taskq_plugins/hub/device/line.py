@@ -377,8 +377,8 @@ class Line:
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._part_bytes = max(self._part_bytes // 2, _PART_BYTES_MIN)
             raise HubError(
-                f"{self.url} cannot be reached ({type(error).__name__}: {error}): the log is "
-                f"whole, and goes on from where it came to at the next try"
+                f"{self.url} cannot be reached ({type(error).__name__}: {error}): {_remedy(error)}"
+                f"the log is whole, and goes on from where it came to at the next try"
             ) from error
         finally:
             self.allowance.spend(carrier.used_bytes - used)
@@ -398,3 +398,13 @@ class Line:
         """Hang up."""
         self._carrier.close()
         self._holder.close()
+
+
+def _remedy(error: Exception) -> str:
+    """Return what to do about an unknown certificate; "" for another error."""
+    if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+        return ""
+    return (
+        "name the file of the authority that signed its certificate as ca in [hub] of the settings "
+        "(TASKQ_HUB_CA); "
+    )
