@@ -27,6 +27,7 @@ from taskq.app.decorate import TaskChoices
 from taskq.calls.call import JobOptions, OptionChanges, Options
 from taskq.cli.main import BUILT_IN, SECTIONS
 from taskq.cli.main import main as command_line
+from taskq.connection.logoptions import LogOptions
 from taskq.connection.settings import Settings
 from taskq.core.kinds import diagram
 from taskq.core.records import TABLE
@@ -154,9 +155,11 @@ def choices_of(annotation: Any) -> tuple[str, ...]:
 def settings() -> str:
     """Return every setting, with its default."""
     rows = []
-    for name, said in comments_of(Settings).items():
+    own, of_log = comments_of(Settings), comments_of(LogOptions)
+    for name in dict.fromkeys(("data_dir", *of_log, *own)):
         if name not in Settings.model_fields:
             continue
+        said = own.get(name) or of_log[name]
         field = Settings.model_fields[name]
         value = field.get_default(call_default_factory=True)
         choices = ", ".join(f'`"{choice}"`' for choice in choices_of(field.annotation))

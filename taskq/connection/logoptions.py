@@ -34,57 +34,55 @@ class QueueOptions(TypedDict, total=False):
 class LogOptions(TypedDict, total=False):
     """Options for opening a log; all may be left out."""
 
-    #: what an awaited answer survives: "fsync", "interval" or "os"
+    #: what an awaited enqueue survives
     durability: Durability | str
-    #: with "interval", the longest time until the next fsync
+    #: with durability "interval": the longest time until the next fsync
     interval: Duration
     #: size at which the log begins its next file
     segment_bytes: int
-    #: the longest time that it waits with that, once a job ended in this one, for what is to go by
-    #: ``keep``. None for an eighth of that
+    #: longest time until then, once a job ended in this one; an eighth of `keep`, unless given
     segment_age: Duration | None
-    #: bytes of the disk that enqueues leave free; below that they raise ``DiskFull``, while
-    #: settling goes on. None for 16 MiB, or 2 % of a small disk
+    #: bytes of the disk that enqueues leave free: below that they raise ``DiskFull``, and settling
+    #: goes on; 16 MiB, or 2 % of a small disk, unless given
     min_free: int | None
-    #: bytes set aside for settling jobs when the disk is full. None for 1 MiB, or 2 % of a small
-    #: disk
+    #: room set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
     reserve: int | None
     #: longest wait for another process's writer lock
     lock_wait: Duration
     #: keep other processes out
     exclusive: bool
-    #: shown by ``taskq workers``
+    #: what ``taskq workers`` calls the process
     name: str
-    #: how payloads and results are compressed, where nothing else is said: "zlib", "zstd" or "none"
+    #: how payloads and results are compressed, where nothing else is said
     compress: Compression
     #: whether those over 1 MiB may go to files beside the log, where nothing else is said
     spill: bool
-    #: largest payload or result that may
+    #: largest payload or result that may go to such a file
     spill_bytes_max: int
-    #: what would become larger is not decompressed
+    #: a body that would become larger is not decompressed
     decompressed_bytes_max: int
     #: how long finished jobs are kept after their end; "never": they never go
     keep: Duration
     #: the log's size beyond which the oldest finished jobs go, whatever their age
     keep_bytes: int | None
-    #: likewise, a number of sealed segments
+    #: likewise, the number of full segments
     keep_segments: int | None
-    #: how long dead letters are kept after their death; "never" (the default): they never go
+    #: how long dead letters are kept after their death; "never", the default: they never go
     keep_dead: Duration
     #: most dead letters; the oldest deaths go first
     dead_max: int | None
     #: a named reader keeps what it has not read only while the log is smaller
     reader_lag_bytes: int | None
-    #: whether this process keeps the log in order while it works
+    #: whether a process that works also keeps the log in order
     upkeep: bool
     #: a job that waits longer rises one priority for each such window, up to 9; or "never"
     starvation: Duration | None
     #: most dedup keys that are held at a time; an enqueue with another is refused
     keys_max: int
-    #: what is other in some queues, by their names
+    #: what is other in some queues, by their names; JSON in the environment
     queues: Mapping[str, QueuePolicy | QueueOptions]
-    #: who may use a log that is made here: "private", its user alone, or "group", that of its
-    #: directory. None, the default: as the directory says, and private where there is none
+    #: who may use a log that is made here, "private" (its user) or "group"; as its directory says,
+    #: unless given
     mode: Mode | None
 
 
@@ -99,23 +97,24 @@ _UNITS: Final = {
     "reserve": "reserve_bytes",
     "starvation": "starvation_seconds",
 }
-#: What is a whole number, and may be None; what is True or False.
-_OR_NONE: Final = frozenset(
+#: Whole numbers, those among them that count something, and that may be None.
+COUNTS: Final = frozenset({"keep_segments", "dead_max", "keys_max"})
+OR_NONE: Final = frozenset(
     {"min_free", "reserve", "keep_bytes", "keep_segments", "dead_max", "reader_lag_bytes"}
 )
-_NUMBERS: Final = _OR_NONE | {
+NUMBERS: Final = OR_NONE | {
     "segment_bytes", "spill_bytes_max", "decompressed_bytes_max", "keys_max",
 }  # fmt: skip
 #: Spans of time: how each is read, and whether it may be None besides.
-_SPANS: Final[dict[str, tuple[Callable[[Any, str], float | None], bool]]] = {
-    "interval_seconds": (seconds, False),
-    "lock_wait_seconds": (seconds, False),
-    "keep_seconds": (seconds_or_never, False),
-    "keep_dead_seconds": (seconds_or_never, False),
-    "segment_age_seconds": (seconds, True),
-    "starvation_seconds": (seconds_or_never, True),
+SPANS: Final[dict[str, tuple[Callable[[Any, str], float | None], bool]]] = {
+    "interval": (seconds, False),
+    "lock_wait": (seconds, False),
+    "keep": (seconds_or_never, False),
+    "keep_dead": (seconds_or_never, False),
+    "segment_age": (seconds, True),
+    "starvation": (seconds_or_never, True),
 }
-_SWITCHES: Final = frozenset({"exclusive", "upkeep", "spill"})
+SWITCHES: Final = frozenset({"exclusive", "upkeep", "spill"})
 
 
 def named_in_units(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -140,17 +139,16 @@ def log_config(options: LogOptions) -> LogConfig:
         if name not in known:
             raise unknown_option(name)
         values[name] = _checked(name, value)
-    values = in_units(values)
     if "queues" in values:
         values["queues"] = {
             name: _policy(name, policy) for name, policy in values["queues"].items()
         }
-    for name, (read, or_none) in _SPANS.items():
+    for name, (read, or_none) in SPANS.items():
         if name in values and not (or_none and values[name] is None):
-            values[name] = read(values[name], name.removesuffix("_seconds"))
+            values[name] = read(values[name], name)
     if "durability" in values:
         values["durability"] = _durability(values["durability"])
-    return LogConfig(**values)
+    return LogConfig(**in_units(values))
 
 
 def understood(options: LogOptions | dict[str, Any]) -> LogConfig | None:
@@ -170,7 +168,7 @@ def numbers_checked(options: LogOptions) -> dict[str, Any]:
         UsageError: something else does.
     """
     return {
-        name: value if isinstance(value, str) or name not in _NUMBERS else _checked(name, value)
+        name: value if isinstance(value, str) or name not in NUMBERS else _checked(name, value)
         for name, value in options.items()
         if value is not None
     }
@@ -178,9 +176,9 @@ def numbers_checked(options: LogOptions) -> dict[str, Any]:
 
 def _checked(name: str, value: Any) -> Any:
     """Refuse at the door what would be an error of another kind further in."""
-    if name in _NUMBERS and not (value is None and name in _OR_NONE):
+    if name in NUMBERS and not (value is None and name in OR_NONE):
         return whole(value, name)
-    if name in _SWITCHES and type(value) is not bool:
+    if name in SWITCHES and type(value) is not bool:
         raise UsageError(f"{name} is {value!r:.60}, it must be True or False")
     if name == "name" and not isinstance(value, str):
         raise UsageError(f"name is {value!r:.60}, it must be text")

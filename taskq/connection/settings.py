@@ -25,6 +25,7 @@ from pydantic import (
     SecretStr,
     TypeAdapter,
     ValidationError,
+    create_model,
     model_validator,
 )
 from pydantic_settings import (
@@ -38,7 +39,16 @@ from pydantic_settings import (
 )
 
 from taskq.calls.habits import meant, option_instead
-from taskq.connection.logoptions import LogOptions, in_units, named_in_units
+from taskq.connection.logoptions import (
+    COUNTS,
+    NUMBERS,
+    OR_NONE,
+    SPANS,
+    SWITCHES,
+    LogOptions,
+    in_units,
+    named_in_units,
+)
 from taskq.connection.places import (
     DATA_DIR_DEFAULT,
     DOTENV,
@@ -52,18 +62,15 @@ from taskq.connection.places import (
     read_place,
     refuse_planted,
 )
-from taskq.core.durations import NEVER, Duration, seconds
+from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
-from taskq.core.model import SPILL_BYTES_MAX, Durability
+from taskq.core.model import Durability
 from taskq.log.config import (
     ALWAYS_SECONDS,
-    KEEP_SECONDS,
-    KEYS_MAX,
-    STARVATION_SECONDS,
     LogConfig,
     QueuePolicy,
 )
-from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression
+from taskq.log.format.bodies import Compression
 from taskq.log.machine.access import Mode
 
 if TYPE_CHECKING:
@@ -194,10 +201,40 @@ class HubSettings(BaseModel):
     rate: Annotated[ByteSize, Field(ge=1_024)] | None = None
 
 
-class Settings(BaseSettings):
+def _log_fields() -> dict[str, Any]:
+    """Return the numbers, spans and switches of a log's options, as fields of a model."""
+    fields: dict[str, Any] = {}
+    defaults = LogConfig()
+    for name, unit in named_in_units(LogOptions.__annotations__):
+        default = getattr(defaults, unit)
+        if name in NUMBERS:
+            kind: Any = int if name in COUNTS else ByteSize
+            default = default and kind(default)
+            kind = kind | None if name in OR_NONE else kind
+        elif name in SPANS:
+            read, or_none = SPANS[name]
+            kind = Annotated[float, BeforeValidator(_seconds)]
+            if read is seconds_or_never:
+                kind = Annotated[float | None, BeforeValidator(_seconds_or_never)]
+            kind = kind | None if or_none else kind
+        elif name in SWITCHES:
+            kind = bool
+        else:
+            continue
+        fields[name] = (kind, default)
+    return fields
+
+
+if TYPE_CHECKING:
+    _LogSettings = BaseModel
+else:
+    _LogSettings = create_model("_LogSettings", **_log_fields())
+
+
+class Settings(BaseSettings, _LogSettings):
     """Settings of a TaskQ; the first place that has one wins, in the order of the module's title.
 
-    Durations are seconds or text such as "5m".
+    Durations are seconds or text such as "5m". Options of the log are those of ``LogOptions``.
     """
 
     model_config = SettingsConfigDict(
@@ -211,23 +248,7 @@ class Settings(BaseSettings):
 
     #: the directory of the log
     data_dir: Annotated[Path, BeforeValidator(_named)] = Path(DATA_DIR_DEFAULT)
-    #: what an awaited enqueue survives
     durability: Durability = Durability.FSYNC
-    #: with durability "interval": the longest time until the next fsync
-    interval: Annotated[float, BeforeValidator(_seconds)] = 0.05
-    #: size at which the log begins its next file
-    segment_bytes: ByteSize = ByteSize(64 * 2**20)
-    #: longest time until then, once a job ended in this one; an eighth of `keep`, unless given
-    segment_age: Annotated[float, BeforeValidator(_seconds)] | None = None
-    #: room on the disk that enqueues leave free; 16 MiB, or 2 % of a small disk, unless given
-    min_free: ByteSize | None = None
-    #: room set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
-    reserve: ByteSize | None = None
-    #: longest wait for another process's writer lock
-    lock_wait: Annotated[float, BeforeValidator(_seconds)] = 30.0
-    #: keep other processes out
-    exclusive: bool = False
-    #: what ``taskq workers`` calls the process
     name: str = ""
     #: from which level on ``taskq worker`` writes to stderr
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = (
@@ -235,40 +256,12 @@ class Settings(BaseSettings):
     )
     #: how: lines for people, or a JSON document each
     log_format: Literal["text", "json"] = LOG_FORMAT_DEFAULT
-    #: how payloads and results are compressed, where nothing else is said
     compress: Compression = "none"
-    #: whether those over 1 MiB may go to files beside the log, where nothing else is said
-    spill: bool = False
-    #: largest payload or result that may go to such a file
-    spill_bytes_max: ByteSize = ByteSize(SPILL_BYTES_MAX)
-    #: a body that would become larger is not decompressed
-    decompressed_bytes_max: ByteSize = ByteSize(DECOMPRESSED_BYTES_MAX)
-    #: how long finished jobs are kept after their end; "never": they never go
-    keep: Annotated[float | None, BeforeValidator(_seconds_or_never)] = KEEP_SECONDS
-    #: the log's size beyond which the oldest finished jobs go, whatever their age
-    keep_bytes: ByteSize | None = None
-    #: likewise, the number of full segments
-    keep_segments: int | None = None
-    #: how long dead letters are kept after their death; "never", the default: they never go
-    keep_dead: Annotated[float | None, BeforeValidator(_seconds_or_never)] = None
-    #: most dead letters; the oldest deaths go first
-    dead_max: int | None = None
-    #: a named reader keeps what it has not read only while the log is smaller
-    reader_lag_bytes: ByteSize | None = None
-    #: whether a process that works also keeps the log in order
-    upkeep: bool = True
-    #: a job that waits longer rises one priority for each such window, up to 9; or "never"
-    starvation: Annotated[float | None, BeforeValidator(_seconds_or_never)] = STARVATION_SECONDS
-    #: most dedup keys that are held at a time; an enqueue with another is refused
-    keys_max: int = KEYS_MAX
     #: what workers take up of other packages, in this order: entry points of ``taskq.plugins``
     plugins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
-    #: what is other in some queues, by their names; JSON in the environment
     queues: dict[str, QueueSettings] = Field(default_factory=dict)
     #: the hub of this machine; TASKQ_HUB_URL, TASKQ_HUB_TOKEN_FILE, TASKQ_HUB_TOKEN
     hub: HubSettings | None = None
-    #: who may use a log that is made here, "private" (its user) or "group"; as its directory says,
-    #: unless given
     mode: Mode | None = None
 
     _files: tuple[Path, ...] = ()
