@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
@@ -263,6 +262,8 @@ class TaskQ(LogHolder):
             raise UsageError(f"{call.name} is a task of another app: schedule it with that one")
         self.hooks.schedules.add(schedule)
         if self._connection.current is not None and not self.hooks.schedules.listeners.count:
+            import logging  # noqa: PLC0415 - few declare one so late
+
             logging.getLogger("taskq").warning(
                 "the schedule %r ticks in workers of this app, and none runs in this process: "
                 "declare it in a module that the worker imports", name,
