@@ -6,7 +6,6 @@ program that only declares tasks never needs. Whoever minds the first enqueue op
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
 
 T = TypeVar("T")
-_log: Final = logging.getLogger("taskq")
 #: Before a request that the log refused for now is sent again: the first pause, the longest, each
 #: twice the one before; and from which on that is logged.
 _PAUSE_SECONDS: Final = 0.05
@@ -174,9 +172,11 @@ class Connection:
                 return await send(await self.port())
             except (AppendFailed, LogLocked) as error:
                 import asyncio  # noqa: PLC0415 - the caller runs in a loop of it
+                import logging  # noqa: PLC0415 - few logs refuse
 
                 if seconds == _PAUSE_SECONDS_TOLD:
-                    _log.warning("%s: a step waits until the log takes it: %s", self.path, error)
+                    log = logging.getLogger("taskq")
+                    log.warning("%s: a step waits until the log takes it: %s", self.path, error)
                 seconds = min(max(2 * seconds, _PAUSE_SECONDS), _PAUSE_SECONDS_MAX)
                 await asyncio.sleep(seconds)
 
