@@ -421,7 +421,7 @@ class ResultCodec:
         try:
             plain, _ = compiled(annotation)
             # pydantic takes no configuration beside a bare dataclass, but beside an optional one.
-            schema = schema_of(Optional.__getitem__(annotation), json_config())
+            schema = schema_of(_optional(annotation), json_config())
             self._validator, serializer = made(schema)
         except TypeError as error:
             raise unusable(self._task, {"the result": annotation}, error) from error
@@ -537,6 +537,14 @@ class ResultCodec:
         if problem:
             raise UsageError(f"{self._task}: the result (-> {self._text}) {problem}")
         return body
+
+
+def _optional(annotation: Any) -> Any:
+    try:
+        # ``typing`` would give the first union of these types that anybody made, in its order.
+        return annotation | None
+    except TypeError:
+        return Optional.__getitem__(annotation)
 
 
 def _never_read(annotation: Any) -> str:

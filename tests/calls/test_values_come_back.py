@@ -518,3 +518,12 @@ async def test_a_flow_hands_over_what_was_returned_or_is_refused(tmp_path: Path)
         for flow in (chain(make.call(), anything.step()), chord([make.call()], anything.step())):
             with pytest.raises(UsageError, match=r"'value' has no type.*annotate it"):
                 await flow.enqueue()
+
+
+def test_the_order_of_a_union_is_that_of_the_annotation() -> None:
+    """Text stays text for the codecs of all processes, whichever union they met first."""
+    ResultCodec(Signature("shop.first", plain(dt.date | str)))
+    codec = ResultCodec(Signature("shop.buy", plain(str | dt.date)))
+    assert codec.decode(b'"2020-01-01"') == "2020-01-01"
+    with pytest.raises(UsageError, match="would come back as str"):
+        codec.encode(NOW.date())
