@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
-from uuid import UUID  # noqa: TC003 - pydantic reads the types when the program runs
+from uuid import UUID
 
 from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer
 from pydantic_core import CoreSchema, core_schema
