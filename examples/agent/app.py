@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from taskq import TaskQ, durable
+from taskq import TaskQ, durable, retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,14 +32,15 @@ class Message:
     argument: str = ""
 
 
-def think(messages: list[Message]) -> Message:
-    """Ask the model; a plain function runs in a thread."""
-    answer = httpx.post(
-        os.environ["MODEL_URL"],
-        json=[message.__dict__ for message in messages],
-        headers={"Idempotency-Key": durable.key()},  # the same in every attempt at this answer
-        timeout=60,
-    )
+@durable.as_step(retry=retry.exponential(attempts=5), timeout="90s")
+async def think(messages: list[Message]) -> Message:
+    """Ask the model; a try that fails is asked again, and burns no attempt of the question."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(
+            os.environ["MODEL_URL"],
+            json=[message.__dict__ for message in messages],
+            headers={"Idempotency-Key": durable.key()},  # the same in every try at this answer
+        )
     return Message(**answer.raise_for_status().json())
 
 
@@ -62,7 +63,7 @@ async def ask(question: str) -> str:
     """Answer a question, by as many turns as the model wants."""
     messages = [Message("user", question)]
     for _ in range(TURNS_MAX):
-        answer = await durable.step("think", think, messages)
+        answer = await think(messages)
         if not answer.tool:
             return answer.content
         result = await durable.step(answer.tool, TOOLS[answer.tool], answer.argument)

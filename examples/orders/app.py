@@ -1,4 +1,4 @@
-"""An order over days: charge, wait, hear from the customer, pack by other jobs, ship.
+"""An order over days: charge, wait, hear from the customer, pack by other jobs, ship or undo.
 
 ``python -m examples.orders`` runs one in a moment, in fake time.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from examples.orders.world import world
-from taskq import TaskQ, durable
+from taskq import Discard, TaskQ, durable, retry
 
 app = TaskQ("./data")
 
@@ -27,6 +27,7 @@ async def pack(article: str) -> str:
     return world.pack(article)
 
 
+@durable.as_step(retry=retry.exponential(attempts=5), timeout="30s")
 async def charge(order: str, cents: int) -> str:
     """Charge the customer; the bank takes one charge of each key, whatever repeats it."""
     return world.bank.charge(order, cents, key=durable.key())
@@ -37,7 +38,7 @@ def ship(order: str, boxes: list[str], address: Address) -> str:
     return world.ship(order, boxes, f"{address.street}, {address.city}")
 
 
-async def cancel(order: str, receipt: str) -> str:
+async def refund(order: str, receipt: str) -> str:
     """Give the money back."""
     return world.bank.refund(order, receipt)
 
@@ -45,11 +46,15 @@ async def cancel(order: str, receipt: str) -> str:
 @app.task(retry=5)
 async def order(name: str, cents: int, articles: list[str]) -> str:
     """Go through with an order. Whatever dies, each step is done once."""
-    receipt = await durable.step("charge", charge, name, cents)
-    await durable.sleep("2h")  # they may change their mind
-    try:
-        address = await durable.event("address", Address, timeout="7d")
-    except durable.EventTimeout:
-        return await durable.step("cancel", cancel, name, receipt)
-    boxes = await durable.call([pack.call(article) for article in articles])
-    return await durable.step("ship", ship, name, boxes, address)
+    receipt = await charge(name, cents)
+    # Should it fail for good, or be cancelled while it waits, they get their money back.
+    async with durable.undo("refund", refund, name, receipt):
+        await durable.sleep("2h")  # they may change their mind
+        said = await durable.first(
+            durable.event("address", Address), durable.event("regret", str), durable.sleep("7d")
+        )
+        if not isinstance(said, Address):
+            raise Discard(said or "no address within a week")
+        boxes = await durable.call([pack.call(article) for article in articles])
+        policy = retry.fixed(attempts=3, delay="5m")  # burns no attempt, takes no slot
+        return await durable.step("ship", ship, name, boxes, said, retry=policy)

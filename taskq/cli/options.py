@@ -127,6 +127,14 @@ def newest_option(count: int) -> Callable[[F], F]:
     )
 
 
+def latest_option(what: str, most: int) -> Callable[[F], F]:
+    """Return ``--limit`` for what belongs to one job: so many of the latest, 0 for all."""
+    return click.option(
+        "-n", "--limit", "count", type=click.IntRange(min=0), default=most, show_default=True,
+        help=f"So many of its {what}, the latest; 0 for all.",
+    )  # fmt: skip
+
+
 def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Return these as one, in this order."""
     return lambda command: functools.reduce(lambda made, add: add(made), options[::-1], command)

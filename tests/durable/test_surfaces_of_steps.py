@@ -62,6 +62,27 @@ async def test_show_has_the_finished_steps(app: TaskQ) -> None:
     await app.close()
 
 
+async def test_many_steps_are_shown_by_the_page(app: TaskQ) -> None:
+    @app.task
+    async def long() -> None:
+        for _ in range(130):
+            await durable.step("page", int)
+
+    job = await long.enqueue()
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+    await app.close()
+    shown = await run(app, "show", job.id)
+    assert "page#130" in shown
+    assert "page#30 " not in shown
+    assert "30 earlier steps are not shown: -n 0 shows all" in shown
+    assert "page#1 " in await run(app, "show", job.id, "-n", "0")
+    events = await run(app, "timeline", job.id, "-n", "5")
+    assert events.count("stepped") == 4
+    assert "earlier events are not shown" in events
+    assert len(json.loads(await run(app, "show", job.id, "--json", "-n", "7"))["steps"]) == 7
+
+
 async def test_why_says_what_it_waits_for_and_how_to_signal_it(app: TaskQ) -> None:
     job = await waiting(app)
     reason = await job.why()

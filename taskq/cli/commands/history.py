@@ -11,7 +11,7 @@ import click
 from taskq import views as documents
 from taskq.cli import render
 from taskq.cli.commands.jobs import no_such_job
-from taskq.cli.options import data_dir_option, json_option, open_reader
+from taskq.cli.options import data_dir_option, json_option, latest_option, open_reader
 from taskq.cli.shards import over_shards
 from taskq.text import flat
 from taskq.views import Why
@@ -60,13 +60,16 @@ def _of_device(reader: LogReader, lsn: int) -> Reason | None:
 @click.argument("job_id")
 @data_dir_option
 @json_option
+@latest_option("events", 1_000)
 @over_shards
-def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
+def timeline(job_id: str, data_dir: Path | None, as_json: bool, count: int) -> None:
     """Show everything that happened to one job, in order."""
     with open_reader(data_dir) as reader:
         events = reader.timeline(reader.find_job(job_id))
         if not events:
             raise no_such_job(reader, job_id)
+    left, events = len(events), events[-count:]
+    left -= len(events)
     if as_json:
         render.print_json([event.as_dict() for event in events])
         return
@@ -85,6 +88,8 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool) -> None:
         )
         before_ns = event.time_ns
     render.print_table(("TIME (UTC)", ">AFTER?", "KIND~", ">ATTEMPT~?", "WORKER~??", "NOTE~"), rows)
+    if left:
+        render.echo(f"{left} earlier events are not shown: -n 0 shows all")
 
 
 def _note(event: JobEvent) -> str:

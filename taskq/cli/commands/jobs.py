@@ -17,6 +17,7 @@ from taskq.cli.options import (
     at_option,
     data_dir_option,
     json_option,
+    latest_option,
     log_argument,
     moment,
     newest_option,
@@ -101,9 +102,12 @@ def _note(job: JobView, now_ns: int) -> str:
 @data_dir_option
 @json_option
 @at_option
+@latest_option("steps", 100)
 @over_shards
-def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
-    """Show everything about one job: its attempts, reason, payload and result."""
+def show(
+    job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None, count: int
+) -> None:
+    """Show everything about one job: its attempts, reason, payload, steps and result."""
     at = moment(at_text)
     with open_reader(data_dir, at) as reader:
         lsn = reader.find_job(job_id) if at is None else reader.parse_id(job_id)
@@ -113,7 +117,7 @@ def show(job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None)
         job = replace(job, attempts=reader.attempts(job))
         progress, ties, now_ns = reader.progress(lsn), reader.ties(lsn), reader.now_ns
         steps = reader.steps(lsn)
-    show_job(job, now_ns, progress, ties, steps, as_json=as_json)
+    show_job(job, now_ns, progress, ties, steps, as_json=as_json, count=count)
 
 
 def show_job(
@@ -124,8 +128,14 @@ def show_job(
     steps: Sequence[StepView] = (),
     *,
     as_json: bool,
+    count: int = 0,
 ) -> None:
-    """Print everything about a job, and how far it is, if it runs."""
+    """Print everything about a job, and how far it is, if it runs.
+
+    Of its steps the latest ``count`` are printed, 0 for all.
+    """
+    left, steps = len(steps), steps[-count:]
+    left -= len(steps)
     if as_json:
         render.print_json(
             {
@@ -137,6 +147,8 @@ def show_job(
         )
         return
     _print_job(job, now_ns, progress, ties, steps)
+    if left:
+        render.echo(f"{left} earlier steps are not shown: -n 0 shows all")
 
 
 def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:

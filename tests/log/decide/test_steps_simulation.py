@@ -3,7 +3,8 @@
 ``python -m tests.log.decide.test_steps_simulation FIRST COUNT`` plays so many seeds, a fifth of a
 second each, and prints a line for each hundred. Each plays compaction, snapshots, signals that race
 timeouts, cancels, leases that end, failures, children, a new version of the code, kills and power
-cuts.
+cuts; tries of steps that fail, the first of several waits, and jobs that are undone when they die
+or are cancelled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from taskq.core.model import LIVE_STATES, SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import QueuePolicy
 from taskq.log.decide.steps import NewSignal, NewStep
-from taskq.log.read.flows import look_at_ends, look_at_steps
+from taskq.log.read.flows import look_at_ends, look_at_signals, look_at_steps
 from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement, Trait
 from taskq.log.upkeep.upkeep import Upkeep
@@ -51,12 +52,22 @@ OLD: Final = (
     ("first",),
     ("page", "page", "page"),
     ("sleep",),
-    ("go", "then"),
-    ("call",),
+    ("either", "then"),
+    ("go",),
+    ("call", "call"),
     ("last",),
 )
-NEW: Final = (("begin",), ("page", "page", "page"), ("sleep",), ("go", "new"), ("call",), ("last",))
-FORMS: Final = {"sleep": Form.SLEEP, "go": Form.EVENT, "call": Form.CALL}
+NEW: Final = (
+    ("begin",), ("page", "page", "page"), ("sleep",), ("either",), ("go", "new"), ("call", "call"),
+    ("last",),
+)  # fmt: skip
+FORMS: Final = {
+    "sleep": Form.SLEEP, "go": Form.EVENT, "call": Form.CALL, "either": Form.FIRST,
+    "undo": Form.UNDO,
+}  # fmt: skip
+#: They stand beside the step of their title.
+BESIDE: Final = frozenset({Form.TRIED, Form.UNDO, Form.UNDOING})
+UNDONE: Final = ("undone", 1)
 Title = tuple[str, int]
 
 
@@ -73,6 +84,7 @@ class Told:
     in_doubt: Counter[Title] = field(default_factory=Counter)
     result: bytes | None = None
     is_cancelled: bool = False
+    is_undone: bool = False
 
 
 class Ask(NamedTuple):
@@ -115,15 +127,18 @@ class Attempt:
 
     def child(self) -> Generator[Ask, Any, None]:
         parent, place = map(int, self.delivery.payload.split(b":"))
-        called = self.play.told[parent].done.get(("call", 1))
+        done = self.play.told[parent].done
+        calls = [done[title] for title in (("call", 1), ("call", 2)) if title in done]
         # A cut may take the call that nobody was told of, and a child that runs already with it.
-        assert called is None or called.first + place == self.delivery.job, "a child came twice"
+        is_known = any(call.first + place == self.delivery.job for call in calls)
+        assert is_known or len(calls) < 2, "a child came twice"
         fails = self.play.chance.random() < 0.2
         yield self.settle(Kind.DEAD if fails else Kind.SUCCEEDED, self.delivery.payload)
 
     def long(self) -> Generator[Ask, Any, None]:
         chance, counts = self.play.chance, Counter[str]()
         done = yield from self.load()
+        yield from self.care_for_undoing(done)
         for line in self.lines:
             titles = []
             for name in line:
@@ -132,7 +147,7 @@ class Attempt:
             chance.shuffle(titles)
             for title in titles:
                 if title not in done or title[0] == "call":
-                    yield from self.do(title, done)
+                    yield from self.try_to_do(title, done)
                 if chance.random() < 0.05:
                     yield self.settle(Kind.RETRIED, cause=Cause.EXHAUSTED)
                     raise Over
@@ -152,11 +167,15 @@ class Attempt:
         """Read the steps; whoever holds the job finds all that anybody was told."""
         is_held, known = self.is_held, dict(self.told.done)
         seen = yield look(look_at_steps, job=self.delivery.job)
-        done = {(step.name, step.number): step for step in seen.steps}
+        steps = [step for step in seen.steps if step.form not in BESIDE]
+        done = {(step.name, step.number): step for step in steps}
+        forms = {step.form: step for step in reversed(seen.steps)}
+        self.may_undo, self.undoing = Form.UNDO in forms, forms.get(Form.UNDOING)
         self.begun = {(wait.name, wait.number): wait for wait in seen.waits}
         self.now_ns = seen.time_ns
         if is_held:
-            assert len(done) == len(seen.steps), "a step is there twice"
+            assert len(done) == len(steps), "a step is there twice"
+            assert self.undoing is None or self.may_undo, "what nobody noted is undone"
             for title, step in known.items():
                 assert title in done, f"{title} is lost"
                 assert done[title]._replace(ended_ns=0) == step, f"{title} is another"
@@ -164,6 +183,13 @@ class Attempt:
 
     def form(self, title: Title) -> Form:
         return FORMS.get(title[0], Form.STEP)
+
+    def try_to_do(self, title: Title, done: dict[Title, Stepped]) -> Generator[Ask, Any, None]:
+        form = self.form(title)
+        if form is Form.FIRST:
+            yield from self.first(title, done)
+        elif form is not Form.STEP or not (yield from self.fails(title)):
+            yield from self.do(title, done)
 
     def do(self, title: Title, done: dict[Title, Stepped]) -> Generator[Ask, Any, None]:
         form, name = self.form(title), title[0]
@@ -205,6 +231,52 @@ class Attempt:
         done[title] = step
         if name == "call":
             yield from self.await_children(step)
+
+    def fails(self, title: Title) -> Generator[Ask, Any, bool]:
+        """Let some tries fail; whether the next one is later."""
+        if self.play.chance.random() < 0.9:
+            return False
+        yield Ask(Op.STEP, NewStep(self.delivery, Form.TRIED, *title))
+        self.play.counts["tries"] += 1
+        if self.play.chance.random() < 0.5:
+            return False
+        self.waits.append(Wait(Form.TRIED, *title, self.now_ns + 30 * SECOND_NS))
+        return True
+
+    def first(self, title: Title, done: dict[Title, Stepped]) -> Generator[Ask, Any, None]:
+        """Decide for a signal, that stays, or for the end of a time; once."""
+        begun = self.begun.get(title)
+        until_ns = self.now_ns + 60 * SECOND_NS if begun is None else begun.until_ns
+        signals = yield look(look_at_signals, job=self.delivery.job, name=b"go")
+        if not signals and until_ns > self.now_ns:
+            self.waits += [Wait(Form.SLEEP, *title, until_ns), Wait(Form.EVENT, "go", 9)]
+            return
+        body = b"0" if signals else b"1"
+        step = yield Ask(Op.STEP, NewStep(self.delivery, Form.FIRST, *title, body))
+        assert self.told.done.setdefault(title, step) == step, f"{title} was decided twice"
+        done[title] = step
+
+    def care_for_undoing(self, done: dict[Title, Stepped]) -> Generator[Ask, Any, None]:
+        if self.undoing is not None:
+            yield from self.undo(done)
+        if self.delivery.job % 3 == 0 and not self.may_undo:
+            yield Ask(Op.STEP, NewStep(self.delivery, Form.UNDO, *UNDONE))
+
+    def undo(self, done: dict[Title, Stepped]) -> Generator[Ask, Any, None]:
+        """Undo what was done, and end as the log says."""
+        assert self.undoing is not None
+        if UNDONE not in done:
+            self.told.effects[UNDONE] += 1
+            self.told.in_doubt[UNDONE] += 1
+            step = yield Ask(Op.STEP, NewStep(self.delivery, Form.STEP, *UNDONE, b"1"))
+            self.told.done[UNDONE] = step
+            self.told.in_doubt[UNDONE] -= 1
+        why = json.loads(self.undoing.body)
+        (answer,) = yield self.settle(Kind(why["kind"]), b"undone", cause=Cause(why["cause"]))
+        if not isinstance(answer, Exception):
+            self.told.is_undone = True
+            self.play.counts["undone"] += 1
+        raise Over
 
     def write(self, new: NewStep) -> Generator[Ask, Any, Any]:
         step = yield Ask(Op.STEP, new)
@@ -416,7 +488,7 @@ class Play:
 
     def is_over(self, job: int) -> bool:
         known = self.told.get(job, Told())
-        if known.result is not None:
+        if known.result is not None or known.is_undone:
             return True
         view = self.world.view(job)
         assert view is not None, f"job {job} is lost"
