@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -228,3 +229,25 @@ async def test_an_async_hook_of_steps_is_refused(app: TaskQ) -> None:
 
     with pytest.raises(UsageError, match=r"on_step takes a plain function.*told is async"):
         app.on_step(told)
+
+
+async def test_why_says_of_a_stopped_worker_what_health_says(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def long() -> None:
+        began.set()
+        await goes_on.wait()
+
+    async with app, app.worker(concurrency=1):
+        runs, waits = await long.enqueue(), await long.enqueue()
+        await began.wait()
+        assert "stopped" not in (await runs.why()).text
+        monkeypatch.setattr("taskq.log.read.why.process_state", lambda _: "stopped: python")
+        for job in (runs, waits):
+            text = (await job.why()).text
+            assert f"stopped by a signal: {os.getpid()}. Let it go on with kill -CONT" in text
+        goes_on.set()
+        await waits.result(5)

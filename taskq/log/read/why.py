@@ -20,6 +20,8 @@ from taskq.log.read.flows import awaited, failed_inputs
 from taskq.log.state.story import read_story
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taskq.core.folds.agenda import Agenda
     from taskq.core.views import JobView, OwnerView, ProgressView
     from taskq.core.why import UsedUp
@@ -74,13 +76,26 @@ def facts_of(
 def decide(facts: Facts, path: str) -> Reason:
     """The reason; looks at the writer lock where nothing more lasting is in the way. May block."""
     reason = why(facts)
+    if reason.code is Why.RUNNING and facts.owner is not None:
+        return _stopped(reason, (facts.owner,))
     if reason.code not in (Why.NEXT, Why.BUSY, Why.BEHIND_OLDER, Why.BEHIND_PRIORITY):
         return reason
+    reason = _stopped(reason, facts.workers)
     pid, state = _keeper(Path(path))
     works = pid in {worker.pid for worker in facts.workers}
     if not pid or (works and not state.startswith(_STOPPED)):
         return reason
     return why(replace(facts, holder=state, holder_pid=pid))
+
+
+def _stopped(reason: Reason, workers: Iterable[OwnerView]) -> Reason:
+    """Return the reason, with a signal that stopped all the processes that it depends on."""
+    pids = sorted({worker.pid for worker in workers})
+    if not pids or not all(process_state(pid).startswith(_STOPPED) for pid in pids):
+        return reason
+    listed = ", ".join(map(str, pids))
+    text = f"{reason.text}; stopped by a signal: {listed}. Let it go on with kill -CONT {listed}"
+    return replace(reason, text=text)
 
 
 def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tuple[int, int]:
