@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from taskq.core.durations import utc_moment
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
 from taskq.log.commit.answers import refusals
 from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
+from taskq.log.machine.ports import replace_file
 from taskq.log.requests import Trait, ops_that
 
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ T = TypeVar("T")
 
 RESERVE_FILE: Final = "reserve"
 _PROBE_FILE: Final = "reserve.tmp"
+#: Says what went since the disk was full: a document of JSON.
+DROPPED_FILE: Final = "dropped.json"
+_DROPPED_BYTES_MAX: Final = 4_096
 #: What is refused first: the operations that bring jobs, new ones or dead ones written again.
 GROWING: Final = ops_that(Trait.GROWS)
 #: What a disk or a quota that is used up says.
@@ -74,7 +80,7 @@ class Room:
         self.limit_bytes = 0
         self.refused: OSError | None = None
         self._is_short = False
-        self.left = self.look_at_ns = self._sought_until_ns = 0
+        self.left = self.look_at_ns = self._sought_until_ns = self._sought_bytes = 0
 
     @property
     def pressed(self) -> bool:
@@ -85,6 +91,21 @@ class Room:
     def is_sought(self) -> bool:
         """Return whether a request was refused for want of room just now: the log makes some."""
         return self.pressed or self._clock.steady_ns() < self._sought_until_ns
+
+    def lacks(self, removable: int, spare: int = 0) -> bool:
+        """Look again whether room is still to be made, and can be.
+
+        Args:
+            removable: bytes that the log may free for enqueues: none where they would not do.
+            spare: bytes to free beyond what is needed now.
+        """
+        is_sought = self._clock.steady_ns() < self._sought_until_ns
+        wanted = spare + (self._sought_bytes if is_sought else 0)
+        self.look(wanted)
+        if self.refused is not None or self._files_left:
+            return True
+        short = wanted - self.headroom
+        return (self._is_short or is_sought) and 0 < short <= removable
 
     @property
     def headroom(self) -> int:
@@ -118,7 +139,10 @@ class Room:
             else:
                 refused.append(request)
         if refused:
-            self._sought_until_ns = self._clock.steady_ns() + _SOUGHT_NS
+            now_ns, size = self._clock.steady_ns(), BatchNeeds.of(refused).size
+            before = self._sought_bytes if now_ns < self._sought_until_ns else 0
+            self._sought_bytes = max(size, before)
+            self._sought_until_ns = now_ns + _SOUGHT_NS
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return kept, BatchNeeds.of(kept), refusals(refused, self._error(self.refused or full))
 
@@ -241,6 +265,25 @@ class Room:
         return DiskFull(self._path, error, self.free_bytes or 0, self.limit_bytes)
 
 
+def note_dropped(disk: Disk, path: str, lsn: int, now_ns: int) -> None:
+    """Write down that what had ended before an lsn went, for the disk was full."""
+    data = json.dumps({"before_lsn": lsn, "at_ns": now_ns}).encode()
+    with contextlib.suppress(OSError):  # the next one says as much
+        replace_file(disk, f"{path}/{DROPPED_FILE}", data)
+
+
+def was_dropped(disk: Disk, path: str, lsn: int) -> str:
+    """Return why a job of this lsn may be gone before its time; empty if nothing was dropped."""
+    try:
+        dropped = json.loads(_content(disk, f"{path}/{DROPPED_FILE}", _DROPPED_BYTES_MAX))
+        if lsn >= dropped["before_lsn"]:
+            return ""
+        moment = utc_moment(dropped["at_ns"]).isoformat(timespec="seconds")
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f"the disk was full at {moment}, and the oldest jobs that had ended went to make room"
+
+
 def _not_growing(requests: list[Request]) -> list[Request]:
     return [request for request in requests if request[0] not in GROWING]
 
@@ -291,6 +334,14 @@ def with_reserve(disk: Disk, path: str, action: Callable[[], T]) -> T:
         if not is_full(error):
             raise
         raise AppendFailed(path, error) from error
+
+
+def _content(disk: Disk, path: str, most: int) -> bytes:
+    descriptor = disk.open(path, write=False)
+    try:
+        return disk.read(descriptor, most, 0)
+    finally:
+        disk.close(descriptor)
 
 
 def _size_of(disk: Disk, path: str) -> int:

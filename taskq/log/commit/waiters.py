@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import JobNotFound, LogFailed
 from taskq.core.model import Durability
 from taskq.log.commit.answers import failure
+from taskq.log.commit.room import was_dropped
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
 from taskq.log.segments.segments import Extent, SegmentGone
@@ -232,8 +233,11 @@ class Outcomes:
             return failure(error)
 
     def _not_found(self, job: int) -> JobNotFound:
+        journal = self._journal
+        why = was_dropped(journal.disk, journal.path, job)
         return JobNotFound(
-            f"no job {self._journal.tag}-{job} in this log: it is not kept any more, or never was"
+            f"no job {journal.tag}-{job} in this log: "
+            f"{why or 'it is not kept any more, or never was'}"
         )
 
     def forget_cancelled(self) -> None:

@@ -27,7 +27,7 @@ _log: Final = logging.getLogger("taskq")
 _HUB_LAG_BYTES: Final = 2**30
 
 
-_NEARLY_FULL: Final = "the disk is nearly full"
+NEARLY_FULL: Final = "the disk is nearly full"
 
 
 class Due(NamedTuple):
@@ -98,7 +98,7 @@ def _over_limit(journal: Journal, lsns: list[int], total: int, is_pressed: bool)
     if config.keep_segments is not None and len(lsns) - 1 > config.keep_segments:
         return Due(oldest, f"the log has over {config.keep_segments} sealed segments", True, half)
     if is_pressed:
-        return Due(oldest, _NEARLY_FULL, True, half)
+        return Due(oldest, NEARLY_FULL, True, half)
     return None
 
 
@@ -110,7 +110,7 @@ def last_due(
     files.refresh()
     last = journal.segment
     if is_pressed and files.lsns == [last]:
-        return Due(last, _NEARLY_FULL, True, journal.offset // 2)
+        return Due(last, NEARLY_FULL, True, journal.offset // 2)
     wait = 0 if keep_seconds is None else journal.config.segment_age_of(keep_seconds)
     if not _is_past(journal, last, wait, now_ns):
         return None

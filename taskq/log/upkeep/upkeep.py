@@ -17,7 +17,7 @@ from taskq.core.model import SECOND_NS
 from taskq.core.views import CompactedSegment, CompactReport
 from taskq.log.commit.answers import failure
 from taskq.log.commit.chores import Chore
-from taskq.log.commit.room import with_reserve
+from taskq.log.commit.room import note_dropped, with_reserve
 from taskq.log.format.frames import segment_name
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone, sweep_gone
@@ -25,7 +25,7 @@ from taskq.log.segments.spill import old_files
 from taskq.log.upkeep.compaction import Compaction
 from taskq.log.upkeep.endings import Endings
 from taskq.log.upkeep.keeper import Retained
-from taskq.log.upkeep.retention import Due, Pinned, due, last_due, past, purge_steps
+from taskq.log.upkeep.retention import NEARLY_FULL, Due, Pinned, due, last_due, past, purge_steps
 from taskq.log.upkeep.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ LOOK_NS: Final = 10 * SECOND_NS
 TROUBLE_NS: Final = 30 * SECOND_NS
 #: While the disk is nearly full it looks this often.
 _PRESSED_NS: Final = SECOND_NS
+#: On a disk that is nearly full such a part of the log goes at once.
+_SPARE_PARTS: Final = 8
 #: Files that are removed in one batch.
 _COLLECTED_MAX: Final = 64
 
@@ -269,12 +271,12 @@ class Upkeep(Chore):
         """Yield the same of the sealed segments."""
         journal = self._journal
         # What is written again meanwhile is not looked at in the same pass, or it would never end.
-        end = journal.segment
+        end, goes_on = journal.segment, False
         while True:
             candidate = due(
                 journal,
                 journal.clock.wall_ns(),
-                is_pressed=self._committer.room.is_sought,
+                is_pressed=self._lacks_room(goes_on=goes_on),
                 keep_seconds=keep_seconds,
                 goal=goal,
                 gone=report.gone if report.dry_run else 0,
@@ -293,6 +295,7 @@ class Upkeep(Chore):
             yield from self._tend(self._committer.facets.dedup_steps())
             if not (yield from self._compact_one(candidate, keep_seconds, report)):
                 return
+            goes_on = True
 
     def _goal(self, keep_seconds: float | None) -> Generator[None, None, int]:
         """Return the last segment past its time in which a job ended; 0: nothing goes for age."""
@@ -311,7 +314,7 @@ class Upkeep(Chore):
         journal, endings = self._journal, self._endings
         journal.refresh()
         now_ns = journal.clock.wall_ns()
-        is_pressed = self._committer.room.is_sought
+        is_pressed = self._lacks_room()
         candidate = last_due(journal, now_ns, is_pressed=is_pressed, keep_seconds=keep_seconds)
         if candidate is None:
             return None
@@ -321,6 +324,17 @@ class Upkeep(Chore):
         else:
             is_due = endings.are_due(candidate.segment, keep_seconds, now_ns)
         return candidate if is_due else None
+
+    def _lacks_room(self, *, goes_on: bool = False) -> bool:
+        """Return whether jobs that have ended must go, so that the log can be written.
+
+        For new jobs at most half of the log goes: where that would not do, others fill the disk,
+        and what they take is no reason to forget results. ``goes_on``: some went just now, and a
+        little more saves the next look.
+        """
+        room, total = self._committer.room, self._journal.files.total_size()
+        spare = total // _SPARE_PARTS if goes_on else 0
+        return room.is_sought and room.lacks(total // 2, spare)
 
     def _may_pay(self, candidate: Due) -> bool:
         return (
@@ -353,6 +367,9 @@ class Upkeep(Chore):
             # jobs is gone, it may be otherwise.
             self._patience_bytes = total + self._journal.segment_bytes
             self._patience_jobs = self._jobs() - self._jobs() // 8
+        if went and candidate.reason == NEARLY_FULL:
+            journal = self._journal
+            note_dropped(journal.disk, journal.path, files.lsns[0], journal.clock.wall_ns())
         why = candidate.reason if went else f"{candidate.reason}, but most of it is needed"
         report.carried += compaction.carried
         report.note(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 
-from taskq.core.errors import DiskFull, UsageError
+from taskq.core.errors import DiskFull, JobNotFound, UsageError
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, LogConfig
@@ -19,6 +20,7 @@ from tests.log.commit.full_disks import (
     reserve_size,
     state,
 )
+from tests.log.tending import FILLER, tend
 from tests.log.world import PATH, PLAIN, Process, World
 
 
@@ -160,3 +162,25 @@ def test_near_the_limit_the_disk_is_asked_every_50_ms_or_after_a_quarter_of_what
     first.enqueue(b"x" * 200_000)
     first.enqueue(b"x" * 60_000)
     assert len(asked) == 11
+
+
+def test_the_oldest_ends_go_as_far_as_needed_and_whoever_asks_is_told_why() -> None:
+    """None goes where even half of the log would not do: others fill the disk then."""
+    world = World(config=replace(CONFIG, reserve_bytes=0, keep_seconds=None))
+    process = world.process()
+    jobs = [process.enqueue(FILLER) for _ in range(40)]
+    for delivery in process.claim(40):
+        process.settle(delivery)
+    for free, all_stay in ((0, True), (MIN_FREE - 3_000, False)):
+        world.machine.free = free
+        with pytest.raises(DiskFull):
+            process.enqueue(b"new")
+        tend(process)
+        there = [job for job in jobs if world.view(job) is not None]
+        assert (there == jobs) is all_stay
+    assert len(jobs) // 2 < len(there) < len(jobs)
+    assert there == jobs[-len(there) :]
+    process.enqueue(b"new")
+    with pytest.raises(JobNotFound, match=r"the disk was full at .* went to make room"):
+        process.ask(Op.OUTCOME, jobs[0])
+    assert process.ask(Op.OUTCOME, jobs[-1]).state is State.SUCCEEDED
