@@ -20,7 +20,6 @@
     │   │   └── DiskFull        too little room for new jobs; settling and cancelling go on
     │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
     │   ├── LogDamaged          bytes that were once durable no longer read back
-    │   │   ├── SpillMissing    the file that holds a large payload or result is gone
     │   │   └── UploadDamaged   the files of an upload are not what was published
     │   ├── MomentGone          compaction removed what would tell the state at that moment
     │   ├── ReaderBusy          somebody else reads the log under that name
@@ -76,7 +75,6 @@ from taskq.core.errors import (
     ReaderMismatch,
     ResultGone,
     ResultTimeout,
-    SpillMissing,
     StaleDelivery,
     TaskqError,
     UnknownTask,
@@ -118,7 +116,6 @@ __all__ = [
     "ReaderMismatch",
     "ResultGone",
     "ResultTimeout",
-    "SpillMissing",
     "StaleDelivery",
     "TaskqError",
     "UnknownTask",

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         PRIORITY_MAX,
         REASON_BYTES_MAX,
         SECOND_NS,
-        SPILL_BYTES_MAX,
         TIME_NS_MAX,
         TRANSACTION_BYTES_MAX,
     )
@@ -45,7 +44,6 @@ __all__ = [
     "PRIORITY_MAX",
     "REASON_BYTES_MAX",
     "SECOND_NS",
-    "SPILL_BYTES_MAX",
     "TIME_NS_MAX",
     "TRANSACTION_BYTES_MAX",
     "Duration",
@@ -81,7 +79,7 @@ _HOMES: Final = {
         "causes_in failures is_a is_cancellation members names_of set_causes text_of"
     ),
     "taskq.core.model": (
-        "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS SPILL_BYTES_MAX "
+        "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS "
         "TIME_NS_MAX TRANSACTION_BYTES_MAX"
     ),
     "taskq.core.parsing": "check_name checked_queues listed nearest parse_json rather whole",

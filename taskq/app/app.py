@@ -419,9 +419,7 @@ class TaskQ(LogHolder):
         known = self.tasks.get(task)
         if known is not None:
             return known.call(*args, **kwargs)
-        # Whether a large payload is allowed is known when the call is enqueued.
-        limit = self._connection.config.spill_bytes_max
-        return make_call(task, None, encode_loose(task, args, kwargs, limit), Flag(0), Options())
+        return make_call(task, None, encode_loose(task, args, kwargs), Flag(0), Options())
 
     async def enqueue_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Enqueue a task that this process may not know, with its task's or default options.

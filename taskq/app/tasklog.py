@@ -57,7 +57,7 @@ class TaskLog(LogHolder):
         """Put one job into the log; it is as durable as the log says when this returns.
 
         Args:
-            payload: at most PAYLOAD_BYTES_MAX bytes, unless it may go to a file.
+            payload: at most PAYLOAD_BYTES_MAX bytes.
             options: see ``PutOptions``.
 
         Returns:
@@ -141,7 +141,7 @@ class TaskLog(LogHolder):
         """Return ``delivery.payload``, read and decompressed off the event loop if it is large.
 
         Raises:
-            LogDamaged: it does not read back; ``SpillMissing`` if its file is gone.
+            LogDamaged: it does not read back.
             PayloadTooLarge: decompressed it would be over ``decompressed_bytes_max``.
             CompressionUnavailable: it is compressed in a way that is not installed here.
         """
@@ -155,7 +155,6 @@ class TaskLog(LogHolder):
         result: bytes | None = None,
         *,
         compress: Compression | None = None,
-        spill: bool | None = None,
     ) -> None:
         """End a delivery well.
 
@@ -163,17 +162,16 @@ class TaskLog(LogHolder):
             delivery: what ``claim`` returned.
             result: kept with the job.
             compress: how the result is compressed; None: as the job's queue or the log says.
-            spill: whether a large one may go to a file; None: as the job's queue or the log says.
 
         Raises:
             StaleDelivery: the job was taken back or settled meanwhile.
-            PayloadTooLarge: the result is over its limit; the delivery goes on.
+            PayloadTooLarge: the result is over PAYLOAD_BYTES_MAX; the delivery goes on.
         """
         flags = 0
         if result is not None:
             check_bytes("the result", result)
             packer = self._connection.packer
-            packing = packer.config.packing(delivery.queue, compress, spill)
+            packing = packer.config.packing(delivery.queue, compress)
             result, flags = await packer.result(result, packing, "the result")
         await self._settle(Settlement(SUCCESS, delivery, result, flags=flags))
 

@@ -35,7 +35,6 @@ from taskq.connection import tracing
 from taskq.connection.blocking import refuse_in_loop
 from taskq.connection.handle import JobHandle, make_handle
 from taskq.core.errors import UsageError
-from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.parsing import check_name
 from taskq.core.records import PACKED_MIN, Flag
 from taskq.flows.steps import StepArguments, StepMaker
@@ -54,8 +53,8 @@ if TYPE_CHECKING:
     from taskq.core.rates import Limit
     from taskq.core.retry import RetryPolicy
     from taskq.flows.building import Flow, Step
-    from taskq.log.config import Packing
     from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.format.bodies import Compression
     from taskq.log.requests import Duplicate, Item
 
 P = ParamSpec("P")
@@ -141,8 +140,7 @@ class Enqueuer(Generic[P, R]):
                 f'comes later: use {task.name}.options(concurrency_key="text").step(...)'
             )
         codec = task.step_arguments
-        limit = self._connection.packer.bodies.limit(self._packing)
-        body = codec.dump(codec.validated(args, kwargs), limit)
+        body = codec.dump(codec.validated(args, kwargs))
         from taskq.flows.building import Step  # noqa: PLC0415 - most programs have no flow
         from taskq.flows.plan import Leaf  # noqa: PLC0415 - as above
 
@@ -317,7 +315,7 @@ class Enqueuer(Generic[P, R]):
             return self._task.encode(args, kwargs), self._extras
         codec = self._task.arguments
         values = codec.validated(args, kwargs)
-        body = codec.dump(values, self._connection.packer.bodies.limit(self._packing))
+        body = codec.dump(values)
         if key is None and not callable(other):
             return body, self._extras
         name = self._task.name
@@ -465,15 +463,15 @@ class Task(Enqueuer[P, R]):
         except UsageError:
             return True  # as its workers say
 
-    def encode_result(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
+    def encode_result(self, value: object) -> bytes | None:
         """Return what is kept of a returned value; None for a None and for store_result=False.
 
         Raises:
             UsageError: the value does not fit the return annotation, or JSON, or is a coroutine.
-            PayloadTooLarge: it is over ``limit`` bytes.
+            PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
         """
         if self.store_result:
-            return self.result_codec.encode(value, limit)
+            return self.result_codec.encode(value)
         if isinstance(value, Awaitable):
             raise UsageError(f"{self.name}: returned a {type(value).__name__}")
         return None
@@ -490,15 +488,15 @@ class Task(Enqueuer[P, R]):
 
     @property
     def packs_results(self) -> bool:
-        """Return whether any of its results may be compressed, or go to a file."""
+        """Return whether any of its results may be compressed."""
         chosen = self._chosen
-        packs = chosen.compress not in {None, "none"} or bool(chosen.spill)
+        packs = chosen.compress not in {None, "none"}
         return self.store_result and (packs or not self._connection.config.is_plain)
 
-    def result_packing(self, queue: str) -> Packing | None:
+    def result_packing(self, queue: str) -> Compression | None:
         """Return how results of its jobs from this queue are packed; None: they are kept as is."""
         chosen = self._chosen
-        return self._connection.config.packing(queue, chosen.compress, chosen.spill)
+        return self._connection.config.packing(queue, chosen.compress)
 
     def decode_result(self, body: bytes) -> R:
         """Return the returned value, as the return annotation has it.

@@ -25,13 +25,13 @@ from taskq.core.kinds import DEATH, RELEASE, RETRY, SUCCESS
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
 from taskq.core.records import Cause
 from taskq.core.retry import DEFAULT
+from taskq.log.format.bodies import check_size
 from taskq.log.requests import Bundle, Settlement
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.connection.connection import Connection
     from taskq.connection.packing import Loose
-    from taskq.log.config import Packing
     from taskq.log.format.bodies import Compression
     from taskq.log.requests import Delivery, Done, Duplicate
 
@@ -144,7 +144,7 @@ class _Transaction(ABC, Generic[P]):
         self._jobs: list[tuple[P, Loose]] = []
         self._cancels: list[tuple[PendingCancel, str, int]] = []
         #: each with how its result is packed when the transaction is carried out
-        self._results: list[tuple[Settlement, Packing | None]] = []
+        self._results: list[tuple[Settlement, Compression | None]] = []
 
     async def __aenter__(self) -> Self:
         self._enter()
@@ -203,7 +203,7 @@ class _Transaction(ABC, Generic[P]):
             )
         self._size += size
 
-    async def _packed(self, settlement: Settlement, packing: Packing | None) -> Settlement:
+    async def _packed(self, settlement: Settlement, packing: Compression | None) -> Settlement:
         if settlement.kind is not SUCCESS or settlement.body is None:
             return settlement
         packer = self._connection.packer
@@ -241,15 +241,14 @@ class LogTransaction(_Transaction[PendingPut]):
         result: bytes | None = None,
         *,
         compress: Compression | None = None,
-        spill: bool | None = None,
     ) -> None:
         """End a delivery well; the arguments are those of ``TaskLog.ack``."""
         packing = None
         if result is not None:
             check_bytes("the result", result)
             packer = self._connection.packer
-            packing = packer.config.packing(delivery.queue, compress, spill)
-            packer.bodies.check_size(len(result), packing, "the result")
+            packing = packer.config.packing(delivery.queue, compress)
+            check_size("the result", result)
         self._settle(Settlement(SUCCESS, delivery, result), packing)
 
     def nack(self, delivery: Delivery, reason: str = "", delay: Duration | None = None) -> None:
@@ -270,7 +269,7 @@ class LogTransaction(_Transaction[PendingPut]):
         loose = loose_put(Put(payload=payload, **options), self._connection.packer)
         return self._add_job(PendingPut(), loose)
 
-    def _settle(self, settlement: Settlement, packing: Packing | None = None) -> None:
+    def _settle(self, settlement: Settlement, packing: Compression | None = None) -> None:
         self._grow(_PART_BYTES + len(settlement.body or b""))
         self._results.append((settlement, packing))
 

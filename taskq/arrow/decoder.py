@@ -41,7 +41,7 @@ def decode(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a piece as batches of the columns of ``schema``, in the log's order.
 
-    The file is read in chunks; memory is bounded by the largest frame (9 MiB), or by one
+    The file is read in chunks; memory is bounded by the largest frame (34 MiB), or by one
     decompressed body (100 MiB).
 
     Args:

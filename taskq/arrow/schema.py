@@ -131,7 +131,7 @@ class Piece(NamedTuple):
     """Bytes of a segment, from one border of frames to another.
 
     Attributes:
-        path: of the segment file; the files of spilled bodies are found from there.
+        path: of the segment file.
         device: name of the log.
         log_id: its UUID.
         tag: what its job ids start with.

@@ -14,26 +14,25 @@ import pyarrow.compute as pc
 from taskq.arrow import arrays
 from taskq.arrow.problems import shown
 from taskq.core.errors import TaskqError
-from taskq.engine import Flag, LogConfig
+from taskq.engine import LogConfig
 from taskq.log.format.bodies import original_size
 from taskq.log.format.history import ATTEMPTS_KEPT, decode_history, encode_history
 from taskq.log.segments.bodystore import BodyStore
-from taskq.log.segments.spill import REFERENCE_BYTES, decode_reference
 
 if TYPE_CHECKING:
     from taskq.arrow.layout import Ints
     from taskq.arrow.rows import Rows, Slices
     from taskq.core.views import AttemptView
 
-#: A batch is ended before its compressed and spilled bodies would come to more, but for its first.
+#: A batch is ended before its compressed bodies would come to more, but for its first.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 _CONFIG: Final = LogConfig()
 #: No body is as large.
 UNLIMITED: Final = 2**62
-#: How a body begins that stands for one that was left out ...
+#: How a body begins that stands for one that was left out.
 LEFT_OUT: Final = b'{"left out":'
-#: ... and about how many bytes it has.
-_LEFT_OUT_BYTES: Final = 128
+#: What ``original_size`` reads of a compressed body.
+_SIZE_BYTES: Final = 8
 
 
 def home_of(segment_path: str) -> str:
@@ -48,8 +47,7 @@ class Bodies:
 
     Args:
         segment_path: of the file.
-        bytes_max: of a body; of a larger one hash and size are given. A file of its own is not
-            read for that: they are those of the file.
+        bytes_max: of a body; of a larger one hash and size are given.
     """
 
     def __init__(self, segment_path: str, bytes_max: int) -> None:
@@ -59,10 +57,6 @@ class Bodies:
     def unpack(self, stored: bytes, flags: int, what: str) -> tuple[bytes | None, str]:
         """Return (the body or None, why it is missing)."""
         try:
-            if flags & Flag.SPILLED:
-                reference = decode_reference(stored, what)
-                if reference.size > self.bytes_max:
-                    return left_out(reference.digest, reference.size), ""
             body = self._store.unpack(stored, flags, what) if flags else stored
         except TaskqError as error:
             return None, shown(str(error))
@@ -72,12 +66,7 @@ class Bodies:
 
     def size(self, stored: bytes, flags: int) -> int:
         """Return bytes that a body may take, unpacked, in a batch."""
-        limit = _CONFIG.decompressed_bytes_max
-        if flags & Flag.SPILLED:
-            is_whole = len(stored) == REFERENCE_BYTES
-            size = decode_reference(stored, "").size if is_whole else 0
-            return _LEFT_OUT_BYTES if size > self.bytes_max else limit
-        return min(original_size(stored, flags), limit)
+        return min(original_size(stored, flags), _CONFIG.decompressed_bytes_max)
 
 
 def left_out(digest: bytes, size: int) -> bytes:
@@ -200,6 +189,6 @@ def unpacked_sizes(rows: Rows, bodies: Bodies) -> Ints | None:
     for (start, end, valid), packing in pairs:
         for row in np.flatnonzero(valid & (packing != 0)).tolist():
             any_packed = True
-            stored = rows.data[start[row] : min(end[row], start[row] + REFERENCE_BYTES)].tobytes()
+            stored = rows.data[start[row] : min(end[row], start[row] + _SIZE_BYTES)].tobytes()
             sizes[row] += bodies.size(stored, int(packing[row]))
     return sizes if any_packed else None

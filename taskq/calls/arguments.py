@@ -17,7 +17,6 @@ from taskq.calls.serialization import (
     Way,
     can_be_read,
     cause_at,
-    check_size,
     compiled_fields,
     decode_loose,
     difference_text,
@@ -35,6 +34,7 @@ from taskq.calls.serialization import (
 from taskq.calls.signature import KEYWORDS, REST, Signature
 from taskq.core.errors import InvalidCall
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.log.format.bodies import check_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -109,12 +109,12 @@ class ArgumentCodec:
                 raise self._refused(lost.path, partial(loss_text, lost))
         return checked
 
-    def dump(self, values: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX) -> bytes:
+    def dump(self, values: dict[str, Any]) -> bytes:
         """Return the payload of validated values.
 
         Raises:
             InvalidCall: a value has no form in JSON, or one that cannot be read.
-            PayloadTooLarge: the payload is over ``limit`` bytes.
+            PayloadTooLarge: the payload is over PAYLOAD_BYTES_MAX.
         """
         try:
             body = self._way.write(values, warnings=False)
@@ -123,7 +123,7 @@ class ArgumentCodec:
         problem = large_problem(body, 1) if len(body) > FLAT_BYTES_MAX else ""
         if problem:
             raise InvalidCall(self._task, f"what the arguments hold {problem}")
-        check_size(f"{self._task}: the payload", body, limit)
+        check_size(f"{self._task}: the payload", body)
         if not self._way.is_kept:
             self._compare(values, body)
         return body

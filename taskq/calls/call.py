@@ -24,7 +24,6 @@ from taskq.core.model import (
     ATTEMPTS_DEFAULT,
     HEADERS_BYTES_MAX,
     KEY_BYTES_MAX,
-    PAYLOAD_BYTES_MAX,
     PRIORITY_DEFAULT,
     TIME_NS_MAX,
     Conflict,
@@ -32,7 +31,7 @@ from taskq.core.model import (
 )
 from taskq.core.parsing import check_name, whole
 from taskq.core.values import TypedDict, dataclass
-from taskq.log.format.bodies import check_storage
+from taskq.log.format.bodies import check_compression
 from taskq.log.requests import EnqueueSpec, Plain
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ Until: TypeAlias = Literal["settled"]
 #: What becomes of an enqueue whose key is held.
 OnConflict: TypeAlias = Literal["first", "replace", "raise"]
 
-_STORAGE: Final = ("compress", "spill")
 #: What makes no sense without a key: the option that it comes from, and what it is without one.
 _DEDUP_FIELDS: Final[dict[str, tuple[str, object]]] = {
     "window_ns": ("window", 0),
@@ -88,8 +86,6 @@ class JobOptions(TypedDict, total=False):
     keep: Duration | None
     #: how payload and result are compressed, "none" for not at all; None: as the queue or log says
     compress: Compression | None
-    #: whether one over 1 MiB may go to a file beside the log; None: as the queue or log says
-    spill: bool | None
 
 
 class OptionChanges(JobOptions, total=False):
@@ -126,7 +122,6 @@ class Options:
     concurrency_key: Key | None = None
     keep_ns: int = 0
     compress: Compression | None = None
-    spill: bool | None = None
 
     def changed(self, changes: OptionChanges) -> Options:
         """Return the options with these changes.
@@ -381,8 +376,7 @@ def transaction_bytes(items: Iterable[Item] | Plain) -> int:
         return sum(map(len, items.bodies)) + edges * len(items.bodies)
     size = 0
     for spec, body, extras in items:
-        # What is larger goes to a file.
-        size += len(spec.tail) + min(len(body), PAYLOAD_BYTES_MAX) + _RECORD_EDGES_BYTES
+        size += len(spec.tail) + len(body) + _RECORD_EDGES_BYTES
         if extras is not None:
             size += _OPTIONS_BYTES + len(extras.key or b"") + len(extras.concurrency_key)
             size += headers_bytes(extras.headers)
@@ -449,9 +443,11 @@ def _dedup(changes: OptionChanges) -> dict[str, Any]:
 
 
 def _storage(changes: OptionChanges) -> dict[str, Any]:
-    values: dict[str, Any] = {name: changes[name] for name in _STORAGE if name in changes}
-    check_storage(values.get("compress"), values.get("spill"))
-    return values
+    if "compress" not in changes:
+        return {}
+    if changes["compress"] is not None:
+        check_compression(changes["compress"])
+    return {"compress": changes["compress"]}
 
 
 class PutOptions(JobOptions, total=False):
@@ -482,4 +478,3 @@ class Put:
     attempts: int = ATTEMPTS_DEFAULT
     keep: Duration | None = None
     compress: Compression | None = None
-    spill: bool | None = None

@@ -43,10 +43,10 @@ from taskq.calls.loose import (
 )
 from taskq.calls.naming import check_hint
 from taskq.calls.signature import REST, Signature
-from taskq.core.errors import InvalidCall, PayloadTooLarge, UsageError
+from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
 from taskq.core.parsing import DEPTH_MAX, VALUE_DEPTH_MAX, too_deep
-from taskq.log.config import SPILL_HINT
+from taskq.log.format.bodies import check_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -439,12 +439,12 @@ class ResultCodec:
         #: whose values always fit: to have pydantic warn takes ten times as long as to write them
         self._scalar = next((kind for kind in _SCALARS if schema == _scalar_schema(kind)), None)
 
-    def encode(self, value: object, limit: int = PAYLOAD_BYTES_MAX) -> bytes | None:
+    def encode(self, value: object) -> bytes | None:
         """Return the result as JSON, None for a None.
 
         Raises:
             UsageError: the value does not fit the return annotation, or JSON.
-            PayloadTooLarge: it is over ``limit`` bytes.
+            PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
         """
         if value is None:
             if self._takes_none:
@@ -457,12 +457,12 @@ class ResultCodec:
         else:
             if self._look is not None and type(value) not in KEPT:
                 self._refuse_changed(value)
-            body = self._compared(value, limit)
+            body = self._compared(value)
         if len(body) > FLAT_BYTES_MAX:
             problem = large_problem(body)
             if problem:
                 raise UsageError(f"{self._task}: the returned value {problem}")
-        check_size(f"{self._task}: the result", body, limit)
+        check_size(f"{self._task}: the result", body)
         return body
 
     def _written(self, value: object) -> bytes:
@@ -471,14 +471,14 @@ class ResultCodec:
         except ValueError:  # text that is no UTF-8
             return self._encode_coerced(value)
 
-    def _compared(self, value: object, limit: int) -> bytes:
+    def _compared(self, value: object) -> bytes:
         way = self._way
         try:
             body = way.write(value, warnings="error")
         except ValueError:
             return self._encode_coerced(value)
         # What is too large is refused first, and so is not compared.
-        if way.is_kept or len(body) > limit or not way.problem(value, body):
+        if way.is_kept or len(body) > PAYLOAD_BYTES_MAX or not way.problem(value, body):
             return body
         return self._encode_coerced(value)
 
@@ -586,14 +586,12 @@ def _scalar_schema(kind: type) -> CoreSchema:
     return cast("CoreSchema", {"type": "nullable", "schema": {"type": _PLAIN[kind]}})
 
 
-def encode_loose(
-    task: str, args: tuple[Any, ...], kwargs: dict[str, Any], limit: int = PAYLOAD_BYTES_MAX
-) -> bytes:
+def encode_loose(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """Return the payload of a call whose signature is not known here.
 
     Raises:
         InvalidCall: a value has no form in JSON.
-        PayloadTooLarge: the payload is over ``limit`` bytes.
+        PayloadTooLarge: the payload is over PAYLOAD_BYTES_MAX.
     """
     from pydantic_core import to_json  # noqa: PLC0415
 
@@ -612,7 +610,7 @@ def encode_loose(
     problem = large_problem(body, 1)
     if problem:
         raise InvalidCall(task, f"a part of the arguments {problem}")
-    check_size(f"{task}: the payload", body, limit)
+    check_size(f"{task}: the payload", body)
     return body
 
 
@@ -650,17 +648,6 @@ def way_of(kind: Any) -> Way:
     """
     config = None if inspect.isclass(kind) else json_config()
     return Way(*compiled(kind, config), is_kept=False)
-
-
-def check_size(what: str, body: bytes, limit: int) -> None:
-    """Refuse a payload or result that is too large.
-
-    Raises:
-        PayloadTooLarge: it is over ``limit`` bytes.
-    """
-    if len(body) > limit:
-        remedy = SPILL_HINT if limit == PAYLOAD_BYTES_MAX else "raise spill_bytes_max"
-        raise PayloadTooLarge(what, len(body), limit, remedy)
 
 
 def decode_loose(body: bytes) -> Any:

@@ -95,7 +95,7 @@ class JobHandle(Generic[R]):
             ResultGone: it succeeded, but its task keeps no results.
             ResultTimeout: it is not settled yet.
             JobNotFound: the log has no such job.
-            LogDamaged: the result does not read back; ``SpillMissing`` if its file is gone.
+            LogDamaged: the result does not read back.
         """
         limit = None if timeout is None else seconds(timeout, "timeout")
         import asyncio  # noqa: PLC0415 - whoever waits here has it

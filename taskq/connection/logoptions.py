@@ -25,7 +25,6 @@ class QueueOptions(TypedDict, total=False):
     """Exceptions for one queue, in the words of ``LogOptions``."""
 
     compress: Compression | None
-    spill: bool | None
     keep: Duration | None
     keep_dead: Duration | None
     dead_max: int | None
@@ -55,10 +54,6 @@ class LogOptions(TypedDict, total=False):
     name: str
     #: how payloads and results are compressed, where nothing else is said
     compress: Compression
-    #: whether those over 1 MiB may go to files beside the log, where nothing else is said
-    spill: bool
-    #: largest payload or result that may go to such a file
-    spill_bytes_max: int
     #: a body that would become larger is not decompressed
     decompressed_bytes_max: int
     #: how long finished jobs are kept after their end; "never": they never go
@@ -103,7 +98,7 @@ OR_NONE: Final = frozenset(
     {"min_free", "reserve", "keep_bytes", "keep_segments", "dead_max", "reader_lag_bytes"}
 )
 NUMBERS: Final = OR_NONE | {
-    "segment_bytes", "spill_bytes_max", "decompressed_bytes_max", "keys_max",
+    "segment_bytes", "decompressed_bytes_max", "keys_max",
 }  # fmt: skip
 #: Spans of time: how each is read, and whether it may be None besides.
 SPANS: Final[dict[str, tuple[Callable[[Any, str], float | None], bool]]] = {
@@ -114,7 +109,7 @@ SPANS: Final[dict[str, tuple[Callable[[Any, str], float | None], bool]]] = {
     "segment_age": (seconds, True),
     "starvation": (seconds_or_never, True),
 }
-SWITCHES: Final = frozenset({"exclusive", "upkeep", "spill"})
+SWITCHES: Final = frozenset({"exclusive", "upkeep"})
 
 
 def named_in_units(names: Iterable[str]) -> list[tuple[str, str]]:

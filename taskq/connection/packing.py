@@ -13,7 +13,7 @@ from taskq.connection.blocking import off_loop
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.log.format.bodies import check_storage
+from taskq.log.format.bodies import check_compression, check_size
 from taskq.log.requests import Delivery, Item
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from taskq.calls.call import Call, OptionChanges
     from taskq.core.views import JobView
-    from taskq.log.config import LogConfig, Packing
+    from taskq.log.config import LogConfig
+    from taskq.log.format.bodies import Compression
 
 #: A job that is not packed yet: with what becomes of its body, and the name of that in errors.
-Loose: TypeAlias = tuple[Item, "Packing | None", str]
+Loose: TypeAlias = tuple[Item, "Compression | None", str]
 
 R = TypeVar("R")
 
@@ -40,16 +41,16 @@ class Packer:
         self.config = config
         self.bodies = BodyStore(path, config)
 
-    def packing(self, chosen: Options) -> Packing | None:
+    def packing(self, chosen: Options) -> Compression | None:
         """Return how the payload of a job with these options is packed; None: stored as it is."""
-        return self.config.packing(chosen.queue, chosen.compress, chosen.spill)
+        return self.config.packing(chosen.queue, chosen.compress)
 
     # -- into the log -----------------------------------------------------------------------------
 
     def plain_item(self, call: Call[Any]) -> Item | None:
         """Return the call as the ports take it, or None if its payload must be packed first."""
         chosen = call.chosen
-        if self.config.packing(chosen.queue, chosen.compress, chosen.spill) is not None:
+        if self.config.packing(chosen.queue, chosen.compress) is not None:
             return None
         if len(call.body) > PAYLOAD_BYTES_MAX:
             return None
@@ -72,7 +73,7 @@ class Packer:
             PayloadTooLarge: its payload is over the limit.
         """
         packing, what = self.packing(call.chosen), f"{call.name}: the payload"
-        self.bodies.check_size(len(call.body), packing, what)
+        check_size(what, call.body)
         return (call.spec, call.body, call.extras), packing, what
 
     def items_sync(self, given: Iterable[Loose]) -> list[Item]:
@@ -80,7 +81,6 @@ class Packer:
 
         Raises:
             PayloadTooLarge: one is over its limit.
-            AppendFailed: the disk refused a file.
         """
         items: list[Item] = []
         for (spec, body, extras), packing, what in given:
@@ -94,11 +94,13 @@ class Packer:
             return self.items_sync(given)
         return await off_loop(self.items_sync, given)
 
-    async def result(self, body: bytes, packing: Packing | None, what: str) -> tuple[bytes, int]:
+    async def result(
+        self, body: bytes, packing: Compression | None, what: str
+    ) -> tuple[bytes, int]:
         """Return a result as its record holds it, and the record's flags; raises as ``items``."""
         if packing is None or len(body) <= QUICK_BYTES_MAX:
-            return self.bodies.pack(body, packing, what, is_new_job=False)
-        return await off_loop(self.bodies.pack, body, packing, what, is_new_job=False)
+            return self.bodies.pack(body, packing, what)
+        return await off_loop(self.bodies.pack, body, packing, what)
 
     # -- out of it --------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ class Packer:
 
 
 class PackedDelivery(Delivery):
-    """A delivery whose payload is compressed, or in a file beside the log."""
+    """A delivery whose payload is compressed."""
 
     bodies: BodyStore
 
@@ -151,7 +153,6 @@ class PackedDelivery(Delivery):
         """The bytes that were enqueued, read and decompressed each time that they are asked for.
 
         Raises:
-            SpillMissing: their file is gone.
             LogDamaged: they do not read back.
             PayloadTooLarge: decompressed they would be over decompressed_bytes_max.
             CompressionUnavailable: they are compressed in a way that is not installed here.
@@ -169,9 +170,10 @@ def loose_put(job: Put, packer: Packer) -> Loose:
     if not isinstance(job, Put):
         raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
     check_bytes("the payload", job.payload)
-    check_storage(job.compress, job.spill)
-    packing = packer.config.packing(job.queue, job.compress, job.spill)
-    packer.bodies.check_size(len(job.payload), packing, "the payload")
+    if job.compress is not None:
+        check_compression(job.compress)
+    packing = packer.config.packing(job.queue, job.compress)
+    check_size("the payload", job.payload)
     return _put_item(job), packing, "the payload"
 
 

@@ -140,8 +140,6 @@ class QueueSettings(BaseModel):
 
     #: how payloads and results are compressed: "zlib", "zstd" or "none"
     compress: Compression | None = None
-    #: whether those over 1 MiB may go to files beside the log
-    spill: bool | None = None
     #: seconds, text such as "7d", or "never": how long finished jobs are kept after their end
     keep: Annotated[float, BeforeValidator(_seconds_or_always)] | None = None
     #: likewise, dead letters after their death
@@ -185,8 +183,6 @@ class HubSettings(BaseModel):
     poll: Annotated[float, BeforeValidator(_seconds)] = 900.0
     #: whether frames are compressed on the way, "zlib" or "none"
     compress: Literal["none", "zlib"] = "zlib"
-    #: whether payloads and results in files of their own are sent
-    spill: bool = True
     #: what machine this is; that of /etc/machine-id, in a container none, unless given
     machine: str | None = None
     #: names of tasks that the hub may ask for, such as photos.*; none unless said
@@ -194,7 +190,7 @@ class HubSettings(BaseModel):
     #: what must hold while anything is sent: "on_power", "unmetered", "online"
     requires: tuple[Literal["on_power", "unmetered", "online"], ...] = ()
     #: what goes over a line that is paid by volume: "never" anything, "tail" for records within
-    #: metered_bytes_per_day and no files beside the log, "all" as over any other
+    #: metered_bytes_per_day, "all" as over any other
     metered: Literal["never", "tail", "all"] = "tail"
     metered_bytes_per_day: ByteSize = ByteSize(5 * 2**20)
     #: bytes that are sent in a second; as fast as the line is, unless given

@@ -294,10 +294,6 @@ class MomentGone(LogError):
         self.oldest = oldest
 
 
-class SpillMissing(LogDamaged):
-    """The file beside the log that holds a large payload or result is gone."""
-
-
 class UploadDamaged(LogDamaged):
     """The files of an upload are not what was published: it is set aside, in ``inbox/refused``."""
 

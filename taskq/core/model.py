@@ -20,12 +20,10 @@ NAME_BYTES_MAX: Final = 255
 KEY_BYTES_MAX: Final = 1_024
 #: All headers of a job together, in encoded bytes.
 HEADERS_BYTES_MAX: Final = 32 * 1_024
-#: Largest payload or result kept inline.
-PAYLOAD_BYTES_MAX: Final = 1024 * 1024
-#: Largest one in a file beside the log, unless the log says otherwise.
-SPILL_BYTES_MAX: Final = 1024 * 1024 * 1024
-#: Largest transaction: it must fit one frame.
-TRANSACTION_BYTES_MAX: Final = 8 * 1024 * 1024
+#: Largest payload or result.
+PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Largest transaction; a result beside it, or a job carried with its result, fits one frame, too.
+TRANSACTION_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + 1024 * 1024
 #: Longest reason kept with a retry or a dead letter; longer ones lose their middle.
 REASON_BYTES_MAX: Final = 8 * 1024
 #: What is kept of the lines that an attempt logged.

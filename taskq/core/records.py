@@ -62,8 +62,6 @@ class Flag(enum.IntFlag):
     ZLIB = 16
     #: the body is compressed with zstd
     ZSTD = 32
-    #: the body names a file beside the log: its SHA-256 (32 bytes) and its size (u64)
-    SPILLED = 64
     #: the job is part of a flow: its options tell whom it waits for, and who waits for it
     FLOW = 128
 
@@ -175,7 +173,7 @@ class Cause(enum.IntEnum):
 
 
 #: Flags of a payload or result that is not stored as it was given.
-PACKED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
+PACKED: Final = int(Flag.ZLIB | Flag.ZSTD)
 #: Flags below it are of what is stored as it was given, and is no part of a flow.
 PACKED_MIN: Final = int(Flag.ZLIB)
 #: Types from this one on may be passed over by who does not know them.

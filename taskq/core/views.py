@@ -599,8 +599,6 @@ class VerifyReport:
     torn_bytes: int = 0
     #: ids of jobs whose records are among the damaged ones, as far as they can be told
     jobs: tuple[str, ...] = ()
-    #: what is wrong with files beside the log that records name
-    files: tuple[str, ...] = ()
     #: (first lsn, next lsn) of what is missing, as a repair accepted: no damage
     accepted: tuple[tuple[int, int], ...] = ()
 

@@ -91,7 +91,7 @@ class Attempt:
         self._job = job
         self._connection = job.app.connection
         #: how its values are stored
-        self._packing = self._connection.config.packing(job.queue, None, None)
+        self._packing = self._connection.config.packing(job.queue)
         #: by name and number: the steps that are done, and those of them that nobody asked for
         self._done: dict[tuple[str, int], Stepped] = {}
         self._unasked: set[tuple[str, int]] = set()

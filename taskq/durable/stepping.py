@@ -224,7 +224,7 @@ class Stepping(Attempt):
     ) -> tuple[bytes, Any]:
         """(a value as JSON, the value as every later attempt gets it)."""
         try:
-            body = codec.encode(value, self._connection.packer.bodies.limit(self._packing))
+            body = codec.encode(value)
         except UsageError as error:
             raise self._about(name, number, error) from None
         except Exception as error:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from taskq.core.errors import UsageError
 from taskq.core.folds.moments import STARVATION_NS
-from taskq.core.model import SECOND_NS, SPILL_BYTES_MAX, TIME_NS_MAX, Durability
-from taskq.core.values import NamedTuple, dataclass
-from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_storage
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
+from taskq.core.values import dataclass
+from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_compression
 from taskq.log.machine.access import Mode
 
 if TYPE_CHECKING:
@@ -49,25 +49,15 @@ SEAL_SECONDS_MIN: Final = 10.0
 STARVATION_SECONDS: Final = STARVATION_NS / SECOND_NS
 #: Dedup keys that are held at a time, unless another limit is given.
 KEYS_MAX: Final = 50_000_000
-#: What to do with a body that is too large, and was not allowed to go to a file.
-SPILL_HINT: Final = "allow it with spill=True, or store the data in a file and pass its path"
 #: In place of None, where that stands for what the log says.
 ALWAYS_SECONDS: Final = TIME_NS_MAX / SECOND_NS
 
 
 #: Options that are above 0 where they are given.
 _SIZES: Final = (
-    "keep_bytes", "keep_segments", "reader_lag_bytes", "spill_bytes_max",
+    "keep_bytes", "keep_segments", "reader_lag_bytes",
     "decompressed_bytes_max", "keys_max",
 )  # fmt: skip
-
-
-class Packing(NamedTuple):
-    """Rules for a body on its way into the log."""
-
-    compress: Compression
-    #: whether it may go to a file of its own when it is larger than PAYLOAD_BYTES_MAX
-    spill: bool
 
 
 def check_dead_max(dead_max: int | None) -> None:
@@ -86,20 +76,19 @@ class QueuePolicy:
 
     Attributes:
         compress: how payloads and results are compressed.
-        spill: whether large ones may go to files of their own.
         keep_seconds: how long finished jobs are kept after their end.
         keep_dead_seconds: how long dead letters are kept after their death.
         dead_max: most dead letters of the queue, which is then counted by itself.
     """
 
     compress: Compression | None = None
-    spill: bool | None = None
     keep_seconds: float | None = None
     keep_dead_seconds: float | None = None
     dead_max: int | None = None
 
     def __post_init__(self) -> None:
-        check_storage(self.compress, self.spill)
+        if self.compress is not None:
+            check_compression(self.compress)
         check_dead_max(self.dead_max)
         for name in ("keep_seconds", "keep_dead_seconds"):
             value = getattr(self, name)
@@ -127,8 +116,6 @@ class LogConfig:
     min_free_bytes: int | None = None
     reserve_bytes: int | None = None
     compress: Compression = "none"
-    spill: bool = False
-    spill_bytes_max: int = SPILL_BYTES_MAX
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
     keep_seconds: float | None = KEEP_SECONDS
     keep_bytes: int | None = None
@@ -163,7 +150,7 @@ class LogConfig:
         return max(min(limits), SEGMENT_BYTES_MIN)
 
     def __post_init__(self) -> None:
-        check_storage(self.compress, self.spill)
+        check_compression(self.compress)
         if self.mode is not None and self.mode not in get_args(Mode):
             raise UsageError(f"mode is {self.mode!r:.60}, it must be private or group")
         check_dead_max(self.dead_max)
@@ -189,20 +176,14 @@ class LogConfig:
     def is_plain(self) -> bool:
         """Return whether bodies are stored as given where neither job nor task says otherwise."""
         here: tuple[LogConfig | QueuePolicy, ...] = (self, *self.queues.values())
-        return not any(config.spill or config.compress not in {None, "none"} for config in here)
+        return not any(config.compress not in {None, "none"} for config in here)
 
-    def packing(
-        self, queue: str, compress: Compression | None = None, spill: bool | None = None
-    ) -> Packing | None:
-        """Return what becomes of a body of the queue; None: it is stored as it is, and has a limit.
+    def packing(self, queue: str, compress: Compression | None = None) -> Compression | None:
+        """Return how bodies of the queue are compressed; None: they are stored as they are.
 
-        ``compress`` and ``spill`` are what the job or its task says, None for nothing.
+        ``compress`` is the choice of the job or its task, if there is one.
         """
-        if self.queues and (compress is None or spill is None):
-            policy = self.queues.get(queue)
-            if policy is not None:
-                compress = policy.compress if compress is None else compress
-                spill = policy.spill if spill is None else spill
+        if compress is None and self.queues and (policy := self.queues.get(queue)) is not None:
+            compress = policy.compress
         compress = self.compress if compress is None else compress
-        spill = self.spill if spill is None else spill
-        return Packing(compress, spill) if spill or compress != "none" else None
+        return None if compress == "none" else compress

@@ -100,8 +100,6 @@ class Op(enum.IntEnum):
     COMPACTED = 26, Trait.AGENDA | Trait.KEYS
     #: of compaction: operand first lsn of a segment -> whether it was removed
     DROP = 27, Trait.AGENDA | Trait.KEYS
-    #: operand [OldFile, …] that no record names -> how many were removed
-    COLLECT = 28, Trait(0)
     #: operand Slice of an upload -> UploadProgress, how far it has come then
     ADOPT = 29, Trait.GROWS | Trait.AT_ONCE
     #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
@@ -290,7 +288,6 @@ class ClaimRequest:
         return self.wait_until_ns is not None and self.wait_until_ns <= steady_ns
 
 
-_SPILLED: Final = int(Flag.SPILLED)
 _ENQUEUED_HEAD: Final = struct.Struct("<IBBHIHBB")
 
 
@@ -347,14 +344,11 @@ class Delivery(_DeliveryFields):
             LogDamaged: they do not decompress to what they were.
             PayloadTooLarge: decompressed they would be over DECOMPRESSED_BYTES_MAX.
             CompressionUnavailable: they are compressed in a way that is not installed here.
-            UsageError: they are in a file beside the log, which ``BodyStore.payload`` reads.
         """
         flags = self.record[FLAGS_AT] & PACKED
         if not flags:
             return self.stored_payload
         what = f"the payload of job {self.job_id}"
-        if flags & _SPILLED:
-            raise UsageError(f"{what} is in a file beside the log: read it with BodyStore.payload")
         return decompress(self.stored_payload, flags, DECOMPRESSED_BYTES_MAX, what)
 
     @property
@@ -601,12 +595,3 @@ class Floor(NamedTuple):
 
     lsn: int
     uploads: tuple[bytes, ...] = ()
-
-
-class OldFile(NamedTuple):
-    """A spilled file that nobody wrote or touched for a while."""
-
-    name: str
-    modified_ns: int
-    #: digest of its content; empty for one that was never finished
-    digest: bytes

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from taskq.connection.connection import Connection, JobId
     from taskq.core.durations import Duration
-    from taskq.log.config import Packing
     from taskq.log.format.bodies import Compression
     from taskq.log.format.record import LogRecord
     from taskq.log.format.steps import Stepped
@@ -218,14 +217,14 @@ class _Chosen:
         (item,) = packer.items_sync([((spec, body, extras), packing, what)])
         return item
 
-    def _packing(self, queue: str, flags: int) -> Packing | None:
+    def _packing(self, queue: str, flags: int) -> Compression | None:
         """Return how queue and log pack a body; where they say nothing, as the job was stored."""
         compress: Compression | None = None
         if flags & Flag.ZLIB:
             compress = "zlib"
         elif flags & Flag.ZSTD:
             compress = "zstd"
-        return self._connection.config.packing(queue, compress, bool(flags & Flag.SPILLED) or None)
+        return self._connection.config.packing(queue, compress)
 
 
 def _before(

@@ -68,9 +68,9 @@ def test_children_fit_one_transaction(app: TaskQ, context: JobContext) -> None:
     def child(text: str) -> None: ...
 
     call = child.call("x" * 1_000_000)
-    for _ in range(8):
+    for _ in range(17):
         context.enqueue(call)
     with pytest.raises(PayloadTooLarge, match="the jobs enqueued by parent 0123abcd-9"):
         context.enqueue(call)
     context.enqueue(child.call("small"))
-    assert len(context.children or ()) == 9
+    assert len(context.children or ()) == 18

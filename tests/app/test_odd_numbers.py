@@ -84,7 +84,7 @@ def of_workers() -> dict[str, Callable[[Any, Any], Any]]:
 def of_options() -> dict[str, Callable[[Any, Any], Any]]:
     """Options of a log that are whole numbers."""
     names = (
-        "segment_bytes", "min_free", "reserve", "spill_bytes_max", "decompressed_bytes_max",
+        "segment_bytes", "min_free", "reserve", "decompressed_bytes_max",
         "keep_bytes", "keep_segments", "dead_max", "reader_lag_bytes", "keys_max",
     )  # fmt: skip
     logs = {f"{name} ": lambda _, n, name=name: TaskLog.open("x", **{name: n}) for name in names}

@@ -37,7 +37,6 @@ from taskq.log.format.carried import (
 from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.format.steps import Stepped, awaits_option, encode_signal, encode_step
-from taskq.log.segments.spill import Spill
 from tests.arrow.rows_of_log import Row, decoded_rows
 from tests.arrow.segmentfiles import (
     EPOCH,
@@ -253,30 +252,26 @@ def test_headers_come_as_every_reader_takes_them(tmp_path: Path) -> None:
 
 
 def test_bodies_come_as_they_were_given(tmp_path: Path) -> None:
-    """Compressed or in a file beside the log; what does not read back is null, with the reason."""
+    """Compressed; what does not read back is null, with the reason."""
     segments = Segments(tmp_path)
     big = b"[1,2,3]" * 1_000
     zlib, zstd = compress(big, "zlib"), compress(big, "zstd")
-    stored = Spill(str(tmp_path)).put(zstd[0])
-    lost = bytes(32) + stored[32:]
     born = enqueued(zlib[0], flags=zlib[1])(1)
     segments.frame(
         enqueued(zlib[0], flags=zlib[1]),
         enqueued(b"plain"),
-        enqueued(stored, flags=zstd[1] | int(Flag.SPILLED)),
-        enqueued(lost, flags=zstd[1] | int(Flag.SPILLED)),
+        enqueued(zstd[0], flags=zstd[1]),
         enqueued(b"\xff" * 20, flags=int(Flag.ZLIB)),
         encode_carried(
-            Kind.CARRIED, Carried(1, State.SUCCEEDED, born, 7, body=zstd[0], flags=zstd[1]), 6
+            Kind.CARRIED, Carried(1, State.SUCCEEDED, born, 7, body=zstd[0], flags=zstd[1]), 5
         ),
     )
     rows = _rows(segments)
     text = big.decode()
-    assert [row["value"] for row in rows] == [text, "plain", text, None, None, text]
-    assert rows[5]["result"] == text
+    assert [row["value"] for row in rows] == [text, "plain", text, None, text]
+    assert rows[4]["result"] == text
     assert [row["problem"] for row in rows[:3]] == [None] * 3
-    assert "is missing, and held what lsn 4 holds of 00112233-4" in rows[3]["problem"]
-    assert "the limit is 104857600" in rows[4]["problem"]
+    assert "the limit is 104857600" in rows[3]["problem"]
 
 
 def test_bytes_that_are_no_text_stand_beside_the_column_of_text(tmp_path: Path) -> None:

@@ -165,8 +165,6 @@ _packed = st.sampled_from(
         compress(b"[]" * 900, "zstd"),
         (b"no zlib at all", int(Flag.ZLIB)),
         (b"\xff" * 12, int(Flag.ZSTD)),
-        (bytes(40), int(Flag.SPILLED)),
-        (b"short", int(Flag.SPILLED | Flag.ZLIB)),
     ]
 )
 

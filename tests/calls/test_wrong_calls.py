@@ -80,18 +80,18 @@ async def test_a_transaction_over_its_limit_is_refused_whole(
     app: TaskQ, send: Any, recorder: Recorder
 ) -> None:
     big = send.call("x" * 1_000_000, 1)
-    assert len(await app.enqueue_many([big] * 8)) == 8
+    assert len(await app.enqueue_many([big] * 17)) == 17
     recorder.items.clear()
     with pytest.raises(
-        PayloadTooLarge, match=r"the transaction of 9 jobs has .* several calls"
+        PayloadTooLarge, match=r"the transaction of 18 jobs has .* several calls"
     ) as e:
-        await app.enqueue_many([big] * 9)
+        await app.enqueue_many([big] * 18)
     assert e.value.limit == TRANSACTION_BYTES_MAX
-    with pytest.raises(PayloadTooLarge, match="the transaction of 300000 jobs"):
-        await app.enqueue_many([app.call_by_name("t")] * 300_000)
+    with pytest.raises(PayloadTooLarge, match="the transaction of 600000 jobs"):
+        await app.enqueue_many([app.call_by_name("t")] * 600_000)
     small = app.call_by_name("t").options(headers={"h": "x" * 30_000})
-    with pytest.raises(PayloadTooLarge, match="the transaction of 300 jobs"):
-        await app.enqueue_many([small] * 300)
+    with pytest.raises(PayloadTooLarge, match="the transaction of 600 jobs"):
+        await app.enqueue_many([small] * 600)
     assert recorder.items == []
 
 

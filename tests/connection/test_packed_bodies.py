@@ -5,41 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import re
 import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from taskq import Put, QueuePolicy, State, TaskLog, TaskQ
-from taskq.cli.main import main
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.errors import (
     CompressionUnavailable,
-    LogDamaged,
     PayloadTooLarge,
-    SpillMissing,
     UsageError,
 )
 from taskq.extras import install_line
 from taskq.log.config import LogConfig
 from taskq.log.format.bodies import Compression
 from taskq.log.read.reader import LogReader
-from taskq.log.segments.bodystore import BodyStore
-from taskq.log.segments.spill import Spill, decode_reference
 from taskq.views import JobView
 
 TEXT: Final = b"the same words again and again, " * 200
-NOISE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX + 1)
-LARGE: Final = b"0123456789abcdef" * (3 * PAYLOAD_BYTES_MAX // 16)
-
-
-def spilled(log: TaskLog | TaskQ) -> list[Path]:
-    return sorted((log.data_dir / "spill").glob("*"))
+NOISE: Final = os.urandom(1_500_000)
+LARGE: Final = bytes(3_000_000)
 
 
 async def stored(log: TaskLog, job_id: str) -> JobView:
@@ -54,7 +43,6 @@ async def stored(log: TaskLog, job_id: str) -> JobView:
     ("policy", "is_plain"),
     [
         ({}, True), ({"compress": "none"}, True), ({"compress": "zlib"}, False),
-        ({"spill": True}, False), ({"spill": True, "compress": "zlib"}, False),
     ],
 )  # fmt: skip
 def test_bodies_are_packed_where_the_log_or_a_queue_says_so(
@@ -95,8 +83,8 @@ async def test_a_compressed_payload_comes_back_wherever_it_is_asked_for(
     [
         (TEXT, {"compress": "zlib"}),
         (TEXT, {"compress": "zstd"}),
-        (NOISE, {"spill": True}),
-        (NOISE + LARGE, {"spill": True, "compress": "zlib"}),
+        (NOISE, {}),
+        (NOISE + LARGE, {"compress": "zlib"}),
     ],
 )
 async def test_a_dead_letter_gives_back_the_bytes_that_were_given(
@@ -206,7 +194,6 @@ def app_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         ({"compress": "gzip"}, "compress is 'gzip', it must be one of none, zlib, zstd"),
-        ({"spill": "yes"}, "spill is 'yes', it must be True, False or None"),
     ],
 )
 async def test_a_wrong_option_is_named(
@@ -225,89 +212,42 @@ async def test_a_wrong_option_is_named(
         await log.put(TEXT, **options)
 
 
-# -- files for large ones --------------------------------------------------------------------------
+# -- large ones ------------------------------------------------------------------------------------
 
 
-async def test_a_large_payload_is_refused_unless_it_may_go_to_a_file(log: TaskLog) -> None:
-    for put in (log.put(NOISE), log.put_many([Put(payload=b"x"), Put(payload=NOISE)])):
-        with pytest.raises(PayloadTooLarge, match="the payload has 1048577 bytes") as info:
+async def test_a_body_of_16_mib_is_in_the_log_and_a_larger_one_is_refused_with_a_way_out(
+    log: TaskLog,
+) -> None:
+    largest, way_out = os.urandom(PAYLOAD_BYTES_MAX), "limit is 16777216: put the data into a file"
+    larger = largest + b"x"
+    for put in (log.put(larger), log.put_many([Put(payload=b"x"), Put(payload=larger)])):
+        with pytest.raises(PayloadTooLarge, match=way_out):
             await put
-        assert "allow it with spill=True" in str(info.value)
     assert await log.peek() == []
-    assert spilled(log) == []
-    job_id = await log.put(NOISE, spill=True)
-    (file,) = spilled(log)
-    assert file.read_bytes() == NOISE
-    inside = await stored(log, job_id)
-    assert (inside.payload_flags, len(inside.payload)) == (Flag.SPILLED, 40)
-    assert [view.payload for view in await log.peek()] == [b""]
-    assert "has 1048577 bytes, the limit is 1048576: it is in /" in (await log.peek())[0].problem
-    (delivery,) = await log.claim(1)
-    assert delivery.payload == NOISE == await log.payload(delivery)
-    with pytest.raises(PayloadTooLarge, match="the result"):
-        await log.ack(delivery, LARGE)
-    await log.ack(delivery, LARGE, spill=True, compress="none")
-    view = await log.get(job_id)
-    assert (view.payload, view.result) == (NOISE, LARGE)
-    assert len(spilled(log)) == 2
-
-
-async def test_equal_large_payloads_share_a_file(log: TaskLog) -> None:
-    ids = [await log.put(NOISE, spill=True) for _ in range(3)]
-    ids += await log.put_many([Put(payload=NOISE, spill=True)] * 9)
-    assert len(spilled(log)) == 1
-    assert [d.payload == NOISE for d in await log.claim(20)] == [True] * 12
-
-
-async def test_a_large_payload_is_compressed_first(log: TaskLog) -> None:
-    """What fits the log then needs no file; what does not goes there compressed."""
-    inline = await log.put(LARGE, spill=True, compress="zlib")
-    assert (await stored(log, inline)).payload_flags == Flag.ZLIB
-    assert spilled(log) == []
-    dense = NOISE + LARGE
-    job_id = await log.put(dense, spill=True, compress="zlib")
-    assert (await stored(log, job_id)).payload_flags == Flag.ZLIB | Flag.SPILLED
-    (file,) = spilled(log)
-    assert PAYLOAD_BYTES_MAX < file.stat().st_size < len(dense) / 2
-    assert (await log.get(job_id)).payload == dense
-    assert [d.payload for d in await log.claim(9)] == [LARGE, dense]
-
-
-async def test_files_have_a_limit_of_their_own(tmp_path: Path) -> None:
-    limits = {"durability": "os", "spill": True, "spill_bytes_max": 2_000_000}
-    async with TaskLog.open(tmp_path / "log", **limits) as log:  # type: ignore[arg-type]
-        await log.put(bytes(2_000_000))
-        with pytest.raises(PayloadTooLarge, match="limit is 2000000: raise spill_bytes_max"):
-            await log.put(bytes(2_000_001))
-
-
-async def test_a_file_that_is_gone_or_changed_is_named(log: TaskLog) -> None:
-    job_id = await log.put(NOISE, spill=True)
-    (delivery,) = await log.claim(1)
-    (file,) = spilled(log)
-    file.write_bytes(b"?" + NOISE[1:])
-    for ask in (log.payload(delivery), log.get(job_id)):
-        with pytest.raises(LogDamaged, match=f"{file} does not hold the payload of job {job_id}"):
-            await ask
-    file.unlink()
-    with pytest.raises(SpillMissing, match=f"{file} is missing"):
-        await log.payload(delivery)
+    jobs = [await log.put(largest), *await log.put_many([Put(payload=b"x"), Put(payload=largest)])]
+    for delivery in await log.claim(9):
+        assert delivery.payload in {largest, b"x"}
+        with pytest.raises(PayloadTooLarge, match=f"the result has 16777217 bytes, the {way_out}"):
+            await log.ack(delivery, larger)
+        await log.ack(delivery, largest)
+    views = [await log.get(job) for job in jobs]
+    assert [len(view.payload) for view in views] == [len(largest), 1, len(largest)]
+    assert {view.result for view in views} == {largest}
+    assert set((log.data_dir / "log").parent.iterdir()) >= {log.data_dir / "log"}
     with LogReader.open(str(log.data_dir)) as reader:
-        shown = reader.job(delivery.job)
-    assert shown is not None
-    assert (shown.payload, shown.state) == (b"", State.RUNNING)
-    assert shown.problem.startswith(f"{file} is missing, and held the payload of job {job_id}")
-    # The same bytes, put again, heal the job.
-    await log.put(NOISE, spill=True)
-    assert delivery.payload == NOISE
+        assert not reader.verify().damage
 
 
-async def test_a_file_that_cannot_be_written_enqueues_nothing(log: TaskLog) -> None:
-    (log.data_dir / "spill").write_bytes(b"in the way")
-    with pytest.raises(Exception, match="could not write"):
-        await log.put(NOISE, spill=True)
-    (log.data_dir / "spill").unlink()
-    assert await log.peek() == []
+async def test_a_job_of_the_largest_payload_and_result_is_carried(log: TaskLog) -> None:
+    """Compaction writes both into one record again."""
+    largest = os.urandom(PAYLOAD_BYTES_MAX)
+    job = await log.put(largest, keep="never")
+    (delivery,) = await log.claim()
+    await log.ack(delivery, largest)
+    report = await log.compact(keep=0)
+    assert report.segments
+    view = await log.get(job)
+    assert view.payload == view.result == largest
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -316,7 +256,7 @@ async def test_a_file_that_cannot_be_written_enqueues_nothing(log: TaskLog) -> N
 async def test_arguments_and_results_of_any_size_go_through_a_task(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
 
-    @app.task(spill=True, compress="zlib")
+    @app.task(compress="zlib")
     async def double(text: str) -> str:
         return text * 2
 
@@ -328,12 +268,12 @@ async def test_arguments_and_results_of_any_size_go_through_a_task(tmp_path: Pat
     async with app, app.worker():
         assert await (await double.enqueue("ab" * 5_000)).result(20) == "ab" * 10_000
         assert await (await double.enqueue(dense)).result(20) == dense * 2
-        with pytest.raises(PayloadTooLarge, match="allow it with spill=True"):
-            await length.enqueue(dense)
-        big = length.options(spill=True)
+        with pytest.raises(PayloadTooLarge, match="put the data into a file and pass its path"):
+            await length.enqueue("x" * PAYLOAD_BYTES_MAX)
+        big = length.options(priority=7)
         assert await (await big.enqueue(dense)).result(20) == len(dense)
         assert await (await app.enqueue(big.call(dense))).result(20) == len(dense)
-        by_name = app.call_by_name(length.name, "x").options(spill=True, compress="zlib")
+        by_name = app.call_by_name(length.name, "x").options(compress="zlib")
         assert await (await app.enqueue(by_name)).result(20) == 1
         jobs = await big.enqueue_many([(dense,), ("y",)])
         assert [await job.result(20) for job in jobs] == [len(dense), 1]
@@ -349,7 +289,7 @@ async def test_arguments_and_results_of_any_size_go_through_a_task(tmp_path: Pat
 def test_the_same_without_an_event_loop(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
 
-    @app.task(spill=True, compress="zlib")
+    @app.task(compress="zlib")
     def double(text: str) -> str:
         return text * 2
 
@@ -367,54 +307,3 @@ def test_the_same_without_an_event_loop(tmp_path: Path) -> None:
     again = TaskQ(tmp_path / "data", durability="os")
     assert again.job(jobs[0].id).view_sync().result == json.dumps(dense * 2).encode()
     again.close_sync()
-    assert len(spilled(app)) == 2
-
-
-# -- what is larger than anybody has a use for -----------------------------------------------------
-
-
-def test_a_file_that_does_not_hold_the_body_costs_no_memory(tmp_path: Path) -> None:
-    """It is checked in pieces, however large somebody made it."""
-    spill, size = Spill(str(tmp_path)), 64 * 2**20
-    reference = decode_reference(spill.put(NOISE), "it")
-    os.truncate(spill.file_path(reference), size)
-    forged = reference.digest + size.to_bytes(8, "little")
-    for read in (spill.get, spill.check):
-        tracemalloc.start()
-        with pytest.raises(LogDamaged, match="does not hold it any more"):
-            read(forged, "it")
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 8 * 2**20
-
-
-async def test_what_no_log_may_hold_is_not_read(log: TaskLog) -> None:
-    """The record tells the size: beyond ``spill_bytes_max`` the file is not even opened."""
-    spill = Spill(str(log.data_dir))
-    stored = bytes(32) + (2**40).to_bytes(8, "little")
-    with pytest.raises(PayloadTooLarge, match="raise spill_bytes_max"):
-        BodyStore(str(log.data_dir), LogConfig(), spill).unpack(stored, int(Flag.SPILLED), "it")
-
-
-async def test_tail_show_and_names_read_no_large_body(
-    log: TaskLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Their files are not opened; in place of a body it is told how large it is and where."""
-    job_id = await log.put(NOISE, spill=True)
-    (delivery,) = await log.claim()
-    await log.ack(delivery, LARGE, spill=True)
-    monkeypatch.setattr(Spill, "get", None)
-
-    def run(*words: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "-d", str(log.data_dir)])
-        assert not ended.value.code
-        return capsys.readouterr().out
-
-    answer = "has 1048577 bytes, the limit is 1048576: it is in /"
-    assert answer not in await asyncio.to_thread(run, "tail")
-    assert answer in await asyncio.to_thread(run, "tail", "--json")
-    assert answer in await asyncio.to_thread(run, "show", job_id)
-    shown = json.loads(await asyncio.to_thread(run, "show", job_id, "--json"))
-    assert answer in shown["problem"]
-    assert f"the result of job {job_id} has {len(LARGE)} bytes" in shown["problem"]

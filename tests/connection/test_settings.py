@@ -65,21 +65,21 @@ def test_a_queue_may_store_bodies_otherwise_than_the_rest(
 ) -> None:
     """In a file, in the environment as JSON, or as an argument."""
     (tmp_path / "taskq.toml").write_text(
-        'compress = "zlib"\nspill_bytes_max = "2GiB"\n'
-        '[queues.mail]\ncompress = "none"\n[queues.video]\nspill = true\n'
+        'compress = "zlib"\ndecompressed_bytes_max = "2GiB"\n'
+        '[queues.mail]\ncompress = "none"\n[queues.video]\nkeep = "1d"\n'
     )
     config = TaskQ()._connection.config
-    assert (config.spill_bytes_max, config.decompressed_bytes_max) == (2**31, 100 * 2**20)
-    assert config.packing("other") == ("zlib", False)
+    assert config.decompressed_bytes_max == 2**31
+    assert config.packing("other") == "zlib"
     assert config.packing("mail") is None
-    assert config.packing("video") == ("zlib", True)
-    assert config.packing("video", "none", spill=False) is None
-    assert config.packing("mail", "zstd") == ("zstd", False)
+    assert config.packing("video") == "zlib"
+    assert config.packing("video", "none") is None
+    assert config.packing("mail", "zstd") == "zstd"
     monkeypatch.setenv("TASKQ_QUEUES", '{"mail": {"compress": "zstd"}}')
-    assert TaskQ()._connection.config.packing("mail") == ("zstd", False)
-    given = TaskQ(queues={"mail": QueuePolicy(spill=True)}, compress="none")._connection.config
-    assert given.packing("mail") == ("none", True)
-    again = TaskQ(queues={"mail": QueuePolicy(spill=True)}, compress="none")._connection.config
+    assert TaskQ()._connection.config.packing("mail") == "zstd"
+    given = TaskQ(queues={"mail": QueuePolicy(compress="zlib")}, compress="none")._connection.config
+    assert given.packing("mail") == "zlib"
+    again = TaskQ(queues={"mail": QueuePolicy(compress="zlib")}, compress="none")._connection.config
     assert given == again
     assert hash(given) == hash(again)
 
@@ -114,8 +114,7 @@ def test_dead_letters_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch) 
         ("MIN_FREE", "much", r"min_free \(TASKQ_MIN_FREE\) is 'much'"),
         ("RESERVE", "-5", "reserve"),
         ("COMPRESS", "gzip", r"compress \(TASKQ_COMPRESS\) is 'gzip': .*'none', 'zlib' or 'zstd'"),
-        ("SPILL", "maybe", r"spill \(TASKQ_SPILL\) is 'maybe'"),
-        ("SPILL_BYTES_MAX", "0", "spill_bytes_max is 0, it must be above 0"),
+        ("DECOMPRESSED_BYTES_MAX", "0", "decompressed_bytes_max is 0, it must be above 0"),
         ("QUEUES", '{"a": {"keap": 1}}', r"queues.a.keap \(TASKQ_QUEUES\) is 1: Extra inputs are"),
         ("QUEUES", '{"a": {"compress": "x"}}', r"queues.a.compress \(TASKQ_QUEUES\) is 'x'"),
     ],
@@ -171,10 +170,10 @@ GIVEN: dict[str, list[Any]] = {
     "compress": ["zlib", "none", "gzip", []],
     "mode": ["group", "all", 5],
     "queues": [
-        *({}, {"a": {}}, {"a": {"keep": "1d", "dead_max": 3}}, {"a": QueuePolicy(spill=True)}),
+        *({}, {"a": {}}, {"a": {"keep": "1d", "dead_max": 3}}, {"a": QueuePolicy(compress="zlib")}),
         *(["a"], {"a": 5}, {"a": None}, {"a": {"keap": 1}}, {5: {}}, {b"a": {}}, {None: {}}),
         *({"a": {"dead_max": odd}} for odd in (None, "3", 1.5, -1)),
-        *({"a": {name: 1}} for name in ("spill", "compress", "keep", "keep_dead")),
+        *({"a": {name: 1}} for name in ("compress", "keep", "keep_dead")),
     ],
 }
 

@@ -97,17 +97,6 @@ const synced = (await post('/v1/sync',
   `"grace_seconds":172800,"machine":"","clock_ns":${clock}}`)).values
 const session = synced.session, at = read(synced.at)
 
-const files = existsSync(`${dir}/spill`) ? readdirSync(`${dir}/spill`) : []
-const bodies = files.filter((name) => /^[0-9a-f]{64}$/.test(name)).sort()
-for (let n = 0; n < bodies.length; n += 1000) {
-  const ask = JSON.stringify({ session, names: bodies.slice(n, n + 1000) })
-  for (const [name, had] of (await post(`${log}/spill`, ask)).values.files) {
-    const data = readFileSync(`${dir}/spill/${name}`)
-    const complete = (_, end) => ({ 'Upload-Complete': end === data.length ? '?1' : '?0' })
-    await parts(`${log}/spill/${name}`, session, had, data.length, data, (_, end) => end, complete)
-  }
-}
-
 const known = (segment) => segment.frames.some((frame) => same(frame.at, at))
 let from = segments.findIndex((segment) => segment.first === at[0])
 const stands = from >= 0 && (at[1] === 0 || known(segments[from]))

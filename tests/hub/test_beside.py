@@ -48,7 +48,7 @@ def _bytes(path: Path) -> bytes:
 async def _grown(place: Place) -> Path:
     """Return the copy of a device that forked, with bodies, jobs from here, and old files."""
     job = None
-    async with TaskLog.open(place.log, spill=True, segment_bytes=64 * 1024) as log:
+    async with TaskLog.open(place.log, segment_bytes=64 * 1024) as log:
         for _ in range(60):
             await log.put(bytes(4_000))
         await log.put(os.urandom(2 * 2**20))

@@ -19,14 +19,13 @@ from taskq_plugins.hub.gate.quota import used_bytes
 from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.messages import (
     NOWHERE,
+    Again,
     Append,
     Ask,
     Declare,
     Kind,
     Question,
     Seal,
-    SpillAsk,
-    SpillPart,
     Sync,
 )
 from taskq_plugins.hub.wire import PACKED, as_json, carried
@@ -154,8 +153,7 @@ def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Reque
         Seal(session, log_id, at, bytes(range(32))),
         Declare(session, log_id, Kind.GAP, at, Border(at.segment + 9), 11, "why"),
         Declare(session, log_id, Kind.FORK, at, at, 11, "why"),
-        SpillAsk(session, log_id, (sha,)),
-        SpillPart(session, log_id, sha, 0, data, is_last=False),
+        Again(session, log_id, sha, 0, data, is_last=False),
         Question(
             session, log_id, at, {"12345678": 5}, waiting=False, refused=(("12345678-1", "x"),)
         ),

@@ -207,27 +207,6 @@ async def test_a_device_on_its_battery_sends_nothing_where_that_is_required(
         await device.line.close()
 
 
-async def test_files_beside_the_log_wait_for_another_line_and_come_then(
-    place: Place,
-    url: str,
-    network: Network,
-) -> None:
-    async with TaskLog.open(place.path / "edge-7", spill=True) as log:
-        await log.put(os.urandom(1_500_000))
-    device = Device(place, url)
-    await device.sync()
-    await place.write()
-    await device.sync()
-    assert _is_prefix(place)
-    assert not list(place.hub.rglob("spill/*"))
-    network.is_metered(False)
-    await device.sync()
-    (ours,) = (place.path / "edge-7" / "spill").iterdir()
-    (theirs,) = place.hub.rglob("spill/*")
-    assert (theirs.name, theirs.read_bytes()) == (ours.name, ours.read_bytes())
-    await device.line.close()
-
-
 async def test_a_job_that_is_larger_than_what_is_left_stays_at_the_hub_until_another_line(
     place: Place,
     url: str,

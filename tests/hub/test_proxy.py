@@ -6,7 +6,6 @@ from typing import Final
 
 import pytest
 
-from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub.device.allowance import last_note
 from taskq_plugins.hub.device.line import Line, Told
@@ -60,14 +59,6 @@ async def test_a_part_that_is_too_large_is_halved_and_that_is_remembered(
     assert is_copy(place.copies(), place.segments())
     kept = last_note(str(place.path / "edge-7"))["part_bytes"]
     assert list(kept) == [_URL]
-
-
-async def test_a_large_file_beside_the_log_goes_in_smaller_parts_too(place: Place) -> None:
-    async with TaskLog.open(place.path / "edge-7", spill=True) as log:
-        await log.put(bytes(5 * _MIB))
-    await _sent(place, Narrow(place, 300_000))
-    (body,) = (place.hub / "devices").rglob("spill/*")
-    assert body.stat().st_size >= 5 * _MIB
 
 
 async def test_one_commit_that_no_proxy_takes_is_told_with_what_helps(place: Place) -> None:

@@ -151,7 +151,7 @@ async def test_a_hub_takes_in_what_comes_next_while_it_writes_what_came(
 
     monkeypatch.setattr(Body, "read", reading)
     monkeypatch.setattr(Server, "_piece", writing)
-    async with TaskLog.open(place.log, spill=True) as log:
+    async with TaskLog.open(place.log) as log:
         await log.put(bytes(1_500_000))
     await place.sync()
     assert waited

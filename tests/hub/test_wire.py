@@ -13,6 +13,7 @@ from taskq.engine import Border
 from taskq.log.format import codec
 from taskq_plugins.hub.messages import (
     NOWHERE,
+    Again,
     Append,
     Ask,
     Declare,
@@ -21,8 +22,6 @@ from taskq_plugins.hub.messages import (
     Missing,
     Refused,
     Seal,
-    SpillAsk,
-    SpillPart,
     Stored,
     Sync,
     Synced,
@@ -45,8 +44,7 @@ _REQUESTS: Final[list[Request]] = [
     Seal(3, _LOG, _AT, bytes(range(32))),
     Declare(3, _LOG, Kind.GAP, _AT, Border(9), 11, "why"),
     Sync(_LOG, 5, frozenset(), _AT, 60, "ab" * 32, 10**18),
-    SpillAsk(3, _LOG, ("ab" * 32,)),
-    SpillPart(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
+    Again(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
 ]
 #: What a device cannot go on from.
 _ENDS: Final = (Trouble.CLONED, Trouble.HELD)
@@ -54,7 +52,7 @@ _ANSWERS: Final[list[tuple[Request, Answer]]] = [
     (_REQUESTS[0], Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),
     (_REQUESTS[2], Known((True, False))),
     (_REQUESTS[3], Stored(_AT)),
-    (_REQUESTS[-2], Missing((("ab" * 32, 7),))),
+    (_REQUESTS[-1], Missing((("ab" * 32, 7),))),
     (_REQUESTS[-1], Missing(())),
     *((_REQUESTS[3], Refused(trouble, _AT)) for trouble in Trouble if trouble not in _ENDS),
 ]

@@ -274,6 +274,6 @@ async def bodies(path: Path) -> None:
     async with TaskLog.open(path, durability="os", min_free=0, reserve=0) as log:
         for compress in ("none", "zlib", "zstd"):
             for body in (b"small", large[:9_000], large):
-                await log.put(body, compress=compress, spill=True)
+                await log.put(body, compress=compress)
                 (delivery,) = await log.claim()
-                await log.ack(delivery, body, compress=compress, spill=True)
+                await log.ack(delivery, body, compress=compress)

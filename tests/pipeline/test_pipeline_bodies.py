@@ -12,7 +12,6 @@ import pytest
 from pyarrow import parquet
 
 from taskq import Put, TaskLog
-from taskq.log.segments.spill import Spill
 from taskq_plugins.spark.lake import Lake, LakeWriter, files
 from taskq_plugins.spark.run import batch
 from taskq_plugins.spark.source.planning import Following
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.source.allotting import Limits
     from taskq_plugins.spark.source.positions import Offsets
 
-SPILLED = 2 * 2**20
+LARGE = 2 * 2**20
 NAMED = 20
 
 
 async def lived(path: Path, sizes: list[int], names: int = 0) -> None:
-    """Enqueue jobs of these payloads, and jobs that name one file."""
-    async with TaskLog.open(path, durability="os", upkeep=False, spill=True) as log:
+    """Enqueue jobs of these payloads, and large ones."""
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
         await log.put_many([Put(payload=bytes([n]) * size) for n, size in enumerate(sizes)])
         for _ in range(names):
-            await log.put_many([Put(payload=b"x" * SPILLED)])
+            await log.put_many([Put(payload=b"x" * LARGE)])
         for delivery in await log.claim(len(sizes)) if sizes else ():
             await log.ack(delivery, b"r" * len(delivery.payload))
 
@@ -49,14 +48,9 @@ def rows(tmp_path: Path, table: str = "jobs") -> list[dict[str, Any]]:
     return result
 
 
-def test_of_a_body_above_64_kib_hash_and_size_are_stored_and_no_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A log of a few KiB may name one file of its own any number of times."""
+def test_of_a_body_above_64_kib_hash_and_size_are_stored(tmp_path: Path) -> None:
     asyncio.run(lived(tmp_path / "hub" / "edge", [65_536, 65_537], NAMED))
-    with monkeypatch.context() as blind:
-        blind.setattr(Spill, "get", lambda *_: pytest.fail("it reads the file"))
-        shown = run(tmp_path)
+    shown = run(tmp_path)
     assert shown.exit_code == 0, shown.output
     small, large, *named = sorted(rows(tmp_path), key=lambda row: row["job"])
     assert small["payload"] == bytes(65_536)
@@ -65,7 +59,7 @@ def test_of_a_body_above_64_kib_hash_and_size_are_stored_and_no_file_is_read(
     left_out = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body)}
     assert json.loads(large["payload"]) == {"left out": left_out}
     assert json.loads(large["result"])["left out"]["size"] == 65_537
-    assert {json.loads(row["payload"])["left out"]["size"] for row in named} == {SPILLED}
+    assert {json.loads(row["payload"])["left out"]["size"] for row in named} == {LARGE}
     words = ("replay", "--lake", tmp_path / "lake", "--where", f"job = {large['job']}")
     refused = taskq("pipeline", *words, "--to", tmp_path / "to", "--yes")
     assert "too large for the lake" in refused.output
@@ -83,17 +77,17 @@ def test_all_are_stored_when_they_are_to_be_in_files_of_bounded_size(
         real(share)
 
     monkeypatch.setattr(batch, "fold_share", noted)
-    monkeypatch.setattr(files, "BYTES_MAX", 3 * SPILLED)
-    monkeypatch.setattr(batch, "SHARE_BYTES", 5 * SPILLED)
+    monkeypatch.setattr(files, "BYTES_MAX", 3 * LARGE)
+    monkeypatch.setattr(batch, "SHARE_BYTES", 5 * LARGE)
     asyncio.run(lived(tmp_path / "hub" / "edge", [], NAMED))
     assert run(tmp_path, "--payloads", "full").exit_code == 0
     for table, column in (("records", "value"), ("jobs", "payload")):
         bodies = [row[column] for row in rows(tmp_path, table) if row[column]]
-        assert bodies == [b"x" * SPILLED] * NAMED
+        assert bodies == [b"x" * LARGE] * NAMED
         paths = Lake.open(tmp_path / "lake").paths(table)
         assert len(paths) >= NAMED // 4
         assert max(parquet.read_table(path, columns=[column]).nbytes for path in paths) <= (
-            4.1 * SPILLED
+            4.1 * LARGE
         )
     assert len(shares) > 2
 

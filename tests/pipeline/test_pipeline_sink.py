@@ -232,8 +232,8 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
     ({"headers": {"a": "x" * 40_000}}, ["the headers has 40", "limit is 32768"]),
     ({"value": None}, ["column 'value' is null"]),
     ({"value": "[1]"}, ["column 'value' is b'[1]'", "to_json"]),
-    ({"value": "x" * 2_000_000}, ["2000000 bytes", "limit is 1048576"]),
-    ({"text": "x" * 2_000_000}, ["the payload has 2000017 bytes", "pass its path"]),
+    ({"value": "x" * 17_000_000}, ["17000000 bytes", "limit is 16777216"]),
+    ({"text": "x" * 17_000_000}, ["the payload has 17000017 bytes", "pass its path"]),
 ]
 
 

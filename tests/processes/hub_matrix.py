@@ -268,7 +268,7 @@ async def _sent(folder: Path, port: int) -> None:
 
 
 def _line(folder: Path, port: int) -> Line:
-    hub = HubSettings(accept=("update",), spill=True, grace=0, metered="all")
+    hub = HubSettings(accept=("update",), grace=0, metered="all")
     token, url = (folder / "token").read_text(encoding="ascii"), f"http://127.0.0.1:{port}"
     line = Line(url, token, _Noting(url, folder / "requests"), hub)
     line._part_bytes, ways._PIECE_BYTES = 20_000, 40_000  # type: ignore[misc]
@@ -337,7 +337,7 @@ async def _prepared(folder: Path, listening: socket.socket, worlds: set[str]) ->
             yesterday.rename(log)
         if world == "gap":
             await _run_over(log)
-        ours = await _put(log, 15, spilled=1)
+        ours = await _put(log, 15, large=1)
         (place / "marks").write_text("\n".join(ours), encoding="ascii")
         shutil.rmtree(yesterday, ignore_errors=True)
         (place / "requests").write_bytes(b"")
@@ -365,13 +365,13 @@ async def _run_over(log: Path) -> None:
             await opened.compact()
 
 
-async def _put(log: Path, count: int, spilled: int = 0) -> list[str]:
+async def _put(log: Path, count: int, large: int = 0) -> list[str]:
     marks = [os.urandom(12).hex() for _ in range(count)]
-    async with TaskLog.open(log, segment_bytes=_SMALL, spill=True) as opened:
+    async with TaskLog.open(log, segment_bytes=_SMALL) as opened:
         for number, mark in enumerate(marks):
-            size = 2 * 2**20 if number < spilled else 9_000
+            size = 2 * 2**20 if number < large else 9_000
             await opened.put(mark.encode() + os.urandom(size))
-    return marks[spilled:]
+    return marks[large:]
 
 
 # -- one run ---------------------------------------------------------------------------------------
@@ -523,8 +523,6 @@ class _Run:
         content = content_of(log, copy)
         for mark in (self.folder / "marks").read_text(encoding="ascii").split():
             assert mark.encode() in content, mark
-        for file in (log / "spill").iterdir():
-            assert (copy / "spill" / file.name).read_bytes() == file.read_bytes(), file
         left = [*hub.rglob("*.tmp"), *copy.glob("torn/*")]
         assert not left, left
         assert not list(faults(hub, deep=True))

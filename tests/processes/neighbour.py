@@ -35,7 +35,6 @@ from tests.processes.harness import eventually, is_readable
 VICTIM, NEIGHBOUR = "daemon", "nobody"
 SECRET: Final = b"the secret of a payload"
 _SEGMENT: Final = "log/00000000000000000001.log"
-_SPARSE_BYTES: Final = 1_500_000_000
 #: Jobs that each writer must do while everything is attacked and held, and again afterwards.
 _JOBS_MIN: Final = 20
 _SECONDS_MAX: Final = 20.0
@@ -49,7 +48,6 @@ class Target:
         self.pids = pids
         self.owners = sorted(path.glob("owners/*.lock"))
         self.pipes = sorted(path.glob("owners/*.pipe"))
-        self.bodies = sorted(path.glob("spill/*"))
         #: what is held until all is over
         self.held: list[object] = []
 
@@ -96,10 +94,6 @@ def link_reserve(at: Target) -> None:
     (at.path / "reserve").symlink_to("/etc/hostname")
 
 
-def grow_body(at: Target) -> None:
-    os.ftruncate(at.open(at.bodies[0], os.O_RDWR), _SPARSE_BYTES)
-
-
 def read_descriptors(at: Target) -> None:
     for pid in at.pids:
         for number in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - numbers
@@ -127,7 +121,6 @@ ATTACKS: Final[dict[str, Callable[[Target], object]]] = {
         at.open("owners/board", os.O_RDWR), bytes(16)
     ),
     "read payloads": read_payloads,
-    "read large bodies": lambda at: os.read(at.open(at.bodies[0], os.O_RDONLY), 9),
     "link a segment to where it can be read": lambda at: os.link(
         at.path / _SEGMENT, at.path.parent / f"linked-{at.path.name}"
     ),
@@ -137,7 +130,6 @@ ATTACKS: Final[dict[str, Callable[[Target], object]]] = {
     "replace taskq.json": replace,
     "plant an upload": lambda at: (at.path / "inbox/planted.json").write_bytes(b"{}"),
     "plant a marker of a failed fsync": lambda at: (at.path / "failed").write_bytes(b"{}"),
-    "make a body huge and sparse": grow_body,
     "remove a segment": lambda at: (at.path / _SEGMENT).unlink(),
     "open its modes": lambda at: (at.path / "write.lock").chmod(0o666),
     "move the log away": lambda at: at.path.rename(at.path.with_name("stolen")),
@@ -212,7 +204,7 @@ def work(path: Path, jobs: int | None, inward: int) -> None:
             log.ack_sync(delivery)
             os.write(inward, b".")
             jobs = None if jobs is None else jobs - 1
-        log.put_sync(os.urandom(2**20 + 1), spill=True)
+        log.put_sync(os.urandom(2**20 + 1))
         log.claim_sync(wait=5)
         os.write(inward, b"!")
         signal.pause()

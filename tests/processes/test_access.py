@@ -33,7 +33,7 @@ AM_ROOT = os.geteuid() == 0
 USER, OTHER = (pwd.getpwnam(name).pw_uid for name in ("daemon", "nobody"))
 GROUP = grp.getgrnam("daemon").gr_gid if AM_ROOT else os.getgid()
 PLACES = {
-    "", "log", "inbox", "inbox/done", "inbox/refused", "owners", "readers", "snapshot", "spill",
+    "", "log", "inbox", "inbox/done", "inbox/refused", "owners", "readers", "snapshot",
     "torn",
 }  # fmt: skip
 

@@ -115,12 +115,12 @@ async def test_what_a_replay_enqueues_is_not_replayed_by_it(log: TaskLog) -> Non
 
 
 async def test_a_payload_survives_however_it_was_stored(tmp_path: Path) -> None:
-    """Compressed, or in a file of its own: the bytes are the same, and stored as they were."""
+    """Compressed or as given: the bytes are the same, and stored as they were."""
     big = os.urandom(1_500_000)
     async with TaskQ(tmp_path / "data") as app, TaskLog.open(tmp_path / "data") as log:
         packed = app.call_by_name("t", "x" * 50_000).options(compress="zlib")
-        spilled = app.call_by_name("t", big.hex()).options(spill=True)
-        ids = [(await app.enqueue(call)).id for call in (packed, spilled)]
+        large = app.call_by_name("t", big.hex())
+        ids = [(await app.enqueue(call)).id for call in (packed, large)]
         for delivery in await log.claim(2):
             await log.ack(delivery)
         report = await app.replay(task="t")

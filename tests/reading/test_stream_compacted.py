@@ -112,20 +112,3 @@ async def test_a_reader_that_is_too_far_behind_for_the_policy_is_told_so(tmp_pat
             await read(log.stream(reader="billing", follow=False))
         await log.seek("billing", "start")
         assert await read(log.stream(reader="billing", follow=False))
-
-
-async def test_a_payload_whose_file_is_gone_is_a_problem_of_its_record_alone(
-    tmp_path: Path,
-) -> None:
-    async with TaskLog.open(tmp_path / "log", spill=True) as log:
-        await log.put(b"1")
-        await log.put(b"x" * 2_000_000)
-        await log.put(b"3")
-        whole = await read(log.stream(follow=False))
-        assert [len(item.payload or b"") for item in whole] == [1, 2_000_000, 1]
-        (file,) = (log.data_dir / "spill").iterdir()
-        file.unlink()
-        first, lost, last = await read(log.stream(follow=False))
-        assert (first.payload, last.payload) == (b"1", b"3")
-        assert lost.payload is None
-        assert "gone" in lost.problem or "missing" in lost.problem

@@ -219,7 +219,7 @@ async def test_a_key_is_held_and_a_duplicate_told(data: Path) -> None:
         ("jobs", {"task": "a", "color": "red"}, 422, "color"),
         ("jobs", {"payload": {"encoding": "base64", "data": "?"}}, 422, "base64"),
         ("jobs", {"payload": {"encoding": "text", "data": 1}}, 422, "must be a string"),
-        ("jobs", {"payload": {"encoding": "text", "data": "x" * 1_100_000}}, 413, "1048576"),
+        ("jobs", {"payload": {"encoding": "text", "data": "x" * 2_100_000}}, 413, "2097152"),
         ("claims", {"count": 0}, 422, "count"),
         ("claims", {"lease": 1e9}, 422, "lease"),
         ("claims", {"queues": ["\x00"]}, 422, "queue"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.engine import Border, replace_file, segment_lsn, segment_name, write_all
 from taskq_plugins.fleet.breaks import BREAKS, decode_break
-from taskq_plugins.hub.kept import IDENTITY, LOG, PART, SEALS, SPILL, opened, whole_lines
+from taskq_plugins.hub.kept import IDENTITY, LOG, SEALS, opened, whole_lines
 from taskq_plugins.hub.messages import Kind
 
 if TYPE_CHECKING:
@@ -63,15 +63,13 @@ class Breaks:
         # The place that a gap leaves keeps nothing; of a fork what is before it stays.
         keep = latest.at if latest.is_fork else Border()
         if _segments(disk, path):
-            names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
+            names = [f"{LOG}/{name}" for name in disk.names(f"{path}/{LOG}")]
             # What an earlier try had begun is no part of it: it is written over from now on.
-            names = [name for name in names if not name.endswith((".tmp", PART))]
-            folders = sorted({name.partition("/")[0] for name in names})
-            for folder in folders:
-                disk.make_directory(f"{old}/{folder}")
+            names = [name for name in names if not name.endswith(".tmp")]
+            disk.make_directory(f"{old}/{LOG}")
             for name in (IDENTITY, SEALS, *names):
                 _link(disk, f"{path}/{name}", f"{old}/{name}")
-            for directory in (*(f"{old}/{folder}" for folder in folders), old, f"{path}/old", path):
+            for directory in (f"{old}/{LOG}", old, f"{path}/old", path):
                 disk.sync_directory(directory)
         self._cut(keep)
         self._notes.add(step="done", n=len(self.all))

@@ -22,7 +22,6 @@ from taskq_plugins.hub.device.push import Push
 from taskq_plugins.hub.kept import (
     IDENTITY,
     LOG,
-    SPILL,
     Kept,
     content,
     file_digest,
@@ -136,17 +135,12 @@ async def fetched(line: Line, target: Path) -> BackupReport:
     log_id = str(max(logs, key=lambda log: log["arrived_ns"])["log_id"])
     held = json.loads((await _get(line, f"/{log_id}/segments")).content)
     part = target.with_name(f"{target.name}.part") / log_id
-    for folder in (LOG, SPILL):
-        (part / folder).mkdir(parents=True, exist_ok=True)
+    (part / LOG).mkdir(parents=True, exist_ok=True)
     async with aiofiles.open(part / IDENTITY, "wb") as file:
         await file.write((await _get(line, f"/{log_id}/identity")).content)
     wanted = [
         (f"segments/{int(lsn):020d}", part / LOG / segment_name(int(lsn)), size, digest)
         for lsn, size, digest in held["segments"]
-    ]
-    wanted += [
-        (f"spill/{name}", part / SPILL / Path(name).name, size, name)
-        for name, size in held["spill"]
     ]
     before, whole = 0, sum(size for _, _, size, _ in wanted)
     for where, place, size, digest in wanted:
@@ -216,15 +210,14 @@ def _back_up_copy(copy: Kept, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         before = content(copy.disk, breaks)
         try:
-            # What says something of segments before them, what they name behind them.
+            # What says something of segments before them.
             _copy_files(source, target)
             for below in sorted((source / "old").glob("*/*")):
                 aside = target / below.relative_to(source)
                 _copy_files(below.parent, aside.parent)
                 if below.is_dir():
                     _copy_files(below, aside)
-            for name in (LOG, SPILL):
-                _copy_files(source / name, target / name)
+            _copy_files(source / LOG, target / LOG)
         except FileNotFoundError:
             continue  # what is kept long enough goes at any time
         if content(copy.disk, breaks) == before:

@@ -210,8 +210,8 @@ def breaks(directory: Path, names: tuple[str, ...]) -> None:
 def keep(directory: Path, keep: str, dry_run: bool) -> None:
     """Remove what came long ago, and what its log itself does not need any more.
 
-    A hub that is served does so by itself each hour. What a log has not written again stays; large
-    bodies stay while a record names them, and what a break left goes as a whole.
+    A hub that is served does so by itself each hour. What a log has not written again stays. What a
+    break left goes as a whole.
     """
     before_ns = time.time_ns() - round(_seconds(keep) * 1e9)
     with contextlib.nullcontext() if dry_run else _alone(directory):

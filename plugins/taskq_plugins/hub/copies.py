@@ -196,8 +196,6 @@ class Copies:
                 if held is not None:
                     held.let_go(gone)
             self.forget(*key)
-            if key in self._sessions:  # who was told that a body is there asks again
-                self._sessions[key] += 1
         return gone
 
     def forget(self, device: str, log_id: UUID) -> None:
@@ -235,6 +233,5 @@ _ACTS: Final[dict[type, Callable[[Copy, Any], Answer]]] = {
     messages.Ask: lambda copy, asked: messages.Known(tuple(map(copy.has, asked.places))),
     messages.Seal: lambda copy, asked: copy.seal(asked),
     Declare: lambda copy, asked: copy.declare(asked),
-    messages.SpillAsk: lambda copy, asked: copy.missing(asked.names),
-    messages.SpillPart: lambda copy, asked: copy.take(asked),
+    messages.Again: lambda copy, asked: copy.take(asked),
 }

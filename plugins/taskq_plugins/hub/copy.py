@@ -16,12 +16,12 @@ from taskq.engine import Border, Replica, replace_file, segment_lsn, segment_nam
 from taskq_plugins.hub import messages
 from taskq_plugins.hub.aside import Breaks, Notes
 from taskq_plugins.hub.kept import (
-    BODY,
+    AGAIN,
     IDENTITY,
     LOG,
     PART,
     SEALS,
-    SPILL,
+    SHA,
     content,
     first_young,
     opened,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from taskq.engine import Disk
     from taskq_plugins.hub.kept import Old
-    from taskq_plugins.hub.messages import Append, Declare, Seal, SpillPart
+    from taskq_plugins.hub.messages import Again, Append, Declare, Seal
     from taskq_plugins.hub.registry import Hint
 
 _START: Final = Replica.START
@@ -72,7 +72,7 @@ class Copy:
         self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
         #: whether more of a body is to come before what it added is synced
         self._owes_sync = False
-        #: segments that are to come again, by SHA-256; 0 of a body
+        #: segments that are to come again, by SHA-256
         self._lacks: dict[str, int] = {}
         self._find_end()
 
@@ -117,7 +117,7 @@ class Copy:
         return 0 if status is None else status[2]
 
     def _lacking(self, seals: dict[int, dict[str, Any]]) -> Iterator[tuple[str, int]]:
-        """Yield what does not come behind the end by itself: SHA-256, and the segment or 0."""
+        """Yield what does not come behind the end by itself: SHA-256, and the segment."""
         lsns = self._files.lsns or [0]
         known = {
             line["sha256"]: segment
@@ -127,16 +127,16 @@ class Copy:
         for name, segment in known.items():
             if segment < lsns[-1] and self._size(segment) < seals[segment]["end"][1]:
                 yield name, segment
-        for part in self._disk.names(f"{self._path}/{SPILL}"):
+        for part in self._disk.names(f"{self._path}/{AGAIN}"):
             name = part.removesuffix(PART)
-            if name != part and BODY.match(name):
-                yield name, known.get(name, 0)
+            if name != part and SHA.match(name) and name in known:
+                yield name, known[name]
 
     @property
     def lacks(self) -> tuple[tuple[int, int, str], ...]:
         """Return what is to come again, as ``Synced`` has it."""
         ends = {line["segment"]: line["end"][1] for line in self._seals.lines}
-        some = islice(self._lacks.items(), messages.SPILL_MAX)
+        some = islice(self._lacks.items(), messages.AGAIN_MAX)
         return tuple((segment, ends.get(segment, 0), name) for name, segment in some)
 
     def _secured(self, segment: int) -> Border:
@@ -327,33 +327,20 @@ class Copy:
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
         self._find_end()
 
-    # -- files beside it --------------------------------------------------------------------------
+    # -- segments that come again -----------------------------------------------------------------
 
-    def missing(self, names: tuple[str, ...]) -> Missing:
-        """Say which of these bodies are not there, and how much of each is."""
-        disk, folder = self._disk, f"{self._path}/{SPILL}"
-        known = frozenset(disk.names(folder))
-        # Of one that was asked for again there is a part beside it.
-        there = {name for name in known.intersection(names) if name + PART not in known}
-        for name in there:  # a record is about to name it
-            disk.touch(f"{folder}/{name}")
-        lacking = [name for name in names if BODY.match(name) and name not in there]
-        parts = (disk.status(f"{folder}/{name}{PART}") for name in lacking)
-        sizes = (0 if part is None else part[2] for part in parts)
-        return Missing(tuple(zip(lacking, sizes, strict=True)))
-
-    def take(self, asked: SpillPart) -> Missing:
-        """Add to a body, or to a segment that comes again, and say what is missing of it still.
+    def take(self, asked: Again) -> Missing:
+        """Add to a segment that comes again, and say how much of it is here.
 
         It has a name of its own until it is whole, and what it is called. What a crash makes of a
         part is found out then, so nothing is synced before.
         """
         disk, name, data = self._disk, asked.name, asked.data
-        folder = f"{self._path}/{SPILL}"
-        segment, part = self._lacks.get(name, 0), f"{folder}/{name}{PART}"
-        target = self._files.file_path(segment) if segment else f"{folder}/{name}"
-        if disk.status(f"{folder}/{name}") is not None and disk.status(part) is None:
+        segment = self._lacks.get(name)
+        if segment is None:
             return Missing(())
+        folder = f"{self._path}/{AGAIN}"
+        part, target = f"{folder}/{name}{PART}", self._files.file_path(segment)
         disk.make_directory(folder)
         with opened(disk, part, create=True) as file:
             size = disk.size(file)
@@ -370,6 +357,5 @@ class Copy:
         disk.rename(part, target)
         for directory in (target.rpartition("/")[0], folder, self._path):
             disk.sync_directory(directory)
-        if name in self._lacks:
-            self._find_end()
+        self._find_end()
         return Missing(())

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.registry import Registry
 
 SEALS: Final = "seals.jsonl"
-IDENTITY, LOG, SPILL = Replica.IDENTITY, Replica.LOG, Replica.SPILL
-#: Ends the name of a body that has not come as a whole.
+IDENTITY, LOG = Replica.IDENTITY, Replica.LOG
+#: The folder of segments that come again, by SHA-256, and what ends their names until then.
+AGAIN: Final = "again"
 PART: Final = ".part"
-#: Names of bodies, and of logs.
-BODY: Final = re.compile(r"[0-9a-f]{64}\Z")
+#: SHA-256 in hex, and names of logs.
+SHA: Final = re.compile(r"[0-9a-f]{64}\Z")
 LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 #: Has its own inode in it, so that a copy of it shows.
 _PLACE: Final = ".place"
@@ -87,10 +88,6 @@ class Kept:
             yield files
         finally:
             files.forget()
-
-    def bodies(self) -> list[str]:
-        """Return the names of the bodies that are there."""
-        return [name for name in self.disk.names(f"{self.path}/{SPILL}") if BODY.match(name)]
 
     def size(self, name: str) -> int:
         """Return the size of a file of it, -1 if that is not there."""
@@ -178,7 +175,7 @@ class Fault(NamedTuple):
     Attributes:
         copy: which one.
         what: in words.
-        name: SHA-256 of the segment or body that is to come again; "" if its end is cut off where
+        name: SHA-256 of the segment that is to come again; "" if its end is cut off where
             it does not read, so that it comes as what is new does.
     """
 
@@ -225,13 +222,6 @@ def _of_records(copy: Kept) -> Iterator[Fault]:
         report = reader.verify()
     for damage in report.damage:
         yield Fault(copy, f"{damage.segment} does not read behind offset {damage.offset}")
-    if not report.files:
-        return
-    with copy.files() as files:
-        for name in sorted({name for lsn in files.lsns for name in files.bodies_of(lsn)}):
-            size = copy.size(f"{SPILL}/{name}")
-            if size < 0 or copy.digest(f"{SPILL}/{name}", size) != name:
-                yield Fault(copy, f"{SPILL}/{name} is missing, or is something else", name)
 
 
 def ask_again(registry: Registry, fault: Fault) -> None:
@@ -240,7 +230,7 @@ def ask_again(registry: Registry, fault: Fault) -> None:
     if not fault.name:  # who opens the copy looks at all of its end
         registry.durable(copy.device, copy.log_id).remove()
         return
-    disk, folder = copy.disk, f"{copy.path}/{SPILL}"
+    disk, folder = copy.disk, f"{copy.path}/{AGAIN}"
     # A part of nothing is one that is to come.
     disk.make_directory(folder)
     disk.close(disk.open(f"{folder}/{fault.name}{PART}", create=True))
@@ -248,11 +238,10 @@ def ask_again(registry: Registry, fault: Fault) -> None:
 
 
 def everything(copy: Kept) -> Iterator[Fault]:
-    """Yield what a copy has, by segments that were sealed and bodies, as if it were wrong."""
+    """Yield the sealed segments of a copy, as if they were wrong."""
     for segment, line in copy.seals.items():
         if copy.size(f"{LOG}/{segment_name(segment)}") >= 0:
             yield Fault(copy, segment_name(segment), line["sha256"])
-    yield from (Fault(copy, name, name) for name in copy.bodies())
 
 
 def is_elsewhere(hub: Path) -> bool:
@@ -300,8 +289,8 @@ def due(copy: Kept, before_ns: int, known: Floor) -> tuple[list[Old], Floor]:
     """Return what a copy does not need any more, and what is known of it then.
 
     That are the oldest segments that arrived before that moment and of which the log itself says
-    that all is written again, the bodies of then that nothing names any more, and what a break left
-    if all of it is from then. While a break is being carried out nothing is due.
+    that all is written again, and what a break left if all of it is from then. While a break is
+    being carried out nothing is due.
     """
     lines = copy.breaks
     if lines and lines[-1]["step"] == "begun":
@@ -317,8 +306,6 @@ def due(copy: Kept, before_ns: int, known: Floor) -> tuple[list[Old], Floor]:
         limit = min(limit, known.below)
         over = [segment for segment, following in pairwise(files.lsns) if following <= limit]
         gone = [Old(f"{LOG}/{segment_name(lsn)}", files.size(lsn)) for lsn in over]
-        if over:
-            gone += _unnamed(copy, files, left, files.lsns[len(over) :], before_ns)
     aside = (old for folder in left for old in _aside(copy, folder, before_ns))
     return [*gone, *aside], known
 
@@ -337,25 +324,10 @@ def _floor(files: Replica, since: int) -> int:
     return next(filter(None, map(files.compacted_below, segments)), 0)
 
 
-def _unnamed(
-    copy: Kept, files: Replica, left: list[str], staying: list[int], before_ns: int
-) -> list[Old]:
-    """Return the bodies of before that moment that no record of these segments names."""
-    disk, folder = copy.disk, f"{copy.path}/{SPILL}"
-    times = {name: disk.modified_ns(f"{folder}/{name}") for name in disk.names(folder)}
-    names = {name for name, when in times.items() if (when or before_ns) < before_ns}
-    for branch in left:  # who reads what was left looks for its bodies here
-        names.difference_update(disk.names(f"{copy.path}/{branch}/{SPILL}"))
-    for segment in staying if names else ():
-        names -= files.bodies_of(segment)
-    sizes = ((f"{SPILL}/{name}", copy.size(f"{SPILL}/{name}")) for name in sorted(names))
-    return [Old(name, size) for name, size in sizes if size >= 0]
-
-
 def _aside(copy: Kept, folder: str, before_ns: int) -> Iterator[Old]:
     """Yield the files of what a break left, if all are that old; the log's name first."""
     disk, path = copy.disk, f"{copy.path}/{folder}"
-    names = [f"{of}/{name}" for of in (LOG, SPILL) for name in disk.names(f"{path}/{of}")]
+    names = [f"{LOG}/{name}" for name in disk.names(f"{path}/{LOG}")]
     if all((disk.modified_ns(f"{path}/{name}") or 0) < before_ns for name in names):
         for name in (IDENTITY, SEALS, *names):
             if (size := copy.size(f"{folder}/{name}")) >= 0:

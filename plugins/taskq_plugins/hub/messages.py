@@ -22,8 +22,8 @@ NOWHERE: Final = Border()
 
 #: Most positions that one ``Ask`` names.
 ASKED_MAX: Final = 64
-#: Most files that one ``SpillAsk`` names.
-SPILL_MAX: Final = 1_000
+#: Most segments that one answer asks for again.
+AGAIN_MAX: Final = 1_000
 #: Features that a log may have.
 FEATURES_MAX: Final = 32
 #: Of what is told to people; the rest is cut off.
@@ -156,15 +156,8 @@ class Declare(_OfSession):
 
 
 @dataclass(frozen=True, slots=True)
-class SpillAsk(_OfSession):
-    """Ask which of these files beside the log the hub lacks."""
-
-    names: Annotated[tuple[Sha, ...], Field(max_length=SPILL_MAX)]
-
-
-@dataclass(frozen=True, slots=True)
-class SpillPart(_OfSession):
-    """Bytes of a file beside the log, from an offset on; ``is_last``: with them it is whole."""
+class Again(_OfSession):
+    """Bytes of a sealed segment that comes again; ``is_last``: with them it is whole."""
 
     name: Sha
     offset: Size
@@ -184,7 +177,7 @@ class Question(_OfSession):
     bytes_max: Size = BYTES_MAX
 
 
-Request = Sync | Ask | Append | Seal | Declare | SpillAsk | SpillPart | Question
+Request = Sync | Ask | Append | Seal | Declare | Again | Question
 
 
 # -- what it is answered ---------------------------------------------------------------------------
@@ -208,7 +201,7 @@ class Synced:
     high_lsn: Lsn
     begins: Lsn
     safe: Lsn = 0
-    lacks: Annotated[tuple[tuple[Lsn, Size, Sha], ...], Field(max_length=SPILL_MAX)] = ()
+    lacks: Annotated[tuple[tuple[Lsn, Size, Sha], ...], Field(max_length=AGAIN_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +213,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Which of the files the hub lacks, and how many bytes of each it has."""
+    """How many bytes of a segment that comes again the hub has; empty: it lacks nothing of it."""
 
     files: tuple[tuple[Sha, Size], ...]
 

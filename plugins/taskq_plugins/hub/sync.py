@@ -19,7 +19,7 @@ from taskq.conditions.network import has_route
 from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
 from taskq.errors import JobNotFound, LogError, ReaderBusy, TaskqError
 from taskq.hooks import HubSettings, load_settings
-from taskq_plugins.hub.device.allowance import HubWaits, last_note, note
+from taskq_plugins.hub.device.allowance import HubWaits, note
 from taskq_plugins.hub.device.line import Line, check_url, line_to
 from taskq_plugins.hub.device.push import Push, Verdict, compare, opening
 from taskq_plugins.hub.messages import JOB, WAIT_SECONDS_MAX, Append, Question, Stored
@@ -121,24 +121,17 @@ class _Session:
 
     async def run(self, held: Held | None) -> Synced:
         """Bring the hub's copy to where the log ends; ``held``: then take what is there for it."""
-        log, line, allowance = self._log, self._line, self._line.allowance
+        log, line = self._log, self._line
         known, before = self._hold.load(), line.sent_bytes
-        log.pin, log.owes_bodies = known.lsn if known else 0, allowance.owes_bodies
-        log.sends_bodies = line.hub.spill and not allowance.metered
-        if line.pins:
-            log.synced_lsn = last_note(self._path).get("lsn", 0)
-            if not log.sends_bodies:  # before any record goes: the line may drop at any time
-                allowance.owe_bodies(True)
-            if known is None and log.segments:
-                self._pin(log.segments[0])  # from now on nothing goes unsent
+        log.pin = known.lsn if known else 0
+        if line.pins and known is None and log.segments:
+            self._pin(log.segments[0])  # from now on nothing goes unsent
         verdicts = await Push(log, self._ask, self._own.skip, line.part_bytes).run()
         done = Synced(verdicts, line.sent_bytes - before, log.end)
         if not line.pins:
             return done
         if held is not None:  # who takes nothing refuses nothing either
             done = await self._take(done, held)
-        if allowance.owes_bodies is log.sends_bodies:
-            allowance.owe_bodies(not log.sends_bodies)
         if self._disk.free_bytes(self._path) < _PRESSED_BYTES:
             self._pin(log.end.next_lsn)
         note(self._path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")

@@ -18,6 +18,7 @@ from taskq.engine import Border, Replica, segment_lsn
 from taskq.errors import LogError
 from taskq_plugins.hub.messages import (
     CAUSE_CHARACTERS_MAX,
+    Again,
     Append,
     Ask,
     Declare,
@@ -30,8 +31,6 @@ from taskq_plugins.hub.messages import (
     Question,
     Refused,
     Seal,
-    SpillAsk,
-    SpillPart,
     Stored,
     Sync,
     Synced,
@@ -98,8 +97,7 @@ WAYS: Final = (
     Way("POST", f"{_LOG}/ask", (Ask,), Known),
     Way("PATCH", f"{_LOG}/segments/{{segment}}", (Append, Seal), Stored, PART_BYTES_MAX, True),
     Way("POST", f"{_LOG}/breaks", (Declare,), Stored),
-    Way("POST", f"{_LOG}/spill", (SpillAsk,), Missing),
-    Way("PATCH", f"{_LOG}/spill/{{name}}", (SpillPart,), Missing, PART_BYTES_MAX, True),
+    Way("PATCH", f"{_LOG}/again/{{name}}", (Again,), Missing, PART_BYTES_MAX, True),
     Way("POST", "/v1/down", (Question,), Given),
 )
 _WAY_OF: Final = {kind: way for way in WAYS for kind in way.asks}
@@ -144,7 +142,7 @@ def way_to(method: str, path: str) -> tuple[Way, dict[str, Any]] | None:
 def carried(asked: Request | Enrol) -> Carried:
     """Make a request fit for the line: method, path, headers but for the token, and body."""
     way = _WAY_OF[type(asked)]
-    if isinstance(asked, Append | Seal | SpillPart):
+    if isinstance(asked, Append | Seal | Again):
         return _carried_part(way, asked)
     path = way.path.format(log_id=getattr(asked, "log_id", None))
     # What the path says already the body need not.
@@ -154,10 +152,10 @@ def carried(asked: Request | Enrol) -> Carried:
     return way.method, path, {"Content-Type": JSON}, body
 
 
-def _carried_part(way: Way, asked: Append | Seal | SpillPart) -> Carried:
+def _carried_part(way: Way, asked: Append | Seal | Again) -> Carried:
     headers = {"Taskq-Session": str(asked.session), "Content-Type": FRAMES}
     body = b"" if isinstance(asked, Seal) else asked.data
-    if isinstance(asked, SpillPart):
+    if isinstance(asked, Again):
         headers |= {"Upload-Offset": str(asked.offset), "Upload-Complete": f"?{int(asked.is_last)}"}
         path = way.path.format(log_id=asked.log_id, name=asked.name)
         return way.method, path, headers, body
@@ -203,7 +201,7 @@ def _part(fields: dict[str, Any], headers: Mapping[str, str], body: bytes) -> Re
     if is_last not in ("?0", "?1"):
         raise ValueError("neither the last bytes nor others")
     if segment is None:
-        return read(SpillPart, fields | {"offset": offset, "is_last": is_last == "?1"})
+        return read(Again, fields | {"offset": offset, "is_last": is_last == "?1"})
     stem = _header(headers, "taskq-stem", _STEM).removeprefix("none")
     behind = Border.at_offset(segment, offset, bytes.fromhex(stem)).as_list()
     if is_last == "?0":
@@ -353,7 +351,7 @@ _ADVICE: Final = {
     401: "it does not know the token: ask for another with 'taskq hub enrol' there",
     404: "there is no hub at this address, or one of another version",
     426: "its taskq and this one speak no protocol in common: bring the older one up to date",
-    413: "one commit of the log is larger than a proxy before it takes: let that take 16 MiB, in "
-    "nginx with client_max_body_size 16m",
+    413: "one commit of the log is larger than a proxy before it takes: let that take 40 MiB, in "
+    "nginx with client_max_body_size 40m",
     503: "it could not write just now: try again later",
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PATH_BYTES_MAX: Final = 2_048
 QUERY_BYTES_MAX: Final = 8_192
-#: A payload of 1 MiB as base64, and what stands around it.
+#: A request. Larger payloads are enqueued by a program that opens the log.
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024
 #: Where the printed address leads; it asks for no cookie.
 ENTRY: Final = "/enter"

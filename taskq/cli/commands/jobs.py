@@ -351,23 +351,22 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
     if as_json:
         render.print_json(
             {
-                "ok": not (report.damage or report.files),
+                "ok": not report.damage,
                 "segments": report.segments,
                 "frames": report.frames,
                 "records": report.records,
                 "torn_bytes": report.torn_bytes,
                 "damage": [damage.as_dict() for damage in report.damage],
                 "jobs": list(report.jobs),
-                "files": list(report.files),
                 "accepted": [list(span) for span in report.accepted],
             }
         )
-        return bool(report.damage or report.files)
+        return bool(report.damage)
     read = (
         f"{count_of(report.segments, 'segment')}, {count_of(report.frames, 'frame')}, "
         f"{count_of(report.records, 'record')}"
     )
-    is_damaged = bool(report.damage or report.files)
+    is_damaged = bool(report.damage)
     render.echo(f"{read}: {'DAMAGED' if is_damaged else 'no damage'}")
     if report.torn_bytes:
         render.echo(
@@ -386,8 +385,6 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
         )
     for first, following in report.accepted:
         render.echo(f"{count_of(following - first, 'lsn')} were lost at lsn {first}: accepted")
-    for problem in report.files:
-        render.echo(flat(problem))
     return is_damaged
 
 

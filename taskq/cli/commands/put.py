@@ -14,7 +14,7 @@ from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, refuse_shards, span
 from taskq.engine import Compression, Conflict
 from taskq.text import flat
-from taskq.values import PAYLOAD_BYTES_MAX, PRIORITY_MAX, SPILL_BYTES_MAX, parse_json, rather
+from taskq.values import PAYLOAD_BYTES_MAX, PRIORITY_MAX, parse_json, rather
 
 if TYPE_CHECKING:
     from taskq import Call, TaskQ
@@ -51,9 +51,6 @@ _SPANS: Final = ("delay", "expires", "window", "keep")
 @click.option("--keep", help='How long it is kept after its end, for example "30d".')
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option("--compress", type=click.Choice(get_args(Compression)), help="Store it smaller.")
-@click.option(
-    "--spill", is_flag=True, default=None, help="Allow over 1 MiB: a file beside the log holds it."
-)
 def put(
     payload: str | None,
     data_dir: Path | None,
@@ -68,8 +65,7 @@ def put(
     The job is on disk when the id shows up. A worker runs jobs with a --task, those without one are
     for TaskLog.claim. A missing directory is made.
     """
-    limit = SPILL_BYTES_MAX if options.get("spill") else PAYLOAD_BYTES_MAX
-    body = _payload(payload, limit, has_task=bool(task)) or (b"{}" if task else b"")
+    body = _payload(payload, PAYLOAD_BYTES_MAX, has_task=bool(task)) or (b"{}" if task else b"")
     changes: OptionChanges = {  # type: ignore[assignment]
         name: span(value) if name in _SPANS else value
         for name, value in options.items()
@@ -159,9 +155,8 @@ def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
     else:
         body = argument.encode("utf-8", "surrogateescape")
     if len(body) > limit:
-        allow = "allow it with --spill, or " if limit == PAYLOAD_BYTES_MAX else ""
         raise WrongUsage(
-            f"the payload is over {limit} bytes: {allow}store the data in a file and put its path"
+            f"the payload is over {limit} bytes: put the data into a file and pass its path"
         )
     return body
 

@@ -34,7 +34,6 @@ from taskq.log.format.options import enqueue_extras, queue_of, rerouted, unexpir
 from taskq.log.format.steps import again, fold_step
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Rewrite
-from taskq.log.segments.spill import collect
 from taskq.log.state.fold_rare import fold_carried
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.enqueue import Keys
     from taskq.log.decide.steps import Again
     from taskq.log.format.notes import GroupKey
-    from taskq.log.requests import Edit, Floor, OldFile
+    from taskq.log.requests import Edit, Floor
 
 #: What a job may be after an edit.
 _READY: Final = after(State.READY, EDIT)
@@ -146,16 +145,6 @@ class Rewrites:
             return False
         files.remove(segment)
         return True
-
-    def collect(self, spilled: list[OldFile]) -> int:
-        """Remove spilled files that no record names; returns how many."""
-        steps = collect(self._journal.disk, self._journal.path, spilled, frozenset())
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                removed: int = end.value
-                return removed
 
     def _carried(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         """Return what to write; None if it is not as it was found."""

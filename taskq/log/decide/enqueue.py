@@ -10,14 +10,13 @@ from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.kinds import CANCEL
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict
-from taskq.core.records import PACKED, Cause, Flag
+from taskq.core.records import Cause, Flag
 from taskq.log.format import codec
 from taskq.log.format.flows import FLOW_FLAG, check_size, encode_part
 from taskq.log.format.notes import UploadProgress
 from taskq.log.format.options import encode_extras, encode_replaces, enqueue_extras, queue_of
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Duplicate, EnqueueSpec, Plain
-from taskq.log.segments.spill import renew
 from taskq.log.state.fold_rare import enqueued_meta
 
 if TYPE_CHECKING:
@@ -155,7 +154,6 @@ class Keys:
 
 _CHECKED: Final = int(Flag.CHECKED)
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
-_SPILLED: Final = int(Flag.SPILLED)
 
 
 class Prepared:
@@ -222,8 +220,6 @@ class Enqueues:
         spec, body, extras = item
         if extras is not None:
             return self.many(batch, [item])[0]
-        if spec.flags & PACKED:
-            self._check_job(item)
         return self._add(batch, spec, spec.tail, body)
 
     def many(self, batch: Batch, items: list[Item] | Plain) -> list[int | Duplicate]:
@@ -240,9 +236,6 @@ class Enqueues:
 
         ``ending`` are jobs that will be settled before these are added.
         """
-        for item in items:
-            if item[0].flags & PACKED:
-                self._check_job(item)
         now_ns = batch.time_ns
         checked = [
             None if extras is None else Prepared(spec, extras, now_ns) for spec, _, extras in items
@@ -251,19 +244,6 @@ class Enqueues:
         if wanted:
             self._keys.check(batch, wanted, ending)
         return checked
-
-    def check_packed(self, flags: int, body: bytes, what: str) -> None:
-        """Check a body that is stored otherwise than it was given, before its record is added.
-
-        Raises:
-            SpillMissing: the file that it names is gone.
-        """
-        if flags & _SPILLED:
-            renew(self._journal.disk, self._journal.path, body, what)
-
-    def _check_job(self, item: Item) -> None:
-        spec, body, _ = item
-        self.check_packed(spec.flags, body, f"the payload of {spec.task or spec.queue}")
 
     def add(
         self, batch: Batch, items: Iterable[Item], prepared: list[Prepared | None]

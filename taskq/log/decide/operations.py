@@ -83,7 +83,6 @@ class Operations:
             Op.TALLY: rewrites.tally,
             Op.COMPACTED: rewrites.finish,
             Op.DROP: lambda _, segment: rewrites.drop(segment),
-            Op.COLLECT: lambda _, files: rewrites.collect(files),
         }
 
     @property

@@ -119,8 +119,6 @@ class Settles:
         if undoes == Form.UNDO and kind is not SUCCESS and kind not in RETURNS:
             self._unwind(batch, kind, cause, job, delivery.token, body)
             return []
-        if flags:
-            self._enqueues.check_packed(flags, body or b"", f"the result of {delivery!r}")
         is_end = kind is SUCCESS or kind not in RETURNS
         prepared = self._enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
         if is_end:
@@ -249,7 +247,6 @@ class Transactions:
             DuplicateKey: a key will be held, and its job asked to be refused then.
             PayloadTooLarge: together it is over TRANSACTION_BYTES_MAX.
             UsageError: a part is wrong, or a delivery is settled twice.
-            SpillMissing: the file of a payload or result is gone.
         """
         settlements, cancels, items = bundle
         ending = self._check(batch, bundle)
@@ -285,10 +282,6 @@ class Transactions:
             check_claim(agenda, delivery)
             if delivery.job in back or delivery.job in ended:
                 raise UsageError(f"{delivery!r} comes twice in this transaction")
-            if settlement.flags:
-                what = f"the result of {delivery!r}"
-                body = settlement.body or b""
-                self._enqueues.check_packed(settlement.flags, body, what)
             is_end = settlement.kind in ENDS or delivery.job in agenda.leases.asked
             (ended if is_end else back).add(delivery.job)
         return back, ended

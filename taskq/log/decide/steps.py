@@ -102,7 +102,6 @@ class Steps:
         Raises:
             StaleDelivery: the claim is over: another runs the job now.
             UsageError: the job has too many steps, or a job that it enqueues is wrong.
-            SpillMissing: the file of its value is gone.
         """
         delivery, form, name, number, body, flags, began_ns, items, wanted, detach = new
         agenda, job = self._context.agenda, delivery.job
@@ -125,8 +124,6 @@ class Steps:
             step, once = self._taken(batch, step, signal), signal.once
         elif form == Form.TIMEOUT and agenda.steps.find_signal(job, _encoded(name), wanted):
             return None
-        if flags:
-            self._enqueues.check_packed(flags, body, f"step {step.title} of {delivery!r}")
         prepared = self._enqueues.prepared(batch, items) if items else []
         if items:
             step = step._replace(first=batch.lsn + 1, jobs=len(items))
@@ -156,9 +153,6 @@ class Steps:
 
     def fork(self, batch: Batch, fork: Fork) -> int:
         """Enqueue a job with steps; returns it."""
-        for step in fork.steps:
-            if step.flags:
-                self._enqueues.check_packed(step.flags, step.body, f"step {step.title}")
         (job,) = self._enqueues.many(batch, [fork.item])
         assert isinstance(job, int)  # it has no key
         for place, step in enumerate(fork.steps):

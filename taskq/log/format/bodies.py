@@ -1,8 +1,7 @@
-"""Payloads and results as their records hold them: as given, compressed, or as the name of a file.
+"""Payloads and results as their records hold them: as given, or compressed.
 
 A compressed body is its original size (u64, little-endian), then one zlib stream (flag ZLIB) or one
-zstd frame (flag ZSTD). With flag SPILLED the record holds the name of a file instead, and the file
-holds what the record would have held; see ``spill``.
+zstd frame (flag ZSTD).
 
 zlib runs at level 1: on JSON it needs 14 ms for 1 MiB where level 6 needs 34, and stores 8 % more.
 """
@@ -15,6 +14,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from taskq.core.errors import CompressionUnavailable, LogDamaged, PayloadTooLarge, UsageError
+from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 
 if TYPE_CHECKING:
@@ -55,17 +55,15 @@ def check_compression(name: object) -> Compression:
     return cast("Compression", name)
 
 
-def check_storage(compression: object, spill: object) -> None:
-    """Refuse what is no choice of how to store bodies; None leaves it to others.
+def check_size(what: str, body: bytes) -> None:
+    """Refuse a payload or result that is too large; ``what`` it is called in the error.
 
     Raises:
-        UsageError: one of them is none.
-        CompressionUnavailable: the way to compress needs a package that is not installed.
+        PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
     """
-    if compression is not None:
-        check_compression(compression)
-    if spill is not None and not isinstance(spill, bool):
-        raise UsageError(f"spill is {spill!r:.60}, it must be True, False or None")
+    if len(body) > PAYLOAD_BYTES_MAX:
+        remedy = "put the data into a file and pass its path"
+        raise PayloadTooLarge(what, len(body), PAYLOAD_BYTES_MAX, remedy)
 
 
 def compress(body: bytes, compression: Compression) -> tuple[bytes, int]:

@@ -31,7 +31,7 @@ the next one names what it named. In the copy that a repair makes, headers name 
 offset bytes frame header
 ====== ===== ==========================================================
 0      4     magic 0xF3_51_4B_54 (``TKQ`` and 0xF3)
-4      4     size of the body, without header and padding; at most 9 MiB
+4      4     size of the body, without header and padding; at most 34 MiB
 8      4     number of records; 0: a sync point, without a body
 12     2     flags, 0
 14     2     0
@@ -138,9 +138,7 @@ ADOPTED records stand at the end of a frame, and what they say of an upload hold
 there: the jobs that the frame brings from it are among the decided ones. The latest counts.
 
 A payload or result may be stored otherwise than it was given. With flag 16 it is its original size
-u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878). With flag 64 the
-record holds the SHA-256 (32 bytes) and the size u64 of the file ``spill/<SHA-256 in hex>``, and the
-file holds what the record else would: with flag 16 or 32 beside it, the compressed form.
+u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878).
 
 Flag 128 is on jobs of flows: ``taskq.log.format.flows`` specifies their options. A record that ends
 such a job begins its options with UNLOCKS.
@@ -173,7 +171,7 @@ FRAME_MAGIC: Final = 0xF3514B54
 FRAME_MAGIC_BYTES: Final = FRAME_MAGIC.to_bytes(4, "little")
 FRAME_HEADER: Final = struct.Struct("<IIIHHQQqQII")
 FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
-FRAME_BODY_MAX: Final = 9 * 1024 * 1024
+FRAME_BODY_MAX: Final = 34 * 1024 * 1024
 LSN_MAX: Final = 2**63
 
 #: Of what the kinds of records have fixed; see ``core.records``.

@@ -30,9 +30,9 @@ _CHECKED: Final = int(Flag.CHECKED)
 _WORD: Final = 0xFFFFFFFF
 #: Powers of two that a record's size may be made of.
 _POWERS: Final = codec.FRAME_BODY_MAX.bit_length()
-#: Length of at most 9 MiB, a type, a byte, size of options, flags with 1 among them.
+#: Length of at most 48 MiB, a type, a byte, size of options, flags with 1 among them.
 _HEAD: Final = re.compile(
-    b"(?=..[\x00-\x90]\x00[%b]...[%b])"
+    b"(?=...[\x00-\x02][%b]...[%b])"
     % (
         b"".join(re.escape(bytes([kind])) for kind in codec.FIXED_SIZES),
         b"".join(re.escape(bytes([low])) for low in range(_CHECKED, 256, 2)),

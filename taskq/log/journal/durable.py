@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import struct
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogError, LogFailed
 from taskq.log.format import codec
 from taskq.log.format.codec import NO_LINK
-from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format.frames import segment_name
 from taskq.log.journal.lock import find_hint
 from taskq.log.journal.recovery import is_marked_failed, walk_to_end
-from taskq.log.journal.replica import bodies_of, border_behind, stands
+from taskq.log.journal.replica import border_behind, stands
 from taskq.log.segments.borders import Border
 from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import SegmentFiles, hop
-from taskq.log.segments.spill import DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +25,6 @@ _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
 
 _HASHED_BYTES: Final = 1024 * 1024
-_NAME_CHARACTERS: Final = 64
 #: What a frame begins with: its magic, and the size of its body.
 _SIZE: Final = struct.Struct("<II")
 
@@ -44,9 +41,6 @@ class DurableLog:
         end: where it ends; nowhere if it holds nothing.
         segments: first lsns of those that hold something, rising.
         pin: all below this lsn was safe at the hub.
-        synced_lsn: it had all below this one when it was asked last.
-        sends_bodies: whether files beside the log are sent.
-        owes_bodies: whether some were held back before.
 
     Raises:
         LogFailed: an fsync failed, and the log was not opened since: frames are about to be moved.
@@ -58,8 +52,7 @@ class DurableLog:
         if identity is None:
             raise LogError(f"{path} is not a task log")
         self.identity, self._disk, self._path = identity, disk, path
-        self.pin, self.synced_lsn, self.sends_bodies, self.owes_bodies = 0, 0, True, False
-        self._bodies: set[str] | None = None
+        self.pin = 0
         #: sealed segments and their ends, by the SHA-256 that a copy knows them by
         self._offered: dict[str, tuple[int, int]] = {}
         self._files = SegmentFiles(disk, path, writable=False)
@@ -201,56 +194,22 @@ class DurableLog:
             return self._read(segment, behind.offset, position.offset), position
         return data[: position.offset - behind.offset], position
 
-    def bodies(self) -> list[str]:
-        """Return all files beside the log."""
-        names = self._disk.names(f"{self._path}/{DIRECTORY}")
-        return [name for name in names if len(name) == _NAME_CHARACTERS]
-
-    def bodies_named(self, behind: Border, end: Border) -> list[str]:
-        """Return the files that records between two borders of a segment name.
-
-        By the records and by no file's time, since clocks are set. Where no file is, none is read.
-        """
-        if self._bodies is None:
-            self._bodies = {*self.bodies()}
-        if not self._bodies:
-            return []
-        scanner = self._files.scanner(end.segment, end.offset, 0, sealed=True)
-        frames = scanner.frames(max(behind.offset, _START))
-        named = (bodies_of(frame) for frame in frames if not isinstance(frame, Gap))
-        return [*self._bodies.intersection(chain.from_iterable(named))]
-
     def offered(self, lacks: Iterable[tuple[int, int, str]]) -> list[str]:
-        """Return which of these are here, by name: ``body_part`` gives sealed segments, too.
+        """Return the SHA-256 of each sealed segment that is here; ``segment_part`` reads them.
 
-        ``lacks`` are (segment, bytes, SHA-256); of a file beside the log with 0 and 0.
+        ``lacks`` are (segment, bytes, SHA-256).
         """
-        there = {*self.bodies()} if self.sends_bodies else set[str]()
-        names = []
         for segment, size, name in lacks:
             is_here = segment in self.segments and self.is_sealed(segment)
             if is_here and self.end_of(segment).offset == size:
                 self._offered[name] = segment, size
-            if name in self._offered or name in there:
-                names.append(name)
-        return names
+        return list(self._offered)
 
-    def body_part(self, name: str, offset: int, bytes_max: int) -> tuple[bytes, bool] | None:
-        """Return bytes of such a file, and whether it ends with them; None if it is gone."""
-        segment, size = self._offered.get(name, (0, 0))
-        path = f"{self._path}/{DIRECTORY}/{name}"
-        try:
-            descriptor = self._disk.open(
-                self._files.file_path(segment) if segment else path, write=False
-            )
-        except FileNotFoundError:
-            return None
-        try:
-            size = size or self._disk.size(descriptor)
-            data = self._disk.read(descriptor, min(bytes_max, max(size - offset, 0)), offset)
-            return data, offset + len(data) >= size
-        finally:
-            self._disk.close(descriptor)
+    def segment_part(self, name: str, offset: int, bytes_max: int) -> tuple[bytes, bool]:
+        """Return bytes of an offered segment, and whether it ends with them."""
+        segment, size = self._offered[name]
+        data = self._read(segment, offset, min(offset + bytes_max, size))
+        return data, offset + len(data) >= size
 
     def bytes_behind(self, at: Border) -> int:
         """Return bytes of the log behind a position of it."""

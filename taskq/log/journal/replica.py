@@ -11,20 +11,15 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.kinds import CARRYING
-from taskq.core.records import Flag
 from taskq.log.config import LSN_SKIP
 from taskq.log.format import codec
-from taskq.log.format.codec import FLAGS_AT, KIND_AT
 from taskq.log.format.frames import Gap, segment_name
-from taskq.log.format.record import decode_record, places
 from taskq.log.journal.chain import compactions
 from taskq.log.journal.recovery import failed_lsn, write_once_more
 from taskq.log.machine.ports import replace_file, write_all
 from taskq.log.segments.borders import Border
 from taskq.log.segments.identity import FILE
 from taskq.log.segments.segments import SegmentFiles, sweep_gone
-from taskq.log.segments.spill import DIRECTORY, decode_reference, files_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +33,6 @@ _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
 _PIECE_BYTES: Final = 1024 * 1024
 _LITTLE_BYTES: Final = 4_096
-_SPILLED: Final = int(Flag.SPILLED)
 #: Of a frame's header what is looked at to believe it: all but what is reserved, and its times.
 _CHECKED: Final = struct.Struct("<IIIH2xQQ16xII")
 _OFFSET: Final = struct.Struct("<Q")
@@ -54,10 +48,9 @@ class Replica(SegmentFiles):
         writable: whether it may grow here.
     """
 
-    #: the file that says which log it is, and the folders of its segments and of bodies beside them
+    #: the file that names the log, and the folder of its segments
     IDENTITY = FILE
     LOG = "log"
-    SPILL = DIRECTORY
     #: bytes before the first frame of a segment, and of the largest body of one
     START = _START
     BODY_BYTES_MAX = codec.FRAME_BODY_MAX
@@ -115,23 +108,10 @@ class Replica(SegmentFiles):
         """
         return failed_lsn(disk, path)
 
-    @staticmethod
-    def body_file(stored: bytes, what: str) -> str:
-        """Return the name of the file in SPILL that a record names; ``what`` errors call its body.
-
-        Raises:
-            LogDamaged: it names none.
-        """
-        return decode_reference(stored, what).name
-
     def compacted_below(self, segment: int) -> int:
         """Return what the newest COMPACTED record of a segment says, 0 if it has none."""
         floors = (below for frame in self.frames_of(segment) for _, below in compactions(frame))
         return max(floors, default=0)
-
-    def bodies_of(self, segment: int) -> set[str]:
-        """Return the names of the files beside the log that records of a segment name."""
-        return {name for frame in self.frames_of(segment) for name in bodies_of(frame)}
 
     # -- growing ----------------------------------------------------------------------------------
 
@@ -255,12 +235,3 @@ def border_behind(disk: Disk, files: SegmentFiles, segment: int, frame: int) -> 
         return None
     stem = disk.read(files.descriptor(segment), _HEAD, frame)
     return Border(segment, frame + header.size, frame, stem)
-
-
-def bodies_of(frame: Frame) -> Iterator[str]:
-    """Yield the names of the files that records of a frame name."""
-    data = frame.data
-    for lsn, at, length in places(frame):
-        if data[at + FLAGS_AT] & _SPILLED or data[at + KIND_AT] in CARRYING:
-            record = decode_record(data[at : at + length], lsn, 0, 0)
-            yield from (decode_reference(body, "a body").name for body in files_named(record))

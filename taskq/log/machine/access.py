@@ -27,7 +27,7 @@ _NAMED_MAX: Final = 3
 _GROUP, _OTHERS = 0o070, 0o007
 _WRITE_ALL: Final = 0o022
 #: What is in a data directory: who may open any of it could stop writers or read payloads.
-_DIRECTORIES: Final = ("log", "owners", "inbox", "spill", "snapshot", "readers", "torn")
+_DIRECTORIES: Final = ("log", "owners", "inbox", "snapshot", "readers", "torn")
 _INNER: Final = (
     *_DIRECTORIES,
     "write.lock",

@@ -38,7 +38,7 @@ SLOW_SECONDS: Final = 0.005
 PATIENT_SECONDS: Final = 10.0
 #: So many switches between threads may stand between the end of a call and the GIL.
 _SWITCHES: Final = 3
-#: More than this is written without the GIL: a batch may have 9 MiB.
+#: More than this is written without the GIL: a batch may have 34 MiB.
 _LARGE_WRITE: Final = 512 * 1024
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000

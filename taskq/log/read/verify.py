@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from taskq.core.errors import LogError
-from taskq.core.kinds import CARRYING, OF_CLAIMS
-from taskq.core.records import Flag
+from taskq.core.kinds import OF_CLAIMS
 from taskq.core.views import Damage, VerifyReport
 from taskq.log.format import codec
-from taskq.log.format.codec import FLAGS_AT, KIND_AT
+from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Gap, segment_name
-from taskq.log.format.record import check_known, decode_record, places
+from taskq.log.format.record import check_known, places
 from taskq.log.format.salvage import salvage
-from taskq.log.segments.spill import Spill, files_named
 from taskq.log.state.facets import DAMAGE_MAX
 from taskq.log.state.story import records
 
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
 
     from taskq.log.format.frames import Frame
     from taskq.log.journal.journal import Journal
-
-_SPILLED: Final = int(Flag.SPILLED)
 
 
 def verify(journal: Journal) -> VerifyReport:
@@ -35,7 +30,6 @@ def verify(journal: Journal) -> VerifyReport:
     frames = count = epoch = next_lsn = 0
     damage: list[Damage] = []
     missing: list[tuple[int, int]] = []
-    named: dict[bytes, int] = {}
     for base, item in everything(journal):
         if not isinstance(item, Gap):
             frames += 1
@@ -43,12 +37,8 @@ def verify(journal: Journal) -> VerifyReport:
             if item.header.epoch == epoch and item.header.first_lsn > next_lsn:
                 missing.append((next_lsn, item.header.first_lsn))
             epoch, next_lsn = item.header.epoch, item.header.next_lsn
-            for lsn, at, length in places(item):
-                kind = item.data[at + KIND_AT]
-                check_known(kind, lsn)
-                if item.data[at + FLAGS_AT] & _SPILLED or kind in CARRYING:
-                    record = decode_record(item.data[at : at + length], lsn, 0, 0)
-                    named.update(dict.fromkeys(files_named(record), record.job))
+            for lsn, at, _ in places(item):
+                check_known(item.data[at + KIND_AT], lsn)
             continue
         epoch = 0  # the lsns that are missing there are those of the damage
         if len(damage) < DAMAGE_MAX:
@@ -62,19 +52,8 @@ def verify(journal: Journal) -> VerifyReport:
         damage=tuple(damage),
         torn_bytes=journal.torn_bytes,
         jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
-        files=tuple(_check_files(journal, named)),
         accepted=tuple(gap for gap in missing if gap[0] not in known),
     )
-
-
-def _check_files(journal: Journal, named: dict[bytes, int]) -> Iterator[str]:
-    """Yield what is wrong with the files that records name, given one of the jobs for each."""
-    spill = Spill(journal.path, lambda: journal.disk)
-    for stored, job in named.items():
-        try:
-            spill.check(stored, f"a body of job {journal.tag}-{job}")
-        except LogError as error:
-            yield str(error)
 
 
 def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:

@@ -10,14 +10,14 @@ numbers (the last one of a column is shorter):
 
 - pairs: the lower 32 bits of a job, above the offset u32 of a record about it in the segment. A
   job's own ENQUEUED record is left out, as the job has its number. Jobs that share their lower bits
-  share an entry; the record that is matches has the whole number.
+  share an entry; the record that is found has the whole number.
 - lsns, times, places: the first record of the segment, and then each that starts 4 096 bytes or
   more after the last entry. A time is the highest of a frame so far; a place is the offset of the
   record above that of its frame.
 
-Tail: (lsn u64, step i64) of each step of the clock; the hashes of spilled bodies, sorted; the first
-number u64 of each block; the CRC-32 of each block. A block is read and checked when it is first
-asked for. The file is read, not mapped: a mapped file that another program cuts ends the process.
+Tail: (lsn u64, step i64) of each step of the clock; the first number u64 of each block; the CRC-32
+of each block. A block is read and checked when it is first asked for. The file is read, not mapped:
+a mapped file that another program cuts ends the process.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, STEPS
-from taskq.core.records import Flag
+from taskq.core.kinds import BIRTH, OF_JOBS, STEPS
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.codec import CRC_SIZE, FLAGS_AT, JOB_AT
+from taskq.log.format.codec import CRC_SIZE, JOB_AT
 from taskq.log.format.columns import column, joined, lower_halves, packed, rising, run_length, view
 from taskq.log.format.frames import segment_name
 from taskq.log.format.record import check_known
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
     from taskq.log.format.frames import Frame, Gap
     from taskq.log.machine.ports import Disk
 
-#: A spilled body: SHA-256, then the size as u64.
-SPILLED_SIZE: Final = 40
-HASH_SIZE: Final = 32
 #: About this many bytes of segment lie between two entries.
 SPACING_BYTES: Final = 4_096
 #: Set in the offset of a frame that is damaged: its record stands alone, by its own CRC.
@@ -79,7 +75,6 @@ class SegmentIndex:
         job_min, job_max: the lowest and the highest job of the pairs; 0 and 0 if there is none.
         last_frame: (offset, CRC-32 of its body) of the last whole frame, (0, 0) for none.
         clocks: (lsn, step) of each step of the clock.
-        spilled: hashes of the bodies that are in files of their own.
         salvaged: headers of damaged frames with salvaged records, by their offset.
         gaps: damaged stretches.
     """
@@ -90,7 +85,6 @@ class SegmentIndex:
         self.top_time_ns = self.job_min = self.job_max = self.gaps = 0
         self.last_frame = (0, 0)
         self.clocks: list[tuple[int, int]] = []
-        self.spilled: set[bytes] = set()
         self.salvaged: dict[int, codec.FrameHeader] = {}
         self.pairs: Sequence[int] = array("Q")
         self.lsns: Sequence[int] = array("Q")
@@ -144,18 +138,11 @@ def _left(numbers: Sequence[int], value: int, start: int, end: int) -> int:
 # like payloads. Those are taken a run at a time by slices with a step, where a look at each record
 # would cost ten times as much.
 
-_SPILLED: Final = int(Flag.SPILLED)
 _SIZES: Final = codec.SIZES
-#: Kinds of which only the job matters.
-_PLAIN: Final = OF_JOBS - CARRYING
-#: What a record is to a run: 0 none, 1 an enqueue, 2 one of ``_PLAIN``.
-_CLASSES: Final = [1 if kind == BIRTH else 2 * (kind in _PLAIN) for kind in range(256)]
-_UNSPILLED: Final = bytes(value for value in range(256) if not value & _SPILLED)
-_CHECKS: Final = (
-    (),
-    ((4, bytes((BIRTH,))), (FLAGS_AT, _UNSPILLED)),
-    ((4, bytes(sorted(_PLAIN))), (FLAGS_AT, _UNSPILLED)),
-)
+_ABOUT_JOBS: Final = OF_JOBS - {BIRTH}
+#: What a record is to a run: 0 none, 1 an enqueue, 2 one about a job.
+_CLASSES: Final = [1 if kind == BIRTH else 2 * (kind in _ABOUT_JOBS) for kind in range(256)]
+_CHECKS: Final = ((), ((4, bytes((BIRTH,))),), ((4, bytes(sorted(_ABOUT_JOBS))),))
 #: What a run costs, in records that are looked at one by one.
 _RUN_COST: Final = 16
 #: Pairs are sorted when there are this many: a quarter of a millisecond's work.
@@ -280,11 +267,11 @@ class IndexBuilder(SegmentIndex):
         entry_at = self._entry_at - start
         last_length = last_class = 0
         while at < end and left > 0:
-            length, kind, _, options_size, flags = unpack(data, at)
+            length, kind, *_ = unpack(data, at)
             if length < _SIZES[kind] or at + length > end:
                 raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
             run = _CLASSES[kind]
-            if length == last_length and run == last_class and run and not flags & _SPILLED:
+            if length == last_length and run == last_class and run:
                 count = run_length(data, at, end, length, _CHECKS[run])
                 if count:
                     if run > 1:
@@ -300,12 +287,10 @@ class IndexBuilder(SegmentIndex):
                 self._enter(lsn, start + at, frame)
                 entry_at = self._entry_at - start
             last_length, last_class = length, run
-            if kind in OF_JOBS and run != 1:
+            if run > 1:
                 self._add(int.from_bytes(data[at + JOB_AT : at + JOB_AT + 8], "little"), start + at)
             elif run != 1:
                 self._feed_other(data, at, kind, lsn)
-            if kind in CARRYING or (run and flags & _SPILLED):
-                self._note_spilled(data, at, length, kind, options_size, flags)
             at += length
             lsn += 1
             left -= 1
@@ -316,24 +301,6 @@ class IndexBuilder(SegmentIndex):
             self.clocks.append((lsn, codec.STEP.unpack_from(data, at)[6]))
         else:
             check_known(kind, lsn)
-
-    def _note_spilled(
-        self, data: bytes, at: int, length: int, kind: int, options_size: int, flags: int
-    ) -> None:
-        end = at + length - CRC_SIZE
-        if kind in CARRYING:
-            born = at + codec.WHOLE.size + options_size
-            born_length, _, _, size, born_flags = codec.PREFIX.unpack_from(data, born)
-            if born_length < codec.BORN.size or born + born_length > end:
-                raise FormatError(f"a record carries one of {born_length} bytes")
-            self._note_spilled(data, born, born_length, BIRTH, size, born_flags)
-            body = born + born_length
-        elif kind == BIRTH:
-            body = at + codec.BORN.size + data[at + 14] + data[at + 15] + options_size
-        else:
-            body = at + _SIZES[kind] + options_size
-        if flags & _SPILLED and end - body == SPILLED_SIZE:
-            self.spilled.add(data[body : body + HASH_SIZE])
 
     def _add(self, job: int, offset: int) -> None:
         self._jobs.append(job)
@@ -443,18 +410,15 @@ class IndexFile(SegmentIndex):
         at, blocks = _HEAD.size + 8 * sum(counts), sum(-(-count // _BLOCK) for count in counts)
         start = head.clocks * _CLOCK_STEP.size
         size = self._disk.size(self._descriptor) - at
-        hashes = size - start - 12 * blocks
-        if hashes < 0 or hashes % HASH_SIZE:
+        if size != start + 12 * blocks:
             raise IndexDamaged(self._path)
         tail = self.read(at, size, head.tail_crc)
         self.log_id, self.first_lsn, self.next_lsn, self.offset = head[1:5]
         self.job_min, self.job_max, self.top_time_ns = head.job_min, head.job_max, head.top_time_ns
         self.last_frame = head.last_frame, head.last_crc
         self.clocks = list(_CLOCK_STEP.iter_unpack(tail[:start]))
-        end = start + hashes
-        self.spilled = {tail[at : at + HASH_SIZE] for at in range(start, end, HASH_SIZE)}
-        firsts = column("Q", tail[end : end + 8 * blocks])
-        crcs = column("I", tail[end + 8 * blocks :])
+        firsts = column("Q", tail[start : start + 8 * blocks])
+        crcs = column("I", tail[start + 8 * blocks :])
         number = start = 0
         columns: list[_Column] = []
         for count in counts:
@@ -577,7 +541,7 @@ class _Writer:
                 yield
             self._add_blocks(waiting)
         tail = b"".join(_CLOCK_STEP.pack(*clock) for clock in builder.clocks)
-        tail += b"".join(sorted(builder.spilled)) + packed(self._firsts) + packed(self._crcs)
+        tail += packed(self._firsts) + packed(self._crcs)
         self._add(tail)
         head = _Head(
             _MAGIC, log_id, builder.first_lsn, builder.next_lsn, builder.offset, builder.job_min,

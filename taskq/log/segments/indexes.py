@@ -275,10 +275,6 @@ class SegmentIndexes:
         segment, frame, header = place
         return Cursor(segment, frame, header.first_lsn)
 
-    def spilled(self, segment: int) -> set[bytes]:
-        """Hashes of the bodies that records of the segment have in files of their own."""
-        return self._ask(segment, lambda index: index.spilled)
-
     # -- steps of a lookup ------------------------------------------------------------------------
 
     def _places(self, segment: int, job: int) -> list[int]:

@@ -53,9 +53,8 @@ NEW: Final = ".new"
 #: What a backup holds whose files get their names.
 _LIST: Final = "backup.json"
 _LOCK: Final = "backup.lock"
-#: What else belongs to a log, by folder: bodies beside it, bulk that waits, positions of readers.
+#: What else belongs to a log, by folder: bulk that waits, positions of readers.
 _FOLDERS: Final = {
-    "spill": re.compile(r"[0-9a-f]{64}"),
     "inbox": re.compile(r".+\.(part|json)|lock"),
     "inbox/done": re.compile(r".+\.json"),
     "readers": re.compile(r".+\.ofs"),
@@ -68,7 +67,7 @@ _OURS: Final = frozenset(
     - {FILE}
 )
 #: Files of these folders never change once they have their names.
-_FIXED: Final = frozenset({"spill", "inbox"})
+_FIXED: Final = frozenset({"inbox"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +273,6 @@ class Copier:
             end = self._end(reader)
         self._folder("inbox", waiting)
         self._folder("inbox/done", self._names("inbox/done"))
-        self._folder("spill", self._names("spill"))
         for lsn in end.segments[:-1]:
             self._sealed(lsn)
         if end.segments:

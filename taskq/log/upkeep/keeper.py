@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _LETTER: Final = after(State.RUNNING, DEATH)
-_BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED)
+_BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD)
 #: Records of a frame that are looked at in one step.
 _RECORDS: Final = 1_024
 

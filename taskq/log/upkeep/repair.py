@@ -107,7 +107,7 @@ class _Mender(Copier):
     """A copy of what reads of a log."""
 
     def _once(self) -> End:
-        for folder in ("readers", "inbox", "inbox/done", "spill"):
+        for folder in ("readers", "inbox", "inbox/done"):
             self._folder(folder, self._names(folder))
         with LogReader.open(self._source) as reader:
             journal = reader.journal

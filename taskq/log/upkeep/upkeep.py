@@ -21,7 +21,6 @@ from taskq.log.commit.room import note_dropped, with_reserve
 from taskq.log.format.frames import segment_name
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone, sweep_gone
-from taskq.log.segments.spill import old_files
 from taskq.log.upkeep.compaction import Compaction
 from taskq.log.upkeep.endings import Endings
 from taskq.log.upkeep.keeper import Retained
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from taskq.log.commit.chores import InnerRequest, Steps
     from taskq.log.commit.committer import Committer
     from taskq.log.journal.journal import Journal
-    from taskq.log.requests import OldFile, Order
+    from taskq.log.requests import Order
 
 
 class Report:
@@ -219,8 +218,6 @@ class Upkeep(Chore):
         if not report.dry_run:
             yield from purge_steps(self._committer, self._port)
         yield from self._compact(keep, report)
-        if not report.dry_run:
-            yield from self._collect()
 
     def _tend(self, steps: Iterator[None]) -> Steps:
         """Steps that send nothing; that the disk refuses them stops nothing else."""
@@ -229,27 +226,6 @@ class Upkeep(Chore):
                 yield None
         except OSError as error:
             self._complain(error.errno, "%s: upkeep goes without: %s", self._journal.path, error)
-
-    def _collect(self) -> Steps:
-        """Remove the files of payloads and results that no record names any more."""
-        journal = self._journal
-        old: list[OldFile] = yield from old_files(
-            journal.disk, journal.path, journal.clock.wall_ns()
-        )
-        if not old:
-            return
-        journal.refresh()
-        journal.files.refresh()
-        referenced: set[bytes] = set()
-        for segment in list(journal.files.lsns):
-            referenced |= journal.indexes.spilled(segment)
-            if journal.indexes.is_damaged(segment):
-                return  # what does not read back today may be repaired, and name any of them
-            yield None
-        unnamed = [file for file in old if file.digest not in referenced]
-        for start in range(0, len(unnamed), _COLLECTED_MAX):
-            part = unnamed[start : start + _COLLECTED_MAX]
-            yield from self._port.make(Op.COLLECT, part).wait()
 
     def _compact(self, keep_seconds: float | None, report: Report) -> Steps:
         """Let segments go for as long as the policy says that the oldest may."""

@@ -118,7 +118,7 @@ def bad_parts(scene: Scene) -> dict[str, tuple[type[TaskqError], dict[str, Any]]
         ),
         "bad key": (UsageError, {"items": [(PLAIN, b"x", Extras(key=bytes(2_000)))]}),
         "header": (UsageError, {"items": [(PLAIN, b"x", Extras(headers={"a": "\ud800"}))]}),
-        "large": (PayloadTooLarge, {"items": [(PLAIN, big, None)] * 9}),
+        "large": (PayloadTooLarge, {"items": [(PLAIN, big, None)] * 18}),
     }
 
 

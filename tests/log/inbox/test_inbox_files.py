@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
-from taskq.core.records import Flag, Option
+from taskq.core.records import Option
 from taskq.log.format import codec
 from taskq.log.inbox import manifest
 from taskq.log.inbox import parts as inboxparts
@@ -77,7 +77,6 @@ def test_a_tail_says_all_that_an_enqueue_can(spec: EnqueueSpec, extras: Extras |
         b"", b"x" * 40, SPECS[0].tail[:-1], SPECS[0].tail + b"x",
         codec.enqueue_tail(77, 1, 1, 1, 0, b"q", b""),
         codec.enqueue_tail(5, 1, 1, 0, 1, b"t", b""),
-        codec.enqueue_tail(5, 1 | Flag.SPILLED, 1, 1, 0, b"q", b""),
         codec.enqueue_tail(5, 1 | 2**20, 1, 1, 0, b"q", b""),
         codec.enqueue_tail(5, 1, 1, 1, 0, b"\xff", b""),
         codec.enqueue_tail(5, 1, 1, 1, 0, b"q", bytes((Option.REPLACES, 8, 0)) + bytes(8)),

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.log.machine import syscalls
 from taskq.log.machine.disk import LocalDisk
 
@@ -155,7 +156,7 @@ def test_a_large_frame_is_written_without_the_gil_however_quick_the_disk_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times, pace = Times(monkeypatch), syscalls.Pace()
-    assert times.gives_up(pace, 0.05, 9 * 1024 * 1024)
+    assert times.gives_up(pace, 0.05, FRAME_BODY_MAX)
     assert not times.gives_up(pace, 0, BATCH_BYTES_MAX + 4_096)
 
 

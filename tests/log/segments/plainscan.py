@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from taskq.core.folds.dedup import key_hash
 from taskq.core.kinds import OF_JOBS
 from taskq.core.model import Extras, State
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried, encode_compacted
 from taskq.log.format.frames import Gap
 from taskq.log.format.notes import UploadProgress, encode_adopted
 from taskq.log.format.options import encode_extras
-from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.format.record import decode_record, places
 from taskq.log.journal.journal import Journal
 from tests.log.world import Process
 
-_SPILLED: Final = int(Flag.SPILLED)
 _DONE_KINDS: Final = (
     Kind.CLAIMED, Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
     Kind.EXTENDED, Kind.CANCEL_ASKED,
@@ -39,7 +36,6 @@ class Scan:
         births: jobs that an ENQUEUED record brought into being.
         steps: (lsn, step) of the clock.
         times: (first lsn, time) of each frame.
-        keys, spilled: hashes by segment.
     """
 
     records: dict[int, bytes] = field(default_factory=dict)
@@ -47,46 +43,27 @@ class Scan:
     births: set[int] = field(default_factory=set)
     steps: list[tuple[int, int]] = field(default_factory=list)
     times: list[tuple[int, int]] = field(default_factory=list)
-    keys: dict[int, set[int]] = field(default_factory=dict)
-    spilled: dict[int, set[bytes]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, journal: Journal) -> Scan:
         """Walk from the start to the known end."""
         scan = cls()
-        for base, item in journal.frames(journal.start()):
+        for _, item in journal.frames(journal.start()):
             assert not isinstance(item, Gap)
-            segment = journal.files.segment_at(base)
             scan.times.append((item.header.first_lsn, item.header.time_ns))
             for lsn, at, length in places(item):
-                scan._add(segment, lsn, item.data[at : at + length])
+                scan._add(lsn, item.data[at : at + length])
         return scan
 
-    def _add(self, segment: int, lsn: int, data: bytes) -> None:
+    def _add(self, lsn: int, data: bytes) -> None:
         record = decode_record(data, lsn, 0, 0)
         self.records[lsn] = data
         if record.kind == Kind.ENQUEUED:
             self.births.add(lsn)
-            self._note_enqueued(segment, record)
-            self._note_spilled(segment, record.flags, record.body)
         elif record.kind in OF_JOBS:
             self.about.setdefault(record.job, []).append(lsn)
-            if record.carried is None:
-                self._note_spilled(segment, record.flags, record.body)
         elif record.kind == Kind.CLOCK:
             self.steps.append((lsn, record.step_ns))
-        if record.carried is not None:
-            self._note_enqueued(segment, record)
-            self._note_spilled(segment, record.body_flags, record.body)
-            self._note_spilled(segment, record.flags, record.carried.body)
-
-    def _note_enqueued(self, segment: int, record: LogRecord) -> None:
-        if record.extras is not None and record.extras.key is not None:
-            self.keys.setdefault(segment, set()).add(key_hash(record.queue, record.extras.key))
-
-    def _note_spilled(self, segment: int, flags: int, body: bytes | None) -> None:
-        if flags & _SPILLED and body is not None and len(body) == 40:
-            self.spilled.setdefault(segment, set()).add(body[:32])
 
 
 class Writer:
@@ -135,15 +112,10 @@ class Writer:
     def _body(self) -> bytes:
         return self._draw.choice((b"", b"x", b"y" * self._draw.randrange(200)))
 
-    def _spilled(self) -> bytes:
-        return hashlib.sha256(bytes((self._draw.randrange(9),))).digest() + bytes(8)
-
     def _enqueued(self, extras: Extras, lsn: int) -> bytes:
-        flags, body = 0, self._body()
-        if self._draw.random() < 0.1:
-            flags, body = _SPILLED, self._spilled()
+        body = self._body()
         options = encode_extras(extras, 10**18)
-        tail = codec.enqueue_tail(5, flags | 1, 3, 4, 2, b"mailto", options)
+        tail = codec.enqueue_tail(5, 1, 3, 4, 2, b"mailto", options)
         return codec.encode_checked(tail, body, lsn)
 
     def _plain(self) -> bytes:
@@ -156,11 +128,7 @@ class Writer:
     def _done(self) -> bytes:
         kind = self._draw.choice(_DONE_KINDS)
         body = self._draw.choice((None, None, self._body()))
-        data = codec.encode_job(kind, 0, 1, self._job(), 7, body, self._lsn)
-        if kind is Kind.SUCCEEDED and self._draw.random() < 0.2:
-            fixed = codec.JOB.pack(0, kind, 0, 0, _SPILLED | 1, 1, self._job(), 7)
-            data = codec.encode_checked(fixed[4:], self._spilled(), self._lsn)
-        return data
+        return codec.encode_job(kind, 0, 1, self._job(), 7, body, self._lsn)
 
     def _back(self) -> bytes:
         kind = self._draw.choice((Kind.RETRIED, Kind.RELEASED))
@@ -169,9 +137,9 @@ class Writer:
     def _carried(self) -> bytes:
         job, chance = self._job(), self._draw
         born = self._enqueued(Extras(key=b"carried %d" % chance.randrange(9)), job)
-        body, flags = chance.choice(((None, 0), (b"result", 0), (self._spilled(), _SPILLED)))
+        body = chance.choice((None, b"result"))
         state = chance.choice((State.READY, State.SUCCEEDED, State.DEAD))
-        carried = Carried(job, state, born, 10**18, body=body, flags=flags)
+        carried = Carried(job, state, born, 10**18, body=body)
         return encode_carried(
             chance.choice((Kind.CARRIED, Kind.REQUEUED, Kind.EDITED)), carried, self._lsn
         )

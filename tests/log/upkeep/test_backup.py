@@ -57,7 +57,6 @@ def stands(path: Path | str) -> tuple[dict[str, State], int, int]:
         report = reader.verify()
         assert not report.damage
         assert not report.torn_bytes
-        assert not report.files
         jobs = {view.job_id: view.state for view in reader.jobs(None, None, None, 10**6)}
         return jobs, reader.journal.next_lsn, reader.journal.epoch
 
@@ -124,9 +123,9 @@ def test_what_compaction_takes_behind_the_copied_end_is_no_gap(
     assert stands(target)[0] == dict.fromkeys(kept, State.READY)
 
 
-def test_bodies_in_files_bulk_that_waits_and_readers_come_along(tmp_path: Path) -> None:
+def test_bulk_that_waits_and_readers_come_along(tmp_path: Path) -> None:
     data, again = tmp_path / "data", tmp_path / "again"
-    with TaskQ(data, spill=True, upkeep=False) as app:
+    with TaskQ(data, upkeep=False) as app:
         large = "x" * (2 << 20)
         job = app.enqueue_by_name_sync("keep", large)
     run("reader", "seek", "billing", "end", "-d", data)

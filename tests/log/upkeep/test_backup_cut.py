@@ -80,7 +80,6 @@ class Stands(NamedTuple):
     jobs: dict[str, int]
     uploads: int
     readers: dict[str, tuple[int, int]]
-    spilled: int
 
 
 def names(path: Path) -> set[str]:
@@ -90,12 +89,10 @@ def names(path: Path) -> set[str]:
 def stands(path: Path) -> Stands:
     with LogReader.open(str(path)) as reader:
         report = reader.verify()
-        assert (report.damage, report.torn_bytes, report.files) == ((), 0, ())
+        assert (report.damage, report.torn_bytes) == ((), 0)
         jobs = {view.job_id: int(view.state) for view in reader.jobs(None, None, None, 10**6)}
         uploads = reader.stats().uploads
-    return Stands(
-        jobs, uploads, reader_positions(LocalDisk(), str(path)), len(names(path / "spill"))
-    )
+    return Stands(jobs, uploads, reader_positions(LocalDisk(), str(path)))
 
 
 def publish_jobs(path: Path, name: str, count: int) -> None:
@@ -127,7 +124,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A log, a backup of it from before an upload was adopted, and what stands in it and now."""
     tmp_path = tmp_path_factory.mktemp("case")
     data, first = tmp_path / "data", tmp_path / "first"
-    with TaskQ(data, segment_bytes=65_536, spill=True, upkeep=False) as app:
+    with TaskQ(data, segment_bytes=65_536, upkeep=False) as app:
         handles = [app.enqueue_by_name_sync("keep", "x" * 30_000) for _ in range(4)]
         app.enqueue_by_name_sync("keep", "x" * (2 << 20))
         read_up_to(data, 2)

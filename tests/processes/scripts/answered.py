@@ -23,16 +23,16 @@ def lsn_of(job_id: str) -> str:
 
 
 async def put(log: TaskLog, note: int, seed: int, rounds: int) -> None:
-    """Small payloads, several at once, and now and then one that gets a file of its own."""
+    """Small payloads, several at once, and now and then a large one."""
     chance = random.Random(seed)
     for number in range(rounds):
         size = 1_100_000 if number % 20 == seed else chance.randrange(2_000)
         mark = f"<{seed}:{number}>"
         body = mark.encode() + chance.randbytes(size)
         if number % 3:
-            ids = [await log.put(body, spill=True)]
+            ids = [await log.put(body)]
         else:
-            ids = await log.put_many([Put(payload=body, spill=True)] * 3)
+            ids = await log.put_many([Put(payload=body)] * 3)
         digest = hashlib.sha256(body).hexdigest()
         for job_id in ids:
             os.write(note, f"put {lsn_of(job_id)} {digest} {mark}\n".encode())

@@ -30,7 +30,7 @@ async def use(path: Path, *, hold: bool) -> None:
     async with TaskLog.open(path, **options) as log:  # type: ignore[arg-type]
         for _ in range(3):
             await log.put(os.urandom(_SEGMENT_BYTES))
-        await log.put(os.urandom(2**20 + 1), spill=True, key=os.urandom(8))
+        await log.put(os.urandom(2**20 + 1), key=os.urandom(8))
         (delivery,) = await log.claim(wait=10)
         store = log._connection.store()
         store.progress.tell(log, 1, 1, ProgressView(0.5, "half", 0))

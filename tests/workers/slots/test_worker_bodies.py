@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import struct
 import sys
-import threading
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from taskq import QueuePolicy, State, TaskQ, current_job, retry
-from taskq.core.errors import AppendFailed, ResultGone, SpillMissing
+from taskq import QueuePolicy, TaskQ, current_job, retry
+from taskq.core.errors import ResultGone
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import JobView
 from taskq.errors import JobFailed
 from taskq.extras import install_line
 from taskq.log.format.bodies import compress
-from taskq.log.segments.spill import Spill
 from taskq.log.store.port import LoopPort
 from taskq_workers.slots import outcomes
 from tests.workers.fakes import FakeApp
@@ -66,42 +65,6 @@ async def test_a_bomb_ends_as_a_dead_letter_at_once(app: TaskQ) -> None:
         for job in (honest, other):
             port = app.store().port()
             assert (await seen(port, job.lsn)).attempt == 1
-
-
-async def test_a_job_whose_file_is_gone_is_dead_and_says_which(app: TaskQ) -> None:
-    @app.task(spill=True, retry=retry.fixed(5, delay=0))
-    async def length(text: str) -> int:
-        return len(text)
-
-    async with app:
-        job = await length.enqueue(DENSE)
-        (file,) = (app.data_dir / "spill").iterdir()
-        file.unlink()
-        async with app.worker():
-            with pytest.raises(JobFailed, match=f"SpillMissing: {file} is missing, and held the"):
-                await job.result(SECONDS)
-        assert await job.status() is State.DEAD
-
-
-async def test_a_large_payload_is_read_off_the_event_loop(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[int] = []
-    real = Spill.get
-
-    def get(spill: Spill, stored: bytes, what: str) -> bytes:
-        threads.append(threading.get_ident())
-        return real(spill, stored, what)
-
-    @app.task(spill=True)
-    async def length(text: str) -> int:
-        return len(text)
-
-    monkeypatch.setattr(Spill, "get", get)
-    async with app, app.worker():
-        assert await (await length.enqueue(DENSE)).result(SECONDS) == len(DENSE)
-    assert len(threads) == 1
-    assert threading.get_ident() not in threads
 
 
 async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
@@ -193,66 +156,43 @@ async def test_results_are_stored_as_their_task_queue_or_log_says(tmp_path: Path
             await quiet.result(SECONDS)
 
 
-async def test_jobs_that_join_a_success_may_be_large(app: TaskQ) -> None:
-    """Their payloads go to files before the success that brings them is written."""
+async def test_results_of_the_largest_size_that_come_at_once_are_all_kept(app: TaskQ) -> None:
+    """Together they are more than one frame of the log holds."""
+    together = asyncio.Barrier(5)
 
-    @app.task(spill=True)
+    @app.task
+    async def same(text: str) -> str:
+        await together.wait()
+        return text
+
+    largest = "x" * (PAYLOAD_BYTES_MAX - len('{"text":""}'))
+    async with app, app.worker(concurrency=5):
+        texts = (largest, "a", largest, largest, "b")
+        jobs = [await same.enqueue(text) for text in texts]
+        assert [await job.result(SECONDS) for job in jobs] == list(texts)
+
+
+async def test_a_success_may_bring_a_large_result_and_large_jobs(app: TaskQ) -> None:
+    """Compressed or as given; one that is too large is refused with a way out."""
+
+    @app.task
     async def length(text: str) -> int:
         return len(text)
 
     @app.task
-    async def parent() -> None:
-        children.append(current_job().enqueue(length.call(DENSE)))
+    async def parent() -> str:
+        children.append(current_job().enqueue(length.call(large)))
         children.append(current_job().enqueue(length.options(compress="zlib").call(TEXT)))
-        with pytest.raises(ValueError, match="allow it with spill=True"):
-            current_job().enqueue(length.options(spill=True).call(DENSE).options(spill=False))
+        with pytest.raises(ValueError, match="put the data into a file and pass its path"):
+            length.call("x" * PAYLOAD_BYTES_MAX)
+        return large
 
     children: list[Any] = []
+    large = "y" * (PAYLOAD_BYTES_MAX - 1_000)
     async with app, app.worker():
-        await (await parent.enqueue()).result(SECONDS)
+        assert await (await parent.enqueue()).result(SECONDS) == large
         results = [await child.handle.result(SECONDS) for child in children]
-        assert results == [len(DENSE), len(TEXT)]
+        assert results == [len(large), len(TEXT)]
         port = app.store().port()
         flags = [(await seen(port, child.handle.lsn)).payload_flags for child in children]
-        assert flags == [Flag.SPILLED, Flag.ZLIB]
-
-
-async def test_a_large_result_waits_for_a_full_disk_and_runs_its_job_once(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, refusals, runs = Spill.put, [1, 2], []
-
-    def put(spill: Spill, body: bytes, *rest: Any) -> bytes:
-        if refusals:
-            refusals.pop()
-            raise AppendFailed(spill.path, OSError(28, "No space left on device"))
-        return real(spill, body, *rest)
-
-    @app.task(spill=True)
-    async def large() -> str:
-        runs.append(1)
-        return DENSE
-
-    async def no_sleep(_: float) -> None: ...
-
-    monkeypatch.setattr(Spill, "put", put)
-    monkeypatch.setattr("taskq_workers.slots.storing.asyncio.sleep", no_sleep)
-    async with app, app.worker():
-        assert await (await large.enqueue()).result(SECONDS) == DENSE
-    assert (runs, refusals) == ([1], [])
-
-
-async def test_a_result_whose_file_was_collected_before_its_record_runs_its_job_again(
-    fake: FakeApp,
-) -> None:
-    """A worker that could not reach its log for an hour must not settle with a name of nothing."""
-
-    @fake.task
-    async def work() -> int:
-        return 1
-
-    fake.fake.refuse = lambda item: SpillMissing("gone") if item.kind is Kind.SUCCEEDED else None
-    async with fake.worker(concurrency=1):
-        fake.put(work)
-        (settled,) = await fake.fake.settlements(1)
-    assert (settled.kind, settled.cause) == (Kind.RELEASED, Cause.DRAIN)
+        assert flags == [0, Flag.ZLIB]

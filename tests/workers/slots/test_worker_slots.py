@@ -399,13 +399,13 @@ async def test_a_result_that_cannot_be_kept_ends_the_job_with_a_reason(fake: Fak
 
     @fake.task
     async def large() -> str:
-        return "x" * 2_000_000
+        return "x" * 17_000_000
 
     @fake.task
     def forgot() -> Any:
         return checkpoint()
 
-    for task, words in ((opaque, b"object"), (large, b"2000002 bytes"), (forgot, b"async def")):
+    for task, words in ((opaque, b"object"), (large, b"17000002 bytes"), (forgot, b"async def")):
         fake.fake.settled.clear()
         settled = await settle_one(fake, task)
         assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)

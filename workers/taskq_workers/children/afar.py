@@ -40,9 +40,8 @@ def succeeded(
 ) -> Ended:
     """Return the end of a job that returned: its result, and the jobs that join its success."""
     delivery, packer = job.delivery, job.app.connection.packer
-    limit = packer.bodies.limit(task.result_packing(delivery.queue))
     try:
-        body = task.encode_result(value, limit)
+        body = task.encode_result(value)
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
         return ended(number, settle_bad_result(task, delivery, value, error), seconds)
     children = tuple(packer.loose(pending.call) for pending, *_ in job.children or ())

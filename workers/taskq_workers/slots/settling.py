@@ -13,17 +13,17 @@ from taskq.errors import (
     AppendFailed,
     DuplicateKey,
     LogLocked,
-    SpillMissing,
     StaleDelivery,
     TaskqError,
     UsageError,
 )
+from taskq.values import PAYLOAD_BYTES_MAX
 from taskq_workers.slots.outcomes import reject, release, settle_failure
 from taskq_workers.slots.pace import Pause
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from taskq import JobContext
     from taskq.engine import Duplicate, LoopPort
@@ -123,8 +123,8 @@ class Settler:
                 self._port.succeed_soon(successes, self._on_error)
             if parents:
                 items = self._settle_parents(items, parents)
-            if items:
-                self._port.settle_soon(items, self._on_error)
+            for part in _parts(items):
+                self._port.settle_soon(part, self._on_error)
         except TaskqError as error:
             for outcome in [*map(settled, successes), *items]:
                 self._on_error(outcome, error)
@@ -152,10 +152,11 @@ class Settler:
     async def _settle_what_is_left(self) -> None:
         items = self.surrender()
         self._count(items)
-        for settlement, answer in zip(items, await self._port.settle(items), strict=True):
-            if isinstance(answer, TaskqError):
-                self.ended[settlement.kind] -= 1
-                self._report(settlement, answer)
+        for part in _parts(items):
+            for settlement, answer in zip(part, await self._port.settle(part), strict=True):
+                if isinstance(answer, TaskqError):
+                    self.ended[settlement.kind] -= 1
+                    self._report(settlement, answer)
 
     def _tell(self, items: list[Settlement]) -> None:
         for observer in self.observers:
@@ -205,11 +206,7 @@ class Settler:
 
     def _on_error(self, settlement: Settlement, error: TaskqError) -> None:
         self.ended[settlement.kind] -= 1
-        if isinstance(error, SpillMissing):
-            # What it names was collected while it waited for the log for an hour: run it again.
-            _log.warning("job %s runs again: %s", settlement.delivery.job_id, error)
-            self.add(release(settlement.delivery))
-        elif isinstance(error, UsageError) and settlement.kind is not kinds.DEATH:
+        if isinstance(error, UsageError) and settlement.kind is not kinds.DEATH:
             # Its result or its children do not fit the log: no attempt would change that.
             self.add(reject(settlement.delivery, f"{type(error).__name__}: {error}"))
         elif isinstance(error, PASSING):
@@ -240,3 +237,16 @@ class Settler:
         self.refused -= len(items)
         self.outcomes += items
         self.flush()
+
+
+def _parts(items: list[Settlement]) -> Iterator[list[Settlement]]:
+    """Split outcomes into requests: one frame holds a few of the largest results."""
+    start = size = 0
+    for number, (_, _, body, _, _, children, _, lines) in enumerate(items):
+        own = len(body or b"") + len(lines) + sum(len(child[1]) for child in children)
+        if size + own > PAYLOAD_BYTES_MAX and number > start:
+            yield items[start:number]
+            start, size = number, 0
+        size += own
+    if items:
+        yield items[start:]

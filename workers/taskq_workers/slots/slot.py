@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _SUCCESS: Final = kinds.SUCCESS
 _FLAGS_AT: Final = 8
 #: Payloads that are not simply what the record holds.
-_OPENED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.SPILLED | Flag.FLOW)
+_OPENED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.FLOW)
 #: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 LEFT_BY_C: Final = _OPENED | _TIED

@@ -52,9 +52,8 @@ async def _settled(
     problem = None if steps is None else steps.problem()
     if problem is not None:
         return await unwound(job, settle_failure(task, delivery, problem))
-    packing = task.result_packing(delivery.queue)
     try:
-        body = task.encode_result(value, connection.packer.bodies.limit(packing))
+        body = task.encode_result(value)
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
         return settle_bad_result(task, delivery, value, error)
     loose = [connection.packer.loose(pending.call) for pending, *_ in job.children or ()]

@@ -52,7 +52,6 @@ class Allowance:
     Attributes:
         metered: what of the network is metered, and bears no more than a day's volume; "" if
             nothing is, or all may go nevertheless.
-        owes_bodies: whether files beside the log were held back.
         part_bytes: what the hub, or a proxy before it, takes at a time.
     """
 
@@ -72,7 +71,7 @@ class Allowance:
         self._looked = -LOOK_SECONDS
         self._path = ""
         self._since = self._used = 0.0
-        self.metered, self.owes_bodies = "", False
+        self.metered = ""
 
     async def look(self) -> None:
         """Look whether anything may be sent, unless that was done just now.
@@ -96,7 +95,6 @@ class Allowance:
         self._path, known = path, last_note(path)
         self._since, self._used = known.get("since", 0.0), known.get("used", 0.0)
         self.part_bytes = known.get("part_bytes", {}).get(self._url, sys.maxsize)
-        self.owes_bodies = known.get("owes_bodies", False)
 
     def check(self, need: int) -> None:
         """Have so many bytes left on a metered line.
@@ -138,11 +136,6 @@ class Allowance:
         self.part_bytes = size
         if self._path:
             note(self._path, part_bytes={self._url: size})
-
-    def owe_bodies(self, owes: bool) -> None:
-        """Note whether files beside the log were held back."""
-        self.owes_bodies = owes
-        note(self._path, owes_bodies=owes)
 
 
 def note(path: str, **values: Any) -> None:

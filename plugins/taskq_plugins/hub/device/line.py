@@ -29,11 +29,11 @@ from taskq.hooks import HubSettings
 from taskq_plugins.hub.device.allowance import Allowance, HubWaits
 from taskq_plugins.hub.messages import (
     NOWHERE,
+    Again,
     Append,
     Enrol,
     Question,
     Refused,
-    SpillPart,
     Sync,
     Trouble,
 )
@@ -54,7 +54,7 @@ _FAST_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 10.0
 #: Each has the line's time-out for itself.
 _PIECE_BYTES: Final = 256 * 1024
-#: The largest is a stretch of a segment or of a file beside it.
+#: The largest is a stretch of a segment.
 _ANSWER_BYTES_MAX: Final = 64 * 2**20
 _CONNECT_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 60.0
@@ -332,7 +332,7 @@ class Line:
                 asked, grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
             )
         method, path, headers, body = carried(asked)
-        size = len(asked.data) if isinstance(asked, Append | SpillPart) else 0
+        size = len(asked.data) if isinstance(asked, Append | Again) else 0
         is_part, most = bool(size), self.part_bytes()
         if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
             packed = zlib.compress(body, 1)

@@ -156,9 +156,7 @@ class Push:
         """Send what the hub lacks."""
         log, synced, at = self._log, self._synced, self._synced.at
         again = log.offered(synced.lacks) if synced.lacks else []
-        if log.sends_bodies and (log.owes_bodies or at.next_lsn < log.synced_lsn):
-            again += log.bodies()  # some were held back, or the hub was set back
-        if again and not await self._send_bodies(again):
+        if again and not await self._send_again(again):
             return False
         behind = at
         if verdict is Verdict.MOVED:  # what is left of the segment is a prefix of the hub's
@@ -172,26 +170,19 @@ class Push:
             behind, is_done = Border(log.next_segment(behind.segment)), False
         return True
 
-    async def _send_bodies(self, names: list[str]) -> bool:
-        """Send those of these files that the hub lacks."""
+    async def _send_again(self, names: list[str]) -> bool:
+        """Send segments that the hub lacks, by their SHA-256."""
         ids = self._synced.session, self._log_id
-        for at in range(0, len(names), messages.SPILL_MAX):
-            asked = tuple(names[at : at + messages.SPILL_MAX])
-            answer = await self._ask(messages.SpillAsk(*ids, asked))
-            if not isinstance(answer, Missing):
-                return False
-            for name, had in answer.files:
-                offset, is_on = had, True
-                while is_on:
-                    part = self._log.body_part(name, offset, self._part_bytes())
-                    if part is None:
-                        break
-                    answer = await self._ask(messages.SpillPart(*ids, name, offset, *part))
-                    if not isinstance(answer, Missing):
-                        return False
-                    # One that is not what it is called is asked for from its start, and left.
-                    is_on = bool(answer.files) and answer.files[0][1] > offset
-                    offset = answer.files[0][1] if is_on else 0
+        for name in names:
+            offset, is_on = 0, True
+            while is_on:
+                part = self._log.segment_part(name, offset, self._part_bytes())
+                answer = await self._ask(messages.Again(*ids, name, offset, *part))
+                if not isinstance(answer, Missing):
+                    return False
+                # One that is not what it is called is asked for from its start, and left.
+                is_on = bool(answer.files) and answer.files[0][1] > offset
+                offset = answer.files[0][1] if is_on else 0
         return True
 
     async def _send_segment(self, behind: Border) -> bool:
@@ -204,10 +195,6 @@ class Push:
                 data, following = part.result() if part else log.part(behind, self._part_bytes())
                 if part and len(data) > self._part_bytes():  # what may go has become less
                     data, following = log.part(behind, self._part_bytes())
-                # Before the records that name them, so that none is ever there without its body.
-                names = log.bodies_named(behind, following) if log.sends_bodies else []
-                if names and not await self._send_bodies(names):
-                    return False
                 if hashed is not None:
                     ahead.submit(hashed.update, data)
                 if following.offset < end.offset:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from taskq_plugins.hub.messages import Append, Missing, SpillPart, Stored
+from taskq_plugins.hub.messages import Again, Append, Missing, Stored
 from taskq_plugins.hub.wire import PACKED, PROTOCOL, OtherProtocol, delivered
 
 if TYPE_CHECKING:
@@ -115,12 +115,12 @@ class Intake:
         except (ValueError, zlib.error) as error:
             raise HTTPException(400, f"that is no request of protocol {PROTOCOL}") from error
         self._asked = asked
-        if isinstance(asked, SpillPart) and not is_last:
+        if isinstance(asked, Again) and not is_last:
             return replace(asked, is_last=False)
         return asked
 
     def _read(self, data: bytes) -> Asked | Enrol:
-        if isinstance(self._asked, Append | SpillPart):
+        if isinstance(self._asked, Append | Again):
             return replace(self._asked, data=data)
         request = self._request
         asked = delivered(request.method, request.url.path, request.headers, data)
@@ -137,7 +137,7 @@ class Intake:
                 self._rest = asked.data[at.offset - behind.offset :]
                 self._asked = replace(asked, behind=at)
             return True
-        if isinstance(asked, SpillPart) and isinstance(answer, Missing):
+        if isinstance(asked, Again) and isinstance(answer, Missing):
             offset = asked.offset + len(asked.data)
             self._asked = replace(asked, offset=offset)
             return answer.files == ((asked.name, offset),)

@@ -32,7 +32,6 @@ _READS: Final = {
     "/v1/logs/{log_id}/identity": JSON,
     "/v1/logs/{log_id}/segments": JSON,
     "/v1/logs/{log_id}/segments/{segment}": _BYTES,
-    "/v1/logs/{log_id}/spill/{name}": _BYTES,
 }
 _HEADERS: Final = (
     "Taskq-Session", "Upload-Offset", "Taskq-Stem", "Upload-Complete", "Repr-Digest",

@@ -1,4 +1,4 @@
-"""What a hub has of a device, for the device to read: its logs, their segments, files beside them.
+"""What a hub has of a device, for the device to read: its logs and their segments.
 
 Only what is durable is told of, and what is told of may be read in pieces. A segment's strong ETag
 is its SHA-256 once it is sealed.
@@ -16,15 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from taskq.engine import PatientDisk
-from taskq_plugins.hub.kept import IDENTITY, LOG, SPILL, Kept, kept
+from taskq_plugins.hub.kept import IDENTITY, LOG, Kept, kept
 from taskq_plugins.hub.wire import ID, JSON
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_PATH: Final = re.compile(
-    rf"/v1/logs(?:/({ID})/(segments|identity|(?:segments/[0-9]{{20}}|spill/[0-9a-f]{{64}})))?\Z"
-)
+_PATH: Final = re.compile(rf"/v1/logs(?:/({ID})/(segments|identity|segments/[0-9]{{20}}))?\Z")
 _BYTES: Final = "application/octet-stream"
 
 
@@ -51,8 +49,6 @@ def _found(copy: Kept, what: str, headers: Mapping[str, str]) -> Response:
         return _file(Path(copy.path, IDENTITY), "", headers, JSON)
     if not name:
         return JSONResponse(_listing(copy))
-    if kind == "spill":
-        return _file(Path(copy.path, SPILL, name), name, headers)
     digest = copy.seals.get(int(name), {}).get("sha256", "")
     return _file(Path(copy.path, LOG, f"{name}.log"), digest, headers)
 
@@ -63,8 +59,7 @@ def _listing(copy: Kept) -> dict[str, Any]:
     known = copy.seals
     with copy.files() as files:
         segments = [[lsn, files.size(lsn), known.get(lsn, {}).get("sha256")] for lsn in files.lsns]
-    spill = [[name, copy.size(f"{SPILL}/{name}")] for name in copy.bodies()]
-    return {"segments": segments, "spill": spill, "high_lsn": copy.high_lsn}
+    return {"segments": segments, "high_lsn": copy.high_lsn}
 
 
 def _file(

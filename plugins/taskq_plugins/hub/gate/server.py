@@ -67,8 +67,8 @@ DEVICE_BYTES_MAX: Final = 10 * 2**30
 #: How long the hub has what the log itself does not need any more.
 KEEP_SECONDS: Final = 30 * 86_400.0
 _KEEP_EVERY_SECONDS: Final = 3_600.0
-#: Bodies in memory at a time, 128 MiB of them; one that comes slowly does not become that large.
-_BODIES_MAX: Final = 14
+#: Bodies of over 64 KiB that come at a time; a commit of up to 34 MiB is held until it is whole.
+_BODIES_MAX: Final = 6
 _REQUESTS_MAX: Final = 256
 _OF_DEVICE_MAX: Final = 4
 _THREADS: Final = 16

@@ -14,12 +14,11 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import State
-from taskq.engine import Border, Ended, Flag, Gap, LogRecord, Replica, kinds
+from taskq.engine import Border, Ended, Flag, Gap, LogRecord, kinds
 from taskq.errors import JobNotFound, LogError
-from taskq_plugins.hub.kept import SPILL
 from taskq_plugins.hub.messages import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
 from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
-from taskq_plugins.hub.registry import OUTBOX, Hint
+from taskq_plugins.hub.registry import Hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,7 +36,6 @@ _GIVEN: Final = "given"
 #: Answers of so many parts are remembered, with when they were taken.
 _PARTS_MAX: Final = 32
 _ENDS_BYTES_MAX: Final = 1024 * 1024
-_SPILLED: Final = int(Flag.SPILLED)
 _OWN: Final = frozenset({NONCE, QUEUE, EXPIRES})
 _KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM)
 _TO: Final = TO.encode()
@@ -148,7 +146,7 @@ class Handing:
                 is_ours = known is not None and known.identified == there.identified
                 if known is None or not is_ours or there.number < known.since:
                     del reading.ends[there]  # it ended before, or is none of this outbox
-                elif not end.flags & _SPILLED or self._fetched(reading.path, end.body or b""):
+                else:
                     ended.append((reading, there, end._replace(job=known.identified.job)))
         if ended:
             self._end((end for _, _, end in ended), device)
@@ -156,19 +154,6 @@ class Handing:
                 reading.ends.pop(there, None)
             waiting = self._look(device)
         return waiting
-
-    def _fetched(self, path: str, body: bytes) -> bool:
-        """Return whether the file of a result is here: as the outbox's own, of the same name."""
-        disk, name = self._disk, Replica.body_file(body, f"a result in {path}")
-        folder = f"{self._path}/{OUTBOX}/{SPILL}"
-        if disk.status(f"{folder}/{name}") is None:
-            if disk.status(f"{path}/{SPILL}/{name}") is None:
-                return False
-            disk.make_directory(folder)
-            disk.link(f"{path}/{SPILL}/{name}", f"{folder}/{name}")
-            disk.sync_directory(folder)
-            disk.sync_directory(folder.rpartition("/")[0])
-        return True
 
     def _end(self, ends: Iterable[Ended], device: str = "") -> None:
         """End jobs; of those that a device ended it bears the words."""

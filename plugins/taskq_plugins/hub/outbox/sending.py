@@ -198,7 +198,7 @@ class Group:
 
         Raises:
             UsageError: it is no call, has a concurrency key, or the group has no member.
-            PayloadTooLarge: the calls together are over 8 MiB.
+            PayloadTooLarge: the calls together are over 17 MiB.
             LogError: the outbox cannot be written.
         """
         devices = await off_loop(lambda: self.devices)
@@ -275,7 +275,7 @@ def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
     if chosen.expires_ns:
         begin = 0 if chosen.expires_is_wall else time.time_ns()
         own[EXPIRES] = str(begin + chosen.expires_ns)
-    return call.options(queue=f"{TO}{device}", expires=None, spill=False, headers=own)
+    return call.options(queue=f"{TO}{device}", expires=None, headers=own)
 
 
 def _waiting_for(hub: Path, device: str) -> list[str]:

@@ -11,7 +11,6 @@ from taskq.engine import Extras, Flag
 from taskq.errors import TaskqError, UsageError
 from taskq.hooks import Options
 from taskq.reading.replay import REPLAY_HEADER
-from taskq.values import PAYLOAD_BYTES_MAX
 from taskq.views import SETTLED_STATES
 from taskq_plugins.spark.closed import chosen
 from taskq_plugins.spark.sink.encoding import Entries
@@ -143,10 +142,6 @@ def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
         raise UsageError(
             "its payload was too large for the lake: use taskq replay there, or fill a lake with "
             "run --payloads full"
-        )
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        raise UsageError(
-            f"its payload of {len(payload)} bytes is in a file of its own: use taskq replay there"
         )
     # Neither its due time nor its end nor its key: those were the old job's.
     headers = {**dict(row["headers"] or ()), REPLAY_HEADER: row["job_id"]}

@@ -217,4 +217,5 @@ def check_payload(task: str, size: int) -> None:
         PayloadTooLarge: it is.
     """
     if size > PAYLOAD_BYTES_MAX:
-        raise PayloadTooLarge(f"{task or 'a job'}: the payload", size, PAYLOAD_BYTES_MAX)
+        remedy = "put the data into a file and pass its path"
+        raise PayloadTooLarge(f"{task or 'a job'}: the payload", size, PAYLOAD_BYTES_MAX, remedy)
