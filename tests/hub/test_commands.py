@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from taskq import TaskLog
+from taskq import Shards, TaskLog, TaskQ
 from taskq.engine import LogReader
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.hub.copies import Copies
@@ -23,6 +23,8 @@ from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import run as _run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.hub.place import Place
 
 
@@ -175,6 +177,16 @@ def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
     assert _run("sync", log, "--url", "https://hub.example").exit_code == 2
     assert _run("sync", log, "--to", stick).exit_code == 0
     assert list(stick.rglob("*.log"))
+
+
+def test_each_shard_below_a_root_is_sent(tmp_path: Path) -> None:
+    with TaskQ(shards=Shards(tmp_path / "root", prefix="jobs", bits=1)) as app:
+        for number in range(20):
+            app.enqueue_sync(app.call_by_name("t", number).options(key=str(number)))
+    logs = [path.name for path in (tmp_path / "root").glob("jobs*")]
+    result = _run("sync", tmp_path / "root", "--to", tmp_path / "stick")
+    assert result.exit_code == 0, result.output
+    assert len(list((tmp_path / "stick").glob("devices/*/*/taskq.json"))) == len(logs)
 
 
 def test_a_stick_has_the_device_by_the_name_that_the_hub_gave_it(place: Place) -> None:

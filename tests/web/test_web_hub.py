@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from taskq.engine import LogReader
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.web.door import ENTRY, Place
 from taskq_plugins.web.keys import Keys
@@ -53,5 +54,13 @@ async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> 
             assert 'method="post"' not in answer.text
             assert '<a href="/">All devices</a>' in answer.text
             assert "taskq worker" not in answer.text
+        with LogReader.open(str(place.copy)) as reader:
+            job = reader.jobs(None, None, None, 1)[0].job_id
+        assert 'action="/find"' in page
+        found = await client.get("/find", params={"q": job}, follow_redirects=True)
+        assert (found.status_code, f"jobs/{job}" in str(found.url)) == (200, True)
+        assert (await client.get(f"{link[1]}api/jobs/{job}")).status_code == 200
+        for lost in ("", "00000000-1", f"{job}9", "../x"):
+            assert (await client.get("/find", params={"q": lost})).status_code == 404
         for path in (f"/logs/{DEVICE}/x/", "/logs/..%2f../x/", "/logs/edge-9/x/"):
             assert (await client.get(path)).status_code == 404

@@ -146,6 +146,7 @@ class Door:
         except Problem as problem:
             await self._refuse(scope, problem)(scope, receive, send_guarded)
             return
+        scope["path_params"] = {}  # of an address that the page is mounted at: no question's
         hides = by == "person" and not self._place.show_secrets
         scope.setdefault("state", {}).update(by=by, hides=hides)
         await self._inner(scope, _bounded(receive), send_guarded)

@@ -13,7 +13,7 @@ import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, RedirectResponse
 from starlette.routing import Mount, Route
 
 from taskq.engine import LogReader
@@ -94,6 +94,7 @@ Standing: TypeAlias = "Callable[[], dict[str, dict[str, Any]]]"
 
 #: A device that was not heard of for so long is late.
 _LATE_NS: Final = 3_600 * SECOND_NS
+_ID_CHARACTERS_MAX: Final = 80
 #: A clock that is wrong by more is worth a word.
 _SKEW_NS: Final = SECOND_NS
 
@@ -138,6 +139,14 @@ def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
             "hub.html", root_of(request.scope), devices=known, pages=links, is_live=True
         )
 
+    async def find(request: Request) -> Response:
+        text = request.query_params.get("q", "").strip()[:_ID_CHARACTERS_MAX]
+        names = await anyio.to_thread.run_sync(_log_with, path, text)
+        if names is None:
+            raise Problem(HTTPStatus.NOT_FOUND, f"no device has job {text!r}: give its whole id")
+        device, log_id = names
+        return RedirectResponse(f"{root_of(request.scope)}/logs/{device}/{log_id}/jobs/{text}")
+
     async def log(scope: Scope, receive: Receive, send: Send) -> None:
         names = scope["path_params"]["device"], scope["path_params"]["log"]
         if names not in await anyio.to_thread.run_sync(_logs, path):
@@ -149,7 +158,8 @@ def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
 
     inner = Starlette(
         routes=[
-            Route("/", devices), Route(ENTRY, pages.enter), Route("/static/{name}", pages.file),
+            Route("/", devices), Route("/find", find),
+            Route(ENTRY, pages.enter), Route("/static/{name}", pages.file),
             Mount("/logs/{device}/{log}", log),
         ],
         exception_handlers=dict.fromkeys(_ERRORS, refuse_error),
@@ -162,6 +172,20 @@ def _logs(hub: str) -> set[tuple[str, str]]:
     return {
         (file.parts[-3], file.parts[-2]) for file in Path(hub, "devices").glob("*/*/taskq.json")
     }
+
+
+def _log_with(hub: str, job_id: str) -> tuple[str, str] | None:
+    """Return the log of a hub that has a job; None if none has."""
+    tag = job_id.rpartition("-")[0]
+    for device, log_id in sorted(_logs(hub)):
+        if tag and log_id.startswith(tag):
+            with (
+                contextlib.suppress(TaskqError),
+                LogReader.open(str(Path(hub, "devices", device, log_id))) as reader,
+            ):
+                reader.find_job(job_id)
+                return device, log_id
+    return None
 
 
 def _problem(error: Exception) -> Problem:
