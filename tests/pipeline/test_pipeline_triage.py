@@ -107,7 +107,7 @@ def test_the_command_tells_it_to_people(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].startswith("3 kinds of failure, 3 new since ")
     assert lines[2] == "1. NEW app.send: ValueError: <n>"
-    assert lines[3].startswith("   1000 failed attempts, 3 dead of 40 jobs, on 1 device, last ")
+    assert lines[3].startswith("   1000 failed attempts, 3 dead of 40 jobs, on d1 alone, last ")
     assert lines[4] == "   for example 0123abcd-7 of d1: ValueError: 7"
     assert lines[-1] == "and 1 more kind; --limit shows more"
 

@@ -234,10 +234,12 @@ def _print_finding(finding: Finding, rank: int, lake: Path | str, now_ns: int) -
     click.echo(f"{rank}.{marks} {title}")
     grown = f" (+{finding.grown:,})" if finding.grown else ""
     seen = render.when(_ns(row["last_seen"]), now_ns)
+    several = row["devices"] != 1
+    where = count_of(row["devices"], "device") if several else f"{row['example_device']} alone"
     render.echo(
         f"   {count_of(row['failed_attempts'], 'failed attempt')}{grown}, "
         f"{row['dead_jobs']:,} dead of {count_of(row['jobs'], 'job')}, "
-        f"on {count_of(row['devices'], 'device')}, last {seen}"
+        f"on {where}, last {seen}"
     )
     if row["poison_jobs"]:
         dead = f"{row['poison_jobs']:,} of the dead"

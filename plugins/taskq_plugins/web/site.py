@@ -117,22 +117,8 @@ def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
     async def refuse_error(request: Request, error: Exception) -> Response:
         return refuse(request.scope, _problem(error))
 
-    def rows() -> list[dict[str, Any]]:
-        now_ns, logs = time.time_ns(), _logs(path)
-        return [
-            {
-                "device": device,
-                "logs": [log for owner, log in logs if owner == device],
-                "is_late": facts["state"] == "active"
-                and now_ns - (facts.get("heard_ns") or facts.get("enrolled_ns") or 0) > _LATE_NS,
-                "skew_ns": skew if abs(skew := facts.get("clock_ns", 0)) > _SKEW_NS else 0,
-                **facts,
-            }
-            for device, facts in standing().items()
-        ]
-
     async def devices(request: Request) -> Response:
-        known = await anyio.to_thread.run_sync(rows)
+        known = await anyio.to_thread.run_sync(_rows, path, standing)
         known.sort(key=lambda row: (not row["is_late"], -row["behind"]))
         links = (("/", "Devices"),)
         return pages.render(
@@ -165,6 +151,21 @@ def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
         exception_handlers=dict.fromkeys(_ERRORS, refuse_error),
     )  # fmt: skip
     return Door(inner, place, keys, refuse)
+
+
+def _rows(path: str, standing: Standing) -> list[dict[str, Any]]:
+    now_ns, logs = time.time_ns(), _logs(path)
+    return [
+        {
+            "device": device,
+            "logs": [log for owner, log in logs if owner == device],
+            "is_late": facts["state"] == "active"
+            and now_ns - (facts.get("heard_ns") or facts.get("enrolled_ns") or 0) > _LATE_NS,
+            "skew_ns": skew if abs(skew := facts.get("clock_ns", 0)) > _SKEW_NS else 0,
+            **facts,
+        }
+        for device, facts in standing().items()
+    ]
 
 
 def _logs(hub: str) -> set[tuple[str, str]]:
