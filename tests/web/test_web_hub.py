@@ -57,8 +57,8 @@ async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> 
         with LogReader.open(str(place.copy)) as reader:
             job = reader.jobs(None, None, None, 1)[0].job_id
         assert 'action="/find"' in page
-        found = await client.get("/find", params={"q": job}, follow_redirects=True)
-        assert (found.status_code, f"jobs/{job}" in str(found.url)) == (200, True)
+        shown = await client.get("/find", params={"q": job}, follow_redirects=True)
+        assert (shown.status_code, f"jobs/{job}" in str(shown.url)) == (200, True)
         assert (await client.get(f"{link[1]}api/jobs/{job}")).status_code == 200
         for lost in ("", "00000000-1", f"{job}9", "../x"):
             assert (await client.get("/find", params={"q": lost})).status_code == 404
