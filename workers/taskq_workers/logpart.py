@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from anyio import CancelScope
 
@@ -24,12 +24,22 @@ if TYPE_CHECKING:
     from taskq.engine import Settlement, Store
     from taskq.views import Serving
     from taskq_workers.gates.gates import Gates
-    from taskq_workers.services.service import Service
     from taskq_workers.slots.hands import FeedHost, Runner
     from taskq_workers.slots.slots import Slots
 
 #: Logs that one worker has at most: each has a thread, and its own files open.
 LOGS_MAX: Final = 1_024
+
+
+class Service(Protocol):
+    """A part beside the jobs: a scheduler, the gates, a listener for cancels."""
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Do its work until it is cancelled.
+
+        What it raises before it called ``task_status.started()`` keeps the worker from starting;
+        what it raises later stops the worker, after its drain. It may end by itself.
+        """
 
 
 class LogPart:

@@ -19,9 +19,9 @@ from taskq.hooks import need_loop
 from taskq.values import checked_queues, whole
 from taskq.views import Serving
 from taskq_workers.gates.gates import Gates
-from taskq_workers.logpart import LogPart, Stranded, parts_of, surrender
+from taskq_workers.logpart import LogPart, Service, Stranded, parts_of, surrender
 from taskq_workers.runs.blame import Keeper, forbid_stop
-from taskq_workers.runs.executors import Executors
+from taskq_workers.runs.executors import Executors, Plans
 from taskq_workers.runs.guards import end_children_of
 from taskq_workers.runs.joblogs import note_jobs
 from taskq_workers.runs.lifespans import LifespanHolder
@@ -35,7 +35,6 @@ from taskq_workers.services.loopwatch import LoopWatch
 from taskq_workers.services.plugins import plug_in
 from taskq_workers.services.strays import StrayWatch, StuckWatch
 from taskq_workers.services.uploads import LastUploads
-from taskq_workers.slots.plans import Plans
 from taskq_workers.slots.rounds import Source
 from taskq_workers.slots.slots import Slots
 
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from taskq.views import Hold
     from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Children
-    from taskq_workers.services.service import Service
     from taskq_workers.slots.hands import Runner
 
 _log: Final = logging.getLogger("taskq.worker")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from taskq import Delivery, Task, TaskQ
     from taskq.engine import LoopPort, Settlement
+    from taskq_workers.runs.executors import Plans
     from taskq_workers.slots.hands import Gatekeeper
-    from taskq_workers.slots.plans import Plans
     from taskq_workers.slots.rounds import Share, Source
 
     Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
