@@ -391,6 +391,7 @@ REASONS = {
     "SparkCrew.wake": "a task for each batch, counted until it is done; and a plain callback",
     "Supervisor.run": "the root of a loop",
     "_Bench._run_async.take_turns": "a job has its context and its cancellation to itself",
+    "_Call.begin": "a thread waits for it, and cancels it if it is interrupted",
     "_in_forked_child": "a plain callback that ends the process, in a child that nothing owns",
     "begin": "what users wrote may be left behind, and is cancelled but once",
     "end": "the loop closes",

@@ -14,13 +14,15 @@ import functools
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from taskq.core.errors import UsageError, no_loop
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine
+
+    from taskq.log.machine.threads import Pending
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,15 +75,58 @@ def need_loop(*who: str) -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine on the thread for such calls; interrupted, it is cancelled."""
-    import asyncio  # noqa: PLC0415 - see the module's docstring
+    """Run a coroutine on the thread for such calls; interrupted, it is cancelled.
 
-    future = asyncio.run_coroutine_threadsafe(coroutine, _Background.current().loop)
+    Raises:
+        UsageError: a finalizer or a signal handler calls in the midst of a commit.
+    """
+    from taskq.log.machine.reports import refuse_inside  # noqa: PLC0415 - see the module's docstring
+    from taskq.log.machine.threads import Pending  # noqa: PLC0415 - likewise
+
     try:
-        return future.result()
-    except BaseException:
-        future.cancel()
+        refuse_inside("a blocking call")
+    except UsageError:
+        coroutine.close()
         raise
+    loop, pending = _Background.current().loop, Pending[R]()
+    call = _Call(coroutine, pending)
+    loop.call_soon_threadsafe(call.begin)
+    try:
+        return pending.result()
+    except BaseException:
+        pending.cancel()
+        loop.call_soon_threadsafe(call.give_up)
+        raise
+
+
+class _Call(Generic[R]):
+    """A coroutine that runs for a thread; all of this on the loop."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, R], pending: Pending[R]) -> None:
+        self._coroutine = coroutine
+        self._pending = pending
+        self._task: asyncio.Task[R] | None = None
+
+    def begin(self) -> None:
+        import asyncio  # noqa: PLC0415 - see the module's docstring
+
+        self._task = asyncio.get_running_loop().create_task(self._coroutine)
+        self._task.add_done_callback(self._hand_back)
+
+    def give_up(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _hand_back(self, task: asyncio.Task[R]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self._pending.done():
+            return
+        if task.cancelled():
+            self._pending.cancel()
+        elif error is not None:
+            self._pending.set_exception(error)
+        else:
+            self._pending.set_result(task.result())
 
 
 def refuse_in_loop(call: str, instead: str) -> None:
@@ -104,7 +149,8 @@ def refuse_in_loop(call: str, instead: str) -> None:
 class _Background:
     """A loop on a daemon thread of its own, started at first use; a forked child starts its own."""
 
-    _lock = threading.Lock()
+    #: reentrant: a signal handler may come while its thread has it
+    _lock = threading.RLock()
     _present: _Background | None = None
 
     def __init__(self) -> None:
@@ -123,7 +169,7 @@ class _Background:
     @classmethod
     def forget(cls) -> None:
         # Its thread does not exist in the child, and may have held the lock in the parent.
-        cls._lock = threading.Lock()
+        cls._lock = threading.RLock()
         cls._present = None
 
 

@@ -99,8 +99,10 @@ class Connection:
         self.refusal = ""
         self.is_routed = False
         self._closed = False
+        #: within ``_lock``, which is reentrant
+        self._is_opening = False
         self._tag = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._opening: Future[Store] | None = None
         _CONNECTIONS.add(self)
 
@@ -197,6 +199,10 @@ class Connection:
 
     def close(self) -> None:
         """Drain and close, blocking until every request is answered. Legal twice."""
+        if self.current is not None:
+            from taskq.log.machine.reports import refuse_inside  # noqa: PLC0415 - it is loaded
+
+            refuse_inside(self.path)
         with self._lock:
             store, self.current = self.current, None
             self._closed = True
@@ -299,6 +305,11 @@ class Connection:
         store = self.current
         if store is not None and store.usable:
             return store
+        if self._is_opening:
+            raise UsageError(
+                f"{self.path}: a signal handler or a finalizer came while its thread opens the "
+                f"log, and would wait for that for ever: enqueue from another thread, or later"
+            )
         if self.refusal:
             raise UsageError(self.refusal)
         if self._closed:
@@ -313,9 +324,15 @@ class Connection:
             )
         _check_threads()
         tracing.look()
+        from taskq.log.machine.reports import refuse_inside  # noqa: PLC0415 - as below
         from taskq.log.store.store import open_store  # noqa: PLC0415 - see the module's docstring
 
-        store = open_store(self.path, self.config)
+        refuse_inside(self.path)
+        self._is_opening = True
+        try:
+            store = open_store(self.path, self.config)
+        finally:
+            self._is_opening = False
         self._tag = store.tag
         self.current = store
         return store
@@ -354,7 +371,7 @@ class Connection:
 
     def _renew_after_fork(self) -> None:
         # A thread of the parent may have held the lock at the fork, and does not exist here.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._opening = None
 
 

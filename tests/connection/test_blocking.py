@@ -167,24 +167,12 @@ def test_an_interrupted_call_cancels_what_it_waits_for() -> None:
         finally:
             cancelled.set()
 
-    class Future:
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
-
-        def result(self) -> None:
-            begun.wait(20)
-            raise Interrupted
-
-        def cancel(self) -> None:
-            self.inner.cancel()
+    def interrupt(*_: object) -> None:
+        begun.wait(20)
+        raise Interrupted
 
     with pytest.MonkeyPatch.context() as patch:
-        start = asyncio.run_coroutine_threadsafe
-        patch.setattr(
-            asyncio,
-            "run_coroutine_threadsafe",
-            lambda coroutine, loop: Future(start(coroutine, loop)),
-        )
+        patch.setattr("taskq.log.machine.threads.Pending.result", interrupt)
         with pytest.raises(Interrupted):
             blocking(wait)()
     assert cancelled.wait(20)

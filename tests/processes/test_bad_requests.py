@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from taskq.core.errors import TaskqError
 from taskq.core.model import Durability, Extras
 from taskq.core.records import Kind
+from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from taskq.log.store.port import ThreadPort
 from tests.processes.harness import Pause, log_records, of_kind, open_here, put
@@ -19,7 +19,7 @@ from tests.processes.harness import Pause, log_records, of_kind, open_here, put
 SPEC = EnqueueSpec()
 
 
-def wrong_requests(port: ThreadPort) -> list[Future[Any]]:
+def wrong_requests(port: ThreadPort) -> list[Pending[Any]]:
     """None of them passes the types, so that each is a bug of its sender."""
     anything: Any = port
     return [
@@ -45,7 +45,7 @@ def test_a_request_that_makes_no_sense_fails_alone(
     pause = Pause(store)
     good = {"before": port.enqueue(SPEC, b"before")}
     wrong = wrong_requests(port)
-    claim: Future[list[Delivery]] = port.claim(ClaimRequest(1))
+    claim: Pending[list[Delivery]] = port.claim(ClaimRequest(1))
     good["after"] = port.enqueue(SPEC, b"after")
     pause.end()
     for future in wrong:
@@ -66,8 +66,8 @@ def test_a_claim_that_makes_no_sense_is_told_so(
     caplog.set_level(logging.CRITICAL, "taskq")
     store = open_here(tmp_path)
     anything: Any = store.thread_port
-    good: Future[list[Delivery]] = anything.claim(ClaimRequest(1, frozenset({"other"})))
-    bad: Future[Any] = anything.claim(ClaimRequest(1, queues=5))  # type: ignore[arg-type]
+    good: Pending[list[Delivery]] = anything.claim(ClaimRequest(1, frozenset({"other"})))
+    bad: Pending[Any] = anything.claim(ClaimRequest(1, queues=5))  # type: ignore[arg-type]
     job = put(store, b"x")
     assert isinstance(bad.exception(1), TaskqError)
     [delivery] = anything.claim(ClaimRequest(1)).result(10)

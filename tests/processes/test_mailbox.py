@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from taskq.core.errors import LogClosed
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import MAILBOX_MAX
+from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from tests.processes.harness import Child, Pause, log_records, of_kind, open_here, put
 
@@ -67,7 +67,7 @@ def test_close_answers_everything(tmp_path: Path) -> None:
     store = open_here(tmp_path, Durability.FSYNC)
     port = store.thread_port
     job = put(store, b"x")
-    held: Future[list[Delivery]] = port.claim(ClaimRequest(1, frozenset({"no such queue"})))
+    held: Pending[list[Delivery]] = port.claim(ClaimRequest(1, frozenset({"no such queue"})))
     outcome = port.outcome(job)
     pause = Pause(store)
     sent = [port.enqueue(SPEC, b"y") for _ in range(1_000)]
@@ -132,7 +132,7 @@ def test_room_is_no_trap_at_the_end(tmp_path: Path) -> None:
     store = open_here(tmp_path)
     port = store.thread_port
     store.close()
-    late: Future[int] = Future()
+    late: Pending[int] = Pending()
     store.mailbox.requests.extend([(0, port, late, None)] * MAILBOX_MAX)
     waiter = threading.Thread(target=port.room, daemon=True)
     waiter.start()
@@ -147,7 +147,7 @@ def test_cancelling_while_answers_come_breaks_nothing(tmp_path: Path) -> None:
     port = store.thread_port
     for _ in range(300):
         job = put(store, b"x")
-        claims: list[Future[list[Delivery]]] = [port.claim(ClaimRequest(1)) for _ in range(8)]
+        claims: list[Pending[list[Delivery]]] = [port.claim(ClaimRequest(1)) for _ in range(8)]
         crossed = [claim for claim in claims if not claim.cancel()]
         if not crossed:
             crossed = [port.claim(ClaimRequest(1))]
@@ -157,7 +157,7 @@ def test_cancelling_while_answers_come_breaks_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-class CancelledInBetween(Future[Any]):
+class CancelledInBetween(Pending[Any]):
     """Its owner cancels it just after the storage thread has seen that it still waits."""
 
     def done(self) -> bool:
@@ -173,7 +173,7 @@ def test_a_claim_cancelled_between_look_and_answer_gives_its_job_back(tmp_path: 
     job = put(store, b"x")
     port._future = CancelledInBetween
     cancelled = port.claim(ClaimRequest(1))
-    port._future = Future
+    port._future = Pending
     [delivery] = port.claim(ClaimRequest(1)).result(10)
     assert cancelled.cancelled()
     assert (delivery.job, delivery.attempt) == (job, 1)

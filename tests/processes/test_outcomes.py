@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
 from taskq.log.commit import waiters as watchers
+from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Outcome, Settlement
 from taskq.log.state.facets import Facets
 from tests.processes.harness import Pause, log_records, of_kind, open_here, put
@@ -34,7 +34,7 @@ def test_an_outcome_that_does_not_read_back_is_told_as_an_error(
     port = store.thread_port
     job = put(store, b"first")
     [delivery] = port.claim(ClaimRequest(1)).result(10)
-    outcome: Future[Outcome] = port.outcome(job)
+    outcome: Pending[Outcome] = port.outcome(job)
     assert port.view(job).result(10)
     pause = Pause(store)
     settled = port.settle([Settlement(Kind.SUCCEEDED, delivery, b"result")])
@@ -67,7 +67,7 @@ def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
 
         patch.setattr(watchers.Outcomes, "add", add_and_fail)
         pause = Pause(store)
-        outcome: Future[Outcome] = port.outcome(job)
+        outcome: Pending[Outcome] = port.outcome(job)
         second = port.enqueue(EnqueueSpec(), b"second")
         pause.end()
         jobs = [job, second.result(10)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.threads import Pending
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
@@ -129,7 +129,7 @@ def test_settlements_and_claims_outlive_a_long_wait(tmp_path: Path) -> None:
     with Child("stop.py", tmp_path, "before") as stopped:
         stopped.expect("inside")
         errors: list[TaskqError] = []
-        claim: Future[list[Delivery]] = port.claim(ClaimRequest(1))
+        claim: Pending[list[Delivery]] = port.claim(ClaimRequest(1))
         port.settle_soon(
             [Settlement(Kind.SUCCEEDED, delivery)], lambda _, error: errors.append(error)
         )
@@ -152,12 +152,12 @@ def test_a_claim_with_a_time_limit_does_not_wait_for_the_lock_for_ever(tmp_path:
     port = store.thread_port
     # The other process has to have started by then.
     moment = store.steady_ns() + 4 * SECOND_NS
-    before: Future[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment))
+    before: Pending[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment))
     port.stats().result(10)
     with Child("stop.py", tmp_path, "before") as stopped:
         stopped.expect("inside")
-        limited: Future[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment))
-        patient: Future[list[Delivery]] = port.claim(ClaimRequest(1))
+        limited: Pending[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment))
+        patient: Pending[list[Delivery]] = port.claim(ClaimRequest(1))
         for claim in (limited, before):
             assert isinstance(claim.exception(4 + PATIENCE_SECONDS), LogLocked)
         assert not patient.done()
@@ -173,18 +173,18 @@ def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Pat
     store = open_impatient(tmp_path)
     port = store.thread_port
     job = put(store, b"first")
-    idle: Future[list[Delivery]] = port.claim(ClaimRequest(1, frozenset({"empty"})))
+    idle: Pending[list[Delivery]] = port.claim(ClaimRequest(1, frozenset({"empty"})))
     outcome = port.outcome(job)
     assert port.view(job).result(10)
     with Child("stop.py", tmp_path, "before") as stopped:
         stopped.expect("inside")
-        claim: Future[list[Delivery]] = port.claim(ClaimRequest(1))
+        claim: Pending[list[Delivery]] = port.claim(ClaimRequest(1))
         sent = [port.enqueue(SPEC, b"refused") for _ in range(3)]
         closer = threading.Thread(target=store.close)
         closer.start()
         closer.join(LIMIT_SECONDS + PATIENCE_SECONDS)
         assert not closer.is_alive()
-        futures: list[Future[Any]] = [*sent, claim, idle, outcome]
+        futures: list[Pending[Any]] = [*sent, claim, idle, outcome]
         for future in futures:
             assert isinstance(future.exception(0), TaskqError)
         stopped.send(signal.SIGCONT)

@@ -7,7 +7,6 @@ disk.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import (
@@ -30,6 +29,7 @@ from taskq.log.decide.context import Batch
 from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
 from taskq.log.machine.ports import INTEREST_GROWTH
+from taskq.log.machine.reports import Reporter
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import Op, Request, Trait, ops_that
 from taskq.log.segments.segments import SegmentGone
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import ClaimRequest
 
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: How often a process looks whether the log's files are still those that it has open, while it
 #: writes nothing; each batch looks by itself.
 LOOK_AROUND_NS: Final = SECOND_NS

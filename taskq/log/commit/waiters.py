@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import JobNotFound, LogFailed
@@ -10,6 +9,7 @@ from taskq.core.model import Durability
 from taskq.log.commit.answers import failure
 from taskq.log.commit.room import was_dropped
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.machine.reports import Reporter
 from taskq.log.requests import Op
 from taskq.log.segments.segments import Extent, SegmentGone
 from taskq.log.state.facets import NO_JOB
@@ -107,7 +107,7 @@ class Growth:
         return hint is not None and hint.failed != 0
 
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 
 
 class Waiters:

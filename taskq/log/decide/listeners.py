@@ -9,11 +9,11 @@ A job that tells of a death is in the frame of that death: both are on disk, or 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from taskq.core.records import Cause
 from taskq.core.values import dataclass
+from taskq.log.machine.reports import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 
 _CAUSES: Final = {
     Cause.EXHAUSTED: "exhausted",

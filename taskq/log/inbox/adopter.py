@@ -9,7 +9,6 @@ the first job of an upload is taken, all of its parts are read and found to be w
 from __future__ import annotations
 
 import functools
-import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
@@ -21,6 +20,7 @@ from taskq.log.format.notes import UploadProgress
 from taskq.log.inbox.directory import Inbox
 from taskq.log.inbox.manifest import Ended, Upload
 from taskq.log.inbox.parts import PartFile, UploadReader
+from taskq.log.machine.reports import Reporter
 from taskq.log.requests import Op
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: How often a process looks for uploads where there were some before, and where there were none;
 #: whoever publishes wakes it besides.
 _LOOK_NS: Final = SECOND_NS

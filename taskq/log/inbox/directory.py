@@ -18,7 +18,6 @@ killed when, and nobody needs its records in the log any more.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +47,7 @@ from taskq.log.inbox.manifest import (
 )
 from taskq.log.machine.door import NotAFile
 from taskq.log.machine.ports import write_all, write_file
+from taskq.log.machine.reports import Reporter
 from taskq.log.segments.identity import check_writable
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from taskq.log.machine.ports import Clock, Disk
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: Uploads that wait at a time; more are refused until somebody adopts some.
 WAITING_MAX: Final = 1_000
 #: Of each stream (``stream@12``) the files in ``done`` of so many batches are kept.

@@ -15,7 +15,6 @@ from there on has other names.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import struct
 import threading
@@ -32,6 +31,7 @@ from taskq.log.journal.syncturn import SyncTurn
 from taskq.log.machine.door import read_file
 from taskq.log.machine.meters import Histogram
 from taskq.log.machine.ports import write_all
+from taskq.log.machine.reports import Reporter
 from taskq.log.segments.identity import check_writable
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from taskq.log.machine.ports import Disk
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 LOCK_FILE: Final = "write.lock"
 _HOLDER: Final = struct.Struct("<II")
 _TAIL: Final = struct.Struct("<IIQQQQQQQQqQQq")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import OutcomeUnknown
@@ -12,6 +11,7 @@ from taskq.core.model import SECOND_NS
 from taskq.log.format import codec
 from taskq.log.machine.meters import SLOW_SYNC_NS
 from taskq.log.machine.ports import write_all
+from taskq.log.machine.reports import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskq.log.machine.ports import Clock, Disk
     from taskq.log.segments.segments import SegmentFiles
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: How soon it is tried again to begin a segment for which no file was to be had.
 _ROTATE_AGAIN_NS: Final = SECOND_NS
 _PEEKS_MAX: Final = 3

@@ -7,7 +7,6 @@ workers start or stop or keep jobs back, is not synced, and counts only while it
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ from taskq.core.rates import Limit, Rate
 from taskq.core.views import Hold, OwnerView, Serving
 from taskq.log.machine.door import read_file, replace_file
 from taskq.log.machine.peers import SERVES, SERVES_NEW, describe_owner, known_owners, owner_alive
+from taskq.log.machine.reports import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,7 +49,7 @@ def limits_read(document: object) -> dict[str, Limit] | None:
     return limits or None
 
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 _BYTES_MAX: Final = 1024 * 1024
 
 

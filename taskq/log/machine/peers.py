@@ -18,7 +18,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import re
 import select
@@ -32,8 +31,9 @@ from typing import Final
 from taskq.core.errors import LogError
 from taskq.log.machine import forks, syscalls
 from taskq.log.machine.door import make_directory, make_pipe, open_file, open_pipe, read_file
+from taskq.log.machine.reports import Reporter
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 _SLOT: Final = struct.Struct("<QB7x")
 _SLOTS_MAX: Final = 4_096
 _SLOTS_USUAL: Final = 64

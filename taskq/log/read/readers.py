@@ -12,7 +12,6 @@ the process.
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 import threading
@@ -24,6 +23,7 @@ from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.log.format.codec import crc32
 from taskq.log.machine.ports import write_all, write_file
+from taskq.log.machine.reports import Reporter
 from taskq.log.segments.identity import read_identity
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from taskq.log.machine.ports import Disk
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: Longest name, in characters and in the bytes of a file's name.
 NAME_CHARACTERS_MAX: Final = 100
 NAME_BYTES_MAX: Final = 200

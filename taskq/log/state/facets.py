@@ -8,7 +8,6 @@ newest snapshot that fits, and what was written since.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from taskq.core.views import Damage, OwnerView
 from taskq.log.format.frames import Gap, segment_name
 from taskq.log.format.record import decode_record
 from taskq.log.machine.owners import owner_views
+from taskq.log.machine.reports import Reporter
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.fold import fold_damaged, fold_frame, fold_steps
 from taskq.log.state.fold_rare import Watch
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: Damage that is kept for people to see; more is only counted.
 DAMAGE_MAX: Final = 1_000
 #: Settled jobs whose outcome is found without a walk.

@@ -17,7 +17,6 @@ takes nothing of that, and whoever moved frames while it was made is noticed (``
 from __future__ import annotations
 
 import contextlib
-import logging
 import struct
 from array import array
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -37,6 +36,7 @@ from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.columns import column, joined, lower_halves, packed, upper_halves
 from taskq.log.format.frames import Cursor
+from taskq.log.machine.reports import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -346,7 +346,7 @@ class Contents:
 
 F = TypeVar("F", Agenda, Dedup)
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 
 
 @dataclass(frozen=True, slots=True)

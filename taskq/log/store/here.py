@@ -21,8 +21,9 @@ from threading import get_ident, main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskq.core.errors import LogError, OutcomeUnknown, UsageError
+from taskq.core.errors import LogError, OutcomeUnknown
 from taskq.log.commit.survey import BatchNeeds
+from taskq.log.machine.reports import inside, refuse_inside
 from taskq.log.requests import Op
 
 if TYPE_CHECKING:
@@ -124,11 +125,7 @@ class Here:
         Raises:
             UsageError: the thread is within a commit, which would wait for itself.
         """
-        if self._lock._is_owned():
-            raise UsageError(
-                f"{self._mailbox.path}: a signal handler or a finalizer came in the midst of a "
-                f"commit and would wait for it for ever: enqueue from another thread, or later"
-            )
+        refuse_inside(self._mailbox.path)
         return request[0] in _OPS and self._commit(request, syncs=True)
 
     def commit_for_loop(self, request: Request) -> bool:
@@ -157,6 +154,7 @@ class Here:
         if not (self._mailbox.asleep and self._lock.acquire(blocking=False) and self._is_free()):
             return False
         needs = BatchNeeds.of([request])
+        inside.add(get_ident())
         self.in_doubt = True
         try:
             is_done = self._try_lock()
@@ -196,6 +194,7 @@ class Here:
 
     def _let_go(self) -> None:
         if self._lock._is_owned():
+            inside.discard(get_ident())
             self._lock.release()
             if self.in_doubt:
                 self._mailbox.wake_up()

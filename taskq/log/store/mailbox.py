@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -12,6 +11,7 @@ from taskq.core.errors import LogClosed
 from taskq.log.commit.answers import refusals
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.decide.runs import take
+from taskq.log.machine.reports import Reporter
 from taskq.log.requests import Op
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import AdoptOrder, Order, Request
     from taskq.log.store.here import Here
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 
 
@@ -54,7 +54,7 @@ class Mailbox:
         self.closing = False
         self._ended = False
         #: of the two threads that may empty it, one takes of a line at a time
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         self.waiting_for_room: deque[Callable[[], object]] = deque()
 
     @property

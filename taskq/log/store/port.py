@@ -6,11 +6,10 @@ Answers come back in one wake-up per batch: the storage thread hands a port the 
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 from asyncio import Future as _Future
 from collections import deque
 from concurrent import futures
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -31,6 +30,8 @@ from taskq.core.kinds import RELEASE
 from taskq.core.records import PACKED_MIN, Cause
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.runs import LINE_WIDTH, answer, together
+from taskq.log.machine.reports import Reporter, errands, refuse_inside
+from taskq.log.machine.threads import Pending
 from taskq.log.read.gauges import age_ns
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.store import looks
@@ -72,7 +73,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 #: A loop that has had so many answers is here to stay, and gets a bell; one made for a single call
@@ -103,7 +104,7 @@ if TYPE_CHECKING:
         def __get__(self, port: LoopPort, kind: type) -> Callable[P, _Future[T]]: ...
 
         @overload
-        def __get__(self, port: ThreadPort, kind: type) -> Callable[P, futures.Future[T]]: ...
+        def __get__(self, port: ThreadPort, kind: type) -> Callable[P, Pending[T]]: ...
 
         def __get__(self, port: object, kind: type) -> object: ...
 
@@ -160,7 +161,7 @@ class _Port(Generic[F]):
         """Deliveries, once there are any; [] when the request's time is up."""
         return self._send(Op.CLAIM, request)
 
-    def forget(self, asked: _Future[list[Delivery]] | futures.Future[list[Delivery]]) -> None:
+    def forget(self, asked: _Future[list[Delivery]] | Pending[list[Delivery]]) -> None:
         """Nobody waits for that answer any more: what it brings, or has brought, is given back."""
         if not asked.cancel() and asked.exception() is None:
             self._late(asked.result())
@@ -377,8 +378,12 @@ class LoopPort(_Port[_Future[Any]]):
     """The port of one event loop; only that loop's thread uses it."""
 
     def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
-        super().__init__(mailbox, loop.create_future)
+        # Not what ``loop.create_future`` makes: the storage thread asks it whether it is done.
+        super().__init__(mailbox, partial(_Future, loop=loop))
         self.loop = loop
+        home = getattr(type(loop).call_soon_threadsafe, "__module__", None)
+        #: whether its way in is no code of the program
+        self._is_known = home == "asyncio.base_events" or type(loop).__module__ == "uvloop"
         #: plain jobs that the thread has not taken yet; see ``runs``
         self._line: list[Any] = []
         self._alone = Alone(mailbox, loop)
@@ -431,20 +436,36 @@ class LoopPort(_Port[_Future[Any]]):
 
     def _emptied(self) -> _Future[None]:
         future: _Future[None] = self.loop.create_future()
-        self._mailbox.when_room(lambda: self.loop.call_soon_threadsafe(_wake, future))
+        self._mailbox.when_room(lambda: self._call_soon(partial(_wake, future)))
         return future
 
     def deliver(self, answers: list[Answer]) -> None:
         """Deliver a list with one wake-up of the loop; on the storage thread."""
         self._inbox.append(answers)
         bell = self._bell
-        try:
-            if bell is None or self.loop.is_closed():
-                self.loop.call_soon_threadsafe(self._rung)
-            else:
-                bell.ring()
-        except RuntimeError:  # the loop is closed
-            self.give_up()
+        if bell is None or self._is_closed():
+            self._call_soon(self._rung, self.give_up)
+        else:
+            bell.ring()
+
+    def _is_closed(self) -> bool:
+        return self._is_known and self.loop.is_closed()
+
+    def _call_soon(
+        self, call: Callable[[], object], otherwise: Callable[[], object] = lambda: None
+    ) -> None:
+        """Call it in the loop, or ``otherwise`` if that is closed; on the storage thread."""
+
+        def hand_over() -> None:
+            try:
+                self.loop.call_soon_threadsafe(call)
+            except RuntimeError:  # the loop is closed
+                otherwise()
+
+        if self._is_known:
+            hand_over()
+        else:  # somebody's own code
+            errands.put(hand_over)
 
     @property
     def busy(self) -> bool:
@@ -514,10 +535,7 @@ class LoopPort(_Port[_Future[Any]]):
 
     def leave(self) -> None:
         """The log is closed: let the loop have its last answers and forget the pipe."""
-        try:
-            self.loop.call_soon_threadsafe(self._leave)
-        except RuntimeError:
-            self.close()
+        self._call_soon(self._leave, self.close)
 
     def _leave(self) -> None:
         self._rung()
@@ -533,30 +551,32 @@ class LoopPort(_Port[_Future[Any]]):
         self.give_up()
 
 
-class ThreadPort(_Port[futures.Future[Any]]):
+class ThreadPort(_Port[Pending[Any]]):
     """The port of threads that have no event loop; any thread may use it."""
 
     def __init__(self, mailbox: Mailbox) -> None:
-        super().__init__(mailbox, futures.Future)
+        super().__init__(mailbox, Pending)
 
-    def _send(self, op: int, operand: object) -> futures.Future[Any]:
+    def _send(self, op: int, operand: object) -> Pending[Any]:
+        refuse_inside(self._mailbox.path)
         here = self._mailbox.here
         if here is None or not self._mailbox.usable:
             return super()._send(op, operand)
-        future: futures.Future[Any] = futures.Future()
+        future: Pending[Any] = Pending()
         if not here.commit_for_thread((op, self, future, operand)):
             return super()._send(op, operand)
         return future
 
     def enqueue(
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
-    ) -> futures.Future[int | Duplicate]:
+    ) -> Pending[int | Duplicate]:
         """As ``LoopPort.enqueue``."""
         return self._send(_ENQUEUE, (spec, body, extras))
 
     def enqueued(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
         """Enqueue a job, and wait for the answer."""
         mailbox = self._mailbox
+        refuse_inside(mailbox.path)
         here = mailbox.here
         if extras is not None or here is None or not mailbox.usable:
             return self.enqueue(spec, body, extras).result()
@@ -564,21 +584,22 @@ class ThreadPort(_Port[futures.Future[Any]]):
         if here.commit_for_thread((_ENQUEUE, self, reply, item)):
             lsn: int = reply.result()
             return lsn
-        sent: futures.Future[int] = super()._send(_ENQUEUE, item)
+        sent: Pending[int] = super()._send(_ENQUEUE, item)
         return sent.result()
 
     def look(
         self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
-    ) -> futures.Future[T]:
+    ) -> Pending[T]:
         """As ``LoopPort.look``."""
         return self._look(look, needs_agenda, needs_keys)
 
     def room(self) -> None:
         """Block until the mailbox has room."""
+        refuse_inside(self._mailbox.path)
         while self.full:
-            event = threading.Event()
-            self._mailbox.when_room(event.set)
-            event.wait()
+            emptied: Pending[None] = Pending()
+            self._mailbox.when_room(partial(emptied.set_result, None))
+            emptied.result()
 
     def deliver(self, answers: list[Answer]) -> None:
         """Futures of threads are resolved right here."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import os
 import signal
 import threading
@@ -19,6 +18,7 @@ from taskq.log.machine.access import enter, exposures
 from taskq.log.machine.forks import fill_standard
 from taskq.log.machine.owners import publish
 from taskq.log.machine.progress import ProgressBoard
+from taskq.log.machine.reports import Reporter, drain, inside, refuse_inside
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort
 from taskq.log.store.thread import StorageThread
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.listeners import DeadLetter, Writer
     from taskq.log.requests import Ask
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 
 
 class Store:
@@ -68,6 +68,13 @@ class Store:
     def _run(self) -> None:
         # A program may have asked to die of SIGPIPE; a wake-up of the dead is no reason to.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        inside.add(get_ident())
+        try:
+            self._run_inside()
+        finally:
+            inside.discard(get_ident())
+
+    def _run_inside(self) -> None:
         try:
             storage = self._storage = StorageThread(
                 self.mailbox, self.config, self.leave_closed_loops, self._shut
@@ -257,6 +264,7 @@ class Store:
 
     def close(self) -> None:
         """Answer everything, sync, and leave. Legal twice; the last of several openers closes."""
+        refuse_inside(self.path)
         with _registry_guard:
             if not self.mailbox.closing:
                 self.openers -= 1
@@ -274,6 +282,7 @@ class Store:
         self._shut()
         if self._thread.is_alive() and self._storage is not None:
             self._storage.abandon()
+        drain()
 
     def forget_in_child(self) -> None:
         """In a forked child: this log, its thread and its pipes belong to the parent."""
@@ -283,7 +292,8 @@ class Store:
 
 
 _registry: dict[tuple[int, int], Store] = {}
-_registry_guard = threading.Lock()
+#: reentrant: a signal handler may come while its thread has it
+_registry_guard = threading.RLock()
 
 
 def open_store(path: str, config: LogConfig) -> Store:
@@ -329,7 +339,7 @@ def _close_all() -> None:
 
 def _forget_all() -> None:
     global _registry_guard  # noqa: PLW0603 - the parent may have held it when it forked
-    _registry_guard = threading.Lock()
+    _registry_guard = threading.RLock()
     for store in _registry.values():
         store.forget_in_child()
     _registry.clear()

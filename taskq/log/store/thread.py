@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +26,7 @@ from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_CANCEL
+from taskq.log.machine.reports import Reporter
 from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request
 from taskq.log.store.here import Here
 from taskq.log.store.mailbox import run_chore
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskq.log.store.mailbox import Mailbox
 
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: With so many others it pays to share fsyncs; fewer seldom meet at the disk.
 _CROWD: Final = 3
 #: How often watchers that gave up are looked for: with thousands, not at every sleep.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
+from taskq.log.machine.reports import Reporter
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.requests import LETTERS_MAX, Op
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Facets
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: How large a log may become for the sake of a hub, or a quarter of the disk, unless told.
 _HUB_LAG_BYTES: Final = 2**30
 

@@ -9,12 +9,12 @@ disk too, and when nobody has moved frames of the log meanwhile. So one that has
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogError
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.ports import write_all
+from taskq.log.machine.reports import Reporter
 from taskq.log.state.snapshot import (
     AGENDA,
     DEDUP,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from taskq.log.commit.committer import Committer
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: Log that is written before a snapshot is worth its cost, and before one is at close.
 LOG_BYTES_MIN: Final = 8 * 1024 * 1024
 CLOSE_BYTES_MIN: Final = 4 * 1024 * 1024

@@ -8,7 +8,6 @@ does it at a time.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ from taskq.log.commit.answers import failure
 from taskq.log.commit.chores import Chore
 from taskq.log.commit.room import note_dropped, with_reserve
 from taskq.log.format.frames import segment_name
+from taskq.log.machine.reports import Reporter
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.upkeep.compaction import Compaction
@@ -77,7 +77,7 @@ class Report:
         )
 
 
-_log: Final = logging.getLogger("taskq")
+_log: Final = Reporter("taskq")
 #: How often a process looks whether there is anything to do, besides after each new segment.
 LOOK_NS: Final = 10 * SECOND_NS
 #: After trouble (disk full, log locked) upkeep waits so long.

@@ -26,6 +26,7 @@ from taskq.core.records import Kind
 from taskq.log.commit.committer import Committer
 from taskq.log.config import LogConfig
 from taskq.log.journal.tail import Tail
+from taskq.log.machine.threads import Pending
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store import here
 from taskq.log.store.here import Handlers
@@ -394,7 +395,7 @@ class Sweep:
         self.interrupted: list[bytes] = []
         self.causes: Counter[type | None] = Counter()
 
-    def send(self, port: ThreadPort, body: bytes) -> futures.Future[Any]:
+    def send(self, port: ThreadPort, body: bytes) -> Pending[Any]:
         """Send what is swept."""
         return port.enqueue(SPEC, body)
 
@@ -425,7 +426,7 @@ class Sweep:
 class Keyed(Sweep):
     """With a key, while all folds stand."""
 
-    def send(self, port: ThreadPort, body: bytes) -> futures.Future[Any]:
+    def send(self, port: ThreadPort, body: bytes) -> Pending[Any]:
         return port.enqueue(SPEC, body, Extras(key=body))
 
     def step(self, at: int) -> bool:
@@ -436,7 +437,7 @@ class Keyed(Sweep):
 class Many(Sweep):
     """A transaction."""
 
-    def send(self, port: ThreadPort, body: bytes) -> futures.Future[Any]:
+    def send(self, port: ThreadPort, body: bytes) -> Pending[Any]:
         return port.enqueue_many([(SPEC, body, None), (SPEC, body + b"+", None)])
 
 

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, Final
 
 import pytest
@@ -19,6 +18,7 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.core.views import Serving
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.machine.threads import Pending
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store import thread
@@ -49,7 +49,7 @@ class Party:
         self.scene = scene
         self.store = scene.open()
 
-    def ask(self, send: Callable[[Any], Future[Any]]) -> Any:
+    def ask(self, send: Callable[[Any], Pending[Any]]) -> Any:
         """Ask, and once more if that was refused."""
         for attempt in range(2):
             try:
@@ -67,7 +67,7 @@ class Party:
             assert not attempt, f"refused twice: {error!r}"
         raise AssertionError
 
-    def wait(self, future: Future[Any]) -> Any:
+    def wait(self, future: Pending[Any]) -> Any:
         """Wait for an answer, which must come."""
         try:
             return future.result(_SECONDS)
@@ -79,9 +79,9 @@ class Party:
         extras = Extras(**more) if more else None
         output = self.scene.told
 
-        def send(port: Any) -> Future[Any]:
+        def send(port: Any) -> Pending[Any]:
             body = f"{name} {len(output)} ".encode()
-            future: Future[Any] = port.enqueue(spec, body.ljust(size, b"."), extras)
+            future: Pending[Any] = port.enqueue(spec, body.ljust(size, b"."), extras)
             output[body] = future
             return future
 
@@ -114,7 +114,7 @@ class Scene:
     def __init__(self, path: str) -> None:
         self.path = path
         #: body of a job -> what its enqueue came to
-        self.told: dict[bytes, Future[Any]] = {}
+        self.told: dict[bytes, Pending[Any]] = {}
         self.errors: list[str] = []
 
     def note(self, error: BaseException) -> None:

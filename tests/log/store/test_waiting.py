@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from operator import attrgetter
 from pathlib import Path
 from threading import Event
@@ -18,6 +17,7 @@ from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.inbox import adopter
+from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store import patience, thread
 from taskq.log.store.store import Store
@@ -33,7 +33,14 @@ STEPS = [
 ]  # fmt: skip
 SECONDS = 10
 #: What begins the wait, and what is to end it.
-Wait: TypeAlias = "tuple[Callable[[], Future[Any]], Callable[[], object]]"
+Wait: TypeAlias = "tuple[Callable[[], Pending[Any]], Callable[[], object]]"
+
+
+@pytest.fixture(autouse=True)
+def _writes_on_a_storage_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the other log's calls wait there, which user code may not."""
+    for module in ("port", "here"):
+        monkeypatch.setattr(f"taskq.log.store.{module}.refuse_inside", lambda _: None)
 
 
 class Logs:
@@ -73,8 +80,8 @@ class Logs:
         """Somebody else wants a job over that runs here."""
         self.waits.claim(ClaimRequest(1)).result(SECONDS)
 
-        def listen() -> Future[Any]:
-            asked: Future[Any] = Future()
+        def listen() -> Pending[Any]:
+            asked: Pending[Any] = Pending()
             asks = self.waiter._open.committer.operations.asks
             asks.listen(self.waits, lambda ask, _: asked.set_result(ask))
             return asked

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from concurrent.futures import Future
 from typing import Any
 
 from taskq.core.errors import TaskqError
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
+from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
 
@@ -48,7 +48,7 @@ class Session:
 
     def claim(self, count: str = "1") -> None:
         """Tell each delivery, once there are any, and how many nanoseconds ago it was enqueued."""
-        future: Future[list[Delivery]] = self.port.claim(ClaimRequest(int(count)))
+        future: Pending[list[Delivery]] = self.port.claim(ClaimRequest(int(count)))
         tell("waiting")
         for delivery in future.result():
             body = delivery.payload.decode()
