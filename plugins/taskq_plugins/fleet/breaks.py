@@ -7,14 +7,11 @@ its beginning; behind a fork it is a branch that was left. A directory that no h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from taskq.engine import Border, read_file, segment_name
 from taskq.values import parse_json
-from taskq_plugins.fleet.places import facts_of
-
-if TYPE_CHECKING:
-    from taskq_plugins.fleet.places import LogPlace
+from taskq_plugins.fleet.places import LogPlace, facts_of
 
 #: The file, in the directory of a copy.
 BREAKS: Final = "breaks.jsonl"
@@ -44,16 +41,13 @@ class Break(NamedTuple):
 
     @property
     def lsn(self) -> int:
-        """Return the lsn of the first record that is missing; of a fork, behind the last kept."""
         return (self.at if self.is_fork else self.left).next_lsn
 
     def left_segment(self, first_lsn: int) -> str:
-        """Return where a segment of what was left is, or would be."""
         return f"{self.old}/log/{segment_name(first_lsn)}"
 
 
 def breaks(log: LogPlace) -> list[Break]:
-    """Return those of a log, oldest first; what does not read ends the list."""
     path = f"{log.path}/{BREAKS}"
     try:
         data = read_file(path, _BYTES_MAX) if facts_of(path) else b""

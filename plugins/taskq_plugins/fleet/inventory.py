@@ -15,6 +15,7 @@ Anything else is a gap. What compaction took from the front of a log is none.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.engine import Replica
@@ -24,8 +25,6 @@ from taskq_plugins.fleet.problems import tell
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from taskq_plugins.fleet.marks import End
     from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 
@@ -94,7 +93,6 @@ def _bound(next_lsn: int, size_bytes: int) -> int:
 
 
 def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
-    """Return whether nothing is missing before a segment whose header holds that time."""
     if place.first_lsn <= before.next_lsn or created_ns == before.time_ns:
         return True
     if before.lsn_bound == before.next_lsn:

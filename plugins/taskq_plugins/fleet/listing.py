@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from taskq.arrow.problems import shown
 from taskq.engine import segment_lsn
@@ -13,9 +14,6 @@ from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 from taskq_plugins.fleet.problems import FleetError, tell
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Segments that one log may have: 128 TiB of the usual size.
 SEGMENTS_MAX: Final = 2_000_000
@@ -57,7 +55,6 @@ def segments(
 
 
 def segment_paths(log: LogPlace) -> dict[int, str]:
-    """Return the files by the first lsns that their names say, rising, whatever is in them."""
     gaps = [f"{left.old}/log" for left in breaks(log) if not left.is_fork]
     paths = {lsn: path for place in (*gaps, f"{log.path}/log") for lsn, path in _paths(place)}
     if len(paths) > SEGMENTS_MAX:

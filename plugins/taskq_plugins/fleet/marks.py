@@ -86,7 +86,6 @@ def _facts(file: SegmentFile) -> tuple[int, int, int]:
 
 
 def _stands(file: SegmentFile, known: _Known) -> bool:
-    """Return whether the frame that this process saw last is still where it was."""
     end = known.end
     if known.inode != file.inode or end.mark.offset > file.size_bytes:
         return False
@@ -100,7 +99,6 @@ def _behind(file: SegmentFile, offset: int, header: FrameHeader) -> End:
 
 
 def _near_end(file: SegmentFile, place: SegmentPlace) -> End:
-    """Return the end of what is surely declared synced, or the start of the segment."""
     last = file.last_before(file.size_bytes)
     synced_through = last[1].synced_through if last is not None else 0
     for _ in range(_STEPS_BACK):
@@ -120,7 +118,6 @@ def _start(file: SegmentFile, place: SegmentPlace) -> End:
 
 
 def _declared(file: SegmentFile, begin: End, synced_through: int) -> tuple[End, int]:
-    """Return the end of what frames declare synced from ``begin`` on, and up to which lsn."""
     for _, header in file.hop(begin.mark.offset, file.size_bytes):
         synced_through = max(synced_through, header.synced_through)
     end = begin
@@ -132,7 +129,6 @@ def _declared(file: SegmentFile, begin: End, synced_through: int) -> tuple[End, 
 
 
 def _whole(file: SegmentFile, begin: End) -> End:
-    """Return the end of whole frames: after a power loss bodies may be zeros."""
     end = begin
     for item in file.scanner.frames(begin.mark.offset, begin.mark.next_lsn):
         if not isinstance(item, Gap):
@@ -149,7 +145,6 @@ def _whole(file: SegmentFile, begin: End) -> End:
 
 
 def _declared_end(log: LogPlace, usable: list[SegmentPlace], durable: int) -> End:
-    """Return the end of what is declared synced: frames behind it will be written elsewhere."""
     end = NOWHERE
     for place in reversed(usable):
         try:

@@ -19,7 +19,6 @@ class Memory(Generic[K, V]):
         self._entries_max = entries_max
 
     def get(self, key: K) -> V | None:
-        """Return what is known, None if nothing is."""
         return self._entries.get(key)
 
     def __setitem__(self, key: K, value: V) -> None:

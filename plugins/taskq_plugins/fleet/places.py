@@ -6,8 +6,9 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from taskq.arrow.problems import shown
 from taskq.engine import Identity, LocalDisk, Replica, segment_lsn, segment_name
@@ -15,9 +16,6 @@ from taskq.errors import LogError
 from taskq.values import SECOND_NS
 from taskq_plugins.fleet.memory import Memory
 from taskq_plugins.fleet.problems import FleetError, LogTwice, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 #: Logs that one directory may hold.
 LOGS_MAX: Final = 100_000
@@ -139,7 +137,6 @@ def find_logs(
 def _longest(
     copies: list[LogPlace], on_problem: Callable[[LogError], None] | None
 ) -> LogPlace | None:
-    """Return the only directory of a log, or the one that holds all of the others' records."""
     first = copies[0]
     if len(copies) == 1:
         return first
@@ -153,7 +150,6 @@ def _longest(
 
 
 def _segment_sizes(path: str) -> dict[int, int]:
-    """Return the sizes of a log's segments, by first lsn."""
     sizes: dict[int, int] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(f"{path}/log") as entries:
         for entry in entries:
@@ -193,7 +189,6 @@ def _read(path: str, begin: int, end: int) -> bytes:
 def _candidates(
     top: str, on_problem: Callable[[LogError], None] | None
 ) -> Iterator[tuple[str, str, Facts]]:
-    """Yield (device, directory, facts of that) of everything that may be a log."""
     if facts := _facts_of_log(top):
         yield shown(Path(top).name) or top, top, facts
         return
@@ -222,7 +217,6 @@ def _look(disk: LocalDisk, device: str, path: str, facts: Facts) -> LogPlace | N
 
 
 def _facts_of_log(path: str) -> Facts | None:
-    """Return what the system says of a directory with an identity; None of any other."""
     facts, known = facts_of(path), _identities.get(path)
     if facts is None or (known is not None and known[0] == facts):
         return facts
@@ -232,7 +226,6 @@ def _facts_of_log(path: str) -> Facts | None:
 
 
 def facts_of(path: str) -> Facts | None:
-    """Return what the system says of a file or directory; None: it is not to be had."""
     try:
         at = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
     except OSError:
@@ -241,7 +234,6 @@ def facts_of(path: str) -> Facts | None:
 
 
 def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> list[str]:
-    """Return names of the directories in one, sorted; none when it is gone."""
     names: list[str] = []
     try:
         with os.scandir(path) as entries:

@@ -10,13 +10,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from taskq.arrow.problems import shown
 from taskq.errors import LogError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _log: Final = logging.getLogger("taskq")
 
@@ -43,12 +41,10 @@ class LogTwice(FleetError):
 
 
 def tell(error: LogError, on_problem: Callable[[LogError], None] | None) -> None:
-    """Hand a problem to whoever asked for it, or raise it."""
     if on_problem is None:
         raise error
     on_problem(error)
 
 
 def log_problem(error: LogError) -> None:
-    """Go on, and say in the process's log what was left out: an ``on_problem``."""
     _log.warning("left out: %s", error)

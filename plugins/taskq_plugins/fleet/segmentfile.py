@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Self
@@ -13,8 +14,6 @@ from taskq.arrow.problems import SegmentUnreadable, shown
 from taskq.engine import Replica, Scanner, open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.engine import FrameHeader
 
 #: Where the first frame stands.
@@ -72,12 +71,10 @@ class SegmentFile:
             raise SegmentUnreadable(self.path, f"{error.strerror} at offset {offset}") from error
 
     def sync(self) -> bool:
-        """Put everything that was written to the file on disk; False when that is not sure."""
         with contextlib.suppress(OSError):
             os.fsync(self._descriptor)
             return True
         return False
 
     def hop(self, offset: int, end: int) -> Iterator[tuple[int, FrameHeader]]:
-        """Yield (offset, header) of each frame that ends by ``end``, up to what is no header."""
         return takewhile(lambda frame: frame[0] + frame[1].size <= end, self.scanner.hop(offset))

@@ -25,7 +25,6 @@ __all__ = ["Device", "Group", "Hub"]
 
 
 def __getattr__(name: str) -> object:
-    """Import what a hub's programs use when they ask for it: a device needs none of it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.outbox.sending"), name)

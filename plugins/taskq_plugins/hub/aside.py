@@ -9,18 +9,16 @@ cut short and done again: the break is noted as begun before the first, and as d
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.engine import Border, replace_file, segment_lsn, segment_name, write_all
 from taskq_plugins.fleet.breaks import BREAKS, decode_break
 from taskq_plugins.hub.kept import IDENTITY, LOG, SEALS, opened, whole_lines
-from taskq_plugins.hub.messages import Kind
+from taskq_plugins.hub.messages import Declare, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq.engine import Disk
-    from taskq_plugins.hub.messages import Declare
 
 _COPY_BYTES: Final = 1024 * 1024
 
@@ -40,7 +38,6 @@ class Breaks:
             self._carry_out()
 
     def knows(self, asked: Declare) -> bool:
-        """Return whether it was declared before, but for ``end_lsn`` and ``cause`` the same."""
         wanted = asked.kind is Kind.FORK, asked.left, asked.at
         return any(known[:3] == wanted for known in self.all)
 
@@ -75,7 +72,6 @@ class Breaks:
         self._notes.add(step="done", n=len(self.all))
 
     def _cut(self, keep: Border) -> None:
-        """Remove all behind that place from the current directory."""
         disk, log = self._disk, f"{self._path}/{LOG}"
         self._unmark()
         seals = Notes(disk, f"{self._path}/{SEALS}")
@@ -91,7 +87,6 @@ class Breaks:
 
 
 def _segments(disk: Disk, path: str) -> list[int]:
-    """Return the first lsns of the segments of a directory, rising."""
     names = disk.names(f"{path}/{LOG}")
     return sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
 
@@ -134,7 +129,6 @@ class Notes:
                 disk.sync(file)
 
     def add(self, **values: Any) -> None:
-        """Note one more."""
         disk, line = self._disk, json.dumps(values).encode() + b"\n"
         with opened(disk, self._path, create=True) as file:
             write_all(disk, file, line, self._size)
@@ -145,7 +139,6 @@ class Notes:
         self.lines.append(values)
 
     def keep(self, lines: list[dict[str, Any]]) -> None:
-        """Let these be all, in one step."""
         if lines == self.lines:
             return
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)

@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import aiofiles
 
@@ -29,17 +31,13 @@ from taskq_plugins.hub.kept import (
     newest,
     opened,
 )
-from taskq_plugins.hub.messages import Declare
+from taskq_plugins.hub.messages import Answer, Declare, Request
 from taskq_plugins.hub.registry import OUTBOX, Registry, checked
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from uuid import UUID
-
     from taskq.views import BackupReport
     from taskq_plugins.hub.device.line import Line, Told
-    from taskq_plugins.hub.messages import Answer, Request
 
 _PART_BYTES: Final = 4 * 1024 * 1024
 _WELL: Final = (200, 206)
@@ -63,16 +61,13 @@ class Stick:
 
     @staticmethod
     def part_bytes() -> int:
-        """Return the bytes of the next request."""
         return _PART_BYTES
 
     async def ask(self, asked: Request) -> Answer:
-        """Do what is asked for."""
         self.sent_bytes += len(getattr(asked, "data", b""))
         return self._copies.answer(self.device, asked)
 
     async def close(self) -> None:
-        """Give the files back."""
         self._copies.close()
 
 
@@ -102,8 +97,7 @@ async def _taken_in(real: Copies, copy: Kept, device: str) -> int:
             )
         return real.answer(device, asked)
 
-    async def skip(_lsn: int) -> None:
-        """Leave the stick as it is: the device gives numbers, and hears of it when it syncs."""
+    async def skip(_lsn: int) -> None: ...
 
     log = DurableLog(copy.disk, copy.path)
     try:
@@ -117,7 +111,6 @@ async def _taken_in(real: Copies, copy: Kept, device: str) -> int:
 
 
 def given_back(hub: Path, device: str, target: Path) -> BackupReport:
-    """Make a log of a device's newest copy, which goes on above all that the hub has seen of it."""
     copy = newest(hub, Registry(hub).known(device))
     return restore(copy.path, str(target), copy.high_lsn)
 
@@ -157,7 +150,6 @@ async def fetched(line: Line, target: Path) -> BackupReport:
 
 
 async def _file(line: Line, where: str, place: Path, size: int) -> AsyncIterator[int]:
-    """Bring a file to its size; gives how much of it is there."""
     async with aiofiles.open(place, "ab") as file:
         while (start := await file.tell()) < size:
             end = min(start + _PART_BYTES, size) - 1
@@ -226,7 +218,6 @@ def _back_up_copy(copy: Kept, target: Path) -> None:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """Copy the files of a directory, in the order of their names, with their times."""
     disk = PatientDisk()
     target.mkdir(parents=True, exist_ok=True)
     for name in disk.names(str(source)):

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import re
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -21,8 +22,6 @@ from taskq.views import WAITING_STATES
 from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from taskq.hooks import OptionChanges
     from taskq_plugins.hub.outbox.sending import Hub
 
@@ -39,7 +38,6 @@ _names: Final = click.argument("names", metavar="[NAME]...", nargs=-1)
 
 
 def _is_hub(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
-    """Return the path, if a hub is there: a mistyped one makes none."""
     if not (path / "devices").is_dir():
         raise WrongUsage(f"{path} is no hub: look at the path, or make one with taskq hub init")
     return path
@@ -51,7 +49,6 @@ def hub() -> None:
 
 
 def _at_hub(group: click.Group, name: str | None = None) -> Callable[[F], click.Command]:
-    """Return what makes a command of a group, whose first argument is a hub."""
     argument = click.argument("directory", metavar="HUB", type=_FOLDER, callback=_is_hub)
     return lambda function: group.command(name)(argument(function))
 
@@ -176,7 +173,6 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
 
 
 def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
-    """Yield what is to be said of a device; "" for nothing."""
     yield "heard of never" if row["seconds"] is None else f"heard of {row['seconds']:.0f} s ago"
     yield f"{row['behind']} records behind" if row["behind"] else ""
     clock = row.get("clock_ns", 0) / 1e9
@@ -394,7 +390,6 @@ def put(
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[Hub]:
-    """Have a hub's outbox open for the block."""
     opened: Hub = _package("outbox.sending").Hub(directory)
     try:
         yield opened
@@ -403,7 +398,6 @@ def _opened(directory: Path) -> Iterator[Hub]:
 
 
 def _cancel_open(directory: Path, device: str) -> None:
-    """Cancel the jobs that wait for a device."""
     if not (directory / OUTBOX).is_dir():
         return
     with _opened(directory) as hub:

@@ -7,19 +7,24 @@ import errno
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from taskq.engine import Identity
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import messages
 from taskq_plugins.hub.copy import MARK_BYTES, Copy
-from taskq_plugins.hub.kept import Floor, Kept, due, kept
+from taskq_plugins.hub.kept import Floor, Kept, Old, due, kept
 from taskq_plugins.hub.messages import (
     NOWHERE,
+    Answer,
     Append,
     Declare,
+    Question,
     Refusal,
     Refused,
+    Request,
     Sync,
     Synced,
     Trouble,
@@ -27,12 +32,7 @@ from taskq_plugins.hub.messages import (
 from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from uuid import UUID
-
     from taskq.engine import Disk
-    from taskq_plugins.hub.kept import Old
-    from taskq_plugins.hub.messages import Answer, Question, Request
 
 #: So many copies are remembered as they are; others are looked at anew when they are asked for.
 _COPIES_MAX: Final = 1_000
@@ -83,7 +83,6 @@ class Copies:
         self._first_session = random.SystemRandom().getrandbits(48)
 
     def close(self) -> None:
-        """Give all files back."""
         for copy in self._copies.values():
             copy.rest()
         self._copies.clear()
@@ -108,7 +107,6 @@ class Copies:
             return refusal.answer
 
     def is_at(self, device: str, asked: Question) -> bool:
-        """Return whether a question is of its log's latest session, and the copy has its ``up``."""
         if not self._is_latest(device, asked):
             return False
         with self._held(device, asked.log_id) as copy:
@@ -178,17 +176,14 @@ class Copies:
         )
 
     def all(self) -> list[Kept]:
-        """Return all copies, to be read."""
         return kept(self._path, self._make_disk())
 
     def breaks(self, device: str, log_id: UUID) -> tuple[int, int]:
-        """Return (how many breaks of a log were declared, how many of them are forks)."""
         copy = self._copies.get((device, log_id))
         known = [] if copy is None else copy.breaks.all
         return len(known), sum(left.is_fork for left in known)
 
     def keep(self, copy: Kept, before_ns: int, *, dry_run: bool = False) -> list[Old]:
-        """Let go what ``due`` says of a copy; with ``dry_run`` nothing is touched."""
         key = copy.device, copy.log_id
         gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, Floor()))
         if gone and not dry_run:
@@ -199,7 +194,6 @@ class Copies:
         return gone
 
     def forget(self, device: str, log_id: UUID) -> None:
-        """Open a copy anew at its next touch: somebody else wrote to it."""
         copy = self._copies.pop((device, log_id), None)
         if copy is not None:
             copy.close()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
+from uuid import UUID
 
 from taskq.engine import Border, Replica, replace_file, segment_lsn, segment_name, write_all
 from taskq_plugins.hub import messages
@@ -22,19 +24,26 @@ from taskq_plugins.hub.kept import (
     PART,
     SEALS,
     SHA,
+    Old,
     content,
     first_young,
     opened,
 )
-from taskq_plugins.hub.messages import NOWHERE, Kind, Missing, Refusal, Stored, Trouble
+from taskq_plugins.hub.messages import (
+    NOWHERE,
+    Again,
+    Append,
+    Declare,
+    Kind,
+    Missing,
+    Refusal,
+    Seal,
+    Stored,
+    Trouble,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from uuid import UUID
-
     from taskq.engine import Disk
-    from taskq_plugins.hub.kept import Old
-    from taskq_plugins.hub.messages import Again, Append, Declare, Seal
     from taskq_plugins.hub.registry import Hint
 
 _START: Final = Replica.START
@@ -77,11 +86,9 @@ class Copy:
         self._find_end()
 
     def close(self) -> None:
-        """Give the files back."""
         self._files.forget()
 
     def rest(self) -> None:
-        """Note what is durable, so that who opens the copy next need not look at it."""
         self.settle()
         if self.at.frame and not self.is_sealed and self._marked != self.at:
             self._note_durable(self.at)
@@ -117,7 +124,6 @@ class Copy:
         return 0 if status is None else status[2]
 
     def _lacking(self, seals: dict[int, dict[str, Any]]) -> Iterator[tuple[str, int]]:
-        """Yield what does not come behind the end by itself: SHA-256, and the segment."""
         lsns = self._files.lsns or [0]
         known = {
             line["sha256"]: segment
@@ -134,13 +140,11 @@ class Copy:
 
     @property
     def lacks(self) -> tuple[tuple[int, int, str], ...]:
-        """Return what is to come again, as ``Synced`` has it."""
         ends = {line["segment"]: line["end"][1] for line in self._seals.lines}
         some = islice(self._lacks.items(), messages.AGAIN_MAX)
         return tuple((segment, ends.get(segment, 0), name) for name, segment in some)
 
     def _secured(self, segment: int) -> Border:
-        """Return the end of a segment that is not sealed, once all else is cut off."""
         files, noted = self._files, self._mark.read()
         mark = Border.from_list(noted) if noted else NOWHERE
         if mark.segment != segment or not files.stands(mark):
@@ -171,12 +175,10 @@ class Copy:
 
     @property
     def begins(self) -> int:
-        """Return the first lsn of what it had since the last gap, 0 if it had nothing."""
         kept = [line["segment"] for line in self._seals.lines[:1]]
         return min([*kept, *self._files.lsns[:1]], default=0)
 
     def safe(self, before_ns: int) -> int:
-        """Return all below this lsn arrived before that moment."""
         return min(first_young(self._disk, self._files, before_ns), self.at.next_lsn)
 
     def let_go(self, old: list[Old]) -> None:
@@ -191,13 +193,11 @@ class Copy:
                 self._disk.sync_directory(f"{self._path}/{folder}")
 
     def has(self, at: Border) -> bool:
-        """Return whether that very frame stands at that very place."""
         return self._files.stands(at)
 
     # -- growing ----------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Have all be on disk that was added, before anybody is told of it."""
         if self._owes_sync:
             self._files.sync(self.at.segment)
             self._owes_sync = False
@@ -255,7 +255,6 @@ class Copy:
         return header.epoch
 
     def _stored(self, at: Border) -> None:
-        """Let the copy end there: it is on disk."""
         self.at, self.is_sealed = at, False
         self.high_lsn = max(self.high_lsn, at.next_lsn)
         marked = self._marked
@@ -296,7 +295,6 @@ class Copy:
         self.at, self.is_sealed = end, True
 
     def is_new_fork(self, asked: Declare) -> bool:
-        """Return whether that is a fork where the copy ends, which nobody declared before."""
         return asked.kind is Kind.FORK and asked.left == self.at and not self.breaks.knows(asked)
 
     def declare(self, asked: Declare) -> Stored:

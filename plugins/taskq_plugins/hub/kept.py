@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
@@ -17,9 +19,6 @@ from taskq.errors import LogError
 from taskq_plugins.fleet.breaks import BREAKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from taskq.engine import Disk
     from taskq_plugins.hub.registry import Registry
 
@@ -53,36 +52,30 @@ class Kept:
 
     @property
     def is_there(self) -> bool:
-        """Return whether anything came of the log."""
         return self.disk.status(f"{self.path}/{IDENTITY}") is not None
 
     @property
     def seals(self) -> dict[int, dict[str, Any]]:
-        """Return what was noted of each segment when it was sealed, the oldest first."""
         lines = whole_lines(self.disk, f"{self.path}/{SEALS}")[0]
         return {line["segment"]: line for line in lines}
 
     @property
     def breaks(self) -> list[dict[str, Any]]:
-        """Return what was noted of breaks: a line when one is begun, another when it is done."""
         return whole_lines(self.disk, f"{self.path}/{BREAKS}")[0]
 
     @property
     def high_lsn(self) -> int:
-        """Return an lsn that no record of a sealed segment, or of a branch left, reaches."""
         high = [line["next_lsn"] for line in self.seals.values()]
         return max([*high, *(line.get("high_lsn", 0) for line in self.breaks)], default=0)
 
     @property
     def arrived_ns(self) -> int:
-        """Return when the newest of its segments came, 0 if none did."""
         with self.files() as files:
             times = (self.disk.modified_ns(files.file_path(lsn)) for lsn in files.lsns)
             return max((when or 0 for when in times), default=0)
 
     @contextlib.contextmanager
     def files(self) -> Iterator[Replica]:
-        """Have its segments for the block."""
         files = Replica(self.disk, self.path, self.log_id)
         try:
             yield files
@@ -90,17 +83,14 @@ class Kept:
             files.forget()
 
     def size(self, name: str) -> int:
-        """Return the size of a file of it, -1 if that is not there."""
         status = self.disk.status(f"{self.path}/{name}")
         return -1 if status is None else status[2]
 
     def digest(self, name: str, size: int) -> str:
-        """Return the SHA-256 of a file's beginning, in hex."""
         return file_digest(self.disk, f"{self.path}/{name}", size)
 
 
 def kept(hub: str | Path, disk: Disk | None = None, device: str = "") -> list[Kept]:
-    """Return the copies of a hub, or of one of its devices."""
     disk, folder = disk or PatientDisk(), f"{hub}/devices"
     return [
         Kept(disk, hub, name, UUID(log_id))
@@ -127,7 +117,6 @@ def newest(hub: str | Path, device: str) -> Kept:
 
 @contextlib.contextmanager
 def opened(disk: Disk, path: str, *, create: bool = False, write: bool = False) -> Iterator[int]:
-    """Have a file open for the block."""
     descriptor = disk.open(path, create=create, write=create or write)
     try:
         yield descriptor
@@ -136,7 +125,6 @@ def opened(disk: Disk, path: str, *, create: bool = False, write: bool = False) 
 
 
 def content(disk: Disk, path: str) -> bytes:
-    """Return what is in a file; nothing if it is not there."""
     try:
         with opened(disk, path) as file:
             size = disk.size(file)
@@ -146,7 +134,6 @@ def content(disk: Disk, path: str) -> bytes:
 
 
 def whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
-    """Return (the lines that were answered for, their bytes, the bytes of the file)."""
     data, lines, size = content(disk, path), list[dict[str, Any]](), 0
     for line in data.splitlines(keepends=True):
         try:
@@ -161,7 +148,6 @@ def whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
 
 
 def file_digest(disk: Disk, path: str, size: int) -> str:
-    """Return the SHA-256 of a file's beginning, in hex."""
     with opened(disk, path) as file:
         return Replica.sha256(disk, file, size)
 
@@ -185,13 +171,11 @@ class Fault(NamedTuple):
 
 
 def faults(hub: Path, *, deep: bool) -> Iterator[Fault]:
-    """Yield what is wrong with copies; ``deep`` reads all bytes of them."""
     for copy in kept(hub):
         yield from faults_of(copy, deep=deep)
 
 
 def faults_of(copy: Kept, *, deep: bool) -> Iterator[Fault]:
-    """Yield what is wrong with one copy; one that cannot be read stops nobody."""
     try:
         yield from _of_segments(copy, deep=deep)
         if deep:
@@ -201,7 +185,6 @@ def faults_of(copy: Kept, *, deep: bool) -> Iterator[Fault]:
 
 
 def _of_segments(copy: Kept, *, deep: bool) -> Iterator[Fault]:
-    """Yield what is not as it was sealed; what is older than all was kept long enough."""
     lines = copy.seals
     lsns = Replica(copy.disk, copy.path, copy.log_id).lsns if lines else []
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
@@ -217,7 +200,6 @@ def _of_segments(copy: Kept, *, deep: bool) -> Iterator[Fault]:
 
 
 def _of_records(copy: Kept) -> Iterator[Fault]:
-    """Yield what ``taskq verify`` finds."""
     with LogReader.open(copy.path) as reader:
         report = reader.verify()
     for damage in report.damage:
@@ -225,7 +207,6 @@ def _of_records(copy: Kept) -> Iterator[Fault]:
 
 
 def ask_again(registry: Registry, fault: Fault) -> None:
-    """Let the device send that again, when it syncs next."""
     copy = fault.copy
     if not fault.name:  # who opens the copy looks at all of its end
         registry.durable(copy.device, copy.log_id).remove()
@@ -238,7 +219,6 @@ def ask_again(registry: Registry, fault: Fault) -> None:
 
 
 def everything(copy: Kept) -> Iterator[Fault]:
-    """Yield the sealed segments of a copy, as if they were wrong."""
     for segment, line in copy.seals.items():
         if copy.size(f"{LOG}/{segment_name(segment)}") >= 0:
             yield Fault(copy, segment_name(segment), line["sha256"])
@@ -254,7 +234,6 @@ def is_elsewhere(hub: Path) -> bool:
 
 
 def note_place(hub: Path) -> None:
-    """Note that what this directory holds fits together."""
     if hub.is_dir():  # else nothing came yet
         place = hub / _PLACE
         place.touch()
@@ -311,7 +290,6 @@ def due(copy: Kept, before_ns: int, known: Floor) -> tuple[list[Old], Floor]:
 
 
 def first_young(disk: Disk, files: Replica, before_ns: int) -> int:
-    """Return the oldest segment that did not arrive before that moment, else more than any lsn."""
     for segment in files.lsns:
         if (disk.modified_ns(files.file_path(segment)) or before_ns) >= before_ns:
             return segment
@@ -319,13 +297,11 @@ def first_young(disk: Disk, files: Replica, before_ns: int) -> int:
 
 
 def _floor(files: Replica, since: int) -> int:
-    """Return what the newest COMPACTED record says, which comes behind what it tells of."""
     segments = reversed([lsn for lsn in files.lsns if lsn >= since])
     return next(filter(None, map(files.compacted_below, segments)), 0)
 
 
 def _aside(copy: Kept, folder: str, before_ns: int) -> Iterator[Old]:
-    """Yield the files of what a break left, if all are that old; the log's name first."""
     disk, path = copy.disk, f"{copy.path}/{folder}"
     names = [f"{LOG}/{name}" for name in disk.names(f"{path}/{LOG}")]
     if all((disk.modified_ns(f"{path}/{name}") or 0) < before_ns for name in names):

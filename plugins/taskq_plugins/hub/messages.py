@@ -43,7 +43,6 @@ BYTES_MAX: Final = 1024 * 1024
 
 
 def _place(_source: Any, handler: Any) -> CoreSchema:
-    """Return the schema of a position: a list of four, whose stem ends where the offset is."""
     values: CoreSchema = handler.generate_schema(tuple[Lsn, Size, Size, _Stem])
     listed = core_schema.plain_serializer_function_ser_schema(Border.as_list)
     return core_schema.no_info_after_validator_function(
@@ -52,7 +51,6 @@ def _place(_source: Any, handler: Any) -> CoreSchema:
 
 
 def _words(characters: int) -> AfterValidator:
-    """Return what makes text fit to be shown to people, on one line."""
     return AfterValidator(lambda text: flat(text[:characters])[:characters])
 
 
@@ -266,7 +264,6 @@ class Given(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether it tells of nothing to be done."""
         return not (self.jobs or self.cancels)
 
 

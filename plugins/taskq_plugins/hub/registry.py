@@ -23,6 +23,7 @@ import sqlite3
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,7 +32,6 @@ from taskq.errors import LogDamaged, UsageError
 from taskq.values import SECOND_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _NAME: Final = r"([a-z0-9][a-z0-9-]{0,62})"
@@ -70,16 +70,13 @@ class Hint(NamedTuple):
     name: str
 
     def read(self) -> Any:
-        """Return what was noted; None: nothing."""
         return self.registry.hinted(self.device, self.name)
 
     def write(self, value: Any) -> None:
-        """Note something; a full disk is no reason to refuse anything."""
         with contextlib.suppress(OSError):
             self.registry.run(_HINT, self.device, self.name, json.dumps(value), syncs=False)
 
     def remove(self) -> None:
-        """Have nothing be noted, for good."""
         self.registry.run("DELETE FROM hints WHERE device = ? AND name = ?", self.device, self.name)
 
 
@@ -104,7 +101,6 @@ class Registry:
     # -- tokens, codes, machines ------------------------------------------------------------------
 
     def enrol(self, device: str, machine: str = "") -> str:
-        """Give a device a token, which is told this once; of those it had the latest holds on."""
         token = f"tq1.{checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
         with self._changed(device) as facts:
             hashes = [*facts.get("tokens", []), _hash(token)][-_TOKENS_MAX:]
@@ -113,7 +109,6 @@ class Registry:
         return token
 
     def invite(self, device: str) -> str:
-        """Give a device a code for which it gets a token: once, within a day."""
         secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode()
         code = f"{checked(device)}.{secret}"
         with self._changed(device) as facts:
@@ -121,7 +116,6 @@ class Registry:
         return code
 
     def redeem(self, code: str, machine: str) -> str | None:
-        """Return the token for a code; None if it holds no more, or never did."""
         match = _CODE.match(code)
         kept = self._facts(match[1]).get("code") if match else None
         if match is None or not kept or not hmac.compare_digest(_hash(code), str(kept[0])):
@@ -129,7 +123,6 @@ class Registry:
         return self.enrol(match[1], machine) if time.time_ns() < kept[1] else None
 
     def device_of(self, token: str) -> str | None:
-        """Return the device that a token names; None if it holds no more, or never did."""
         match = _TOKEN.match(token)
         if match is None:
             return None
@@ -139,7 +132,6 @@ class Registry:
         return match[1] if is_known else None
 
     def is_bound(self, device: str, machine: str) -> bool:
-        """Return whether the device is that machine; the first to say which it is decides."""
         bound = self._facts(device).get("machine", "")
         if machine and not bound:
             with self._changed(device) as facts:
@@ -147,19 +139,16 @@ class Registry:
         return not (machine and bound) or hmac.compare_digest(machine, str(bound))
 
     def move(self, device: str) -> None:
-        """Let the next machine that comes with the device's token be the device, held or not."""
         with self._changed(self.known(device)) as facts:
             facts.update(machine="", forks=[])
             if facts.get("state") == "held":
                 facts["state"] = "active"
 
     def retire(self, device: str) -> None:
-        """Let no token of the device hold any more; what it sent stays."""
         with self._changed(self.known(device)) as facts:
             facts.update(tokens=[], code=None, state="retired")
 
     def erase(self, device: str) -> None:
-        """Remove all that a hub has of a device, which nobody may serve meanwhile."""
         assert self._hub is not None
         self.retire(device)  # a token that was used once more would bring some of it back
         folder, going, disk = self._hub / "devices" / device, self._hub / ".gone", PatientDisk()
@@ -172,7 +161,6 @@ class Registry:
             self.run(f"DELETE FROM {table} WHERE {column} = ?", device)  # noqa: S608 - of ours
 
     def may_fork(self, device: str) -> bool:
-        """Note that a device's log was set back; one that is so too often is held from then on."""
         now_ns = time.time_ns()
         with self._changed(device) as facts:
             forks = [at for at in facts.get("forks", []) if abs(now_ns - at) < _DAY_NS]
@@ -183,11 +171,9 @@ class Registry:
     # -- who they are, and how they stand ---------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Return the names of all, sorted: edge-2 before edge-10."""
         return sorted((name for (name,) in self.run("SELECT name FROM devices")), key=_natural)
 
     def known(self, device: str) -> str:
-        """Return the name, if a device was ever enrolled under it."""
         if not self._facts(checked(device)):
             raise UsageError(
                 f"{self._hub} has no device {device!r}: see taskq hub status {self._hub}"
@@ -195,17 +181,14 @@ class Registry:
         return device
 
     def is_enrolled(self, device: str) -> bool:
-        """Return whether a device of that name was given a token or code, and is not retired."""
         facts = self._facts(device)
         return bool(facts.get("tokens") or facts.get("code"))
 
     def standing(self, device: str) -> dict[str, Any]:
-        """Return what was last noted of a device, with its ``state``."""
         state = self._facts(device).get("state", "active")
         return (self.hinted(device, _HEARD) or {}) | {"state": state}
 
     def all_standing(self) -> dict[str, dict[str, Any]]:
-        """Return the standing of each device, by name, with how many records are ``behind``."""
         rows = self.run(
             "SELECT d.name, d.facts, h.value FROM devices d LEFT JOIN hints h "
             "ON h.device = d.name AND h.name = ?", _HEARD,
@@ -222,13 +205,11 @@ class Registry:
         return standing
 
     def note(self, device: str, **values: Any) -> None:
-        """Note something of how a device stands, for people: a hint."""
         hint = Hint(self, device, _HEARD)
         with self._turn:
             hint.write((hint.read() or {}) | values)
 
     def groups(self) -> dict[str, list[str]]:
-        """Return the members of each group, by name."""
         members: dict[str, list[str]] = {}
         for device, facts in self.run("SELECT name, facts FROM devices ORDER BY name"):
             for group in json.loads(facts).get("groups", ()):
@@ -236,7 +217,6 @@ class Registry:
         return members
 
     def set_member(self, group: str, device: str, *, is_in: bool) -> None:
-        """Put a device into a group, or take it out."""
         checked(group, "group")
         with self._changed(self.known(device)) as facts:
             others = set(map(str, facts.get("groups", ()))) - {group}
@@ -245,36 +225,30 @@ class Registry:
     # -- hints ------------------------------------------------------------------------------------
 
     def durable(self, device: str, log_id: object) -> Hint:
-        """Return what is noted of how far a copy is durable."""
         return Hint(self, device, f"{_DURABLE}{log_id}")
 
     def hinted(self, device: str, name: str) -> Any:
-        """Return what was noted; None: nothing."""
         rows = self.run("SELECT value FROM hints WHERE device = ? AND name = ?", device, name)
         return json.loads(rows[0][0]) if rows else None
 
     # -- the file ---------------------------------------------------------------------------------
 
     def back_up(self, hub: Path) -> None:
-        """Write all of it into another hub's directory; of copies there nothing is known yet."""
         other = Registry(hub)
         with other._readable():
             self._files[0].backup(other._files[0])
         other.run("DELETE FROM hints WHERE name LIKE ?", f"{_DURABLE}%")
 
     def close(self) -> None:
-        """Give its file back; whatever is asked next opens it anew."""
         with self._readable():
             for file in self.__dict__.pop("_files", ()):
                 file.close()
 
     def open(self) -> None:
-        """Open its file, as whatever is asked does."""
         self.run("SELECT 1")
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:
-        """Have the file for the block, in which what SQLite says is what any other file would."""
         path = str(self._hub and self._hub / _FILE)
         try:
             with self._turn:
@@ -296,7 +270,6 @@ class Registry:
         return False
 
     def run(self, statement: str, *values: Any, syncs: bool = True) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement, which is a transaction by itself."""
         with self._readable():
             return self._files[not syncs].execute(statement, values).fetchall()
 
@@ -307,7 +280,6 @@ class Registry:
 
     @contextlib.contextmanager
     def _changed(self, device: str) -> Iterator[dict[str, Any]]:
-        """Have the block change what is known of a device; servers and commands do so in turn."""
         with self._turn:
             self.run("BEGIN IMMEDIATE")
             try:
@@ -321,7 +293,6 @@ class Registry:
 
     @cached_property
     def _files(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-        """Open it: once so that changes are synced, and once for hints."""
         if self._hub is None:
             only = self._opened(":memory:")
             return only, only
@@ -347,13 +318,11 @@ class Registry:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what names are sorted by: numbers in them as numbers."""
     parts = re.findall(r"\d+|\D+", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _records(at_lsn: int, end_lsn: int) -> int:
-    """Return about how many records lie between: each unclean start leaves out LSN_SKIP numbers."""
     count = end_lsn - at_lsn
     skips = (count + Replica.LSN_SKIP // 2) // Replica.LSN_SKIP
     # A clone may have begun its numbers below those that are here: then it has at least one.

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -22,22 +24,26 @@ from taskq.hooks import HubSettings, load_settings
 from taskq_plugins.hub.device.allowance import HubWaits, note
 from taskq_plugins.hub.device.line import Line, check_url, line_to
 from taskq_plugins.hub.device.push import Push, Verdict, compare, opening
-from taskq_plugins.hub.messages import JOB, WAIT_SECONDS_MAX, Append, Question, Stored
+from taskq_plugins.hub.messages import (
+    JOB,
+    WAIT_SECONDS_MAX,
+    Answer,
+    Append,
+    Question,
+    Request,
+    Stored,
+)
 from taskq_plugins.hub.messages import Synced as Told
 from taskq_plugins.hub.outbox.holding import Holding, backoff
 from taskq_plugins.hub.outbox.taking import UPLOADS_MAX, Held, Taken, Taking, look
 from taskq_plugins.hub.wire import HubError, HubStops
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from concurrent.futures import Future
-
     from anyio.abc import TaskStatus
 
     from taskq import TaskLog, TaskQ
     from taskq.engine import Border, Disk, LogConfig, Store
     from taskq.hooks import Connection
-    from taskq_plugins.hub.messages import Answer, Request
 
 _log: Final = logging.getLogger("taskq")
 #: With less room on the disk all that was sent may go at once.
@@ -113,14 +119,12 @@ class _Session:
         self._number = self._gone = self._whole = 0
 
     async def told(self) -> Synced:
-        """Return how the log stands, and send nothing."""
         log, answer = self._log, await self._line.ask(opening(self._log))
         if not isinstance(answer, Told):
             raise HubError(f"{self._line.url} does not say where its copy ends: try again")
         return Synced([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
 
     async def run(self, held: Held | None) -> Synced:
-        """Bring the hub's copy to where the log ends; ``held``: then take what is there for it."""
         log, line = self._log, self._line
         known, before = self._hold.load(), line.sent_bytes
         log.pin = known.lsn if known else 0
@@ -138,7 +142,6 @@ class _Session:
         return done
 
     async def _ask(self, asked: Request) -> Answer | None:
-        """Ask the hub, and do what its answer means for the log here."""
         log, line, answer = self._log, self._line, await self._line.ask(asked)
         if isinstance(answer, Told):
             self._number = answer.session
@@ -152,7 +155,6 @@ class _Session:
         return answer
 
     async def _take(self, done: Synced, held: Held) -> Synced:
-        """Take what is there; the question is None where another session comes before."""
         log, line = self._log, self._line
         taking = Taking(self._disk, SystemClock(), self._path, line.hub.accept, line.known)
         ids = self._number, log.identity.log_id, log.end
@@ -165,7 +167,6 @@ class _Session:
         return done._replace(taken=taken, question=None if nothing else question)
 
     def _pin(self, lsn: int) -> None:
-        """Let all below that lsn go, and nothing else."""
         older = (segment for segment in self._log.segments if segment <= lsn)
         self._hold.keep_from(max(older, default=lsn), lsn)
 
@@ -178,13 +179,11 @@ class Own(NamedTuple):
     tag: str
 
     async def skip(self, lsn: int) -> None:
-        """Have it give no number any more below that lsn."""
         async with self._opened() as (_, connection):
             port = await connection.port()
             await port.skip(lsn)
 
     async def cancel(self, job: int, of: str) -> bool:
-        """Cancel a job, if it is that one of the hub; return whether it was."""
         async with self._opened() as (log, _):
             with contextlib.suppress(JobNotFound):
                 job_id = f"{self.tag}-{job}"
@@ -280,7 +279,6 @@ async def _rest(
 
 
 async def _pause(seconds: float, url: str) -> None:
-    """Wait; where there was no way to the hub, no longer than that."""
     host, until = urlsplit(url).hostname or "", monotonic() + seconds
     had_route = has_route(host)
     while (left := until - monotonic()) > 0:
@@ -290,7 +288,6 @@ async def _pause(seconds: float, url: str) -> None:
 
 
 def _extent(path: str) -> tuple[str, int]:
-    """Return the last segment and its size."""
     try:
         last = max(Path(path, "log").glob("*.log"))
         return last.name, last.stat().st_size
@@ -310,7 +307,6 @@ class Syncing:
         self._line = partial(Line, check_url(url), token, None, hub)
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        """Follow the log until cancelled."""
         with start_blocking_portal() as portal:
             future = portal.start_task_soon(self._follow, store.path, store.config)
             future.add_done_callback(_complain)
@@ -331,7 +327,6 @@ class Syncing:
 
 
 def _complain(future: Future[None]) -> None:
-    """Tell of what nobody foresaw: the worker goes on without."""
     error = None if future.cancelled() else future.exception()
     if error is not None:
         _log.error("sync: it ended, and the worker goes on without", exc_info=error)

@@ -8,8 +8,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from click.exceptions import Exit
@@ -21,9 +22,6 @@ from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
 from taskq_plugins.hub.device.allowance import last_note
 from taskq_plugins.hub.device.line import Line, device_of, line_to, token_file
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
@@ -88,7 +86,6 @@ def _restore(target: Path, line: Line) -> None:
 
 
 def _stick(data_dir: Path | None, given: dict[str, Any]) -> Any:
-    """Return a directory in place of a line, where the device has the name that its token says."""
     from taskq_plugins.hub.care import Stick  # noqa: PLC0415 - likewise
 
     hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
@@ -118,7 +115,6 @@ def _tell(path: str, end: int, note: dict[str, Any]) -> None:
 
 
 def _line(data_dir: Path | None, given: dict[str, Any]) -> Line:
-    """Return the way to the hub that the options and the settings name."""
     hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
     url = given["url"] or hub.url
     if given["restore"]:  # somebody waits for it
@@ -147,7 +143,6 @@ def _run(line: Any, what: Coroutine[Any, Any, Any], *, shows: bool = False) -> A
 
 @contextlib.contextmanager
 def _bar(line: Line) -> Iterator[None]:
-    """Show how much has gone over the line, once a part has."""
     from rich import progress  # noqa: PLC0415 - who follows needs none of it
     from rich.console import Console  # noqa: PLC0415 - likewise
 

@@ -9,8 +9,9 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -19,6 +20,7 @@ from taskq.errors import LogError
 from taskq_plugins.hub.messages import (
     CAUSE_CHARACTERS_MAX,
     Again,
+    Answer,
     Append,
     Ask,
     Declare,
@@ -30,17 +32,13 @@ from taskq_plugins.hub.messages import (
     Missing,
     Question,
     Refused,
+    Request,
     Seal,
     Stored,
     Sync,
     Synced,
     Trouble,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taskq_plugins.hub.messages import Answer, Request
 
 Carried: TypeAlias = tuple[str, str, dict[str, str], bytes]
 M = TypeVar("M")
@@ -132,7 +130,6 @@ class OtherProtocol(ValueError):
 
 
 def way_to(method: str, path: str) -> tuple[Way, dict[str, Any]] | None:
-    """Return what kind of request that is, and what its path says; None if nothing is there."""
     for way in WAYS:
         if way.method == method and (match := _pattern(way.path).fullmatch(path)):
             return way, match.groupdict()
@@ -140,7 +137,6 @@ def way_to(method: str, path: str) -> tuple[Way, dict[str, Any]] | None:
 
 
 def carried(asked: Request | Enrol) -> Carried:
-    """Make a request fit for the line: method, path, headers but for the token, and body."""
     way = _WAY_OF[type(asked)]
     if isinstance(asked, Append | Seal | Again):
         return _carried_part(way, asked)
@@ -191,7 +187,6 @@ def delivered(
 
 
 def _part(fields: dict[str, Any], headers: Mapping[str, str], body: bytes) -> Request | None:
-    """Read a request whose body is bytes."""
     segment = segment_lsn(f"{fields['segment']}.log") if "segment" in fields else None
     if "segment" in fields and segment is None:
         return None
@@ -223,7 +218,6 @@ def _header(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> 
 
 
 def answered(answer: Answer | None) -> tuple[int, str, bytes]:
-    """Return (status, content type, body) of an answer; None: nothing is there."""
     if answer is None:
         return _NOTHING, JSON_LINES, b""
     if isinstance(answer, Given):
@@ -262,7 +256,6 @@ def understood(
 
 
 def refusal(status: int, title: str = "") -> HubError:
-    """Return what an answer means from which nobody can go on."""
     kind = HubStops if status in (401, 403, 410, 426) else HubError
     return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
 
@@ -271,7 +264,6 @@ def refusal(status: int, title: str = "") -> HubError:
 
 
 def encode_given(given: Given) -> bytes:
-    """Return the lines: jobs by their numbers, what is to be cancelled, and the end."""
     lines: list[dict[str, Any]] = [
         job._asdict() | {"kind": "enqueue", "payload": base64.b64encode(job.payload).decode()}
         for job in given.jobs
@@ -316,12 +308,10 @@ def _sha256(data: bytes) -> str:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return what reads and writes messages of a kind."""
     return TypeAdapter(kind)
 
 
 def as_json(message: Any, without: set[str] | None = None) -> bytes:
-    """Return a message as JSON: bytes in hex, ids as text."""
     kind: Any = type(message)
     text: bytes = adapter(kind).dump_json(message, by_alias=True, exclude=without)
     return text

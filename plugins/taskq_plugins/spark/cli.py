@@ -34,7 +34,6 @@ class LakePlace(click.ParamType["Path | str"]):
     def convert(
         self, value: Path | str, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path | str:
-        """Return a path, or an address as it is."""
         del param, ctx
         return value if "://" in str(value) else Path(value)
 
@@ -66,7 +65,6 @@ class PipelineCommands(LazyGroup):
             ) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what it lacks is told in one line."""
         try:
             return super().invoke(ctx)
         except ImportError as error:

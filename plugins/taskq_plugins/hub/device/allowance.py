@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -18,8 +19,6 @@ from taskq.conditions.network import metered_line
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from taskq.conditions import Condition
     from taskq.hooks import HubSettings
 
@@ -91,7 +90,6 @@ class Allowance:
         self.metered, self._looked = metered, monotonic()
 
     def take_up(self, path: str) -> None:
-        """Go on with what was noted of the log in a directory."""
         self._path, known = path, last_note(path)
         self._since, self._used = known.get("since", 0.0), known.get("used", 0.0)
         self.part_bytes = known.get("part_bytes", {}).get(self._url, sys.maxsize)
@@ -118,7 +116,6 @@ class Allowance:
         )
 
     def left(self) -> int | None:
-        """Return how many bytes may go over the line today; None: as many as there are."""
         if not self.metered:
             return None
         if not 0 <= self._now() - self._since < _DAY_SECONDS:
@@ -126,7 +123,6 @@ class Allowance:
         return max(int(self._hub.metered_bytes_per_day - self._used), 0)
 
     def spend(self, size: int) -> None:
-        """Count what went over the line, either way."""
         if self.metered and self._path:
             self._used += size
             note(self._path, since=self._since, used=self._used)
@@ -139,7 +135,6 @@ class Allowance:
 
 
 def note(path: str, **values: Any) -> None:
-    """Note something of a log beside it: where it stays as it was, nothing is written."""
     noted = last_note(path)
     if noted != noted | values:
         with contextlib.suppress(OSError):
@@ -157,7 +152,6 @@ def last_note(path: str) -> dict[str, Any]:
 
 
 async def _told(name: str, probed: Awaitable[str], timeout_seconds: float = _PROBE_SECONDS) -> str:
-    """Return what a probe says; of one that cannot tell, why."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await probed

@@ -15,11 +15,12 @@ import threading
 import time
 import zlib
 from base64 import b64encode
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from taskq.conditions.base import aside
@@ -30,20 +31,16 @@ from taskq_plugins.hub.device.allowance import Allowance, HubWaits
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Again,
+    Answer,
     Append,
     Enrol,
     Question,
     Refused,
+    Request,
     Sync,
     Trouble,
 )
-from taskq_plugins.hub.wire import PACKED, HubError, carried, understood
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from taskq_plugins.hub.messages import Answer, Request
-    from taskq_plugins.hub.wire import Carried
+from taskq_plugins.hub.wire import PACKED, Carried, HubError, carried, understood
 
 #: A part is smaller on a slow line, and grows while the line is fast: between these. The first is
 #: what a proxy takes that nobody has told what comes.
@@ -93,7 +90,6 @@ def check_url(url: str) -> str:
 
 
 def machine_of(device: str, given: str | None) -> str:
-    """Return which machine this is, told to nobody in clear; "" where there is no telling."""
     if given is None:
         if any(map(os.path.exists, _CONTAINER)):
             return ""
@@ -123,12 +119,10 @@ def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, 
 
 
 def device_of(token: str) -> str:
-    """Return the name that a token has for its device; "" if it is none."""
     return token.split(".")[1] if token.count(".") else ""
 
 
 def token_file(url: str) -> Path:
-    """Return where the token for a hub is kept: a copied data directory carries none."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     return Path(state, "taskq", f"{name}.token")
@@ -207,7 +201,6 @@ class Http:
         return Told(answer.status, content, int(wait) if _SECONDS.match(wait) else 0)
 
     def _connected(self, turn: threading.BoundedSemaphore) -> http.client.HTTPConnection:
-        """Return the connection; who gives up the turn meanwhile has it closed here."""
         connection = self._connection
         if connection is not None and _is_over(connection.sock):
             self.close()
@@ -236,7 +229,6 @@ class Http:
             yield piece
 
     def close(self) -> None:
-        """Hang up, from any thread."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(OSError, AttributeError):
@@ -245,7 +237,6 @@ class Http:
 
 
 def _is_over(sock: socket.socket | None) -> bool:
-    """Return whether the hub hung up: what comes unasked says so."""
     if sock is None:
         return True
     poll = select.poll()
@@ -316,13 +307,11 @@ class Line:
         self._holder = carrier or Http(self.url, self.hub.ca)
 
     def part_bytes(self) -> int:
-        """Return the bytes of the next request, by the line's speed and what it may carry."""
         left, size = self.allowance.left(), min(self._part_bytes, self.allowance.part_bytes)
         room = size if left is None else left - _HEADS_BYTES - _HANDSHAKE_BYTES
         return max(min(size, room), 1)
 
     async def ask(self, asked: Request) -> Answer | None:
-        """Send a request, and read what it is answered; None: nothing is there."""
         left = self.allowance.left()
         if isinstance(asked, Question) and left is not None:
             asked = replace(asked, bytes_max=min(asked.bytes_max, left * 2 // 3))
@@ -352,7 +341,6 @@ class Line:
         return understood(asked, *reply)
 
     async def hold(self, asked: Question) -> Answer | None:
-        """Ask for what is there for this device, beside what goes over the line otherwise."""
         await self.allowance.look()
         if self.allowance.metered:
             raise HubWaits(f"{self.allowance.metered}: no question waits at the hub")
@@ -366,7 +354,6 @@ class Line:
         body: bytes = b"",
         carrier: Http | None = None,
     ) -> Told:
-        """Send anything."""
         carrier = carrier or self._carrier
         await self.allowance.look()
         handshake = _HANDSHAKE_BYTES if self.url.startswith("https") else 0
@@ -384,7 +371,6 @@ class Line:
             self.allowance.spend(carrier.used_bytes - used)
 
     async def redeem(self, code: str) -> str:
-        """Return the token of this machine for a code."""
         machine = machine_of(code.partition(".")[0], self.hub.machine)
         reply = await self.request(*carried(Enrol(code, machine)))
         if reply.status != _CREATED:
@@ -395,13 +381,11 @@ class Line:
         return str(json.loads(reply.content)["token"])
 
     async def close(self) -> None:
-        """Hang up."""
         self._carrier.close()
         self._holder.close()
 
 
 def _remedy(error: Exception) -> str:
-    """Return what to do about an unknown certificate; "" for another error."""
     if "CERTIFICATE_VERIFY_FAILED" not in str(error):
         return ""
     return (

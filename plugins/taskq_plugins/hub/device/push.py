@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from taskq.engine import Border, segment_name
 from taskq.errors import LogDamaged, LogError
 from taskq_plugins.hub import messages
-from taskq_plugins.hub.messages import NOWHERE, Kind, Missing, Refused, Stored, Synced, Trouble
+from taskq_plugins.hub.messages import (
+    NOWHERE,
+    Answer,
+    Kind,
+    Missing,
+    Refused,
+    Request,
+    Stored,
+    Synced,
+    Trouble,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from concurrent.futures import Future
-
     from taskq.engine import DurableLog
-    from taskq_plugins.hub.messages import Answer, Request
 
 #: So often a session asks anew where the hub stands; a healthy one needs a break, and what follows.
 _ROUNDS_MAX: Final = 12
@@ -53,7 +60,6 @@ class Verdict(enum.Enum):
 
 
 def compare(synced: Synced, log: DurableLog) -> Verdict:
-    """Draw the verdict from what the hub told of its copy."""
     at = synced.at
     if not at.segment:
         return Verdict.NEW
@@ -69,7 +75,6 @@ def compare(synced: Synced, log: DurableLog) -> Verdict:
 
 
 def opening(log: DurableLog) -> messages.Sync:
-    """Return what begins a session of a log."""
     identity = log.identity
     return messages.Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
 
@@ -153,7 +158,6 @@ class Push:
     # -- sending: each returns False where the hub turned out to stand elsewhere -------------------
 
     async def _send(self, verdict: Verdict) -> bool:
-        """Send what the hub lacks."""
         log, synced, at = self._log, self._synced, self._synced.at
         again = log.offered(synced.lacks) if synced.lacks else []
         if again and not await self._send_again(again):
@@ -171,7 +175,6 @@ class Push:
         return True
 
     async def _send_again(self, names: list[str]) -> bool:
-        """Send segments that the hub lacks, by their SHA-256."""
         ids = self._synced.session, self._log_id
         for name in names:
             offset, is_on = 0, True
@@ -186,7 +189,6 @@ class Push:
         return True
 
     async def _send_segment(self, behind: Border) -> bool:
-        """Send a segment from there on; what comes next is read while the hub is waited for."""
         log, ids = self._log, (self._synced.session, self._log_id)
         end, hashed = log.end_of(behind.segment), None if behind.offset else hashlib.sha256()
         with ThreadPoolExecutor(1) as ahead:
@@ -210,7 +212,6 @@ class Push:
         return await self._ask(messages.Seal(*ids, end, digest)) == Stored(end)
 
     async def _not_stored(self, behind: Border, answer: Answer | None) -> None:
-        """Do what a part that was not taken asks for."""
         if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
             cause = "a segment before it is missing"
             await self._declare(Kind.GAP, Border(behind.segment), cause, answer.at)

@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import zlib
 from asyncio import get_running_loop, timeout
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
-from taskq_plugins.hub.messages import Again, Append, Missing, Stored
-from taskq_plugins.hub.wire import PACKED, PROTOCOL, OtherProtocol, delivered
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.requests import Request
-
-    from taskq_plugins.hub.messages import Answer, Enrol
-    from taskq_plugins.hub.messages import Request as Asked
-    from taskq_plugins.hub.wire import Way
+from taskq_plugins.hub.messages import Again, Answer, Append, Enrol, Missing, Stored
+from taskq_plugins.hub.messages import Request as Asked
+from taskq_plugins.hub.wire import PACKED, PROTOCOL, OtherProtocol, Way, delivered
 
 #: A body that comes slowly does not become larger than that without room.
 _SMALL_BYTES: Final = 64 * 1024
@@ -57,7 +50,6 @@ class Body:
         self.is_over, self.is_whole = False, True
 
     async def read(self) -> None:
-        """Take in what comes next: about a MiB of bytes, all of what is none."""
         pieces: list[bytes] = []
         size, begin = 0, get_running_loop().time() - self._passed
         try:
@@ -129,7 +121,6 @@ class Intake:
         return asked
 
     def goes_on(self, answer: Answer) -> bool:
-        """Return whether what comes next follows what was answered."""
         asked = self._asked
         if isinstance(asked, Append) and isinstance(answer, Stored):
             behind, at, self._rest = asked.behind, answer.at, asked.data

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import logging
 import os
 import resource
 import threading
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -18,9 +20,7 @@ from taskq_plugins.hub.gate.bodies import BODY_SECONDS
 from taskq_plugins.patience import Patient, config_of
 
 if TYPE_CHECKING:
-    import asyncio
     import socket
-    from types import FrameType
 
     from starlette.types import ASGIApp
 
@@ -51,7 +51,6 @@ class _Flow(FlowControl):
         self._line = line
 
     def pause_reading(self) -> None:
-        """Pause, unless that is a device with little that waits."""
         line = self._line
         is_coming = line.conn.their_state is h11.SEND_BODY
         if not (is_coming and len(line.cycle.body) <= _AHEAD_BYTES and line.is_known):
@@ -66,13 +65,11 @@ class Protocol(Patient):
     _was_known = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
         super().connection_made(transport)
         self.flow = _Flow(self)
 
     @property
     def is_known(self) -> bool:
-        """Return whether a token came over it that holds."""
         scope = getattr(self, "scope", None) or {}
         self._was_known |= "device" in scope.get("state", {})
         return self._was_known
@@ -105,14 +102,12 @@ class Listener(uvicorn.Server):
         )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer until told to end, with a file for each line that may be there."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
         super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End, however long a disk or a device takes."""
         super().handle_exit(sig, frame)
         self._hub.end()
         timer = threading.Timer(_END_SECONDS, self._give_up)

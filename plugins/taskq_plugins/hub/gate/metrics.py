@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -13,8 +14,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from taskq_plugins.scrapes import serve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from prometheus_client.metrics_core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,8 +37,6 @@ class Counting:
         self.received = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the site does."""
-
         async def received() -> Message:
             message = await receive()
             self.received += len(message.get("body", b""))
@@ -62,7 +59,6 @@ class HubMetrics:
         self._counting = counting
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all figures."""
         known = list(self._registry.all_standing().values())
         active = [each for each in known if each["state"] == "active"]
         silent = [time.time() - each["heard_ns"] / 1e9 for each in active if "heard_ns" in each]
@@ -80,7 +76,6 @@ class HubMetrics:
 
 
 def _each(kind: Any, name: str, text: str, label: str, counts: Mapping[Any, int]) -> Metric:
-    """Return a figure that is counted by a label."""
     family: Any = kind(f"{_HUB}{name}", text, labels=[label])
     for value, count in sorted(counts.items()):
         family.add_metric([str(value)], count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
@@ -18,11 +18,9 @@ from taskq_plugins.hub.wire import (
     PROBLEM,
     PROTOCOL,
     WAYS,
+    Way,
     adapter,
 )
-
-if TYPE_CHECKING:
-    from taskq_plugins.hub.wire import Way
 
 _REFS: Final = "#/components/schemas/{model}"
 _BYTES: Final = "application/octet-stream"

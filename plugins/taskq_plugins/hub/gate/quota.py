@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from taskq.engine import PatientDisk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 #: A file takes whole blocks, and a folder or an empty file one.
@@ -19,7 +19,6 @@ _FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 
 
 def used_bytes(folder: Path) -> int:
-    """Return what all below a folder takes on the disk; what has many names counts once."""
     sizes: dict[int, int] = {}
     for path, _, names in os.walk(folder):
         for name in (".", *names):
@@ -51,7 +50,6 @@ class Account:
             raise OSError(errno.ENOSPC, "the disk is nearly full")
 
     def charge(self, size: int) -> None:
-        """Let so many bytes more be written."""
         if size > 0:
             self.require(size)
             self.used += size
@@ -65,13 +63,11 @@ class ChargedDisk(PatientDisk):
         self._account = account
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
-        """Return a descriptor; a file that is not there takes a block."""
         if create and self.status(path) is None:
             self._account().charge(_BLOCK)
         return super().open(path, create=create, write=write)
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and those above it, each of which takes a block."""
         above = path
         while self.status(above) is None:
             self._account().charge(_BLOCK)
@@ -79,12 +75,10 @@ class ChargedDisk(PatientDisk):
         super().make_directory(path)
 
     def write(self, descriptor: int, data: bytes, offset: int) -> int:
-        """Return bytes written; those by which the file grows count."""
         grown = _blocks(offset + len(data)) - _blocks(self.size(descriptor))
         self._account().charge(grown)
         return super().write(descriptor, data, offset)
 
 
 def _blocks(size: int) -> int:
-    """Return what a file of that size takes."""
     return max(-(-size // _BLOCK), 1) * _BLOCK

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from starlette.exceptions import HTTPException
@@ -19,15 +20,11 @@ from taskq.engine import PatientDisk
 from taskq_plugins.hub.kept import IDENTITY, LOG, Kept, kept
 from taskq_plugins.hub.wire import ID, JSON
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 _PATH: Final = re.compile(rf"/v1/logs(?:/({ID})/(segments|identity|segments/[0-9]{{20}}))?\Z")
 _BYTES: Final = "application/octet-stream"
 
 
 def read(hub: Path, device: str, path: str, headers: Mapping[str, str]) -> Response:
-    """Answer a GET of a device; what is not there is one 404."""
     match = _PATH.match(path)
     try:
         if match is not None and match[1] is None:

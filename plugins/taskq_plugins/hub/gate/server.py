@@ -13,14 +13,16 @@ import errno
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CapacityLimiter, create_task_group
 from anyio.to_thread import run_sync
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -33,9 +35,10 @@ from taskq_plugins.hub.gate import reading
 from taskq_plugins.hub.gate.bodies import Body, Intake
 from taskq_plugins.hub.gate.openapi import document
 from taskq_plugins.hub.gate.quota import Account, ChargedDisk
-from taskq_plugins.hub.kept import ask_again, faults_of, is_elsewhere, note_place
+from taskq_plugins.hub.kept import Kept, ask_again, faults_of, is_elsewhere, note_place
 from taskq_plugins.hub.messages import (
     NOWHERE,
+    Answer,
     Append,
     Declare,
     Enrol,
@@ -47,19 +50,12 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
+from taskq_plugins.hub.messages import Request as Asked
 from taskq_plugins.hub.outbox.serving import Serving
 from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from starlette.requests import Request
-
     from taskq.engine import Disk
-    from taskq_plugins.hub.kept import Kept
-    from taskq_plugins.hub.messages import Answer
-    from taskq_plugins.hub.messages import Request as Asked
 
 _log: Final = logging.getLogger("taskq")
 #: What a device may have on the hub's disk.
@@ -147,7 +143,6 @@ class Server:
         await self.close()
 
     async def close(self) -> None:
-        """Give all files back, once ``app`` is served no more."""
         self._copies.close()
         await self._outbox.close()
         self._registry.close()
@@ -215,7 +210,6 @@ class Server:
                 del self._waiting[device]
 
     async def _unknown(self, request: Request, title: str) -> HTTPException:
-        """Return that token or code do not hold; who tries many waits, then is told no more."""
         now, address = time.monotonic(), request.client.host if request.client else ""
         if now - self._tries_began > _MINUTE:
             self._tries.clear()
@@ -252,7 +246,6 @@ class Server:
             return _told(*wire.answered(await self._on_thread(self._done, device, asked)))
 
     async def _taken(self, request: Request, way: wire.Way) -> Asked | Enrol:
-        """Take in a request that is JSON: nothing of it is read on the loop, which all share."""
         body = Body(request, way, _no_wait)
         await body.read()
         asking = partial(Intake(request, way).ask, body.pieces, is_last=True)
@@ -295,8 +288,6 @@ class Server:
             return answer
 
     async def _down(self, device: str, asked: Question) -> Response:
-        """Answer a question, at any time once its session is known."""
-
         async def look(asked: Question) -> Answer:
             async with self._turn(device):  # for each look, but not for the wait
                 if not await self._on_thread(self._copies.is_at, device, asked):
@@ -310,11 +301,9 @@ class Server:
         return _told(*await self._on_thread(wire.answered, answer))
 
     def end(self) -> None:
-        """Let nobody wait for jobs any more."""
         self._outbox.end()
 
     def _account(self, device: str) -> Account:
-        """Return what a device has here; it is counted anew each hour."""
         account = self._accounts.get(device)
         if account is None:
             folder = self._path / "devices" / device
@@ -322,14 +311,12 @@ class Server:
         return account
 
     def _spend(self, device: str, size: int) -> None:
-        """Count what of a device's jobs goes into the outbox."""
         self._account(device).used += size
 
     def _disk_of(self, device: str) -> Disk:
         return ChargedDisk(lambda: self._account(device))
 
     def _done(self, device: str, asked: Asked, *, more: bool = False) -> Answer:
-        """Carry a request out, on a thread; ``more``: a piece of it."""
         registry = self._registry
         if isinstance(asked, Sync) and not registry.is_bound(device, asked.machine):
             registry.note(device, refused_ns=time.time_ns())
@@ -350,7 +337,6 @@ class Server:
         return answer
 
     def _note(self, device: str, asked: Asked, answer: Synced | Stored) -> None:
-        """Note when the device was heard of, and how it stands."""
         now, lsn = time.monotonic(), answer.at.next_lsn if answer.at.stem else 0
         noted, end = self._noted.get(device, (-_NOTED_SECONDS, 0))
         if isinstance(asked, Sync):
@@ -390,8 +376,7 @@ def _way_of(request: Request) -> wire.Way:
     return way
 
 
-async def _no_wait() -> None:
-    """Have room at once: of so little there is always some."""
+async def _no_wait() -> None: ...
 
 
 def _told(status: int, media_type: str, data: bytes) -> Response:
@@ -403,7 +388,6 @@ def _not_there() -> HTTPException:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Answer what was not taken, whatever it was, in one way."""
     assert isinstance(error, HTTPException)
     if error.status_code == _TOO_LARGE:  # a proxy that cannot send all of it hears no answer
         with contextlib.suppress(ClientDisconnect, TimeoutError):
@@ -416,7 +400,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Answer what could not be done now."""
     _log.warning(
         "hub: a request of %s failed: %s", getattr(request.state, "device", "a new device"), error
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,17 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq import State
 from taskq.engine import Border, Ended, Flag, Gap, LogRecord, kinds
 from taskq.errors import JobNotFound, LogError
-from taskq_plugins.hub.messages import BYTES_MAX, JOB, JOBS_MAX, Given, Handed
-from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Readings
-from taskq_plugins.hub.registry import Hint
+from taskq_plugins.hub.messages import BYTES_MAX, JOB, JOBS_MAX, Given, Handed, Question
+from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, Readings, There
+from taskq_plugins.hub.registry import Hint, Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from taskq.engine import Clock, Cursor, Disk, Sight
-    from taskq_plugins.hub.messages import Question
-    from taskq_plugins.hub.outbox.reading import Reading, There
-    from taskq_plugins.hub.registry import Registry
 
 #: Begins the name of the queue of a device.
 TO: Final = "to:"
@@ -69,12 +65,10 @@ class Note(NamedTuple):
 
     @property
     def after(self) -> int:
-        """Return the last number that it has taken."""
         return self.parts[-1][0] if self.parts else 0
 
 
 def read_note(registry: Registry, device: str) -> Note:
-    """Return what is noted of a device."""
     values = registry.hinted(device, _GIVEN) or {"parts": [], "begin": {}}
     parts = [(number, when) for number, when in values["parts"]]
     return Note(parts, {name: Border.from_list(at) for name, at in values["begin"].items()})
@@ -121,14 +115,12 @@ class Handing:
     # -- settling ---------------------------------------------------------------------------------
 
     def arrived(self, device: str) -> None:
-        """End what ended on a device, if it was handed any: something of its logs has come."""
         if self._cursor is None:
             self._look(device)
         if device in self._armed or self._waiting.get(device):
             self.settle(device)
 
     def settle(self, device: str) -> dict[int, Waiting]:
-        """End what the copies say ended; returns what waits then."""
         waiting, readings = self._look(device), self._readings.get(device)
         if readings is None:
             begin = self.note(device).begin
@@ -156,7 +148,6 @@ class Handing:
         return waiting
 
     def _end(self, ends: Iterable[Ended], device: str = "") -> None:
-        """End jobs; of those that a device ended it bears the words."""
         left, at = list(ends), 0
         while at < len(left):
             size, begin = 0, at
@@ -168,7 +159,6 @@ class Handing:
             self._ask(methodcaller("settle_for", left[begin:at]))
 
     def expire(self) -> None:
-        """End what was not taken in time; what was taken is the device's to judge."""
         self._look("")
         now_ns = self._clock.wall_ns()
         with self._lock:
@@ -190,7 +180,6 @@ class Handing:
     # -- handing over -----------------------------------------------------------------------------
 
     def give(self, device: str, asked: Question) -> Given:
-        """Return what is there for a device, once all is settled that it had sent."""
         tag, next_lsn = self._ask(methodcaller("look", _end_of, needs_agenda=False))
         after, log = asked.after.get(tag, 0), str(asked.log_id)
         if after >= next_lsn:  # the outbox was set back: no number is given twice
@@ -244,7 +233,6 @@ class Handing:
     def _seek(
         self, device: str, log: str, waiting: dict[int, Waiting], after: int
     ) -> dict[int, Waiting]:
-        """Look for what the device says it took, and what is neither alive nor ended there."""
         readings = self._readings[device]
         missing = _missing(readings, log, waiting, after)
         if missing and not readings.is_whole:
@@ -261,7 +249,6 @@ class Handing:
         return self._look(device)
 
     def _handed(self, sight: Sight, waiting: list[Waiting], bytes_max: int) -> list[Handed]:
-        """Return the first of these as they go over the line."""
         jobs: list[Handed] = []
         size = 0
         for due in waiting[:JOBS_MAX]:
@@ -301,7 +288,6 @@ class Handing:
         return waiting
 
     def _seen(self, sight: Sight, device: str) -> dict[int, Waiting]:
-        """Return what waits for a device now."""
         with self._lock:
             try:
                 self._catch_up(sight)
@@ -344,7 +330,6 @@ class Handing:
     # -- what is noted ----------------------------------------------------------------------------
 
     def note(self, device: str) -> Note:
-        """Return what is noted of a device."""
         return read_note(self._registry, device)
 
     def _note_taken(self, device: str, after: int) -> None:
@@ -355,7 +340,6 @@ class Handing:
             self._write(device, note._replace(parts=parts))
 
     def _arm(self, device: str, readings: Readings) -> None:
-        """Note, before anything is handed over, from where on the copies are to be read."""
         if device not in self._armed:
             begin = {name: reading.at for name, reading in readings.logs.items()}
             is_idle = not any(reading.live or reading.ends for reading in readings.logs.values())
@@ -379,7 +363,6 @@ def _end_of(sight: Sight) -> tuple[str, int]:
 
 
 def _cancelled(sight: Sight, jobs: dict[int, Identified], device: str) -> list[tuple[str, int]]:
-    """Return (id, number there) of the jobs that were cancelled here, or are another's now."""
     cancelled: list[tuple[str, int]] = []
     for number, identified in jobs.items():
         with contextlib.suppress(JobNotFound):

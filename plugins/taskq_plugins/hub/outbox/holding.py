@@ -8,12 +8,11 @@ import random
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from taskq_plugins.hub.messages import Refused
+from taskq_plugins.hub.messages import Answer, Question, Refused
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
     from taskq_plugins.hub.device.line import Line
-    from taskq_plugins.hub.messages import Answer, Question
 
 #: An answer that comes sooner, and says nothing, is of a hub that lets nobody wait just now.
 _SOON_SECONDS: Final = 5.0
@@ -23,7 +22,6 @@ _CHANCE: Final = random.SystemRandom()
 
 
 def backoff(seconds: float, failures: int) -> float:
-    """Return how long to wait: a second up to so many, twice as many behind each failure."""
     longest = min(seconds * 2.0 ** min(failures, 20), _PAUSE_SECONDS_MAX)
     return _CHANCE.uniform(1.0, max(longest, 1.0))
 
@@ -41,25 +39,20 @@ class Holding:
         self._before: Answer | None = None
 
     def ask(self, question: Question | None) -> None:
-        """Let this be what is asked from now on; None: nothing."""
         self._question = question
         self._asks.set()
 
     def begin(self) -> None:
-        """Take it that a session begins, which asks for all that is there now."""
         self._answered.clear()
 
     @property
     def is_answered(self) -> bool:
-        """Return whether a session is due."""
         return self._answered.is_set()
 
     async def wait(self, seconds: float) -> None:
-        """Wait so long, or until a session is due."""
         await _wait(self._answered, seconds)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
         while True:
             await self._asks.wait()
             self._asks.clear()
@@ -92,7 +85,6 @@ class Holding:
         return False
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait so long, or until a session has brought another question: whether one has."""
         await _wait(self._asks, seconds)
         has_come = self._asks.is_set()
         self._asks.clear()
@@ -100,7 +92,6 @@ class Holding:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait until it is set, so long at most."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -29,12 +29,10 @@ class Identified(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Return the key."""
         return f"hub:{self.tag}-{self.job}:{self.nonce}"
 
     @classmethod
     def of(cls, key: bytes | None) -> Identified | None:
-        """Return what a key tells; None for any other."""
         match = _KEY.match((key or b"").decode("ascii", "replace"))
         return None if match is None else cls(match[1], int(match[2]), match[3])
 
@@ -47,7 +45,6 @@ class There(NamedTuple):
 
     @classmethod
     def of(cls, record: LogRecord) -> There | None:
-        """Return what a record that brings a job tells; None of any other job."""
         extras = record.extras
         if extras is None:
             return None
@@ -70,7 +67,6 @@ class Reading:
         self.ends: dict[There, Ended] = {}
 
     def read(self) -> None:
-        """Read what has come."""
         files = Replica(self._disk, self.path, self._log_id)
         try:
             if not files.stands(self.at):
@@ -85,7 +81,6 @@ class Reading:
             files.forget()
 
     def _take(self, record: LogRecord) -> None:
-        """Take up a record that brings such a job, or ends one."""
         carried, state = record.carried, record.end
         there = self.live.pop(record.job, None) or There.of(record)
         if there is None:
@@ -126,7 +121,6 @@ class Readings:
         self.is_whole = False
 
     def read(self) -> None:
-        """Read what has come to any of them."""
         before, self.logs = self.logs, {}
         for copy in self._copies():
             name = str(copy.log_id)
@@ -136,7 +130,6 @@ class Readings:
             reading.read()
 
     def read_whole(self) -> None:
-        """Read all that the hub ever had of them, what was set aside included."""
         self._begin, self.logs, self.is_whole = {}, {}, True
         self.read()
         for copy in self._copies():
@@ -147,7 +140,6 @@ class Readings:
                 reading.ends = left.ends | reading.ends
 
     def _copies(self) -> list[Kept]:
-        """Return the copies of the device, the one that came first before the others."""
         copies = kept(self._hub, self._disk, self._device)
         times = [(self._disk.modified_ns(f"{copy.path}/{IDENTITY}"), copy) for copy in copies]
         dated = [(when, str(copy.log_id), copy) for when, copy in times if when is not None]
@@ -155,15 +147,12 @@ class Readings:
 
     @property
     def latest(self) -> str:
-        """Return the id of the log that came last, "" if none did."""
         return next(reversed(self.logs), "")
 
     def has_gap(self, name: str) -> bool:
-        """Return whether records of a log are missing: the end of a job may be among them."""
         copy = Kept(self._disk, self._hub, self._device, UUID(name))
         return any(line.get("kind") == "gap" for line in copy.breaks)
 
     def there(self, log: Reading) -> set[Identified]:
-        """Return what lives in a log, and what ended in any of them and was not taken up yet."""
         ended = (there for reading in self.logs.values() for there in reading.ends)
         return {there.identified for there in (*log.live.values(), *ended)}

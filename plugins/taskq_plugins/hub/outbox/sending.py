@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from functools import cached_property, partial
@@ -21,8 +22,6 @@ from taskq_plugins.hub.outbox.reading import Identified, Readings
 from taskq_plugins.hub.registry import OUTBOX, Registry, checked
 
 if TYPE_CHECKING:
-    import os
-
     from taskq import JobHandle
     from taskq.views import JobView
 
@@ -88,13 +87,11 @@ class Hub:
         return self._app.call_by_name(task, *args, **kwargs)
 
     def job(self, job: str | int | JobHandle[Any]) -> JobHandle[Any]:
-        """Return the handle of a job for a device, made from its id."""
         return self._app.job(job)
 
     async def enqueue_to(
         self, devices: list[str], call: Call[R], headers: dict[str, str]
     ) -> list[JobHandle[R]]:
-        """Enqueue a call once for each of these devices: all of them or none."""
         if not isinstance(call, Call):
             raise UsageError(f"a device takes calls such as task.call(...), got {call!r:.60}")
         if call.extras is not None and call.extras.concurrency_key:
@@ -105,7 +102,6 @@ class Hub:
         return await self._app.enqueue_many(calls)
 
     async def _close_queue(self, queue: str) -> None:
-        """Let no worker ever take a job of a device; before there is one."""
         if queue not in self._paused:
             await self._app.pause(queue)
             self._paused.add(queue)
@@ -128,13 +124,11 @@ class Hub:
     hand_on_sync = blocking(hand_on)
 
     async def cancel_open(self, device: str) -> int:
-        """Cancel the jobs that wait for a device; returns how many they were."""
         return (await self._app.cancel_many(queue=f"{TO}{device}")).count
 
     cancel_open_sync = blocking(cancel_open)
 
     async def close(self) -> None:
-        """Close the outbox, and what is known of the devices. Legal twice."""
         await self._app.close()
         if registry := self.__dict__.pop("registry", None):
             registry.close()
@@ -190,7 +184,6 @@ class Group:
 
     @property
     def devices(self) -> list[str]:
-        """Return the names of its members now."""
         return self._hub.registry.groups().get(self.name, [])
 
     async def enqueue(self, call: Call[R]) -> list[JobHandle[R]]:
@@ -230,7 +223,6 @@ class Outbox(TaskQ):
 
 
 def why(hub: Path, view: JobView) -> Reason:
-    """Return where a job is that waits for its device."""
     device = view.queue.removeprefix(TO)
     registry, there = Registry(hub), find_there(hub, view)
     heard = _heard(registry, device)
@@ -251,7 +243,6 @@ def why(hub: Path, view: JobView) -> Reason:
 
 
 def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
-    """Return (path of the copy, what it says) of the job on its device; None: nothing."""
     tag, _, _ = view.job_id.partition("-")
     wanted = Identified(tag, view.lsn, view.headers.get(NONCE, ""))
     readings = Readings(LocalDisk(), str(hub), view.queue.removeprefix(TO), {})
@@ -269,7 +260,6 @@ def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
 
 
 def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
-    """Return the call as the outbox has it."""
     chosen = call.chosen
     own = {NONCE: secrets.token_hex(_NONCE_BYTES), QUEUE: chosen.queue, **headers}
     if chosen.expires_ns:
@@ -279,7 +269,6 @@ def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
 
 
 def _waiting_for(hub: Path, device: str) -> list[str]:
-    """Return the ids of the jobs that wait for a device, oldest first."""
     if not (hub / OUTBOX).is_dir():
         return []
     with LogReader.open(str(hub / OUTBOX)) as reader:

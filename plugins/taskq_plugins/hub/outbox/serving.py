@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
 
 from anyio import CancelScope
 
@@ -14,17 +17,9 @@ from taskq.engine import LogConfig, PatientDisk, SystemClock
 from taskq.errors import TaskqError
 from taskq.hooks import Connection
 from taskq_plugins.hub.kept import IDENTITY
-from taskq_plugins.hub.messages import Given
+from taskq_plugins.hub.messages import Answer, Given, Question
 from taskq_plugins.hub.outbox.handing import Handing
-from taskq_plugins.hub.registry import OUTBOX
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-    from uuid import UUID
-
-    from taskq_plugins.hub.messages import Answer, Question
-    from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.registry import OUTBOX, Registry
 
 _log: Final = logging.getLogger("taskq")
 _EXPIRE_SECONDS: Final = 30.0
@@ -61,16 +56,13 @@ class Serving:
         return what(self._connection.thread_port()).result()
 
     async def close(self) -> None:
-        """Close it."""
         await self._connection.aclose()
 
     @property
     def is_there(self) -> bool:
-        """Return whether anything was ever enqueued."""
         return self._identity.is_file()
 
     def arrived(self, device: str) -> None:
-        """Settle what came of a device; what is wrong with its jobs is not wrong with that."""
         try:
             if self.is_there:
                 self.handing.arrived(device)
@@ -78,7 +70,6 @@ class Serving:
             _log.warning("hub: jobs of %s wait a while: %s", device, error)
 
     async def expire(self, on_thread: Callable[..., Awaitable[Any]]) -> None:
-        """End jobs that no device took in time, for ever."""
         while True:
             await asyncio.sleep(_EXPIRE_SECONDS)
             try:
@@ -90,7 +81,6 @@ class Serving:
     # -- questions --------------------------------------------------------------------------------
 
     def asked_by(self, device: str) -> int:
-        """Return how many questions of a device wait."""
         return sum(name == device for name, _ in self.asking)
 
     async def answer(
@@ -125,7 +115,6 @@ class Serving:
         return None
 
     async def _mark(self) -> Callable[[], Awaitable[Any]]:
-        """Return what waits until the outbox has grown from here on."""
         if not self.is_there:
             return partial(asyncio.sleep, _THERE_SECONDS)
         port = await self._connection.port()
@@ -133,7 +122,6 @@ class Serving:
         return partial(port.extent, seen)
 
     def end(self) -> None:
-        """Let nobody wait for jobs any more."""
         self._is_over = True
         for wait in tuple(self.asking.values()):
             assert self._loop is not None

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
 
 from taskq.engine import EnqueueSpec, Extras, PartWriter
 from taskq.errors import TaskqError
-from taskq_plugins.hub.messages import Given, Question
+from taskq_plugins.hub.messages import Given, Handed, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
-    from uuid import UUID
-
     from taskq.engine import Border, Clock, Disk
-    from taskq_plugins.hub.messages import Handed
 
 #: What a device publishes a part as, by tag and end: once, whatever becomes of the line.
 _UPLOAD: Final = re.compile(r"hub\.([0-9a-f]{8})@(0|[1-9][0-9]{0,17})\Z")
@@ -52,7 +50,6 @@ class Taken(NamedTuple):
 
 
 def look(disk: Disk, path: str) -> Held:
-    """Return what the inbox of a log says."""
     after: dict[str, int] = {}
     waiting = 0
     for name, may_wait in PartWriter.published(disk, path).items():
@@ -130,7 +127,6 @@ class Taking:
         return taken
 
     def _judged(self, job: Handed) -> tuple[bytes, str]:
-        """Return (how it goes into the inbox, why it does not)."""
         if not any(fnmatch.fnmatchcase(job.task, pattern) for pattern in self._accept):
             said = ", ".join(self._accept) or "nothing"
             return b"", f"{job.task!r} is not among what is accepted there ({said})"

@@ -10,13 +10,12 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq_plugins.spark.backlog.executing import run_chunks
+from taskq_plugins.spark.backlog.executing import Chunk, Report, run_chunks
 from taskq_plugins.spark.errors import SparkError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from taskq_plugins.spark.backlog.executing import Chunk, Report
 
 #: Most Spark jobs at a time; each takes a thread of the driver.
 WAVES_MAX: Final = 64
@@ -53,7 +52,6 @@ class Cluster:
 
     @property
     def cores(self) -> int:
-        """Return how many partitions run at a time."""
         if monotonic() - self._asked_at > _CORES_SECONDS:
             self._asked_at = monotonic()
             with contextlib.suppress(Exception):  # Java is gone: the next wave will tell
@@ -75,12 +73,10 @@ class Cluster:
             self.waves -= 1
 
     def cancel(self) -> None:
-        """Stop everything that runs; ``run`` then raises."""
         with contextlib.suppress(Exception):  # Java is gone, and with it what ran
             self._context.cancelJobGroup(self._group)
 
     def close(self) -> None:
-        """Stop everything, and wait for nothing."""
         self.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 

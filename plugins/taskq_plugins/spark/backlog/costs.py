@@ -7,12 +7,11 @@ Slow jobs go one by one, and none waits at an executor that is busy with another
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable, Iterable
-
     from taskq import Delivery
 
 #: What a chunk is to take.
@@ -43,23 +42,19 @@ class Costs:
         self._is_new = True
 
     def seconds(self, task: str) -> float:
-        """Return what a job of this task takes."""
         return self._of_task.get(task, CHUNK_SECONDS)
 
     @property
     def is_slow(self) -> bool:
-        """Return whether jobs are too slow to let any wait for an executor."""
         return self.usual > SLOW_SECONDS
 
     def chunk_jobs(self) -> int:
-        """Return how many jobs fit a chunk, if they are as usual."""
         count = CHUNK_SECONDS / max(self.usual, CHUNK_SECONDS / CHUNK_JOBS_MAX)
         if self.size_usual_bytes:
             count = min(count, CHUNK_BYTES_MAX / self.size_usual_bytes)
         return max(int(count), 1)
 
     def learn(self, jobs: Iterable[tuple[str, float, int]]) -> None:
-        """Take in each ended job: its task, the seconds it took there, the bytes it had."""
         by_task: dict[str, list[float]] = {}
         size_bytes = 0
         for task, seconds, job_bytes in jobs:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskq.engine import kinds
 from taskq.hooks import Inputs
 from taskq_plugins.spark.backlog.cluster import WAVES_MAX, ExecutorLost
 from taskq_plugins.spark.backlog.costs import Costs, cut
-from taskq_plugins.spark.backlog.executing import Chunk
+from taskq_plugins.spark.backlog.executing import Chunk, Report
 from taskq_plugins.spark.backlog.opening import open_payloads
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.events import Hook, tell
@@ -19,17 +20,13 @@ from taskq_workers.slots.feed import Feed
 from taskq_workers.slots.outcomes import release, settle_failure
 from taskq_workers.slots.pace import Pace
 from taskq_workers.slots.settling import Settler
-from taskq_workers.slots.shipping import Sent, settlement_of, ship
+from taskq_workers.slots.shipping import Ended, Sent, settlement_of, ship
 from taskq_workers.slots.storing import stored_success
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from taskq import Delivery, TaskQ
     from taskq.engine import LoopPort, Settlement
-    from taskq_plugins.spark.backlog.executing import Report
     from taskq_workers.process.elsewhere import Order
-    from taskq_workers.slots.shipping import Ended
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -45,17 +42,11 @@ class Executors(Protocol):
     """What runs chunks; see ``Cluster``."""
 
     @property
-    def cores(self) -> int:
-        """Return how many chunks run at a time."""
-        ...
+    def cores(self) -> int: ...
 
-    async def run(self, chunks: list[Chunk]) -> list[Report]:
-        """Return the report of each chunk; raises SparkError."""
-        ...
+    async def run(self, chunks: list[Chunk]) -> list[Report]: ...
 
-    def cancel(self) -> None:
-        """Stop everything that runs."""
-        ...
+    def cancel(self) -> None: ...
 
 
 class _Unpaced(Pace):
@@ -112,11 +103,9 @@ class SparkCrew:
     # What the feed calls.
 
     def free(self) -> int:
-        """Return how many jobs could be sent out now."""
         return self._room() * self._costs.chunk_jobs()
 
     def wake(self) -> None:
-        """Send out what was claimed."""
         room = self._room()
         limit = self._chunks_max()
         while self.feed.buffer and room > 0:
@@ -129,44 +118,34 @@ class SparkCrew:
         self._loop.call_soon(self.feed.refill)
 
     def quiet(self) -> bool:
-        """Return whether nothing is out and every outcome was handed to the log."""
         settler = self.settler
         return not (self._out or self._storing or settler.outcomes or settler.refused)
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Release deliveries that were not sent; burns no attempt."""
         self.settler.give_back(deliveries)
 
     def ran_dry(self) -> None:
-        """Stop: no job is ready and none runs, so the burst is over."""
         self._stop(None)
 
-    def came_empty(self) -> None:
-        """Do nothing: there is no other log to claim from."""
-
+    def came_empty(self) -> None: ...
     def fail(self, error: BaseException) -> None:
-        """Neither the log nor Spark can be used any more."""
         self._stop(error)
 
     # What the worker calls.
 
     def running(self) -> int:
-        """Return how many jobs are out."""
         return sum(len(chunk) for chunks, _ in self._out.values() for chunk in chunks)
 
     def held(self) -> list[tuple[Delivery, float | None]]:
-        """Return the jobs that are out; when each began is known where it runs."""
         batches = (chunks for chunks, _ in self._out.values())
         return [(job, None) for chunks in batches for chunk in chunks for job in chunk]
 
     def leave(self) -> None:
-        """Claim no more, and give back what is not out."""
         self._leaving = True
         self.feed.close()
         self._check_gone()
 
     def interrupt(self) -> None:
-        """Cancel Spark's jobs; ours are released when Spark says that they stopped."""
         self._interrupted = True
         if self._out:
             self._executors.cancel()
@@ -294,7 +273,6 @@ class SparkCrew:
         self.give_back(left.values())
 
     def _seconds(self, delivery: Delivery, ended: Ended) -> float:
-        """Return what the job took of its executor: async ones share it."""
         task = self._app.tasks[delivery.task]
         return ended.seconds / (self._order.concurrency if task.is_async else 1)
 
@@ -310,7 +288,6 @@ class SparkCrew:
         storing.add_done_callback(self._on_stored)
 
     async def _store(self, delivery: Delivery, ended: Ended) -> None:
-        """Pack what goes with a success, and hand it over."""
         task, connection = self._app.tasks[delivery.task], self._app.connection
         try:
             settlement = await stored_success(

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import sys
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
 from functools import cache
 from time import monotonic
@@ -21,13 +22,10 @@ from taskq.hooks import running_job
 from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.timeouts import limited, limits_of
-from taskq_workers.slots.shipping import Ended, Shipped, Unpacker
+from taskq_workers.slots.shipping import Ended, Shipment, Shipped, Unpacker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from taskq import Task, TaskQ
-    from taskq_workers.slots.shipping import Shipment
 
 
 class Chunk(NamedTuple):
@@ -61,13 +59,11 @@ RESULT_BYTES_MAX: Final = 32 << 20
 
 
 def run_chunks(chunks: Iterable[Chunk]) -> Iterator[Report]:
-    """Run one partition: what Spark calls."""
     for chunk in chunks:
         yield Report(lost=True) if _ran_before() else run_chunk(chunk)
 
 
 def run_chunk(chunk: Chunk, clock: Callable[[], float] = monotonic) -> Report:
-    """Run the jobs of a chunk, as far as its time goes."""
     try:
         app = _app(chunk.target, chunk.include, chunk.data_dir)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
@@ -114,7 +110,6 @@ class _Bench:
         self._room_bytes = RESULT_BYTES_MAX
 
     def run(self) -> None:
-        """Sync jobs first, then all others together."""
         unpacker = Unpacker()
         waiting: deque[tuple[int, Shipped, Task[..., Any]]] = deque()
         for number, job in enumerate(self._chunk.jobs):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskq_plugins.spark.backlog.cluster import Cluster
 from taskq_plugins.spark.backlog.crew import Executors, SparkCrew
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
+from taskq_workers.logpart import LogPart
 from taskq_workers.pool import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from taskq import TaskQ
-    from taskq_workers.logpart import LogPart
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.hands import Runner
 

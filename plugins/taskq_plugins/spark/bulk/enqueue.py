@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +16,6 @@ from taskq.values import PRIORITY_MAX
 from taskq_plugins.spark.bulk.telling import progress, tell_rest, where_to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq import TaskQ
     from taskq_plugins.spark.bulk.files import Rows
     from taskq_plugins.spark.sink.options import SinkOptions
@@ -84,7 +83,6 @@ def enqueue(
 
 
 def _options(given: dict[str, Any]) -> dict[str, str]:
-    """Return them as the sink takes them: text by name."""
     headers = dict(_header(header) for header in given.pop("headers"))
     options = {"path": str(given.pop("data_dir")), "adopt": str(not given.pop("no_adopt"))}
     options |= {name: str(value) for name, value in given.items() if value is not None}
@@ -120,7 +118,6 @@ def _check_unchanged(file: Path, before: tuple[int, int, int]) -> None:
 
 
 def _count(file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None) -> int:
-    """Check all rows, and write nothing."""
     from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
 
     encoder = Encoder(sink, app=app, place=file.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -16,7 +17,6 @@ from taskq.errors import TaskqError, UsageError
 from taskq_plugins.spark.sink.schema import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 #: Rows that are read at a time, of Parquet and of JSON lines.
@@ -52,7 +52,6 @@ class Rows(NamedTuple):
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -133,7 +132,6 @@ def _safe(path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 
 def _keyed(batches: Iterator[pa.RecordBatch], key: str, path: Path) -> Iterator[pa.RecordBatch]:
-    """Give each row its key as text; the column stays what else it is."""
     for batch in batches:
         if key not in batch.schema.names:
             raise _no_column(path, key, batch.schema.names)
@@ -157,7 +155,6 @@ def _keyed(batches: Iterator[pa.RecordBatch], key: str, path: Path) -> Iterator[
 
 
 def _lines(path: Path, key: str | None) -> Iterator[pa.RecordBatch]:
-    """Yield objects as they are: what they do not name is no argument, not even a null."""
     objects: list[dict[str, Any]] = []
     with path.open("rb") as file:
         for number, line in _numbered(file, path):
@@ -180,7 +177,6 @@ def _numbered(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _object(path: Path, number: int, line: bytes, key: str | None) -> dict[str, Any]:
-    """Return the reserved fields of one line, and the payload of the others."""
     try:
         values = from_json(line)
     except ValueError as error:
@@ -224,7 +220,6 @@ def _settle(row: dict[str, Any]) -> str:
 
 
 def _batch(path: Path, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Return rows as a batch of those columns that some row has: each costs time."""
     names = {name for row in rows for name in row}
     try:
         columns = {

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import duckdb
+import pyarrow as pa
 
 from taskq.arrow import LEFT_OUT
 from taskq.connection.uploads import encode_tail
@@ -16,11 +20,6 @@ from taskq_plugins.spark.closed import chosen
 from taskq_plugins.spark.sink.encoding import Entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import duckdb
-    import pyarrow as pa
-
     from taskq_plugins.spark.lake import Lake
 
 _BATCH_ROWS: Final = 4_096
@@ -49,7 +48,6 @@ class Counted(NamedTuple):
 
     @property
     def jobs(self) -> int:
-        """Return jobs that would be enqueued once more."""
         return sum(self.over.values())
 
 
@@ -79,7 +77,6 @@ class PastJobs:
         self.problem_count = 0
 
     def counted(self, sample_rows: int) -> Counted:
-        """Return how many jobs are chosen, and some of them."""
         limit = f"AND state IN ({_OVER}) ORDER BY {_ORDER} LIMIT {sample_rows}"
         states = self._select("state, count(*)", "GROUP BY state ORDER BY state").fetchall()
         sample = self._select(_SHOWN, limit).to_arrow_table()
@@ -88,7 +85,6 @@ class PastJobs:
         return Counted(over, sum(count for _, count in states) - sum(over.values()), sample)
 
     def entries(self) -> Iterator[Entries]:
-        """Yield the chosen jobs as new ones, the oldest first; others become problems."""
         chosen = self._select(_NEEDED, f"AND state IN ({_OVER}) ORDER BY {_ORDER}")
         for batch in chosen.to_arrow_reader(_BATCH_ROWS):
             yield self._entries_of(batch.to_pylist())

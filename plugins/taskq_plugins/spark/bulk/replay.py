@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -13,8 +14,6 @@ from taskq_plugins.spark.bulk.telling import progress, tell_rest, where_to
 from taskq_plugins.spark.lake.command import lake_option
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from taskq_plugins.spark.bulk.past import Counted, PastJobs
     from taskq_plugins.spark.sink.uploads import Published
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +14,10 @@ from taskq.cli import count_of, render
 from taskq.text import flat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from taskq_plugins.spark.sink.uploads import Published
 
 
 def where_to(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--to`` and ``--no-adopt``."""
     to = click.option(
         "--to",
         "-d",
@@ -54,7 +52,6 @@ def progress(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
 
 
 def tell_rest(done: Published) -> None:
-    """Say what is not as it was asked for: keys that are held, jobs that wait to be taken up."""
     if done.duplicates:
         render.echo(f"{count_of(done.duplicates)} left out: another job holds the key")
     if done.problem:

@@ -19,19 +19,17 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import platformdirs
 
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
 from taskq_plugins.spark.lake.durable import LAST_BATCH
 from taskq_plugins.spark.lake.errors import LakeBusy, LakeConflict, LakeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 _LOCK: Final = "_lock"
 #: So long is the lock held after its last renewal; it is renewed three times in that.
@@ -46,7 +44,6 @@ _RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
 
 
 def is_address(lake: str | Path) -> bool:
-    """Return whether a lake is in object storage."""
     return "://" in str(lake)
 
 
@@ -103,7 +100,6 @@ class Bucket:
         self._note()
 
     def _listed(self) -> dict[str, str | None]:
-        """Return the files of the lake that the store has, with their e-tags."""
         entries = self._obs.list(self._store).collect()
         tables = {path.partition("/")[0] for entry in entries if _IN_LOG in (path := entry["path"])}
         return {
@@ -149,7 +145,6 @@ class Bucket:
         self._known[path] = self._facts(path, str(done["e_tag"]))
 
     def _fetch(self, path: str, e_tag: str | None) -> bool:
-        """Fetch a file; False if it is another one by now."""
         where = self.copy / path
         where.parent.mkdir(parents=True, exist_ok=True)
         beside = where.with_name(f"{where.name}.part")
@@ -172,7 +167,6 @@ class Bucket:
         return [e_tag, facts.st_size, facts.st_mtime_ns]
 
     def _here(self) -> list[str]:
-        """Return the files of the copy that the store has, or is to have."""
         return [
             path.relative_to(self.copy).as_posix()
             for entry in self.copy.iterdir()
@@ -251,7 +245,6 @@ class Bucket:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Tell what the store says in a line."""
         try:
             yield
         except (self._errors.BaseError, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +14,6 @@ from taskq.cli import json_option, render
 from taskq_plugins.spark.cli import LakePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq_plugins.spark.lake.progress import LogProgress
     from taskq_plugins.spark.lake.store import Batch, Lake
 
@@ -23,7 +22,6 @@ _LOGS_SHOWN: Final = 60
 
 
 def lake_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--lake``: the directory of the tables."""
     return click.option(
         "--lake",
         "lake_path",

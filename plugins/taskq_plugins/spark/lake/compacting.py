@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from pyarrow import dataset, parquet
 
 from taskq_plugins.spark.lake.deltalog import OPTIMIZE
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import ROWS_MAX, groups, written
-from taskq_plugins.spark.lake.store import Change
+from taskq_plugins.spark.lake.files import ROWS_MAX, DataFile, Staged, groups, written
+from taskq_plugins.spark.lake.store import Change, LakeWriter
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from taskq_plugins.spark.lake.files import DataFile, Staged
-    from taskq_plugins.spark.lake.store import LakeWriter
 
 #: A file below this is small ...
 SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -80,7 +75,6 @@ def _merged(writer: LakeWriter, table: str, part: str, small: Sequence[DataFile]
 
 
 def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int | None) -> None:
-    """Copy into files of about the size from which on they are no longer small."""
     small = dataset.dataset(list(paths), schema=schema, format="parquet")
     total = rows = 0
 

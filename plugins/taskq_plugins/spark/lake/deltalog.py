@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -19,11 +21,6 @@ from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.durable import publish, sync_directory, sync_file
 from taskq_plugins.spark.lake.errors import LakeConflict, LakeDiskError, LakeError
 from taskq_plugins.spark.lake.words import COMMENTS, DESCRIPTIONS, NEVER_NULL, OF_TABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
 
 DELTA_LOG: Final = "_delta_log"
 #: Of a commit that writes the same rows again.
@@ -44,7 +41,6 @@ _T = TypeVar("_T")
 
 
 def create(where: Path, schema: pa.Schema, *, dates: bool) -> None:
-    """Make a table; ``dates``: partitioned by the column ``date``."""
     where.mkdir(parents=True, exist_ok=True)
     if dates and parts.DATE not in schema.names:
         schema = schema.append(pa.field(parts.DATE, pa.date32()))
@@ -95,7 +91,6 @@ def append(where: Path, delta: DeltaTable, actions: Iterable[dict[str, Any]], be
 
 
 def keep_short(where: Path, delta: DeltaTable) -> None:
-    """Write a checkpoint of a table's log where it has grown, and remove what is not needed."""
     if _KEPT not in delta.metadata().configuration:  # an earlier version made it
         wanted = _configuration(where.name)
         _durably(where, lambda: delta.alter.set_table_properties(wanted))
@@ -125,7 +120,6 @@ def vacuum(where: Path, delta: DeltaTable, keep_hours: int | None) -> int:
 
 
 def _durably(table: Path, act: Callable[[], _T]) -> _T:
-    """Have delta-rs write to a table's log, and wait until that is on disk."""
     log = table / DELTA_LOG
     before = _names(log)
     try:
@@ -143,7 +137,6 @@ def _durably(table: Path, act: Callable[[], _T]) -> _T:
 
 
 def _configuration(table: str) -> dict[str, str]:
-    """Return a table's properties: a version can be read for as long as the log tells of it."""
     kept = f"interval {_KEEP_HOURS.get(table, _KEEP_HOURS_ELSE)} hours"
     return {
         "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
@@ -160,7 +153,6 @@ def _described(table: str, field: pa.Field) -> pa.Field:
 
 
 def commits(delta: DeltaTable) -> Iterator[dict[str, Any]]:
-    """Yield what the log says of each version, the newest first; the last ones come soon."""
     given = 0
     for limit in (1, 50, None):
         some = delta.history(limit)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from taskq_plugins.spark.lake.errors import LakeBusy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
 def sync_file(path: Path) -> None:
-    """Put on disk what another process or thread wrote to the file."""
     with _opened(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the directory's entries durable."""
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import click
 import pyarrow as pa
@@ -15,16 +17,9 @@ from taskq.engine import FailureKind, kinds
 from taskq_plugins.spark.closed import chosen
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.files import placed, write_rows
-from taskq_plugins.spark.lake.store import OPEN_RECORDS, STEPS, Change, Lake
+from taskq_plugins.spark.lake.files import DataFile, placed, write_rows
+from taskq_plugins.spark.lake.store import OPEN_RECORDS, STEPS, Change, Lake, LakeWriter
 from taskq_plugins.spark.lake.tombstones import JOB_ID, bury, without
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from taskq_plugins.spark.lake.files import DataFile
-    from taskq_plugins.spark.lake.store import LakeWriter
 
 _REMAINS: Final = (
     "what remains: in the lake ids, times, states, and names of tasks, queues and steps. What the "
@@ -76,7 +71,6 @@ def chosen_jobs(
 
 
 def count_rows(lake: Lake, job_ids: Sequence[str]) -> list[Erased]:
-    """Return how much there is of these jobs, by table."""
     counts = []
     for table in _there(lake):
         hits = [int(pc.sum(mask).as_py()) for _, _, mask in _holding(lake, table, job_ids)]
@@ -116,7 +110,6 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
 
 
 def remains(lake: Lake, job_ids: Sequence[str]) -> list[str]:
-    """Return how these jobs go from the logs that have them, a line for each log."""
     if not lake.has("jobs"):
         return []
     of_jobs = pc.field(JOB_ID).isin(pa.array(job_ids, pa.string()))
@@ -145,7 +138,6 @@ def _there(lake: Lake) -> list[str]:
 def _holding(
     lake: Lake, table: str, job_ids: Sequence[str]
 ) -> Iterable[tuple[DataFile, pa.Table, pa.ChunkedArray]]:
-    """Yield the files with rows of these jobs that have anything left, the rows, and which."""
     ids = pa.array(job_ids, pa.string())
     # An id ends with the job's number.
     numbers = [
@@ -165,7 +157,6 @@ def _holding(
 
 
 def _drop_quotes(writer: LakeWriter, job_ids: Sequence[str]) -> None:
-    """Drop the rows of other tables that are of a key of these jobs, or of a reason's pattern."""
     lake, keys, patterns = writer.lake, set[bytes](), set[str]()
     of_jobs = pc.field(JOB_ID).isin(pa.array(job_ids, pa.string()))
     for table in filter(lake.has, ("attempts", "jobs")):

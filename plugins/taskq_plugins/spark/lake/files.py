@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from itertools import chain
@@ -21,8 +22,6 @@ from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from deltalake import DeltaTable
 
 #: Rows of a file, at most, that a batch may have to write again.
@@ -58,7 +57,6 @@ class DataFile(NamedTuple):
 
     @property
     def part(self) -> str:
-        """Return the part of the table whose rows it has."""
         return self.path.rpartition("/")[2].partition("-")[0]
 
 
@@ -159,7 +157,6 @@ def _stats_of(
 
 
 def added(files: Iterable[DataFile], *, dates: bool, is_change: bool) -> list[dict[str, Any]]:
-    """Return what Delta's log is to say of new files."""
     return [
         {
             "add": _action(file, dates=dates, is_change=is_change)
@@ -180,7 +177,6 @@ def added(files: Iterable[DataFile], *, dates: bool, is_change: bool) -> list[di
 
 
 def removed(files: Iterable[DataFile], *, dates: bool, is_change: bool) -> list[dict[str, Any]]:
-    """Return what Delta's log is to say of files that go."""
     now_ms = time.time_ns() // 1_000_000
     return [
         {
@@ -201,7 +197,6 @@ def _action(file: DataFile, *, dates: bool, is_change: bool) -> dict[str, Any]:
 
 
 def _low(bound: Any) -> Any:
-    """Return a bound as Delta's log has it: a moment is cut to the millisecond."""
     if not isinstance(bound, datetime):
         return bound
     return bound.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -212,7 +207,6 @@ def _high(bound: Any) -> Any:
 
 
 def named(path: str) -> str:
-    """Return the path of a file as Delta's log has it."""
     return unquote(path)
 
 
@@ -244,7 +238,6 @@ class Listing(NamedTuple):
 
     @classmethod
     def of(cls, delta: DeltaTable, known: Listing | None) -> Listing:
-        """Return those of a table as it is open; what a file says of itself is read once."""
         actions = pa.table(delta.get_add_actions(flatten=True))
         paths = [named(path) for path in actions["path"].to_pylist()]
         old = known.files if known is not None else {}
@@ -254,7 +247,6 @@ class Listing(NamedTuple):
 
 
 def write_rows(rows: pa.Table, target: Path, number: int) -> None:
-    """Write rows to files as Spark would name them, by part and day."""
     names = [name for name in (PART_COLUMN, DATE) if name in rows.column_names]
     places = rows.select(names).group_by(names).aggregate([]).to_pylist()
     plain = rows.drop_columns(names)
@@ -280,7 +272,6 @@ def _are_at(rows: pa.Table, place: Mapping[str, Any]) -> pa.ChunkedArray:
 
 
 def written(schema: pa.Schema) -> dict[str, Any]:
-    """Return how Parquet is to write such columns: numbers as differences, names by dictionary."""
     counts = (
         field.name
         for field in schema
@@ -298,7 +289,6 @@ def written(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _split(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows in halves of halves, each as large as a file may be."""
     if rows.nbytes <= BYTES_MAX or rows.num_rows == 1:
         yield rows
     else:
@@ -324,12 +314,10 @@ def groups(
 
 
 def in_part(rows: pa.Table, part: str) -> pa.Table:
-    """Return the rows as such of one part."""
     return rows.append_column(PART_COLUMN, pa.repeat(part, rows.num_rows))
 
 
 def placed(rows: pa.Table, file: DataFile) -> pa.Table:
-    """Return the rows with the part and the day of the file that they are from."""
     rows = in_part(rows, file.part)
     if "/" not in file.path:
         return rows

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset
 
-from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS
+from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, Lake
 from taskq_plugins.spark.parts import POSITION
 from taskq_plugins.spark.source.allotting import left
 from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.standing import at_lsn, look
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq_plugins.spark.lake.store import Lake
-    from taskq_plugins.spark.source.standing import Standing
+from taskq_plugins.spark.source.standing import Standing, at_lsn, look
 
 #: Of the last record of a log that the tables hold.
 READ: Final = pa.schema(

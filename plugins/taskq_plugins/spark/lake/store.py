@@ -14,15 +14,17 @@ import json
 import shutil
 import time
 import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyarrow import dataset
 
 from taskq.errors import UsageError
 from taskq_plugins.spark import parts
@@ -38,13 +40,7 @@ from taskq_plugins.spark.lake.errors import (
     NotALake,
     TableLost,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
-    from pyarrow import dataset
-
-    from taskq_plugins.spark.lake.files import DataFile, Staged
+from taskq_plugins.spark.lake.files import DataFile, Staged
 
 RECORDS: Final = "records"
 JOBS: Final = "jobs"
@@ -166,7 +162,6 @@ class Lake:
         return lake
 
     def tables(self) -> list[str]:
-        """Return names of the tables, without those of the pipeline alone."""
         try:
             names = sorted(
                 entry.name for entry in self.path.iterdir() if (entry / DELTA_LOG).is_dir()
@@ -178,13 +173,11 @@ class Lake:
         return [name for name in names if name[0] != "_"]
 
     def has(self, table: str) -> bool:
-        """Return whether there is such a table."""
         if self._versions is not None:
             return table in self._versions
         return (self.path / table / DELTA_LOG).is_dir()
 
     def check_columns(self, table: str, schema: pa.Schema) -> None:
-        """Raise LakeError for a table that an earlier version of taskq made, with fewer columns."""
         lacking = set(schema.names) - set(self.schema(table).names) if self.has(table) else set()
         if lacking:
             raise LakeError(
@@ -244,7 +237,6 @@ class Lake:
         return delta.to_pyarrow_dataset()
 
     def data_files(self, table: str) -> list[DataFile]:
-        """Return a table's files; none of one that is not there."""
         if not self.has(table):
             return []
         newest, versions = self._newest, self._versions
@@ -265,7 +257,6 @@ class Lake:
         return [str(files.checked(self.path / table, file)) for file in chosen]
 
     def holdings(self) -> list[Holding]:
-        """Return what each table holds."""
         holdings = []
         for name in self.tables():
             there, delta = self.data_files(name), self.delta(name)
@@ -276,7 +267,6 @@ class Lake:
     # -- batches ----------------------------------------------------------------------------------
 
     def _commits(self, table: str) -> Iterator[dict[str, Any]]:
-        """Return what a table's log says of each version, the newest first; it is read once."""
         delta = self.delta(table)
         version, known = self._told.get(table, (-1, iter(())))
         if version != delta.version():
@@ -286,11 +276,9 @@ class Lake:
         return commits
 
     def batch(self, table: str = JOBS) -> Batch | None:
-        """Return the last batch that a table has, None before the first; ``jobs`` has it last."""
         return next(self.batches(table), None)
 
     def batches(self, table: str) -> Iterator[Batch]:
-        """Yield the batches that a table has, the last one first, as far as its log tells."""
         if not self.has(table):
             return
         for commit in self._commits(table):
@@ -300,7 +288,6 @@ class Lake:
                 yield Batch(commit["stream"], int(commit["batch"]), offsets, moved is None)
 
     def stale(self, names: Iterable[str]) -> list[str]:
-        """Return those of the derived tables that were computed before the last batch."""
         last, wanted = self.batch(), frozenset(names)
         if last is None:
             return []
@@ -308,13 +295,11 @@ class Lake:
         return [name for name, at in known.items() if at is None or at.number < last.number]
 
     def committed_at(self) -> int:
-        """Return when that was, in nanoseconds since 1970; 0: never."""
         if not self.has(JOBS):
             return 0
         return int(next(self._commits(JOBS))["timestamp"]) * 1_000_000
 
     def version_at(self, table: str, number: int) -> int:
-        """Return the newest version of a table without a later batch; -1: there is none."""
         candidate = -1
         for commit in self._commits(table):
             if candidate < 0:
@@ -327,7 +312,6 @@ class Lake:
         return candidate
 
     def pinned(self, number: int | None = None) -> Lake:
-        """Return all tables as a batch left them: by default the last that all have."""
         last = self.batch()
         if number is None:
             number = -1 if last is None else last.number
@@ -382,7 +366,6 @@ class Lake:
         return False
 
     def as_of(self, table: str, moment_ns: int) -> Lake | None:
-        """Return a table as filled last before a moment; None: it was not, or is so still."""
         commits = self._commits(table)
         filled = (commit for commit in commits if commit["operation"] in _FILLED)
         for number, commit in enumerate(filled):
@@ -391,7 +374,6 @@ class Lake:
         return None
 
     def forget(self, table: str) -> None:
-        """Know nothing of a table that is to be made anew."""
         self._noted.pop(table, None)
         self._listings.pop(table, None)
         self._told.pop(table, None)
@@ -412,7 +394,6 @@ class Lake:
 
     @cached_property
     def _noted(self) -> dict[str, dict[str, Any]]:
-        """Return what is noted of each table; of a lake of an earlier version nothing."""
         try:
             lines = (self.path / LAST_BATCH).read_text().splitlines()
             return {row["table"]: row for row in map(json.loads, lines)}
@@ -422,7 +403,6 @@ class Lake:
             raise LakeDamaged(self.path / LAST_BATCH, f"does not read ({error})") from error
 
     def _lost(self, table: str, delta: DeltaTable | None = None) -> str:
-        """Return what is wrong with a table as it is open, "" if nothing."""
         noted = self._noted.get(table)
         if noted is None:
             return ""
@@ -472,7 +452,6 @@ class LakeWriter:
         self.vacuum_due = 0.0
 
     def new_directory(self, table: str) -> Path:
-        """Return a directory for files of a table that nobody used before; it is not made yet."""
         return self.lake.path / STAGING / f"{table}-{uuid.uuid4().hex[:12]}"
 
     def stage(self, table: str, directory: Path) -> Staged:
@@ -580,12 +559,10 @@ class LakeWriter:
         return len(gone)
 
     def keep_short(self, table: str) -> None:
-        """Write a checkpoint of a table's log where it has grown, and remove what is not needed."""
         deltalog.keep_short(self.lake.path / table, self.lake.delta(table))
         self._send(table)
 
     def vacuum(self, table: str, *, keep_hours: int | None = None) -> int:
-        """Remove files that no version of the last hours names; returns how many."""
         count = deltalog.vacuum(self.lake.path / table, self.lake.delta(table), keep_hours)
         self._send(table)
         return count

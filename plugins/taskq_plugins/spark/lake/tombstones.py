@@ -5,8 +5,9 @@ A log may tell again of what a job brought along: compaction writes it again, an
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +15,8 @@ import pyarrow.compute as pc
 from pyarrow import dataset, parquet
 
 from taskq.arrow import without_reasons
-from taskq_plugins.spark.lake.store import TOMBSTONES, Change
+from taskq_plugins.spark.lake.store import TOMBSTONES, Change, Lake, LakeWriter
 from taskq_plugins.spark.parts import OVER, PART_COLUMN, REPLAY_OF
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from taskq_plugins.spark.lake.store import Lake, LakeWriter
 
 JOB_ID: Final = "job_id"
 #: The columns, as far as a table has them, that hold what a job brought along or left, or may quote
@@ -33,7 +29,6 @@ _SCHEMA: Final = pa.schema([(JOB_ID, pa.string()), ("erased_at", pa.timestamp("u
 
 
 def bury(writer: LakeWriter, job_ids: Iterable[str]) -> None:
-    """Note that these jobs are erased, before anything of them is."""
     known = set(erased_jobs(writer.lake.paths(TOMBSTONES)).to_pylist())
     fresh = sorted(set(job_ids) - known)
     if not fresh:
@@ -49,12 +44,10 @@ def bury(writer: LakeWriter, job_ids: Iterable[str]) -> None:
 
 
 def tombstones(lake: Lake) -> tuple[str, ...]:
-    """Return the files that name the jobs that were erased."""
     return tuple(lake.paths(TOMBSTONES))
 
 
 def erased_jobs(paths: Sequence[str]) -> pa.Array:
-    """Return the ids in these files."""
     if not paths:
         return pa.array([], pa.string())
     rows = dataset.dataset(list(paths), format="parquet").to_table(columns=[JOB_ID])
@@ -62,7 +55,6 @@ def erased_jobs(paths: Sequence[str]) -> pa.Array:
 
 
 def cleared(rows: pa.Table, paths: Sequence[str]) -> pa.Table:
-    """Return the rows without what erased jobs brought along."""
     if not paths:
         return rows
     is_erased = pc.is_in(rows[JOB_ID], erased_jobs(paths))
@@ -87,7 +79,6 @@ def _nothing(column: pa.Array) -> pa.Array:
 
 
 def _links(headers: pa.MapArray) -> pa.MapArray:
-    """Return of headers the one that names the job which this one runs again."""
     ids = pc.map_lookup(headers, pa.scalar(REPLAY_OF), "first")
     is_link = pc.is_valid(ids).to_numpy(zero_copy_only=False)
     offsets = np.append(0, np.cumsum(is_link)).astype(np.int32)
@@ -97,7 +88,6 @@ def _links(headers: pa.MapArray) -> pa.MapArray:
 
 
 def _tries(attempts: pa.ListArray) -> pa.ListArray:
-    """Return lists of attempts without their reasons."""
     tries = attempts.flatten()
     columns = [
         _nothing(column) if field.name == "reason" else column
@@ -111,7 +101,6 @@ def _tries(attempts: pa.ListArray) -> pa.ListArray:
 
 
 def _histories(history: pa.Array) -> pa.Array:
-    """Return attempts that carried records hold without their reasons."""
     plain = (value and without_reasons(value) for value in history.to_pylist())
     return pa.array(plain, history.type)
 

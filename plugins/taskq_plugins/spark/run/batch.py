@@ -9,8 +9,10 @@ its due time, and by a step of its log's clock. It is folded in shares, each of 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -20,25 +22,19 @@ from pyarrow import dataset, parquet
 
 from taskq.arrow import BREAK
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import groups, in_part, placed, write_rows
+from taskq_plugins.spark.lake.files import DataFile, Staged, groups, in_part, placed, write_rows
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
 from taskq_plugins.spark.lake.tombstones import cleared
 from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
-from taskq_plugins.spark.source.rows import read_pieces
+from taskq_plugins.spark.source.rows import Reading, read_pieces
 from taskq_plugins.spark.tables.batches import KEYS, rows_of, touched_by
 from taskq_plugins.spark.tables.events import BIRTHS, CONCERNING, TOLD
-from taskq_plugins.spark.tables.logs import LOG, STEPS, log_rows, logs_of
+from taskq_plugins.spark.tables.logs import LOG, STEPS, Log, LogKey, log_rows, logs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from taskq.arrow import Piece
     from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
-    from taskq_plugins.spark.lake.files import DataFile, Staged
     from taskq_plugins.spark.run.hands import Hands
-    from taskq_plugins.spark.source.rows import Reading
-    from taskq_plugins.spark.tables.logs import Log, LogKey
 
 #: Records of one share, about ...
 SHARE_ROWS: Final = 150_000
@@ -152,7 +148,6 @@ class Part(NamedTuple):
 
 
 def write_part(part: Part) -> None:
-    """Read the records of a part, and write them."""
     batches = read_pieces(part.pieces, part.reading)
     for turn, group in enumerate(groups(batches)):
         rows = pa.Table.from_batches(group, part.reading.schema)
@@ -160,7 +155,6 @@ def write_part(part: Part) -> None:
 
 
 def write_records(rows: pa.Table, target: Path, number: int, erased: Sequence[str] = ()) -> None:
-    """Write records by day, without what erased jobs brought along."""
     rows = cleared(rows, erased)
     dated = rows.append_column(DATE, rows["timestamp"].cast(pa.date32()))
     write_rows(in_part(dated, OVER), target, number)
@@ -181,7 +175,6 @@ def stage_records(writer: LakeWriter, write: Callable[[Path], None], schema: pa.
 
 
 def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
-    """Return the same records without what jobs brought along; the files that had it are gone."""
     directory = writer.new_directory(RECORDS)
     for number, file in enumerate(records.files):
         path = writer.lake.path / RECORDS / file.path
@@ -196,7 +189,6 @@ def _without_bodies(writer: LakeWriter, records: Staged) -> Staged:
 
 @lru_cache(maxsize=4)
 def schemas(records: pa.Schema) -> dict[str, pa.Schema]:
-    """Return the columns of the tables, which follow from those of the records."""
     empty = rows_of(records.empty_table(), {})
     plain = {JOBS: empty.jobs, ATTEMPTS: empty.attempts, OPEN_RECORDS: empty.kept}
     return {name: table.drop_columns([PART_COLUMN]).schema for name, table in plain.items()}
@@ -287,13 +279,11 @@ class _Plan:
         ]
 
     def replaced(self, table: str) -> Iterable[DataFile]:
-        """Yield the files whose rows stand in new ones now."""
         yield from self._hits[table]
         if table == OPEN_RECORDS:
             yield from (file for file in self._known[table] if file.part == LOG_PART)
 
     def _bytes(self) -> int:
-        """Return bytes of the batch's records in memory."""
         footers = map(parquet.read_metadata, self._paths)
         return sum(
             footer.row_group(number).total_byte_size
@@ -318,7 +308,6 @@ class _Plan:
         return _read(paths, names, self._records.schema, where)
 
     def _waiting(self, logs: Mapping[LogKey, Log], changed: Collection[LogKey]) -> pa.Table:
-        """Return jobs touched without a record of their own: all of the logs that changed."""
         newest_ns = max((log.now_ns for log in logs.values()), default=0)
         known = pa.table(
             {
@@ -374,7 +363,6 @@ class _Plan:
         return heirs.set_column(heirs.schema.get_field_index("branch"), "branch", own)
 
     def _holding(self, table: str, probed: pa.Table) -> list[DataFile]:
-        """Return the files that hold rows of these jobs: by the ranges known of them, then read."""
         numbers = np.sort(probed["job"].to_numpy())
         holding = []
         for file in self._changing(table):
@@ -389,19 +377,16 @@ class _Plan:
 
 
 def _with(jobs: pa.Table, others: pa.Table) -> pa.Table:
-    """Return each of these jobs once."""
     if not others.num_rows:
         return jobs
     return pa.concat_tables([jobs, others]).group_by(KEYS).aggregate([])
 
 
 def _forks(logs: Mapping[LogKey, Log], before: Mapping[LogKey, Log]) -> list[LogKey]:
-    """Return the branches that begin in the batch."""
     return sorted(log for log in logs if log[1] and log not in before)
 
 
 def _past_gaps(logs: Mapping[LogKey, Log]) -> set[tuple[LogKey, tuple[int, int]]]:
-    """Return the gaps of logs of which all was read up to where they were declared."""
     return {(log_key, gap) for log_key, log in logs.items() for gap in log.gaps if log.is_past(gap)}
 
 
@@ -426,7 +411,6 @@ def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
 
 
 def fold_share(share: Share) -> None:
-    """Fold the share's jobs, and write their rows beside those of the same files that stay."""
     logs = logs_of(parquet.read_table(share.logs))
     touched = parquet.read_table(share.touched)
     kept: dict[str, list[pa.Table]] = {table: [] for table in share.files}
@@ -446,7 +430,6 @@ def fold_share(share: Share) -> None:
 
 
 def touched_rows(rows: pa.Table, touched: pa.Table) -> pa.Array:
-    """Return which rows are of these jobs."""
     keys = rows.select(KEYS).append_column("row", pa.array(np.arange(rows.num_rows)))
     hits = keys.join(touched, KEYS, join_type="left semi")["row"]
     mask = np.zeros(rows.num_rows, dtype=bool)

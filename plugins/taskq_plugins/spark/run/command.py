@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from taskq.cli import Failure, WrongUsage, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake import Lake, LakeWriter
 from taskq_plugins.spark.lake.bucket import is_address
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES
 from taskq_plugins.spark.run.engine import ENGINES, takes_spark
-from taskq_plugins.spark.run.increment import RunOptions, keep_in_order
+from taskq_plugins.spark.run.increment import RunOptions, Summary, keep_in_order
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.reached import BASE, held, reached, unread_bytes
 from taskq_plugins.spark.run.reasons import SourceGone, spelled
-from taskq_plugins.spark.run.report import open_report
+from taskq_plugins.spark.run.report import Report, open_report
 from taskq_plugins.spark.source.options import size_of
-from taskq_plugins.spark.source.standing import look
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taskq_plugins.spark.lake import LakeWriter
-    from taskq_plugins.spark.run.increment import Summary
-    from taskq_plugins.spark.run.report import Report
-    from taskq_plugins.spark.source.positions import Offsets
-    from taskq_plugins.spark.source.standing import Sight
+from taskq_plugins.spark.source.positions import Offsets
+from taskq_plugins.spark.source.standing import Sight, look
 
 #: Java hands out work, and no record passes through it: its second compiler never pays.
 _JAVA: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -43,7 +36,6 @@ _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
 def _size(_context: click.Context, _option: click.Parameter, text: str) -> int:
-    """Return a number of bytes such as ``64m``, ``1g`` or ``500000``."""
     try:
         size = size_of(text.strip())
     except ValueError:
@@ -220,7 +212,6 @@ def _turn(
     master: str | None,
     sight: Sight,
 ) -> bool:
-    """Read what is new; False if nothing is."""
     before = reached(writer.lake)
     left_bytes = unread_bytes(before.offsets, options.of_source(), sight)
     if not left_bytes and before.begun is None and not writer.lake.stale(options.tables):
@@ -251,7 +242,6 @@ def _turn(
 
 
 def _tell_restored(before: Offsets, now: Offsets) -> None:
-    """Say which logs were found restored; their tables tell of both branches."""
     devices = [
         at.device
         for log_id, at in now.items()

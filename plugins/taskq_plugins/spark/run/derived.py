@@ -10,9 +10,10 @@ records that came.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial, reduce
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -23,8 +24,8 @@ from taskq.arrow import BREAK
 from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.fleet.memory import Memory
-from taskq_plugins.spark.lake import Change
-from taskq_plugins.spark.lake.files import in_part, write_rows
+from taskq_plugins.spark.lake import Batch, Change, Lake, LakeWriter
+from taskq_plugins.spark.lake.files import DataFile, in_part, write_rows
 from taskq_plugins.spark.lake.progress import positions
 from taskq_plugins.spark.lake.store import (
     ATTEMPTS,
@@ -36,19 +37,13 @@ from taskq_plugins.spark.lake.store import (
     STEPS,
 )
 from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER
+from taskq_plugins.spark.source.standing import Sight, Standing
 from taskq_plugins.spark.tables.breaks import breaks
 from taskq_plugins.spark.tables.device_lag import SEGMENTS, count_jobs, device_lag
 from taskq_plugins.spark.tables.duplicates import duplicates
 from taskq_plugins.spark.tables.failures import failures
 from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, changed_hours, rollup_hour, signed
 from taskq_plugins.spark.tables.steps import KNOWN_BY, steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
-    from taskq_plugins.spark.lake.files import DataFile
-    from taskq_plugins.spark.source.standing import Sight, Standing
 
 #: By table: rows that came, of ``sign`` 1, and rows that went, of -1.
 Changes: TypeAlias = "dict[str, duckdb.DuckDBPyRelation]"
@@ -185,7 +180,6 @@ def _show(
     want: Callable[[DataFile], bool],
     moved: str = "",
 ) -> None:
-    """Show a table, as far as it lies in these files; with ``moved`` rows that fit one of it."""
     _read(duck, lake, table, lake.paths(table, want)).create_view(f"all_{table}")
     view = _ONCE[table] if _is_forked(lake, table) else f"FROM all_{table}"
     if moved:
@@ -244,7 +238,6 @@ def _told(
 def _rolled_up(
     duck: duckdb.DuckDBPyConnection, lake: Lake, changes: Changes | None, since: str
 ) -> tuple[pa.Table | None, list[DataFile]]:
-    """Return the rollups of the days that changed, and the files that have them now."""
     gone, hours, days = lake.data_files(ROLLUP), None, None
     if changes:
         hours = changed_hours(duck, changes[JOBS], changes[ATTEMPTS])
@@ -309,7 +302,6 @@ def _lag(
 
 
 def _waiting(lake: Lake) -> list[tuple[int, str]]:
-    """Return the files of jobs that may wait, and from when on the jobs of each are."""
     return [
         (file.ranges["enqueued_ns"][0], str(lake.path / JOBS / file.path))
         for file in lake.data_files(JOBS)
@@ -350,7 +342,6 @@ def _segments_of(standing: Standing) -> Iterator[dict[str, object]]:
 
 
 def _tells(table: str, days: Collection[int] | None, file: DataFile) -> bool:
-    """Return whether rows of the file may count on these days."""
     spans = (file.ranges[name] for name in _MOMENTS[table] if name in file.ranges)
     return days is None or any(
         first // _DAY_NS <= day <= last // _DAY_NS for first, last in spans for day in days

@@ -24,13 +24,11 @@ _MIB: Final = 2**20
 
 
 def spark_from(cores: int) -> int | None:
-    """Return the bytes of log from which on Spark is no slower with so many cores; None: never."""
     gain = DIRECT_SECONDS - DRIVER_SECONDS - EXECUTOR_SECONDS / cores
     return round(START_SECONDS / gain) * _MIB if gain > 0 else None
 
 
 def takes_spark(engine: str, master: str | None, left_bytes: int) -> bool:
-    """Return whether so much log is read by Spark: always on a master that is named."""
     if engine != "auto":
         return engine == "spark"
     least = spark_from(os.cpu_count() or 1)
@@ -38,7 +36,6 @@ def takes_spark(engine: str, master: str | None, left_bytes: int) -> bool:
 
 
 def advice() -> str:
-    """Return from what size on runs of this machine take Spark, for people."""
     cores = os.cpu_count() or 1
     least = spark_from(cores)
     with_cores = f"with {cores} core{'s' * (cores > 1)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from taskq_plugins.spark.run.hands import give_back_memory
 from taskq_plugins.spark.run.reasons import failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pyspark.sql import SparkSession
 
 
@@ -45,12 +44,10 @@ class Executors:
                 raise failure(str(error)) from error
 
     def cancel(self) -> None:
-        """Stop what runs."""
         self._context.cancelAllJobs()
 
 
 def _alone(step: Callable[[Any], None], part: Any) -> None:
-    """Run a step where each core has one of its own."""
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     step(part)

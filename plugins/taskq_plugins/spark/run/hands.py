@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 #: Bytes of log that one step of a batch reads.
 PART_BYTES: Final = 4 * 1024 * 1024
@@ -19,17 +17,11 @@ class Hands(Protocol):
     """Runs the steps of a batch."""
 
     @property
-    def steps(self) -> int:
-        """Return about how many steps a batch has: as much is read, folded and held in memory."""
-        ...
+    def steps(self) -> int: ...
 
-    def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
-        """Run the step for each part."""
-        ...
+    def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None: ...
 
-    def cancel(self) -> None:
-        """Stop what runs."""
-        ...
+    def cancel(self) -> None: ...
 
 
 class Here:
@@ -38,16 +30,13 @@ class Here:
     steps = 2
 
     def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
-        """Run the step for each part."""
         for part in parts:
             step(part)
 
-    def cancel(self) -> None:
-        """Let the step end that runs."""
+    def cancel(self) -> None: ...
 
 
 def give_back_memory() -> None:
-    """Give the system what is free in Arrow's pool, and in the heaps that each thread has."""
     pa.default_memory_pool().release_unused()
     with suppress(OSError, AttributeError):  # where the C library is another than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
 
 from taskq.arrow import DETAILS, UNLIMITED, Corrupt, as_bytes
 from taskq.errors import TaskqError
+from taskq_plugins.spark.lake import Batch, LakeWriter
 from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.lake.files import Staged
 from taskq_plugins.spark.lake.store import (
     ATTEMPTS,
     DERIVED,
@@ -22,29 +26,18 @@ from taskq_plugins.spark.lake.store import (
     TOMBSTONES,
 )
 from taskq_plugins.spark.lake.tombstones import tombstones
-from taskq_plugins.spark.run.batch import Part, commit_batch, stage_records, write_part
+from taskq_plugins.spark.run.batch import Folded, Part, commit_batch, stage_records, write_part
 from taskq_plugins.spark.run.derived import refresh_tables
-from taskq_plugins.spark.run.hands import PART_BYTES, Here, give_back_memory
+from taskq_plugins.spark.run.hands import PART_BYTES, Hands, Here, give_back_memory
 from taskq_plugins.spark.run.interrupting import interruptible
 from taskq_plugins.spark.run.reached import reached, tries, trying
 from taskq_plugins.spark.run.reasons import failure_of
 from taskq_plugins.spark.source.allotting import SHARE_BYTES_MIN, Limits
-from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source.options import ReadOptions, read_options
 from taskq_plugins.spark.source.planning import Following
+from taskq_plugins.spark.source.positions import Offsets
 from taskq_plugins.spark.source.rows import Reading
-from taskq_plugins.spark.source.standing import look
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from taskq_plugins.spark.lake import Batch, LakeWriter
-    from taskq_plugins.spark.lake.files import Staged
-    from taskq_plugins.spark.run.batch import Folded
-    from taskq_plugins.spark.run.hands import Hands
-    from taskq_plugins.spark.source.options import ReadOptions
-    from taskq_plugins.spark.source.positions import Offsets
-    from taskq_plugins.spark.source.standing import Sight
+from taskq_plugins.spark.source.standing import Sight, look
 
 #: Of larger bodies hash and size are stored.
 _BODY_BYTES_MAX: Final = 64 * 1024
@@ -68,17 +61,14 @@ class RunOptions:
 
     @property
     def drops(self) -> bool:
-        """Return whether ``records`` lacks payloads and results."""
         return self.payloads == "drop"
 
     def kept_from(self, table: str) -> str:
-        """Return the first day of a table that is kept, "" for all."""
         if table not in self.keep_days:
             return ""
         return str(datetime.now(UTC).date() - timedelta(days=self.keep_days[table]))
 
     def of_source(self) -> ReadOptions:
-        """Return the source's options."""
         return read_options(
             {
                 "path": str(self.journals),
@@ -89,7 +79,6 @@ class RunOptions:
         )
 
     def reading(self) -> Reading:
-        """Return how rows are read."""
         return Reading(
             as_bytes(DETAILS), Corrupt(self.corrupt), payload=True, headers=True,
             fails_on_loss=self.fail_on_data_loss,
@@ -109,13 +98,9 @@ class Summary(NamedTuple):
 class Listener(Protocol):
     """Hears how it goes on."""
 
-    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
-        """Take note of a micro-batch that was committed."""
-        ...
+    def on_batch(self, number: int, folded: Folded, seconds: float) -> None: ...
 
-    def on_table(self, name: str) -> None:
-        """Take note of a derived table that is about to be computed."""
-        ...
+    def on_table(self, name: str) -> None: ...
 
 
 def run(
@@ -187,7 +172,6 @@ class Stream:
             self._logs.end_here(between and between[1], self.sight)
 
     def plan(self) -> Batch | None:
-        """Return the next batch, None if nothing is left; the one before it was committed."""
         if self._planned is not None:
             self._at = self._at.then(self._planned)
         self.tries = max(self.tries, tries(self._writer.lake, self._at.number + 1))
@@ -204,7 +188,6 @@ class Stream:
         return batch
 
     def read(self, batch: Batch) -> Staged:
-        """Write the batch's records to files that are in no version of their table yet."""
         with _told_as_ours():
             pieces = self._logs.pieces(self._at.offsets, self._at.ends(batch))
 
@@ -220,7 +203,6 @@ class Stream:
 
 @contextmanager
 def _told_as_ours() -> Iterator[None]:
-    """Tell what is wrong with a log as the command line calls it."""
     try:
         yield
     except LakeError:
@@ -230,7 +212,6 @@ def _told_as_ours() -> Iterator[None]:
 
 
 def end_run(writer: LakeWriter, options: RunOptions, listener: Listener, sight: Sight) -> list[str]:
-    """Refresh the derived tables, and keep the lake in order; returns which were refreshed."""
     if not writer.lake.has(JOBS):  # no log has a record yet
         return []
     # What the rollups were made of may be gone: they stay as they are.

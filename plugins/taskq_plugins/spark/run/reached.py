@@ -10,26 +10,28 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from taskq.values import parse_json
-from taskq_plugins.spark.lake import Batch
+from taskq_plugins.spark.lake import Batch, Lake
 from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.lake.store import ATTEMPTS, BORDERS, JOBS, OPEN_RECORDS, RECORDS
 from taskq_plugins.spark.source.allotting import left
 from taskq_plugins.spark.source.going_on import go_on, whole_until
-from taskq_plugins.spark.source.positions import Offsets, offsets_from_json, offsets_to_json
+from taskq_plugins.spark.source.positions import (
+    Offsets,
+    Position,
+    offsets_from_json,
+    offsets_to_json,
+)
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
+from taskq_plugins.spark.source.standing import Sight, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from taskq_plugins.spark.lake import Lake
     from taskq_plugins.spark.source.options import ReadOptions
-    from taskq_plugins.spark.source.positions import Position
-    from taskq_plugins.spark.source.standing import Sight, Standing
 
 #: In the order in which a batch commits them.
 BASE: Final = (RECORDS, ATTEMPTS, OPEN_RECORDS, JOBS)
@@ -58,7 +60,6 @@ class Reached(NamedTuple):
     weight: float = 0
 
     def next(self, offsets: Offsets) -> Batch:
-        """Return the batch behind, which reads the logs up to there."""
         moved = {log: at for log, at in offsets.items() if self.offsets.get(log) != at}
         weight = self.weight + _weight(moved, len(offsets))
         is_whole = self.number < 0 or weight >= len(offsets)
@@ -66,11 +67,9 @@ class Reached(NamedTuple):
         return Batch(self.stream, self.number + 1, text, is_whole)
 
     def ends(self, batch: Batch) -> Offsets:
-        """Return how far the logs are read with the next batch."""
         return self.offsets | offsets_of(batch)
 
     def then(self, batch: Batch) -> Reached:
-        """Return how far the tables are with the next batch."""
         offsets = self.ends(batch)
         weight = 0 if batch.is_whole else self.weight + _weight(offsets_of(batch), len(offsets))
         return Reached(batch.stream, batch.number, offsets, None, weight)
@@ -81,7 +80,6 @@ def _text(offsets: Offsets) -> str:
 
 
 def _weight(moved: Offsets, count: int) -> float:
-    """Return what a commit more takes that tells of some of so many logs, in logs."""
     return len(moved) + min(count / 100, _COMMIT_LOGS)
 
 
@@ -164,7 +162,6 @@ def reference(lake: Lake, lost: Collection[str]) -> Batch:
 
 
 def tries(lake: Lake, number: int) -> int:
-    """Return how often a batch was begun and did not end: it may need more memory than is."""
     with suppress(OSError, ValueError):
         tried, count = map(int, (lake.path / _TRYING).read_text().split())
         return min(count, _TRIES_MAX) if tried == number else 0
@@ -172,13 +169,11 @@ def tries(lake: Lake, number: int) -> int:
 
 
 def trying(lake: Lake, number: int, count: int) -> None:
-    """Note that a batch is begun, for the so manieth time."""
     with suppress(OSError):  # it is only about how large the next one is
         (lake.path / _TRYING).write_text(f"{number} {count}")
 
 
 def offsets_of(batch: Batch | None) -> Offsets:
-    """Return how far a batch read each log."""
     if batch is None or not batch.offsets:
         return {}
     # In lakes of earlier versions the head of a checkpoint of Spark's stands before.
@@ -186,7 +181,6 @@ def offsets_of(batch: Batch | None) -> Offsets:
 
 
 def held(offsets: Offsets) -> list[str]:
-    """Return why logs are not read on, a line for each."""
     return sorted(position.held for position in offsets.values() if position.held)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.source.problems import DataLoss
-
-if TYPE_CHECKING:
-    from taskq.errors import TaskqError
 
 #: The last line of a traceback whose error is one of ours: its class, and what it says.
 _OURS: Final = re.compile(r"^\s*(?:\w+: )*taskq\w*(?:\.\w+)*\.\w+: (?P<text>.+)$", re.MULTILINE)
@@ -56,13 +54,11 @@ def failure(text: str) -> PipelineFailed:
 
 
 def failure_of(error: TaskqError) -> PipelineFailed:
-    """Return the error to show for what a log's reader tells."""
     kind = SourceGone if isinstance(error, DataLoss) else PipelineFailed
     return kind(f"{spelled(str(error))[:_CHARACTERS_MAX]}; nothing of it was committed")
 
 
 def spelled(text: str) -> str:
-    """Return the text with the source's options as options of the command line."""
     for name, option in _OPTIONS:
         text = text.replace(name, option)
     return text

@@ -7,10 +7,11 @@ to where the other tables have them. What is over and stands in the older copy a
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import parquet
 
 from taskq.cli import count_of
-from taskq_plugins.spark.lake import Change, Lake
+from taskq_plugins.spark.lake import Change, Lake, LakeWriter
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
@@ -28,20 +29,14 @@ from taskq_plugins.spark.lake.tombstones import cleared, tombstones
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 from taskq_plugins.spark.run.batch import commit_batch, schemas
 from taskq_plugins.spark.run.hands import Here
-from taskq_plugins.spark.run.increment import Stream
+from taskq_plugins.spark.run.increment import RunOptions, Stream
 from taskq_plugins.spark.run.reached import BASE, offsets_of, reference
 from taskq_plugins.spark.source.going_on import go_on
+from taskq_plugins.spark.source.positions import Offsets
 from taskq_plugins.spark.source.problems import loss_handler
 from taskq_plugins.spark.source.standing import look
 from taskq_plugins.spark.tables.batches import KEYS, moment
 from taskq_plugins.spark.tables.logs import LOG
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from taskq_plugins.spark.lake import LakeWriter
-    from taskq_plugins.spark.run.increment import RunOptions
-    from taskq_plugins.spark.source.positions import Offsets
 
 #: What tells a row of a table from all others, as far as it is taken over.
 _ROW: Final = {RECORDS: [*LOG, "lsn"], JOBS: KEYS}
@@ -93,7 +88,6 @@ def rebuild(writer: LakeWriter, tables: Collection[str], options: RunOptions) ->
 
 
 def _refold(into: Lake, options: RunOptions, offsets: Offsets, erased: Sequence[str]) -> None:
-    """Fold what the logs still have, up to these places, as tables of a lake of its own."""
     source = options.of_source().model_copy(update={"fail_on_data_loss": "false"})
     at: Offsets = {}
     ends: Offsets = {}
@@ -117,7 +111,6 @@ def _all(lake: Lake, table: str) -> Iterator[pa.Table]:
 
 
 def _attempts(lake: Lake, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of attempts as the rows of jobs hold them."""
     for jobs in _all(lake, JOBS):
         lists = jobs["attempts"].combine_chunks()
         of_job, tries = jobs.take(pc.list_parent_indices(lists)), lists.flatten()
@@ -132,7 +125,6 @@ def _attempts(lake: Lake, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _older(lake: Lake, anew: Lake, table: str) -> Iterator[pa.Table]:
-    """Yield what is over, and stands in the copy that is there and not in the new one."""
     where = lake.path / table
     if table not in _ROW or not (where / DELTA_LOG).is_dir():
         return
@@ -153,7 +145,6 @@ def _older(lake: Lake, anew: Lake, table: str) -> Iterator[pa.Table]:
 
 
 def _gone(lake: Lake, table: str) -> str:
-    """Return what a table that was made anew tells no more of, "" if nothing is known of."""
     if table not in _KNOWN_BY:
         return ""
     keys = [*LOG, "job_id"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from taskq.cli import render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.progress import Progress, TaskID
 
     from taskq_plugins.spark.lake import Lake
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_report(*, as_json: bool) -> Iterator[Report]:
-    """Yield the report that fits where it goes."""
     if as_json or not sys.stderr.isatty():
         yield Report(as_json=as_json)
         return
@@ -61,11 +59,9 @@ class Report:
             self._progress.update(self._task, description=done + text)
 
     def starting(self) -> None:
-        """Tell that Spark is about to start."""
         self._step("starting Spark", "starting")
 
     def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
-        """Tell of a micro-batch that was committed."""
         self._records += folded.records
         self._step(
             f"batch {number}: {folded.records:,} records, {folded.jobs_open:,} jobs open, "
@@ -77,15 +73,12 @@ class Report:
         )
 
     def on_table(self, name: str) -> None:
-        """Tell of a derived table that is about to be computed."""
         self._step(f"computing {name}", "table", table=name)
 
     def nothing_new(self, lake: Lake) -> None:
-        """Tell that all was read before."""
         self._end(None, lake)
 
     def done(self, summary: Summary, lake: Lake) -> None:
-        """Tell what was done, and what the tables hold."""
         self._end(summary, lake)
 
     def _end(self, summary: Summary | None, lake: Lake) -> None:

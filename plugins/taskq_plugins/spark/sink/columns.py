@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,9 +15,6 @@ from taskq.errors import UsageError
 from taskq_plugins.spark.sink.options import span
 from taskq_plugins.spark.sink.payloads import python_values
 from taskq_plugins.spark.sink.recipes import check_payload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Rows that are turned into entries at a time, and bytes of them.
 ROWS_MAX: Final = 16_384
@@ -29,7 +27,6 @@ _OPENING: Final = ord("{")
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the batch in parts that fit the limits, or are one row."""
     count = batch.num_rows
     if not count:
         return
@@ -94,12 +91,10 @@ def check_object(payload: bytes) -> None:
 
 
 def no_value() -> UsageError:
-    """Return what is said of a null payload."""
     return UsageError("column 'value' is null: leave such rows out, or write '{}' for no arguments")
 
 
 def binary_of(column: pa.Array) -> pa.Array:
-    """Return text as its UTF-8, whatever kind of text or binary the column is."""
     kind = column.type
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
@@ -109,7 +104,6 @@ def binary_of(column: pa.Array) -> pa.Array:
 
 
 def shown(batch: pa.RecordBatch) -> str:
-    """Return the one row of a batch, for an error: names and values, cut short."""
     texts = []
     for name in batch.schema.names:
         try:

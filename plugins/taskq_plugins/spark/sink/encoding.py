@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pyarrow as pa
 
 from taskq.errors import TaskqError, UsageError
 from taskq.hooks import encode_loose
@@ -16,20 +19,14 @@ from taskq_plugins.spark.sink.columns import (
     reserved_values,
     shown,
 )
+from taskq_plugins.spark.sink.options import SinkOptions
 from taskq_plugins.spark.sink.payloads import payloads_of, values_of
-from taskq_plugins.spark.sink.recipes import Recipes, check_payload
-from taskq_plugins.spark.sink.schema import shape_of
+from taskq_plugins.spark.sink.recipes import Recipe, Recipes, check_payload
+from taskq_plugins.spark.sink.schema import Shape, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import pyarrow as pa
-
     from taskq import TaskQ
     from taskq.engine import PartWriter
-    from taskq_plugins.spark.sink.options import SinkOptions
-    from taskq_plugins.spark.sink.recipes import Recipe
-    from taskq_plugins.spark.sink.schema import Shape
 
 
 class BadRow(UsageError):
@@ -55,7 +52,6 @@ class Entries(NamedTuple):
     tails: list[bytes] | None
 
     def write_to(self, writer: PartWriter) -> None:
-        """Add all of them to a part."""
         if self.tails is None:
             assert self.tail is not None
             writer.add_many(self.tail, self.payloads)
@@ -82,7 +78,6 @@ class Encoder:
         self._schema: pa.Schema | None = None
 
     def _learn(self, schema: pa.Schema) -> None:
-        """Know what the columns mean; batches of a file need not have the same."""
         self._schema = schema
         self._shape: Shape = shape_of(schema, task=self._options.task)
         self._names = tuple(name for name in self._shape.reserved if name != "key")
@@ -103,7 +98,6 @@ class Encoder:
             self._row += piece.num_rows
 
     def all_entries(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Entries]:
-        """Yield the entries of all batches; raises as ``entries``."""
         for batch in batches:
             yield from self.entries(batch)
 
@@ -122,7 +116,6 @@ class Encoder:
     # -- column by column -------------------------------------------------------------------------
 
     def _of_columns(self, batch: pa.RecordBatch) -> Entries | None:
-        """Return all rows at once, or None if each must be looked at by itself."""
         rows, keys = self._rows(batch)
         if rows is None and keys is None:
             only = self._recipes.of((), has_key=False)
@@ -172,7 +165,6 @@ class Encoder:
         return values_of(batch, self._shape.arguments)
 
     def _rows(self, batch: pa.RecordBatch) -> tuple[list[tuple[Any, ...]] | None, list[Any] | None]:
-        """Return what rows say of their jobs, and their keys; None where no column does."""
         keys = (
             reserved_values("key", batch.column("key")) if "key" in self._shape.reserved else None
         )
@@ -189,7 +181,6 @@ class Encoder:
     # -- what is wrong ----------------------------------------------------------------------------
 
     def _blame(self, batch: pa.RecordBatch, error: TaskqError) -> BadRow:
-        """Finds the first row that fails by itself, halving the rows until there is one."""
         start, count = 0, batch.num_rows
         while count > 1:
             half = count // 2

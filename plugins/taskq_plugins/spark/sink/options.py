@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -14,8 +15,6 @@ from taskq.hooks import OptionChanges, Options
 from taskq.values import check_name, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from taskq import TaskQ
 
 _SPANS: Final = ("delay", "expires", "window", "keep")
@@ -92,7 +91,6 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def span(text: str) -> float | str:
-    """Return a bare number as seconds, since options and files are text; other text as it is."""
     try:
         return float(text)
     except ValueError:
@@ -111,7 +109,6 @@ def _check_names(options: Mapping[str, str]) -> None:
 
 
 def _directory(path: str) -> Path:
-    """Return a path of this machine's file system; Spark may have made a URL of it."""
     plain = path.removeprefix("file://") if path.startswith("file:///") else path
     plain = plain.removeprefix("file:")
     if "://" in plain:
@@ -135,7 +132,6 @@ def _changes(options: Mapping[str, str]) -> OptionChanges:
 
 
 def _read(name: str, text: str) -> Any:
-    """Return what an option says."""
     if name not in _READS:
         return span(text) if name in _SPANS else text
     read, wanted = _READS[name]

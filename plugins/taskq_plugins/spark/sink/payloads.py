@@ -7,7 +7,8 @@ does 0.4 M rows/s.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,9 +16,6 @@ from pyarrow import types
 from pydantic_core import to_json
 
 from taskq.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: What JSON cannot hold as it is, of UTF-8: quotes, backslashes, control characters.
 _ESCAPED: Final = r'["\\\x00-\x1f]'
@@ -44,7 +42,6 @@ def payloads_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
 
 
 def values_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the arguments of each row as Python has them, by name."""
     columns = [python_values(batch.column(name)) for name in names]
     if not columns:
         return [{} for _ in range(batch.num_rows)]
@@ -70,7 +67,6 @@ def _plain(column: pa.Array, kind: pa.DataType) -> list[Any]:
 
 
 def _whole_microseconds(column: pa.Array) -> pa.Array:
-    """Return nanoseconds would come back as what pandas has for them."""
     kind = column.type
     if types.is_timestamp(kind) and kind.unit == "ns":
         return column.cast(pa.timestamp("us", kind.tz))
@@ -90,7 +86,6 @@ def _holds_map(kind: pa.DataType) -> bool:
 
 
 def _unmapped(value: Any, kind: pa.DataType) -> Any:
-    """Return pairs of maps as dicts, at every depth."""
     if value is None or not _holds_map(kind):
         return value
     if types.is_map(kind):
@@ -101,7 +96,6 @@ def _unmapped(value: Any, kind: pa.DataType) -> Any:
 
 
 def _fragments(name: str, column: pa.Array) -> pa.Array:
-    """Return each value as JSON; there are no nulls among them any more."""
     kind = column.type
     if types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type

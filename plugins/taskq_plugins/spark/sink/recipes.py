@@ -7,6 +7,7 @@ publication.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.connection.uploads import compress, encode_tail
@@ -14,15 +15,12 @@ from taskq.engine import Flag
 from taskq.errors import PayloadTooLarge, UnknownTask
 from taskq.hooks import Options, key_bytes
 from taskq.values import PAYLOAD_BYTES_MAX
-from taskq_plugins.spark.sink.options import KEY_OPTIONS
+from taskq_plugins.spark.sink.options import KEY_OPTIONS, SinkOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from taskq import Call, Task, TaskQ
     from taskq.engine import Extras
     from taskq.hooks import Enqueuer, OptionChanges
-    from taskq_plugins.spark.sink.options import SinkOptions
 
 #: Recipes that are kept, and shapes of keys in each of them.
 RECIPES_MAX: Final = 4_096
@@ -46,7 +44,6 @@ class Row(NamedTuple):
     headers: tuple[tuple[str, str], ...] | None = None
 
     def changes(self) -> OptionChanges:
-        """Return them as options of an enqueue, the key's aside."""
         changes: dict[str, Any] = {
             name: value
             for name, value in self._asdict().items()
@@ -133,7 +130,6 @@ class Recipe:
         return encode_tail(self._spec.packed(stored_flags), extras)
 
     def _halves(self, stored_flags: int, size: int) -> tuple[bytes, bytes]:
-        """Return what stands before and behind a key of so many bytes."""
         low, high = (
             self._tail_of(self._chosen.extras(filler * size), stored_flags)
             for filler in (b"\x00", b"\xff")
@@ -175,7 +171,6 @@ class Recipes:
         return recipe
 
     def each(self, rows: Iterable[tuple[Any, ...]], keys: list[Any] | None) -> list[Recipe]:
-        """Return the recipes of rows, with their keys if there are any; raises as ``of``."""
         if keys is None:
             get = self._made[False].get
             return [get(row) or self.of(row, has_key=False) for row in rows]

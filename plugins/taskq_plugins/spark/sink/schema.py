@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -10,8 +11,6 @@ from pyarrow import types
 from taskq.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     Check = Callable[[pa.DataType], bool]
 
 
@@ -126,7 +125,6 @@ def _check(name: str, kind: pa.DataType) -> None:
 
 
 def _unwritable(kind: pa.DataType) -> str:
-    """Return why values of the type cannot be arguments; "" if they can."""
     if types.is_dictionary(kind):
         return _unwritable(kind.value_type)
     if types.is_nested(kind):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.connection.uploads import PartWriter, adopt, discard, outcome, publish
+from taskq.connection.uploads import Part, PartWriter, adopt, discard, outcome, publish
 from taskq.errors import LogError, TaskqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from taskq.connection.uploads import Part
     from taskq_plugins.spark.sink.encoding import Entries
 
 #: A part is closed when it has so many jobs, and the next begun.
@@ -39,7 +37,6 @@ class Published(NamedTuple):
 
 
 def new_upload(prefix: str) -> str:
-    """Return a name that nobody has used."""
     return f"{prefix}-{time.time_ns() // 1_000_000:x}-{secrets.token_hex(_ID_BYTES)}"
 
 

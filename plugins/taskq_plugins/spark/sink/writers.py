@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -19,15 +21,11 @@ from taskq.errors import UsageError
 from taskq_plugins.spark.sink.encoding import Encoder
 from taskq_plugins.spark.sink.options import SinkOptions, parse_options
 from taskq_plugins.spark.sink.schema import shape_of
-from taskq_plugins.spark.sink.uploads import finish, new_upload, write_parts
+from taskq_plugins.spark.sink.uploads import Published, finish, new_upload, write_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from taskq_plugins.spark.sink.uploads import Published
 
 #: What Spark tells each task of a stream: its query, which the checkpoint names, and the batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -99,7 +97,6 @@ class BatchWriter(DataSourceArrowWriter):
         return _write(self._options, self._upload, "", iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish all that was written, and adopt it unless running workers are to."""
         done = finish(
             self._options.data_dir,
             self._name,
@@ -115,7 +112,6 @@ class BatchWriter(DataSourceArrowWriter):
         _tell(done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what was written."""
         del messages  # those of failed tasks are missing: what counts is the upload
         discard(self._options.data_dir, self._upload)
 
@@ -140,7 +136,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._options, f"{stream}@{batch_id}", stream, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the batch unless it was; adopt it unless running workers are to."""
         streams = {message.stream for message in messages if isinstance(message, Written)}
         for stream in streams:
             name = f"{stream}@{batchId}"
@@ -155,7 +150,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _tell(done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Remove what the tasks that ended have written; of the others the next sweep does."""
         del batchId
         for upload in {message.upload for message in messages if isinstance(message, Written)}:
             discard(self._options.data_dir, upload)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from taskq_plugins.fleet.inventory import edges
+from taskq_plugins.fleet.places import SegmentPlace
 from taskq_plugins.fleet.segmentfile import START
-from taskq_plugins.spark.source.standing import at_lsn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taskq_plugins.fleet.places import SegmentPlace
-    from taskq_plugins.spark.source.positions import Position
-    from taskq_plugins.spark.source.standing import Standing
+from taskq_plugins.spark.source.positions import Position
+from taskq_plugins.spark.source.standing import Standing, at_lsn
 
 #: No limit.
 UNLIMITED: Final = 2**62
@@ -55,7 +51,6 @@ class Left(NamedTuple):
 
 
 def left(standing: Standing, here: Position) -> Left:
-    """Return what is behind ``here``; records as the segments' names tell them."""
     size = records = 0
     end = standing.end.mark
     places = [place for place in standing.places if here.segment <= place.first_lsn <= end.segment]
@@ -112,7 +107,6 @@ def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], 
 
 
 def _advance(backlog: Backlog, share: Limits, frame_max: Limits) -> _Step:
-    """Go as far as a share does; one frame at least, if it is within ``frame_max``."""
     standing, here, target = backlog
     size = files = records = 0
     while here.place < target.place and files < share.files and records < share.records:
@@ -151,7 +145,6 @@ def _advance(backlog: Backlog, share: Limits, frame_max: Limits) -> _Step:
 
 
 def _timed(standing: Standing, here: Position) -> Position:
-    """Return a segment's start with the time of the frame before, to know a restored log by."""
     place = standing.find(here.segment)
     if here.offset != START or here.time_ns or place is None:
         return here
@@ -161,7 +154,6 @@ def _timed(standing: Standing, here: Position) -> Position:
 
 
 def _bytes_of(standing: Standing, here: Position, records: int) -> int:
-    """Return bytes of the frames behind ``here`` that have no more than so many records."""
     if records >= UNLIMITED // 2:
         return UNLIMITED
     behind = at_lsn(standing, here.lsn + records)
@@ -169,7 +161,6 @@ def _bytes_of(standing: Standing, here: Position, records: int) -> int:
 
 
 def _behind(standing: Standing, here: Position, target: Position) -> Position:
-    """Return the target, or the start of the next segment if it is not in this one."""
     if here.segment == target.segment:
         return target
     for place in standing.places:
@@ -185,7 +176,6 @@ def _cut(
     limit: int,
     room: int,
 ) -> Position:
-    """Return the last border of frames within the room, or else the first one beyond it."""
     with standing.open(place) as file:
         border = file.last_before(min(here.offset + room + 1, limit), start=here.offset + 8)
         if border is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from taskq_plugins.spark.source.allotting import Limits
@@ -15,17 +17,13 @@ from taskq_plugins.spark.source.planning import (
     check_found,
     patiently,
 )
+from taskq_plugins.spark.source.positions import Position
 from taskq_plugins.spark.source.rows import Reading, read_pieces
 from taskq_plugins.spark.source.standing import Standing, look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-
     from taskq.arrow import Piece
     from taskq_plugins.spark.source.options import ReadOptions
-    from taskq_plugins.spark.source.positions import Position
 
 _log: Final = logging.getLogger("taskq")
 
@@ -41,7 +39,6 @@ class Pieces(InputPartition):
 
 
 def read_partition(partition: InputPartition, reading: Reading) -> Iterator[pa.RecordBatch]:
-    """Return the rows of one partition; Spark gives one of its own making when there is none."""
     pieces = partition.pieces if isinstance(partition, Pieces) else []
     return read_pieces(pieces, reading)
 
@@ -69,7 +66,6 @@ class BatchReader(DataSourceReader):
         return [Pieces(part) for part in parts] or [Pieces([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one partition, in batches of about 8 000."""
         return read_partition(partition, self._reading)
 
     def _plan(self) -> list[list[Piece]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,22 +12,18 @@ import pyarrow.compute as pc
 from taskq.arrow import DETAILS, Break, Corrupt, Piece, decode
 from taskq.engine import Kind, kinds, segment_name
 from taskq.errors import LogError
+from taskq_plugins.fleet.breaks import Break as Declared
 from taskq_plugins.fleet.breaks import breaks
 from taskq_plugins.fleet.inventory import Edges, edges, follows
 from taskq_plugins.fleet.marks import End
-from taskq_plugins.fleet.places import Mark, SegmentPlace
+from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.positions import Position
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
-from taskq_plugins.spark.source.standing import at_lsn, at_time
+from taskq_plugins.spark.source.standing import Standing, at_lsn, at_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from taskq.engine import FrameHeader
-    from taskq_plugins.fleet.breaks import Break as Declared
-    from taskq_plugins.fleet.places import LogPlace
-    from taskq_plugins.spark.source.standing import Standing
 
 #: What is said of a gap that the log itself made, where it had written again what it needed.
 COMPACTION: Final = "compaction took it"
@@ -74,7 +71,6 @@ def go_on(
 def _behind_break(
     standing: Standing, position: Position, on_loss: Callable[[LogError], None]
 ) -> Position | None:
-    """Return the place to read from, where the log does not hold what was read last."""
     declared = _declared(standing, position)
     if declared is not None:
         return declared if declared.place < standing.latest.place else None
@@ -110,7 +106,6 @@ def _place_of(declared: Declared) -> tuple[int, int]:
 
 
 def _gap_before(standing: Standing, first_lsn: int) -> Declared | None:
-    """Return the gap that a hub says is before a segment."""
     gaps = (
         gap for gap in breaks(standing.log) if (gap.is_fork, gap.at.segment) == (False, first_lsn)
     )
@@ -123,7 +118,6 @@ def _from_segment(
     position: Position,
     on_loss: Callable[[LogError], None],
 ) -> Position | None:
-    """Return the start of the segment that comes next, where the one that was read is gone."""
     gap = _gap_before(standing, following.first_lsn)
     if not (gap is not None and gap.left[:2] == position.place) and not _is_next(
         standing, following, position
@@ -140,7 +134,6 @@ def _from_segment(
 
 
 def _is_next(standing: Standing, following: SegmentPlace, position: Position) -> bool:
-    """Return whether nothing is between what was read and a segment, all before it gone."""
     if following.first_lsn <= position.lsn:
         return True
     with standing.open(following) as file:
@@ -149,7 +142,6 @@ def _is_next(standing: Standing, following: SegmentPlace, position: Position) ->
 
 
 def break_before(standing: Standing, was: Position, here: Position) -> Break | None:
-    """Return what is to be told where reading goes on at another place than it had come to."""
     if here.branch != was.branch:
         forks = (
             fork for fork in breaks(standing.log) if fork.is_fork and _place_of(fork) == here.place
@@ -179,7 +171,6 @@ def _gap(standing: Standing, lsn: int, place: SegmentPlace) -> Break:
 
 
 def _compacted(standing: Standing, first_lsn: int) -> int | None:
-    """Return where the log had written again all that it needed from before a segment."""
     log = standing.log
     columns = pa.schema([DETAILS.field(name) for name in ("kind", "lsn", "token")])
     says = (pc.field("kind") == COMPACTED) & (pc.field("token") >= first_lsn)
@@ -196,7 +187,6 @@ def _compacted(standing: Standing, first_lsn: int) -> int | None:
 
 
 def _shared(standing: Standing, here: Position) -> int:
-    """Return the lsn behind the last frame before a place; 0 if there is none."""
     place = standing.find(here.segment)
     if place is not None and here.offset > START:
         with standing.open(place) as file:
@@ -234,7 +224,6 @@ def _loss(position: Position, segment: int, goes_on: str) -> DataLoss:
 
 
 def _stands(file: SegmentFile, position: Position) -> bool:
-    """Return whether the frame before the position, or behind it, is the one that was there."""
     if position.offset > file.size_bytes:
         return False
     if position.frame:
@@ -267,7 +256,6 @@ def _is_last(header: FrameHeader, position: Position) -> bool:
 
 
 def _moved(standing: Standing, position: Position) -> Position | None:
-    """Return where the frame stands now that was read last; None if it is not in the log."""
     if not position.frame:
         return None
     stood = at_lsn(standing, position.lsn - 1)
@@ -346,7 +334,6 @@ def _whole_end(standing: Standing, place: SegmentPlace, end: int) -> tuple[int, 
 
 
 def whole_until(standing: Standing, start: Position, end: Position) -> Position:
-    """Return the end, or the last place before it up to which nothing is missing, held there."""
     reached: Stretch | None = None
     try:
         for stretch in stretches(standing, start, end.place, loss_handler("hold")):
@@ -371,7 +358,6 @@ def _check_gap(
     place: SegmentPlace,
     on_loss: Callable[[LogError], None],
 ) -> Break | None:
-    """Return what is missing before a segment, declared or gone over."""
     if _gap_before(standing, place.first_lsn) is not None:
         return _gap(standing, before.next_lsn, place)
     with standing.open(place) as file:

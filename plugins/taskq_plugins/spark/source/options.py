@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -13,9 +14,6 @@ from pydantic.alias_generators import to_camel
 from taskq.values import parse_json
 from taskq_plugins.spark.source.positions import Bound, parse_bound
 from taskq_plugins.spark.source.problems import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _UNITS: Final = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -52,8 +50,6 @@ _GONE: Final = {
 
 
 def _reads(parse: Callable[[str], object]) -> BeforeValidator:
-    """Return a validator for text: whatever the text makes fail is a wrong value."""
-
     def read(value: object) -> object:
         try:
             return parse(str(value).strip())
@@ -64,7 +60,6 @@ def _reads(parse: Callable[[str], object]) -> BeforeValidator:
 
 
 def size_of(text: str) -> int:
-    """Return bytes as they are written: ``512m``; a ValueError if it is no size."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError("no size")

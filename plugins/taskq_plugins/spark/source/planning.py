@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,6 +12,7 @@ from taskq_plugins.fleet.problems import FleetError
 from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.allotting import Backlog, Limits, allot, left
 from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
+from taskq_plugins.spark.source.positions import Bound, Offsets, Position
 from taskq_plugins.spark.source.problems import (
     DataLoss,
     Held,
@@ -22,10 +24,7 @@ from taskq_plugins.spark.source.problems import (
 from taskq_plugins.spark.source.standing import Sight, Standing, at_time, look, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from taskq_plugins.spark.source.options import ReadOptions
-    from taskq_plugins.spark.source.positions import Bound, Offsets, Position
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("taskq")
@@ -67,7 +66,6 @@ def pack(between: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
 
 
 def _border(stretch: Stretch, offset: int) -> int:
-    """Return the first border of frames from ``offset`` on."""
     place = stretch.place
     with SegmentFile(place.path, stretch.log.log_id, place.first_lsn) as file:
         border = file.first_from((offset + 7) & ~7, stretch.end)
@@ -88,7 +86,6 @@ def _piece(stretch: Stretch, start: int, end: int) -> Piece:
 
 
 def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False) -> Position:
-    """Return where reading a log begins; ``is_new``: it was not there when a stream began."""
     if options.starting_timestamp is not None:
         return at_time(standing, options.starting_timestamp)
     if options.starting_offsets is None or is_new:
@@ -97,7 +94,6 @@ def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False)
 
 
 def bound_of(bound: Bound, standing: Standing) -> Position | None:
-    """Return what a bound says of a log; None: nothing."""
     if isinstance(bound, str):
         return place_of(standing, bound)
     log = standing.log
@@ -264,14 +260,12 @@ class Following:
         return ends
 
     def behind(self) -> dict[str, Any] | None:
-        """Return how much there is behind the last batch that was planned; None before."""
         with suppress(FileNotFoundError):  # compaction took a segment meanwhile
             if self._planned is not None:
                 return {"source": f"taskq {self._options.path}"} | _behind(*self._planned)
         return None
 
     def _is_at_targets(self, offsets: Offsets) -> bool:
-        """Return whether all was read that is to be."""
         return self._targets is not None and all(
             not target.segment or (log_id in offsets and offsets[log_id].is_at(target))
             for log_id, target in self._targets.items()
@@ -379,7 +373,6 @@ def _start_of(begin: Position | None, end: Position) -> Position:
 
 
 def _behind(sight: Sight, ends: Offsets) -> dict[str, Any]:
-    """Return how much there is to read behind these places, and which logs are not as they were."""
     behind = [
         left(standing, ends.get(standing.log.log_id, standing.earliest))
         for standing in sight.standings
@@ -402,7 +395,6 @@ def _among(sight: Sight, logs: Offsets) -> dict[str, Standing]:
 
 
 def _cover(there: Mapping[str, Standing], ends: Offsets) -> bool:
-    """Return whether these logs, as they were found, go as far."""
     return all(
         log_id in there and end.place <= there[log_id].latest.place for log_id, end in ends.items()
     )

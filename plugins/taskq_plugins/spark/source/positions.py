@@ -45,31 +45,25 @@ class Position(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return (segment, offset): what orders positions of one log."""
         return self.segment, self.offset
 
     def origin(self) -> Position:
-        """Return where the stream began in the log's branch."""
         begin = Position(self.device, self.from_segment, self.from_offset, self.from_segment, 0)
         return begin.begun()._replace(branch=self.branch)
 
     def begun(self) -> Position:
-        """Return the same, as the place where a stream begins."""
         return self._replace(from_segment=self.segment, from_offset=self.offset)
 
     def of(self, stream: Position) -> Position:
-        """Return the place as that of a stream that began where the other did, in its branch."""
         return self._replace(
             from_segment=stream.from_segment, from_offset=stream.from_offset, branch=stream.branch
         )
 
     def is_at(self, end: Position) -> bool:
-        """Return whether all up to ``end`` was read: numbers alone do not say it."""
         times = (self.time_ns, end.time_ns)
         return self.place == end.place and (0 in times or times[0] == times[1])
 
     def moved_to(self, end: End) -> Position:
-        """Return the same log's position at another place."""
         mark = end.mark
         return self._replace(
             segment=mark.segment,
@@ -140,7 +134,6 @@ def _number(value: dict[str, Any], name: str, limit: int) -> int:
 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
-    """Return what Spark keeps in the checkpoint: by log id, in a fixed order."""
     plain = Position._field_defaults
     return {
         log_id: {

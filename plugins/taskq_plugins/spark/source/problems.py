@@ -15,14 +15,13 @@ A log that was restored from a backup is none of these: it is read on as another
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from taskq.engine import segment_name
 from taskq.errors import LogError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq_plugins.spark.source.positions import Position
 
 _log: Final = logging.getLogger("taskq")
@@ -99,7 +98,6 @@ def loss_handler(mode: str) -> Callable[[LogError], None]:
 
 
 def restored(was: Position, now: Position | None) -> str:
-    """Return what is said of a log that was set back; ``now``: where it goes on."""
     goes_on = "nothing in it is new yet"
     if now is not None:
         place = f"{segment_name(now.segment)}, offset {now.offset}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,10 +31,6 @@ from taskq_plugins.fleet.marks import durable_end
 from taskq_plugins.fleet.places import LogPlace
 from taskq_plugins.spark.source.problems import DataLoss, Unreadable
 from taskq_plugins.spark.source.standing import Standing, at_lsn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 #: Columns that the choice is made by.
 NEEDED: Final = ("job", "queue")
@@ -63,7 +60,6 @@ class QueueFilter:
         self._log: _LogJobs | None = None
 
     def keep(self, piece: Piece, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that stay of a batch, decoded from the piece with ``NEEDED``."""
         log = self._log
         if log is None or self._path != piece.path.rpartition("/log/")[0]:
             self.close()
@@ -83,7 +79,6 @@ class QueueFilter:
         return batch.filter(stays)
 
     def close(self) -> None:
-        """Close what was opened to look jobs up."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -114,7 +109,6 @@ class _LogJobs:
         return [known[job] for job in jobs]
 
     def _look_near(self, job: int) -> None:
-        """Learn the jobs that were enqueued with this one, and right behind it."""
         if self._standing is None:
             places = segments(self._place, on_problem=lambda _: None)
             self._standing = Standing(self._place, places, durable_end(self._place, places))
@@ -143,7 +137,6 @@ class _LogJobs:
             return
 
     def _look_up(self, job: int) -> bool:
-        """Ask the log's indexes; a job of which nothing is left is not wanted."""
         try:
             if self._reader is None:
                 self._reader = LogReader.open(str(Path(self._place.path)))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def spark_schema(*, details: bool, binary: bool = False) -> StructType:
-    """Return the columns that a reader has who names none."""
     ours = DETAILS if details else SCHEMA
     schema: StructType = from_arrow_schema(as_bytes(ours) if binary else ours)
     return schema

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import (
-        DataSourceReader,
-        DataSourceStreamReader,
-        DataSourceStreamWriter,
-        DataSourceWriter,
-    )
     from pyspark.sql.types import StructType
 
     from taskq_plugins.spark.source.options import ReadOptions
@@ -24,11 +24,9 @@ class TaskqSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in ``format(...)``."""
         return "taskq"
 
     def schema(self) -> StructType:
-        """Return the columns of the records; more with the option includeDetails."""
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
         from taskq_plugins.spark.source.schema import spark_schema  # noqa: PLC0415
 
@@ -36,19 +34,16 @@ class TaskqSource(DataSource):
         return spark_schema(details=options.include_details, binary=options.binary)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a batch."""
         from taskq_plugins.spark.source.batch import BatchReader  # noqa: PLC0415
 
         return BatchReader(*self._read(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        """Return what reads a stream."""
         from taskq_plugins.spark.source.stream import StreamReader  # noqa: PLC0415
 
         return StreamReader(*self._read(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what makes jobs of a data frame."""
         from taskq_plugins.spark.sink.writers import batch_writer  # noqa: PLC0415
 
         return batch_writer(self.options, schema, overwrite)
@@ -56,7 +51,6 @@ class TaskqSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Return what makes jobs of a stream."""
         from taskq_plugins.spark.sink.writers import stream_writer  # noqa: PLC0415
 
         return stream_writer(self.options, schema, overwrite)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.errors import LogError
-from taskq_plugins.fleet.breaks import BREAKS, breaks
+from taskq_plugins.fleet.breaks import BREAKS, Break, breaks
 from taskq_plugins.fleet.listing import segment_paths, segments
 from taskq_plugins.fleet.marks import End, durable_end
 from taskq_plugins.fleet.memory import Memory
@@ -29,9 +30,6 @@ from taskq_plugins.spark.source.positions import Given, Lsn, Position
 from taskq_plugins.spark.source.problems import OptionError, Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taskq_plugins.fleet.breaks import Break
     from taskq_plugins.spark.source.options import ReadOptions
 
 #: Logs by path as they stood, and what the system said of their files: most are silent mostly.
@@ -55,35 +53,28 @@ class Standing:
 
     @cached_property
     def latest(self) -> Position:
-        """Return the place behind all that may be read now."""
         return Position(self.log.device, *self.end.mark, self.end.frame, self.end.time_ns)
 
     @cached_property
     def breaks(self) -> list[Break]:
-        """Return the breaks that a hub declared of it."""
         return breaks(self.log)
 
     @property
     def earliest(self) -> Position:
-        """Return the start of the oldest segment; of an empty log nowhere."""
         if not self.places or not self.end.mark.segment:
             return self.latest.begun()
         return self.start_of(self.places[0]).begun()
 
     def start_of(self, place: SegmentPlace) -> Position:
-        """Return where the first frame of a segment stands."""
         return Position(self.log.device, place.first_lsn, START, place.first_lsn, place.epoch)
 
     def find(self, first_lsn: int) -> SegmentPlace | None:
-        """Return the segment of that name, if it is there."""
         return next((place for place in self.places if place.first_lsn == first_lsn), None)
 
     def open(self, place: SegmentPlace) -> SegmentFile:
-        """Return the segment's file; use ``with``."""
         return SegmentFile(place.path, self.log.log_id, place.first_lsn)
 
     def size(self, place: SegmentPlace) -> int:
-        """Return bytes of a segment that may be read."""
         mark = self.end.mark
         if place.first_lsn == mark.segment:
             return mark.offset
@@ -149,7 +140,6 @@ def look(options: ReadOptions) -> Sight:
 
 
 def _as_seen(log: LogPlace) -> Standing | None:
-    """Return a log as it was seen before, if nothing of it has changed."""
     facts, standing = _seen.get(log.path) or ({}, None)
     # It is another as soon as anything happens in the log's own directory.
     if standing is None or standing.log is not log:
@@ -172,7 +162,6 @@ def _remember(standing: Standing, at_ns: int) -> None:
 
 
 def place_of(standing: Standing, given: Given) -> Position:
-    """Return where a place that somebody named is in the log."""
     if given == "earliest":
         return standing.earliest
     if given == "latest":
@@ -183,7 +172,6 @@ def place_of(standing: Standing, given: Given) -> Position:
 
 
 def _at_border(standing: Standing, position: Position) -> Position:
-    """Return the place itself, or the start of the frame that it is in, such as a row's offset."""
     place = standing.find(position.segment)
     if place is None or position.frame:
         return position
@@ -195,7 +183,6 @@ def _at_border(standing: Standing, position: Position) -> Position:
 
 
 def at_lsn(standing: Standing, lsn: int) -> Position:
-    """Return the frame that holds a record, or else the first behind where it would stand."""
     places = [place for place in standing.places if place.first_lsn <= standing.end.mark.segment]
     if not places:
         return standing.latest
@@ -216,7 +203,6 @@ def at_lsn(standing: Standing, lsn: int) -> Position:
 
 
 def _halve(file: SegmentFile, lsn: int, end: int) -> int:
-    """Return a place of a frame at or before the one that holds a record, and near it."""
     low, high = START, end
     while high - low > _HALVING_ENDS_BYTES:
         middle = (low + high) // 2 & ~7

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceStreamReader
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -19,15 +21,10 @@ from taskq_plugins.spark.source.batch import Pieces, read_partition
 from taskq_plugins.spark.source.planning import Following
 from taskq_plugins.spark.source.positions import offsets_from_json, offsets_to_json
 from taskq_plugins.spark.source.problems import OptionError
+from taskq_plugins.spark.source.rows import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-    from pyspark.sql.datasource import InputPartition
-
     from taskq_plugins.spark.source.options import ReadOptions
-    from taskq_plugins.spark.source.rows import Reading
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -54,11 +51,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamReader, (self._options, self._reading)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        """Return where startingOffsets has the stream begin; of other logs nothing was read."""
         return offsets_to_json(self._logs.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
-        """Return what the options limit; where they limit several, the others are kept to, too."""
         if self._options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
         if self._options.max_files_per_trigger is not None:
@@ -68,13 +63,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Read from now on nothing that is appended later, and no log that appears later."""
         self._logs.end_here()
 
     def latestOffset(  # noqa: N802 - Spark's
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        """Return how far the next batch goes; raises as ``Following.next``."""
         return offsets_to_json(self._logs.next(offsets_from_json(start), self._limits(limit)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
@@ -105,5 +98,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Pieces(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one partition, in batches of about 8 000."""
         return read_partition(partition, self._reading)

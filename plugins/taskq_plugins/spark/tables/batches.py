@@ -6,7 +6,8 @@ the rows that folding all at once gives.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +16,8 @@ import pyarrow.compute as pc
 from taskq.engine import Flag
 from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER, PART_COLUMN, REPLAY_OF
 from taskq_plugins.spark.tables.events import CONCERNING, IS_OVER, STATES, TOLD
-from taskq_plugins.spark.tables.fold import fold
-from taskq_plugins.spark.tables.logs import LOG
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taskq_plugins.spark.tables.fold import Folded
-    from taskq_plugins.spark.tables.logs import Log, LogKey
+from taskq_plugins.spark.tables.fold import Folded, fold
+from taskq_plugins.spark.tables.logs import LOG, Log, LogKey
 
 #: What names a job.
 KEYS: Final = [*LOG, "job"]
@@ -49,7 +44,6 @@ class Rows(NamedTuple):
 
 
 def touched_by(records: pa.Table) -> pa.Table:
-    """Return the jobs (by KEYS) that records concern."""
     chosen = records.filter(pc.is_in(records["kind"], pa.array(sorted(CONCERNING))))
     return chosen.select(KEYS).group_by(KEYS, use_threads=False).aggregate([])
 
@@ -80,7 +74,6 @@ def _kept(folded: Folded) -> pa.Table:
 
 
 def _jobs(folded: Folded) -> pa.Table:
-    """Return the rows of ``jobs``."""
     tried, count = folded.attempts, len(folded.born)
     offsets = np.searchsorted(tried["of"].to_numpy(), np.arange(count + 1)).astype(np.int32)
     lists = pa.ListArray.from_arrays(pa.array(offsets), _structs(tried.drop_columns(["of"])))
@@ -119,7 +112,6 @@ def _jobs(folded: Folded) -> pa.Table:
 
 
 def _attempts(jobs: pa.Table, tried: pa.Table) -> pa.Table:
-    """Return one row per attempt: what is known of its job beside what is of itself."""
     names = ["device", *LOG, "job_id", "job", "queue", "task", "key", "is_over", PART_COLUMN]
     job = jobs.select(names).take(tried["of"])
     columns = {name: job[name] for name in names[:8]}
@@ -145,5 +137,4 @@ def _structs(table: pa.Table) -> pa.StructArray:
 
 
 def moment(nanoseconds: Any) -> Any:
-    """Return nanoseconds since 1970 as a timestamp, cut to the microsecond."""
     return pc.divide(nanoseconds, 1_000).cast(_TIME)

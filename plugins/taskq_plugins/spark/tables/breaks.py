@@ -8,16 +8,13 @@ the branch has which was left.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import pyarrow as pa
 
 from taskq_plugins.spark.source.going_on import COMPACTION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taskq_plugins.spark.source.standing import Standing
+from taskq_plugins.spark.source.standing import Standing
 
 _TEXT: Final = pa.string()
 _LONG: Final = pa.int64()
@@ -62,7 +59,6 @@ def breaks(records: pa.Table, logs: Iterable[Standing]) -> pa.Table:
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what a declared break is known by; each that was found is one by itself."""
     where = row["goes_on_lsn"] or row["lsn"]
     return (row["log_id"], row["kind"], where, None if row["is_declared"] else row["branch"])
 

@@ -13,13 +13,12 @@ took so long to arrive; the two cannot be told apart from here ("behind or late"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import duckdb
 
 MISSING_MAX: Final = 20

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +12,7 @@ import pyarrow.compute as pc
 
 from taskq import State
 from taskq.engine import Cause, kinds
-from taskq_plugins.spark.tables.logs import NONE, LogColumns
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taskq_plugins.spark.tables.logs import Ints, Log, LogKey, Mask
+from taskq_plugins.spark.tables.logs import NONE, Ints, Log, LogColumns, LogKey, Mask
 
 #: ``kind`` of a row that stands for a job which was told as over: no record tells of it again.
 TOLD: Final = "told"
@@ -33,7 +29,6 @@ STATE: Final = {name: code for code, name in enumerate(STATES)}
 
 
 def _among(*numbers: int) -> Mask:
-    """Return by code which kinds are among these."""
     return np.array([*(kind in numbers for kind in kinds.ROWS), False, False])
 
 
@@ -136,11 +131,9 @@ class Events:
         return values
 
     def numbers(self, name: str) -> Ints:
-        """Return a column of numbers."""
         return self._column(name)[self.row]
 
     def begins(self) -> Mask:
-        """Return with which a job's story may begin."""
         carries = IS_CARRYING[self.kind] & (self.state != STATE[str(State.ABSENT)])
         begin: Mask = IS_BIRTH[self.kind] | carries
         return begin
@@ -154,17 +147,14 @@ class Events:
 
     @cached_property
     def have_text(self) -> Mask:
-        """Return which say why, if they are ends of attempts."""
         sizes: Ints = pc.fill_null(pc.binary_length(self.records["value"]), 0).to_numpy()
         has_text: Mask = sizes[self.row] > 0
         return has_text & ~(IS_SUCCESS | IS_CARRYING)[self.kind]
 
     def first(self, which: Mask) -> Ints:
-        """Return of each job its first event among these, -1 where there is none."""
         return self._found(np.flatnonzero(which)[::-1])
 
     def last(self, which: Mask) -> Ints:
-        """Return of each job its last event among these, -1 where there is none."""
         return self._found(np.flatnonzero(which))
 
     def _found(self, places: Ints) -> Ints:
@@ -173,7 +163,6 @@ class Events:
         return at
 
     def taken(self, name: str, places: Ints) -> pa.Array:
-        """Return values of a column, null where there is no event."""
         column = self.records[name]
         has_one = places >= 0
         if not has_one.any() or column.null_count == len(column):
@@ -184,7 +173,6 @@ class Events:
 
 
 def _codes(column: pa.ChunkedArray, names: list[str]) -> Ints:
-    """Return the place of each text among the names, one behind all where it is none of them."""
     if column.null_count == len(column):
         return np.full(len(column), len(names))
     places = pc.index_in(column, value_set=pa.array(names, pa.string()))
@@ -193,7 +181,6 @@ def _codes(column: pa.ChunkedArray, names: list[str]) -> Ints:
 
 
 def _logs(records: pa.Table, rows: Ints) -> tuple[Ints, list[LogKey]]:
-    """Return (places of the rows' logs among all in order, these)."""
     names = sorted(pc.unique(records["log_id"]).to_pylist())
     branch = records["branch"].to_numpy()[rows].astype(np.int64)
     span = int(branch.max(initial=0)) + 1
@@ -204,7 +191,6 @@ def _logs(records: pa.Table, rows: Ints) -> tuple[Ints, list[LogKey]]:
 
 
 def text(values: pa.Array) -> pa.Array:
-    """Return bytes as text, replaced what is none; null where there are none."""
     try:
         texts = values.cast(pa.string())
     except pa.ArrowInvalid:

@@ -18,6 +18,7 @@ left out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -50,13 +51,10 @@ from taskq_plugins.spark.tables.events import (
     Events,
     text,
 )
-from taskq_plugins.spark.tables.logs import NEVER, NONE
+from taskq_plugins.spark.tables.logs import NEVER, NONE, Ints, Log, LogKey, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from taskq.views import AttemptView
-    from taskq_plugins.spark.tables.logs import Ints, Log, LogKey, Mask
 
 #: Attempts of one job that are kept; of more, the latest: as many as the Python fold keeps.
 ATTEMPTS_SHOWN: Final = 100
@@ -130,7 +128,6 @@ def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> Folded:
 
 
 def numbers(values: Ints, kind: pa.DataType = _LONG) -> pa.Array:
-    """Return numbers as Arrow has them: ``NONE`` is null."""
     return pa.array(values, mask=values == NONE).cast(kind)
 
 
@@ -163,11 +160,9 @@ class _Jobs:
         self.settling = self._last_of((IS_END | IS_ANEW)[events.kind])
 
     def _last_of(self, which: Mask) -> Ints:
-        """Return of each job the last of its acting events that is among these."""
         return self.events.last(self.is_acting & which)
 
     def _were_read(self) -> Mask:
-        """Return of jobs that are told again whether what they begin with was read before."""
         events = self.events
         carried = np.flatnonzero(events.first(IS_CARRYING[events.kind]) >= 0)
         were_read = np.zeros(len(events.number), np.bool_)
@@ -175,7 +170,6 @@ class _Jobs:
         return were_read
 
     def _act(self) -> Mask:
-        """Return which events act upon jobs that are there; take those out that were purged."""
         events, born = self.events, self.born
         begun = events.behind[born]
         goes_on = self._exists & (~IS_OVER[begun] | IS_REVIVAL[events.kind[born]])
@@ -188,7 +182,6 @@ class _Jobs:
         return acts
 
     def standing(self) -> tuple[Ints, Ints]:
-        """Return (states, when those that wait are due)."""
         events, logs = self.events, self.events.logs
         teller = np.where(self.last >= 0, self.last, self.born)
         tells = (self.last < 0) | IS_EDIT[events.kind[teller]]
@@ -214,27 +207,23 @@ class _Jobs:
         return state, due_ns, self._exists & (last_lsn >= first)
 
     def attempt(self) -> Ints:
-        """Return how many were counted."""
         events, last = self.events, self.last
         begun = np.where(IS_WHOLE[events.kind[self.born]], events.attempt[self.born], 0)
         behind = np.where(IS_ANEW[events.kind[last]], 0, events.attempt[last])
         return np.where(last >= 0, behind, np.where(begun == NONE, 0, begun))
 
     def enqueued_ns(self) -> Ints:
-        """Return when they were enqueued."""
         events, born = self.events, self.born
         is_birth = IS_BIRTH[events.kind[born]]
         return np.where(is_birth, events.ts_ns[born], events.enqueued_ns[born])
 
     def settled_ns(self) -> Ints:
-        """Return when they were settled."""
         events, born, settling = self.events, self.born, self.settling
         begun = np.where(IS_WHOLE[events.kind[born]], events.ended_ns[born], NONE)
         ended = np.where(IS_END[events.kind[settling]], events.ts_ns[settling], NONE)
         return np.where(settling >= 0, ended, begun)
 
     def expires_ns(self) -> Ints:
-        """Return when they expire; what has been claimed never does."""
         events, settling, born = self.events, self.settling, self.born
         claimed = self._last_of((IS_CLAIM | IS_REVIVAL)[events.kind]) >= 0
         over = np.where(IS_OVER[events.behind[born]], events.lsn[born], NEVER)
@@ -332,7 +321,6 @@ def _told(view: AttemptView, before_ns: int | None) -> dict[str, Any]:
 
 
 def _closed(jobs: _Jobs, early: pa.Table, open_rows: list[tuple[int, int]]) -> pa.Table:
-    """Return early attempts with the ends of those that ran on behind the record."""
     if not open_rows:
         return early
     events, of = jobs.events, early["of"].to_numpy()
@@ -346,7 +334,6 @@ def _closed(jobs: _Jobs, early: pa.Table, open_rows: list[tuple[int, int]]) -> p
 
 
 def _claimed(jobs: _Jobs) -> pa.Table:
-    """Return the attempts that records of their own tell of."""
     events, acting = jobs.events, jobs.acting
     at = np.flatnonzero(IS_CLAIM[events.kind[acting]])
     claim, of = acting[at], events.of[acting[at]]
@@ -416,7 +403,6 @@ def _ends(
 
 
 def _shown(attempts: pa.Table, jobs: Ints) -> pa.Table:
-    """Return the attempts of some jobs, of each the latest; ``of`` is the place among these."""
     of = attempts["of"].to_numpy()
     place = np.searchsorted(jobs, of)
     is_shown = np.append(jobs, -1)[place] == of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -16,8 +17,6 @@ from taskq.engine import kinds
 from taskq_plugins.spark.parts import POSITION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy.typing as npt
 
 Ints: TypeAlias = "npt.NDArray[np.int64]"
@@ -52,7 +51,6 @@ class Log(NamedTuple):
     gaps: Sequence[tuple[int, int]] = ()
 
     def is_past(self, gap: tuple[int, int]) -> bool:
-        """Return whether all was read that tells which jobs are left behind a gap."""
         return any(last + 1 >= gap[1] for _, last in self.stretches)
 
     def lost_before(self) -> int:
@@ -103,7 +101,6 @@ class LogColumns:
         return spent
 
     def were_read(self, of: Ints, lsns: Ints) -> Mask:
-        """Return which lsns lie in what was read."""
         were_read = np.zeros(len(of), np.bool_)
         for number in np.unique(of).tolist():
             rows = slice(*np.searchsorted(of, (number, number + 1)))
@@ -179,7 +176,6 @@ def _log_of(row: Mapping[str, Any]) -> LogKey:
 
 
 def _grown(own: Log, left: Log, lsn: int) -> Log:
-    """Return a branch with what it shares with the one that was left: what is before that lsn."""
     shared = [(first, min(last, lsn - 1)) for first, last in left.stretches if first < lsn]
     return own._replace(
         now_ns=own.now_ns or left.now_ns,

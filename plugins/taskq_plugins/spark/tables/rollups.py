@@ -13,11 +13,10 @@ clock that was set back leaves, are left out.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     import duckdb
     import pyarrow as pa
 
@@ -110,5 +109,4 @@ def rollup_hour(duck: duckdb.DuckDBPyConnection, hours: Collection[int] | None =
 
 
 def signed(rows: duckdb.DuckDBPyRelation, sign: int) -> duckdb.DuckDBPyRelation:
-    """Return the rows as such that came, or went."""
     return rows.project(f"*, {sign} AS sign")
