@@ -45,7 +45,6 @@ def validity(valid: Mask | None) -> pa.Buffer | None:
 
 
 def numbers(values: npt.NDArray[Any], valid: Mask | None = None, kind: Any = _LONG) -> pa.Array:
-    """Return numbers of a type of Arrow that has the width of numpy's."""
     if valid is not None and not valid.any():
         return nothing(kind, len(values))
     values = np.ascontiguousarray(values)
@@ -54,7 +53,6 @@ def numbers(values: npt.NDArray[Any], valid: Mask | None = None, kind: Any = _LO
 
 
 def somewhere(values: npt.NDArray[Any], kind: Any = _LONG) -> pa.Array:
-    """Return numbers, of which 0 says that there is none."""
     return numbers(values, values != 0, kind)
 
 
@@ -78,7 +76,6 @@ def slices(
 
 
 def spread(values: pa.Array, rows: Ints, valid: Mask) -> pa.Array:
-    """Return the values in the rows that they are of, null in all others."""
     _, borders, data = values.buffers()
     sizes = np.zeros(len(valid) + 1, np.int32)
     sizes[rows + 1] = np.diff(np.frombuffer(borders, np.int32)[: len(values) + 1])
@@ -87,7 +84,6 @@ def spread(values: pa.Array, rows: Ints, valid: Mask) -> pa.Array:
 
 
 def _taken(data: Bytes, start: Ints, end: Ints) -> pa.Array:
-    """Arrow takes every second of the slices start-end, end-start, start-end, ... of one buffer."""
     count = len(start)
     borders = np.empty(2 * count + 1, np.int32)
     borders[0:-1:2], borders[1::2] = start, end
@@ -99,13 +95,11 @@ def _taken(data: Bytes, start: Ints, end: Ints) -> pa.Array:
 
 
 def _text(values: pa.Array) -> pa.Array:
-    """Return binary without nulls as text."""
     text = whole_text(values)
     return shown(values, "replace") if text is None else text
 
 
 def whole_text(values: pa.Array) -> pa.Array | None:
-    """Return binary as text, None if any of it is no UTF-8."""
     valid, borders, data = values.buffers()
     if data is None or np.frombuffer(data, np.uint8).max(initial=0) <= _ASCII_MAX:
         return pa.Array.from_buffers(_TEXT, len(values), [valid, borders, data])
@@ -147,7 +141,6 @@ def ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
 
 
 def hexadecimal(values: Ints, valid: Mask | None = None) -> pa.Array:
-    """Return numbers of 64 bits, given bit for bit, as sixteen hexadecimal digits."""
     if valid is None or valid.all():
         return _hexadecimal(values)
     some = np.flatnonzero(valid)
@@ -187,7 +180,6 @@ def _ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
 
 
 def named(names: pa.Array, index: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
-    """Return the name at the index of each row."""
     if valid is not None and not valid.any():
         return nothing(names.type, len(index))
     mask = None if valid is None else ~valid
@@ -195,7 +187,6 @@ def named(names: pa.Array, index: npt.NDArray[Any], valid: Mask | None = None) -
 
 
 def patched(values: pa.Array, rows: Ints, others: list[Any]) -> pa.Array:
-    """Return the values, with those of some rows replaced."""
     mask = np.zeros(len(values), np.bool_)
     mask[rows] = True
     return pc.replace_with_mask(values, pa.array(mask), pa.array(others, values.type))

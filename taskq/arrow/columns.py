@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,19 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskq.arrow import arrays, layout
-from taskq.arrow.options import headers_of
-from taskq.arrow.schema import DETAILS, UNKNOWN
+from taskq.arrow.layout import Ints, Mask
+from taskq.arrow.options import Options, headers_of
+from taskq.arrow.schema import DETAILS, UNKNOWN, Piece
 from taskq.core.folds.steps import Form
 from taskq.core.model import State
 from taskq.engine import Cause, Option, kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.arrow.layout import Ints, Mask
-    from taskq.arrow.options import Options
     from taskq.arrow.rows import Rows
-    from taskq.arrow.schema import Piece
 
 _NUMBER_SIZE: Final = 4
 _INT: Final = pa.int32()
@@ -61,7 +58,6 @@ def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
 
 
 def _name(rows: Rows, *, is_task: bool) -> pa.Array:
-    """Return names of tasks, or of queues."""
     (start, end), valid = rows.route[is_task : is_task + 2], rows.is_birth
     if rows.has(kinds.OF_QUEUES) and not is_task:
         named = rows.is_among(kinds.OF_QUEUES)
@@ -80,8 +76,6 @@ def _name(rows: Rows, *, is_task: bool) -> pa.Array:
 
 
 def _option_bytes(option: Option, holder: str) -> Callable[[Rows], pa.Array]:
-    """Take the last such option of each row; ``holder``: the part of the record that has them."""
-
     def build(rows: Rows) -> pa.Array:
         options: Options = getattr(rows, holder)
         count = len(rows)
@@ -140,7 +134,6 @@ def _attempts_max(rows: Rows) -> pa.Array:
 
 
 def _due(rows: Rows) -> tuple[Ints, Mask]:
-    """Return (moment, whether it is wall time)."""
     due, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     for step in rows.birth_options.each(Option.DUE, Option.DUE_WALL):
         due[step.row] = layout.numbers_at(rows.data, step.at, "<i8")
@@ -154,7 +147,6 @@ def _due(rows: Rows) -> tuple[Ints, Mask]:
 
 
 def _expires(rows: Rows) -> tuple[Ints, Mask]:
-    """Return (moment, whether it is wall time)."""
     expires, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     for step in rows.birth_options.each(Option.EXPIRES, Option.EXPIRES_RELATIVE):
         expires[step.row] = layout.numbers_at(rows.data, step.at, "<i8")
@@ -195,7 +187,6 @@ def _state(rows: Rows) -> pa.Array:
 
 
 def _step(rows: Rows) -> pa.Array:
-    """Return the names of steps with which call of them each is, and of signals."""
     count = len(rows)
     if not rows.has(kinds.OF_STEPS):
         return arrays.nothing(pa.string(), count)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pyarrow as pa
 
 from taskq.arrow import arrays
 from taskq.arrow.columns import BUILDERS, CONSTANTS
-from taskq.arrow.frames import Damage, PieceReader
+from taskq.arrow.frames import Damage, Found, PieceReader
+from taskq.arrow.layout import Ints
 from taskq.arrow.problems import shown
 from taskq.arrow.rows import Rows
-from taskq.arrow.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, Corrupt
+from taskq.arrow.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, Corrupt, Piece
 from taskq.arrow.values import UNLIMITED, UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
 from taskq.core.errors import FormatError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.arrow.frames import Found
-    from taskq.arrow.layout import Ints
-    from taskq.arrow.schema import Piece
 
 #: Of a longer gap only the beginning is kept as a row; a damaged frame is never as long.
 QUARANTINED_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -96,7 +91,6 @@ class _Decoder:
         self._has_values = not _VALUES.isdisjoint(schema.names)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all of them."""
         try:
             with PieceReader(self._piece) as reader:
                 yield from self._batches(reader)
@@ -150,7 +144,6 @@ class _Decoder:
         return array if array.type == field.type else array.cast(field.type)
 
     def _constant(self, name: str, count: int) -> pa.Array:
-        """Return the same for every row, so made once."""
         array = self._constants.get(name)
         if array is None or len(array) < count:
             array = self._constants[name] = CONSTANTS[name](self._piece, count)

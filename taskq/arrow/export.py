@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from taskq.arrow.decoder import decode
 from taskq.arrow.schema import DETAILS, Corrupt, Piece
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-
     from taskq.engine import LogReader
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 
 from taskq.arrow import layout
 from taskq.arrow.layout import PAD_SIZE, Bytes, Ints
@@ -29,10 +31,6 @@ from taskq.log.format import codec
 from taskq.log.format.salvage import salvage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy.typing as npt
-
     from taskq.arrow.schema import Piece
 
 #: Bytes that are read at a time, unless a frame is larger: what the processor's cache holds.
@@ -139,7 +137,6 @@ class PieceReader:
                     yield item
 
     def _fill(self, chunk: Bytes, count: int, offset: int) -> int:
-        """Read into the chunk; returns how much there was."""
         view = chunk.data[:count]
         done = 0
         while done < count:
@@ -214,7 +211,6 @@ class PieceReader:
         return records, min(int(ends[count - 1]) + 7 & ~7, filled), 0
 
     def _fit(self, heads: npt.NDArray[np.void]) -> int:
-        """Return how many of the headers say what can be, and follow each other."""
         first, count = heads["first_lsn"], heads["count"]
         fits = (heads["magic"] == codec.FRAME_MAGIC) & (heads["flags"] == 0)
         fits &= first < codec.LSN_MAX
@@ -225,7 +221,6 @@ class PieceReader:
         return _first(fits & (first >= expected))
 
     def _strange(self, offset: int) -> tuple[Found | Damage | None, int]:
-        """Return (what stands there, offset behind it), where no frame goes on as it should."""
         if not self._next_lsn:
             self._learn_lsn()
         item = next(self._scanner(self.piece.end, self._next_lsn).frames(offset), None)
@@ -303,12 +298,10 @@ class PieceReader:
         return Damage(gap, epoch, time_ns, what, salvaged)
 
     def error(self, damage: Damage) -> SegmentDamaged:
-        """Return what to raise where damage is an error."""
         gap = damage.gap
         return SegmentDamaged(self.piece.path, gap.offset, gap.resume, gap.first_lsn, damage.what)
 
     def raw(self, gap: Gap, size_max: int) -> bytes:
-        """Return the bytes of a gap, as far as they are there, up to a limit."""
         return self._read(min(gap.resume - gap.offset, size_max), gap.offset)
 
 
@@ -317,7 +310,6 @@ def _padded(data: bytes) -> Bytes:
 
 
 def _chain(view: memoryview, filled: int) -> list[int]:
-    """Return where frames would start by their sizes; the last may be longer than the data."""
     size_at, size_max = codec.LENGTH.unpack_from, codec.FRAME_BODY_MAX
     starts: list[int] = []
     at, last = 0, filled - _FRAME
@@ -331,7 +323,6 @@ def _chain(view: memoryview, filled: int) -> list[int]:
 
 
 def _first(good: npt.NDArray[np.bool_]) -> int:
-    """Return how many are good before the first that is not."""
     return len(good) if good.all() else int(np.argmin(good))
 
 
@@ -344,7 +335,6 @@ _CRC_TABLE: Final = _crc_table()
 
 
 def place_seeds(seed: int, offset: Ints) -> npt.NDArray[np.uint32]:
-    """Return the CRC seeds of frames: ``crc32(u64(offset), seed)`` for all offsets at once."""
     state = np.full(len(offset), seed ^ 0xFFFFFFFF, np.uint32)
     for byte in offset.astype("<u8").view(np.uint8).reshape(-1, 8).T:
         state = _CRC_TABLE[(state ^ byte) & 0xFF] ^ (state >> np.uint32(8))
@@ -352,7 +342,6 @@ def place_seeds(seed: int, offset: Ints) -> npt.NDArray[np.uint32]:
 
 
 def _found(data: Bytes, base: int, at: Ints, heads: npt.NDArray[np.void]) -> Found:
-    """Return the records of whole frames whose headers stand at these places."""
     count = heads["count"].astype(np.int64)
     lsn = heads["first_lsn"].astype(np.int64)
     place, length = places(data, at + _FRAME, heads["size"].astype(np.int64), count, lsn)

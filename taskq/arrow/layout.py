@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from struct import Struct
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from taskq.engine import kinds
 from taskq.log.format import codec
-
-if TYPE_CHECKING:
-    from struct import Struct
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -26,7 +24,6 @@ _FORMATS: Final = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
 
 
 def _fields(layout: Struct, names: str, gathered: int = HEAD_SIZE) -> np.dtype[np.void]:
-    """Return the fields of a struct, in so many bytes that are gathered."""
     formats = [_FORMATS[letter] for letter in layout.format.lstrip("<")]
     sizes = [np.dtype(letter).itemsize for letter in formats]
     assert sum(sizes) == layout.size <= gathered
@@ -42,7 +39,6 @@ _PREFIX: Final = "length kind byte options_size flags "
 
 
 def _head(kind: int) -> np.dtype[np.void]:
-    """Return the fixed fields of a kind of record."""
     layout = kinds.ROWS[kind].layout
     return _fields(layout.struct, _PREFIX + layout.names)
 
@@ -71,7 +67,6 @@ def _sizes() -> Ints:
 
 @functools.cache
 def table(among: frozenset[int]) -> Mask:
-    """Return whether a type is among some kinds, by its number."""
     chosen = np.zeros(KINDS, np.bool_)
     chosen[list(among)] = True
     return chosen
@@ -105,7 +100,6 @@ def numbers_at(data: Bytes, at: Ints, kind: str) -> npt.NDArray[Any]:
 
 @functools.cache
 def with_field(name: str) -> list[tuple[Mask, np.dtype[np.void]]]:
-    """Return which kinds have a fixed field of this name, for each place where it stands."""
     places: dict[int, list[int]] = {}
     for kind, row in kinds.ROWS.items():
         if name in row.layout.names.split():

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from taskq.arrow import arrays
-from taskq.arrow.layout import numbers_at
+from taskq.arrow.layout import Bytes, Ints, Mask, numbers_at
 from taskq.arrow.schema import DETAILS
 from taskq.core.errors import FormatError
 from taskq.engine import Option
 from taskq.log.format.options import decode_extras
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.arrow.layout import Bytes, Ints, Mask
 
 #: Tag and length; ``taskq.log.format.options`` has it as a struct.
 _OPTION: Final = struct.Struct("<BH")
@@ -59,7 +55,6 @@ class Options:
             row, at, end = row[more], at[more], end[more]
 
     def __bool__(self) -> bool:
-        """Return whether any row has any."""
         return bool(self._steps)
 
     def each(self, *options: Option) -> Iterator[Step]:
@@ -96,7 +91,6 @@ class Options:
             out[step.row[fits]] = numbers_at(self._data, step.at[fits], "<i8")
 
     def bytes_of(self, option: Option, start: Ints, end: Ints, had: Mask) -> None:
-        """Write where the option's values stand, the last of each row."""
         for step in self.each(option):
             start[step.row] = step.at
             end[step.row] = step.at + step.size
@@ -162,7 +156,6 @@ def headers_of(data: Bytes, options: Options, count: int) -> pa.Array:
 
 
 def _texts(data: Bytes, row: Ints, at: Ints, end: Ints) -> list[tuple[Ints, Ints, Ints]]:
-    """Return (rows, starts, ends) of the first texts, of the second, …: names and values."""
     texts: list[tuple[Ints, Ints, Ints]] = []
     while True:
         more = at + _SIZE_SIZE <= end
@@ -176,13 +169,11 @@ def _texts(data: Bytes, row: Ints, at: Ints, end: Ints) -> list[tuple[Ints, Ints
 
 
 def _has_doubles(row: Ints, names: pa.Array) -> bool:
-    """Return whether a row has a name twice, which no taskq writes."""
     code = names.dictionary_encode().indices.to_numpy().astype(np.int64)
     return len(np.unique(row * len(names) + code)) < len(names)
 
 
 def _one_by_one(data: Bytes, start: Ints, end: Ints, count: int) -> pa.Array:
-    """Return the same by the log's own decoder: of a name that is there twice the last counts."""
     headers: list[list[tuple[str, str]] | None] = [None] * count
     for row in np.flatnonzero(end).tolist():
         value = data[start[row] : end[row]].tobytes()

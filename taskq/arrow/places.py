@@ -78,7 +78,6 @@ def walk_in_stretches(data: Bytes, starts: Ints, sizes: Ints, counts: Ints) -> l
 
 
 def _walk(data: Bytes, frame: Ints, place: Ints, limit: Ints) -> tuple[Ints, Mask]:
-    """Return (all places, frames with a stretch that does not end where the next starts)."""
     bad = np.zeros(int(frame[-1]) + 1, np.bool_)
     last = len(data) - 8
     steps: list[Ints] = []
@@ -201,7 +200,6 @@ def _walk_all(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints,
 def _walk_long(
     data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints, out: Ints
 ) -> None:
-    """Do so for frames of many records."""
     slots = [out[begin : begin + count] for begin, count in zip(first, counts, strict=True)]
     left: list[int] = []
     for index, (at, slot) in enumerate(zip(starts.tolist(), slots, strict=True)):

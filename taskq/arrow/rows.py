@@ -6,21 +6,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from taskq.arrow import layout
-from taskq.arrow.layout import CHECKED, CRC_SIZE, heads
+from taskq.arrow.layout import CHECKED, CRC_SIZE, Bytes, Ints, Mask, heads
 from taskq.arrow.options import Options
+from taskq.arrow.schema import Piece
 from taskq.core.errors import FormatError
 from taskq.core.model import State
 from taskq.core.records import PACKED
 from taskq.engine import Flag, Option, kinds
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from taskq.arrow.frames import Found
-    from taskq.arrow.layout import Bytes, Ints, Mask
-    from taskq.arrow.schema import Piece
 
 _BORN_SIZE: Final = kinds.ROWS[kinds.BIRTH].layout.struct.size
 _STATES: Final = np.isin(np.arange(256), [int(state) for state in State])
@@ -73,15 +71,12 @@ class Rows:
         return len(self.at)
 
     def has(self, among: frozenset[int]) -> bool:
-        """Return whether there is a row of one of these kinds."""
         return any(self.counts[kind] for kind in among)
 
     def is_among(self, among: frozenset[int]) -> Mask:
-        """Return which rows are of one of these kinds."""
         return layout.table(among)[self.kind]
 
     def field(self, name: str) -> Ints:
-        """Return a fixed field of the records that have it, 0 of the others."""
         numbers = np.zeros(len(self), np.int64)
         for has_it, head in layout.with_field(name):
             if self.counts[has_it].any():
@@ -93,12 +88,10 @@ class Rows:
 
     @cached_property
     def flags(self) -> Ints:
-        """Return those of the record itself."""
         return self.of_job["flags"].astype(np.int64)
 
     @cached_property
     def end(self) -> Ints:
-        """Behind the record's body, before its CRC."""
         return self.at + self.length - np.where(self.flags & CHECKED, CRC_SIZE, 0)
 
     @cached_property
@@ -108,26 +101,22 @@ class Rows:
 
     @cached_property
     def job(self) -> npt.NDArray[np.uint64]:
-        """Number of the job, 0 for none."""
         numbers: npt.NDArray[np.uint64] = np.where(self.is_of_job, self.of_job["job"], 0)
         np.copyto(numbers, self.lsn.view(np.uint64), where=self.is_among(kinds.BIRTHS))
         return numbers
 
     @cached_property
     def is_carrying(self) -> Mask:
-        """Return which records hold another."""
         return layout.IS_CARRYING[self.kind]
 
     @cached_property
     def carries(self) -> bool:
-        """Return whether there is one that holds another."""
         return bool(self.counts[layout.IS_CARRYING].any())
 
     # -- the ENQUEUED record, be it inside another ------------------------------------------------
 
     @cached_property
     def is_birth(self) -> Mask:
-        """Return which records are, or hold, an ENQUEUED record."""
         return layout.IS_BIRTH[self.kind]
 
     @cached_property
@@ -162,12 +151,10 @@ class Rows:
 
     @property
     def birth(self) -> npt.NDArray[np.void]:
-        """Heads of the ENQUEUED records."""
         return self._births[0]
 
     @cached_property
     def birth_flags(self) -> Ints:
-        """Flags of the ENQUEUED record; of others their own."""
         flags: Ints = self.birth["flags"].astype(np.int64)
         return flags
 
@@ -182,7 +169,6 @@ class Rows:
 
     @cached_property
     def birth_options(self) -> Options:
-        """Options of the ENQUEUED records."""
         chosen = np.flatnonzero(self.is_birth & (self.birth["options_size"] != 0))
         start = self.route[2][chosen]
         end = np.minimum(start + self.birth["options_size"][chosen], self._births[2][chosen])
@@ -192,12 +178,10 @@ class Rows:
 
     @cached_property
     def plain_options(self) -> Options:
-        """Options of other records that concern a job."""
         return self._options(self.is_of_job & ~self.is_carrying)
 
     @cached_property
     def carried_options(self) -> Options:
-        """Options of records that hold another, outside of what they hold."""
         return self._options(self.is_carrying)
 
     def _options(self, chosen: Mask) -> Options:
@@ -211,7 +195,6 @@ class Rows:
 
     @cached_property
     def payload(self) -> Slices:
-        """Bodies of the ENQUEUED records."""
         birth, _, whole_end = self._births
         end = whole_end - np.where(self.birth_flags & CHECKED, CRC_SIZE, 0)
         start = self.route[2] + birth["options_size"]
@@ -228,14 +211,12 @@ class Rows:
 
     @cached_property
     def body(self) -> Slices:
-        """Return what those records hold."""
         sizes = np.where(self.is_of_job, self.of_job["options_size"], 0)
         start = self.at + layout.FIXED_SIZES[self.kind] + sizes
         return Slices(np.minimum(start, self.end), self.end, self.has_body)
 
     @cached_property
     def value(self) -> Slices:
-        """Payload or body, whichever the record has."""
         payload = self.payload
         if not self.has_body.any():
             return payload
@@ -248,12 +229,10 @@ class Rows:
 
     @cached_property
     def value_packing(self) -> Ints:
-        """Flags that say how the value is stored, 0: as it was given."""
         return np.where(self.is_birth | self.is_of_job, self.birth_flags & PACKED, 0)
 
     @cached_property
     def result(self) -> Slices:
-        """Return what carried records hold behind the ENQUEUED record."""
         end = self.at + self.length - CRC_SIZE
         start = np.minimum(self._births[2], end)
         has_one = self.is_carrying & ((self.flags & Flag.DROP_RESULT) == 0)
@@ -261,7 +240,6 @@ class Rows:
 
     @cached_property
     def result_packing(self) -> Ints:
-        """Flags that say how the result is stored."""
         return np.where(self.result.valid, self.flags & PACKED, 0)
 
     # -- claims -----------------------------------------------------------------------------------

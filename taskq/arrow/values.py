@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from taskq.arrow import arrays
 from taskq.arrow.problems import shown
 from taskq.core.errors import TaskqError
+from taskq.core.views import AttemptView
 from taskq.engine import LogConfig
 from taskq.log.format.bodies import original_size
 from taskq.log.format.history import ATTEMPTS_KEPT, decode_history, encode_history
@@ -22,7 +23,6 @@ from taskq.log.segments.bodystore import BodyStore
 if TYPE_CHECKING:
     from taskq.arrow.layout import Ints
     from taskq.arrow.rows import Rows, Slices
-    from taskq.core.views import AttemptView
 
 #: A batch is ended before its compressed bodies would come to more, but for its first.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -6,6 +6,7 @@ The fast road is two calls into pydantic_core; the slow one finds the words for 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NotRequired, cast, get_args, get_origin
 
@@ -37,8 +38,6 @@ from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.log.format.bodies import check_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from pydantic_core import ErrorDetails, ValidationError
 
 _PROBLEMS_MAX: Final = 3
@@ -201,7 +200,6 @@ class ArgumentCodec:
         return encode
 
     def _looking(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        """Make the validation of calls some of whose parameters may be anything."""
         validate, looks = self._validator.validate_python, tuple(self._looks.items())
         loses = self._loses
         if loses:

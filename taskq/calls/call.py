@@ -30,15 +30,13 @@ from taskq.core.model import (
     Extras,
 )
 from taskq.core.parsing import check_name, whole
+from taskq.core.records import Flag
 from taskq.core.values import TypedDict, dataclass
-from taskq.log.format.bodies import check_compression
-from taskq.log.requests import EnqueueSpec, Plain
+from taskq.log.format.bodies import Compression, check_compression
+from taskq.log.requests import EnqueueSpec, Item, Plain
 
 if TYPE_CHECKING:
     from taskq.calls.ports import TaskPort
-    from taskq.core.records import Flag
-    from taskq.log.format.bodies import Compression
-    from taskq.log.requests import Item
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -249,7 +247,6 @@ class Call(Runnable[R_co]):
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to write instead of what calls of other libraries have."""
             raise no_attribute(self, "a call", name, CALLS, "call")
 
     def options(self, **changes: Unpack[OptionChanges]) -> Call[R_co]:
@@ -386,7 +383,6 @@ def transaction_bytes(items: Iterable[Item] | Plain) -> int:
 
 
 def headers_bytes(headers: Mapping[str, str]) -> int:
-    """Return how many bytes headers take in a record."""
     return sum(
         len(name.encode()) + len(value.encode()) + _HEADER_LENGTHS_BYTES
         for name, value in headers.items()

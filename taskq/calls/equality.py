@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections import deque
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -22,8 +23,6 @@ from uuid import UUID
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     _Parts: TypeAlias = Callable[[Any, Any], Iterable[tuple[object, Any, Any]] | None]
 
 #: Types whose ``==`` decides, if both values are of the very type.
@@ -226,7 +225,6 @@ def _state(value: Any) -> dict[str, Any]:
 
 
 def _rest_of(value: Any) -> object:
-    """Return what a container has beside its parts."""
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         return None
@@ -266,6 +264,5 @@ def _is_same_scalar(written: Any, read: Any) -> bool:
 
 
 def _bare(value: datetime | time) -> tuple[object, ...]:
-    """Return what makes up a time: one in a repeated hour equals no other zone's."""
     has_zone = value.tzinfo is not None
     return value.replace(tzinfo=None, fold=0), value.utcoffset(), has_zone

@@ -7,13 +7,11 @@ that merely looks like it: ``result_expires`` is no ``expires``.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from taskq.core.errors import UsageError
 from taskq.core.parsing import nearest, rather
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
 # Attributes: what to write, with {0} for how the thing is called there.
 
@@ -286,7 +284,6 @@ _NoAttribute.__name__ = "AttributeError"
 
 
 def no_app() -> UsageError:
-    """Make the error of a decorator that was written at the class of apps."""
     return UsageError(
         'a task needs an app: write app = TaskQ("./data"), then @app.task; '
         "or @task, from taskq import task"

@@ -6,16 +6,14 @@ would come back as one of these, and nobody would notice: it is refused with wha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from math import isfinite
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from taskq.core.parsing import VALUE_DEPTH_MAX, too_deep
 from taskq.core.values import NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 #: Types whose every value comes back as it is.
 KEPT: Final = frozenset({str, int, bool, NoneType})
@@ -69,7 +67,6 @@ class _Node(NamedTuple):
     depth: int
 
     def path(self) -> tuple[object, ...]:
-        """Return the place within the value."""
         names, node = [], self
         while node.holder is not None:
             names.append(node.name)
@@ -245,7 +242,6 @@ def is_kept(schema: Any, *, floats: bool, kinds: Iterable[str] = _PARTS) -> bool
 
 
 def is_json(schema: Any) -> bool:
-    """Return whether the type's values are what JSON has, whoever reads them."""
     return is_kept(schema, floats=True, kinds=_OF_JSON)
 
 

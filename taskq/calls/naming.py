@@ -8,14 +8,11 @@ import inspect
 import sys
 import types
 import typing
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
 
 #: Defaults that describe a parameter for another library, which Python passes as they are.
 _NO_VALUES: Final = {
@@ -54,7 +51,6 @@ _SCHEMA_MAKERS: Final = (
 
 
 def is_async(fn: object) -> bool:
-    """Return whether a call gives a coroutine: of a function, a part of one, or an object."""
     while isinstance(fn, functools.partial | staticmethod | classmethod):
         fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Final, TypeVar
 
 from taskq.calls.naming import main_module_name
 from taskq.core.values import NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType, FrameType
 
 _PACKAGE: Final = __name__.partition(".")[0]
 
@@ -53,7 +51,6 @@ class Origin(NamedTuple):
 
 
 def origin_of(fn: Callable[..., Any]) -> Origin:
-    """Return where a function stands, and what declares it now."""
     here = origin_here()
     inner = inspect.unwrap(fn)
     code: CodeType | None = getattr(inner, "__code__", None)
@@ -70,7 +67,6 @@ def origin_of(fn: Callable[..., Any]) -> Origin:
 
 
 def origin_here() -> Origin:
-    """Return the user's own line that is being run."""
     frame = sys._getframe()
     while frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back
@@ -86,7 +82,6 @@ class Declared(list[T]):
         self._origins: list[Origin] = []
 
     def add(self, value: T, origin: Origin) -> None:
-        """Take up what stands at ``origin``."""
         for at, known in enumerate(self._origins):
             if origin.is_rerun_of(known):
                 self[at], self._origins[at] = value, origin

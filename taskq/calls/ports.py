@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from taskq.calls.signature import Signature
@@ -29,49 +29,29 @@ class TaskPort(Protocol[R_co]):
     store_result: bool
 
     @property
-    def app(self) -> AppPort[Any]:
-        """Return where its jobs go."""
-
+    def app(self) -> AppPort[Any]: ...
     @property
-    def signature(self) -> Signature:
-        """Return how it takes its arguments."""
-
+    def signature(self) -> Signature: ...
     @property
-    def takes_anything(self) -> bool:
-        """Return whether its first parameter says nothing of what it takes."""
-
+    def takes_anything(self) -> bool: ...
     @property
-    def gives_json(self) -> bool:
-        """Return whether its results are what JSON has."""
-
+    def gives_json(self) -> bool: ...
     @property
-    def decode_result(self) -> Callable[[bytes], R_co]:
-        """Reads what it returned."""
+    def decode_result(self) -> Callable[[bytes], R_co]: ...
 
 
 class AppPort(Protocol[C_co]):
     """An app, as handles and flows see it; a flow's handle is of a room above this one."""
 
     @property
-    def data_dir(self) -> Path:
-        """The directory of its log."""
-
+    def data_dir(self) -> Path: ...
     @property
-    def dead(self) -> Any:
-        """The dead letters of its log."""
-
+    def dead(self) -> Any: ...
     @property
     def _connection(self) -> C_co: ...
 
     @property
-    def tasks(self) -> Mapping[str, TaskPort[Any]]:
-        """Return its tasks by their names."""
-
-    def why(self, job: str, /) -> Awaitable[Reason]:
-        """Tell why a job is not running."""
-
-    def attempts(self, job: str, /) -> Awaitable[tuple[AttemptView, ...]]:
-        """Tell of the attempts of a job."""
-
-    def enqueue_flow(self, flow: Any, /) -> Awaitable[Any]:
-        """Put a flow into the log."""
+    def tasks(self) -> Mapping[str, TaskPort[Any]]: ...
+    def why(self, job: str, /) -> Awaitable[Reason]: ...
+    def attempts(self, job: str, /) -> Awaitable[tuple[AttemptView, ...]]: ...
+    def enqueue_flow(self, flow: Any, /) -> Awaitable[Any]: ...

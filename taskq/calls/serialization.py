@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import operator
 import sys
-from collections.abc import Collection, Container, Iterable, Reversible
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Reversible
 from enum import Enum
 from functools import lru_cache, partial
 from types import NoneType, UnionType
@@ -49,8 +49,6 @@ from taskq.core.parsing import DEPTH_MAX, VALUE_DEPTH_MAX, too_deep
 from taskq.log.format.bodies import check_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from pydantic import ConfigDict
     from pydantic_core import SchemaSerializer, SchemaValidator
     from pydantic_core.core_schema import CoreConfig, CoreSchema
@@ -108,7 +106,6 @@ def _is_json(body: bytes) -> bool:
 
 
 def json_config() -> ConfigDict:
-    """Return how values without a configuration of their own are written."""
     return {
         "extra": "forbid",
         "ser_json_bytes": "base64",
@@ -163,7 +160,6 @@ def _without_computed(part: Any) -> Any:
 
 
 def readable(annotation: Any) -> Any:
-    """Return the type with lists where it names what can be iterated over, as JSON has it."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation in _ITERABLES or origin in _ITERABLES:
         from pydantic import BeforeValidator  # noqa: PLC0415 - as above
@@ -221,7 +217,6 @@ class Way:
         return self._find(value, self.read(body))
 
     def problem(self, value: object, body: bytes) -> str:
-        """Return what is wrong with what a reader makes of the body; "" if it is the value."""
         try:
             difference = self.difference(value, body)
         except ValueError as error:
@@ -250,7 +245,6 @@ def unread_text(cause: str) -> str:
 
 
 def unwritten_text(error: ValueError) -> str:
-    """Return what is wrong with a value that has no form in JSON, and what to do."""
     remedy = _READABLE
     if "utf-8" in str(error):
         remedy = 'give its model ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")'
@@ -272,7 +266,6 @@ def difference_text(difference: Difference, path: tuple[object, ...]) -> str:
 
 
 def loss_text(lost: Difference, path: tuple[object, ...]) -> str:
-    """Return what the conversion of a value to its annotated type loses, and what to do."""
     if isinstance(lost.written, dict):
         return f"holds keys{_at(path)} that become one: give each entry a key of the annotated type"
     return f"holds a whole number{_at(path)} that no float holds: annotate int"
@@ -328,7 +321,6 @@ def real_dates() -> Iterator[None]:
 
 
 def plain_schema(annotation: object) -> CoreSchema | None:
-    """Return pydantic's schema of a plain type, without pydantic; None if it is not plain."""
     try:
         kind = _PLAIN.get(annotation)
     except TypeError:  # nobody can hash it
@@ -350,7 +342,6 @@ def import_core() -> None:
 
 
 def made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
-    """Return a validator and a serializer of a schema."""
     import_core()
     from pydantic_core import SchemaSerializer, SchemaValidator  # noqa: PLC0415
 
@@ -364,7 +355,6 @@ def looks_into(annotation: Any, config: ConfigDict | None = None) -> Look | None
 
 
 def can_be_read(kind: type) -> bool:
-    """Tell whether a type may be an annotation that brings its values back."""
     try:
         return looks_into(kind) is not find_changed
     except Exception:  # noqa: BLE001 - pydantic knows many reasons
@@ -372,7 +362,6 @@ def can_be_read(kind: type) -> bool:
 
 
 def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageError:
-    """Says which of the annotations cannot be written as JSON."""
     for name, hint in hints.items():
         try:
             check_hint(task, name if name == "the result" else f"parameter {name!r}", hint)
@@ -683,6 +672,5 @@ def cause_of(error: Exception) -> str:
 
 
 def cause_at(path: Iterable[object], message: str) -> str:
-    """Return a message with its place in a value."""
     place = "".join(f"[{part!r}]" for part in path)
     return f"at {place}: {message}" if place else message

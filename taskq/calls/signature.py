@@ -11,17 +11,14 @@ import functools
 import inspect
 import types
 import typing
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from taskq.calls.call import OptionChanges
 from taskq.calls.habits import meant, same
 from taskq.calls.naming import check_default, check_hint, innermost
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.parsing import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
 
 # Shared resources that a task takes by annotation, and how each finds its own.
 #
@@ -129,7 +126,6 @@ class Resources:
 
 
 def _members(wanted: Any) -> tuple[Any, ...]:
-    """Return the classes that will do, of a class, a generic one or a union."""
     origin = typing.get_origin(wanted)
     if origin in {typing.Union, types.UnionType}:
         return tuple(kind for member in typing.get_args(wanted) for kind in _members(member))
@@ -408,7 +404,6 @@ class Signature:
 
 @functools.lru_cache(_FUNCTIONS_KEPT)
 def _names_asked(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The names of a function's parameters; None when not all of them can be passed by name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -420,7 +415,6 @@ def _names_asked(function: Callable[..., Any]) -> tuple[str, ...] | None:
 
 
 def _by_name_alone(parameter: inspect.Parameter, *, rest: bool) -> bool:
-    """Return whether nothing that is passed by place can end up in it."""
     if parameter.kind is _Kind.POSITIONAL_OR_KEYWORD:
         return not rest
     return parameter.kind is _Kind.KEYWORD_ONLY

@@ -8,6 +8,7 @@ import inspect
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, TypeVar
 
@@ -15,7 +16,6 @@ from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 if TYPE_CHECKING:
@@ -79,11 +79,9 @@ class Custom(Condition):
 
     @property
     def name(self) -> str:
-        """The name it was given, or the function's own."""
         return self.label or _name_of(self.check)
 
     async def problem(self) -> str:
-        """Ask the function."""
         check = self.check
         if inspect.iscoroutinefunction(check) or inspect.iscoroutinefunction(type(check).__call__):
             holds = check()
@@ -213,7 +211,6 @@ async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None =
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Log a warning, the first time only."""
     _log.warning("%s", text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.durations import Duration, seconds
@@ -10,8 +11,6 @@ from taskq.core.parsing import check_name, whole
 from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq.conditions.base import Check, Condition
 
 FAILURES_DEFAULT: Final = 5

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.conditions.base import Condition, aside, say_once
 from taskq.core.errors import UsageError
 from taskq.core.parsing import Size, size_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _SUPPLIES: Final = Path("/sys/class/power_supply")
 
@@ -27,12 +25,10 @@ class DiskFree(Condition):
 
     @property
     def name(self) -> str:
-        """``disk_free(size)``, with the path if one was given."""
         where = f", {self.path}" if self.path else ""
         return f"disk_free({_spoken(self.free_bytes)}{where})"
 
     def bound(self, data_dir: Path) -> Condition:
-        """Return the same, on the disk of the data directory unless a path was given."""
         return self if self.path else replace(self, path=str(data_dir))
 
     async def problem(self) -> str:
@@ -47,11 +43,9 @@ class OnPower(Condition):
 
     @property
     def name(self) -> str:
-        """``on_power()``."""
         return "on_power()"
 
     async def problem(self) -> str:
-        """Look at the machine's power supplies; where they are not to be seen, it holds."""
         supplies = await aside(lambda: read_supplies(_SUPPLIES))
         if supplies is None:
             say_once(
@@ -112,7 +106,6 @@ def read_supplies(directory: Path) -> list[Supply] | None:
 
 
 def is_on_power(supplies: Iterable[Supply]) -> bool:
-    """Return whether power comes from outside, or the machine has no battery of its own."""
     own = [supply for supply in supplies if supply.scope != "Device"]
     if any(supply.kind != "Battery" and supply.online == "1" for supply in own):
         return True

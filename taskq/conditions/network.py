@@ -45,7 +45,6 @@ class Online(Condition):
 
     @property
     def name(self) -> str:
-        """``online(host:port)``."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"online({host}:{self.port})"
 
@@ -65,11 +64,9 @@ class Unmetered(Condition):
 
     @property
     def name(self) -> str:
-        """``unmetered()``."""
         return "unmetered()"
 
     async def problem(self) -> str:
-        """Ask NetworkManager; where there is none, it holds."""
         devices = await _ask_network_manager()
         if devices is None:
             say_once(
@@ -104,7 +101,6 @@ def unmetered() -> Condition:
 
 
 async def metered_line() -> str:
-    """Return what of the network is metered; "" for nothing, and where there is no telling."""
     return metered_devices(await _ask_network_manager() or "")
 
 
@@ -168,7 +164,6 @@ def _is_routed(family: socket.AddressFamily, address: str) -> bool:
 
 
 def _has_routes() -> bool:
-    """Return whether there is any network at all, such as one without a way out of it (Linux)."""
     try:
         with _ROUTES.open(encoding="ascii") as routes:
             next(routes, "")
@@ -200,7 +195,6 @@ async def _reach(host: str, port: int) -> str:
 
 
 async def _connect(host: str, port: int) -> None:
-    """Connect to any of the host's addresses, and hang up."""
     infos = await aside(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     error: OSError | None = OSError(f"{host} has no address")
 

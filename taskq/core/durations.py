@@ -125,7 +125,6 @@ def _text_ns(text: str, what: str) -> int:
 
 
 def _other_ns(value: object, what: str) -> int:
-    """Return a span in a number of another library."""
     if isinstance(value, SupportsFloat) and not isinstance(value, bool | float | int | type):
         number = float(value)
         if abs(number) <= TIME_NS_MAX:

@@ -52,7 +52,6 @@ def remedy(error: OSError) -> str:
 
 
 def refusal(path: str, error: OSError) -> LogError:
-    """Return the error for what the disk refused, other than an append: what, where, what next."""
     return LogError(f"{error.filename or path}: {error.strerror or error}. {remedy(error)}")
 
 
@@ -73,7 +72,6 @@ class TaskqError(Exception):
     """The root: catch this for anything that taskq itself raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be pickled as it is: most make their text of their data, and are made of that."""
         return _restored, (type(self), self.args, self.__dict__)
 
 

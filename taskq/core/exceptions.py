@@ -8,10 +8,8 @@ raises what they raise, or walks without an end.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeGuard, TypeVar
 
 T = TypeVar("T")
 

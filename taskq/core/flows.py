@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from taskq.core.errors import FormatError
 from taskq.core.values import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 #: Ends of flows' jobs whose places are remembered: the latest.
 ENDED_MAX: Final = 16_384
@@ -72,12 +70,10 @@ class FlowPart:
 
     @property
     def needs(self) -> int:
-        """Return how many jobs it waits for."""
         return sum(count for _, count in self.inputs)
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in the job's record, at most."""
         numbers = 12 * len(self.inputs) + 8 * len(self.unlocks) + 24
         return numbers + len(self.shape) + len(self.result) + 5 * _OPTION_BYTES
 
@@ -92,7 +88,6 @@ class Awaited:
 
 
 def needs_of(count: int, policy: int, *, doomed: bool = False) -> int:
-    """Return a held job's count of inputs, its policy and its doom in one number."""
     needs = count & _COUNT_MASK | (policy & _POLICY_MASK) << _POLICY_SHIFT
     return needs | _DOOMED if doomed else needs
 
@@ -114,13 +109,11 @@ class Flows:
         self.ended: dict[int, int] = {}
 
     def hold(self, job: int, needs: int) -> None:
-        """The job waits; ``needs`` is made by ``needs_of``."""
         self.held[job] = needs
         if needs & _DOOMED or not needs & _COUNT_MASK:
             self.todo[job] = None
 
     def drop(self, job: int) -> bool:
-        """The job is held no longer; False if it was not."""
         self.todo.pop(job, None)
         return self.held.pop(job, None) is not None
 
@@ -174,7 +167,6 @@ class Flows:
                     self.todo.pop(dependent, None)
 
     def thaw(self, jobs: Iterable[int], values: Iterable[int]) -> None:
-        """Return what a snapshot has of the held jobs."""
         self.held = dict(zip(jobs, values, strict=True))
         self.todo = {
             job: None
@@ -202,7 +194,6 @@ ONE: Final = _RUN.pack(_VALUES, 1)
 
 
 def list_of(shapes: Iterable[bytes]) -> bytes:
-    """Return the shape of a list whose items have these shapes."""
     parts: list[bytes] = [bytes((_OPEN,))]
     single = 0
     for shape in shapes:
@@ -224,7 +215,6 @@ def skipping(count: int) -> bytes:
 
 
 def depth(shape: bytes) -> int:
-    """Return how deep its lists nest."""
     deepest = level = 0
     for token, _ in _tokens(shape):
         level += (token == _OPEN) - (token == _CLOSE)

@@ -6,22 +6,17 @@ the legal transitions: nothing else decides a job's next state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from taskq.core.model import LIVE_STATES, SETTLED_STATES, WAITING_STATES, State
-from taskq.core.records import TABLE, Body, Kind, Option
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.core.records import Row
+from taskq.core.records import TABLE, Body, Kind, Option, Row
 
 #: By their types.
 ROWS: Final = TABLE
 
 
 def kinds_that(fits: Callable[[Row], bool]) -> frozenset[int]:
-    """Return the types of records whose rows fit."""
     return frozenset(kind for kind, row in TABLE.items() if fits(row))
 
 
@@ -165,7 +160,6 @@ def after(state: State, kind: int, *, waits: bool = False) -> State:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram, for the guide."""
     lines = ["stateDiagram-v2"]
     for (before, kind), states in TRANSITIONS.items():
         lines += [f"    {_node(before)} --> {_node(state)}: {name_of(kind)}" for state in states]

@@ -70,7 +70,6 @@ class State(enum.IntEnum):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
-        """By its name, wherever pydantic writes or reads it."""
         from pydantic_core import core_schema  # noqa: PLC0415 - slow to import
 
         names = {str(state): state for state in cls}

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, Final, SupportsIndex, TypeAlias
 
 from taskq.core.errors import InvalidJobId, UsageError
 from taskq.core.model import NAME_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Lists and objects within one another: as many as pydantic reads, and far from what a stack holds.
 DEPTH_MAX: Final = 200

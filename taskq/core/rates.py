@@ -12,15 +12,13 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from taskq.core.durations import nanoseconds, spoken
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.values import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: Jobs of a group that run at a time, at most.
 CONCURRENCY_MAX: Final = 1_000_000
@@ -67,7 +65,6 @@ class Rate:
 
     @property
     def patience_ns(self) -> int:
-        """Return how long to wait at least before looking again."""
         return min(self.window_ns // _PATIENCE, _PATIENCE_NS_MAX)
 
 
@@ -110,7 +107,6 @@ class Times:
         self._head = self.total = self.most = self.window_ns = 0
 
     def add(self, moment: int, count: int, most: int, window_ns: int) -> None:
-        """So many claims were made at a moment, under such a rate."""
         self.forget(moment)
         if not self.total:
             self.most = self.window_ns = 0
@@ -140,12 +136,10 @@ class Times:
             self._drop()
 
     def room(self, moment: int, rate: Rate) -> int:
-        """Return how many claims the rate allows now."""
         self.forget(moment)
         return max(rate.count - sum(self._counts[self._since(moment, rate) :]), 0)
 
     def free_at(self, moment: int, rate: Rate) -> int:
-        """Return the moment from which on the rate allows a claim, if none is made before."""
         self.forget(moment)
         at = self._since(moment, rate)
         over = sum(self._counts[at:]) - rate.count + 1
@@ -158,15 +152,12 @@ class Times:
 
     @property
     def entries(self) -> int:
-        """Return how many ``pairs`` there are."""
         return len(self._moments) - self._head
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(moment, count), the oldest first."""
         return list(zip(self._moments[self._head :], self._counts[self._head :], strict=True))
 
     def replace(self, pairs: Iterable[tuple[int, int]], most: int, window_ns: int) -> None:
-        """Forget all, and keep these instead."""
         self.__init__()  # type: ignore[misc]  # as new
         for moment, count in pairs:
             self.add(moment, count, most, window_ns)

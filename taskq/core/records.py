@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from taskq.core.model import State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Kind(enum.IntEnum):

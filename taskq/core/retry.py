@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
@@ -27,9 +27,6 @@ from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
 from taskq.core.parsing import rather, whole
 from taskq.core.values import TypedDict, dataclass
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 # What a task raises to say how it wants to end. These are wishes, not errors.
 
 
@@ -38,7 +35,6 @@ class Signal(Exception):
 
 
 def _until_ns(delay: Duration, what: str) -> int:
-    """Return the delay in nanoseconds; 0 for one that is over, such as the rest of a pause."""
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     is_over = isinstance(seconds, int | float) and seconds < 0
     return 0 if is_over else nanoseconds(delay, what)
@@ -258,7 +254,6 @@ class RetryPolicy:
     if not TYPE_CHECKING:  # or the type checker would take a policy for a function
 
         def __call__(self, *_args: object, **_choices: object) -> None:
-            """Say what to write instead of ``self.retry(...)``."""
             raise UsageError(
                 "task.retry is the task's policy: write raise Retry(delay=30) within the task"
             )
@@ -336,7 +331,6 @@ class RetryPolicy:
         return None if self.decider is None else wish_of(self.decider, error, attempt)
 
     def _own_policy(self, error: BaseException) -> RetryPolicy | None:
-        """Return the policy for such an error: one of ``per_error``, or this one; None: give up."""
         is_broad = issubclass(Exception, self.retry_on)  # it names no error in particular
         if not is_broad or self.give_up_on or self.per_error:
             rules = [(self.give_up_on, None), *self.per_error]

@@ -45,7 +45,6 @@ class Ticked(NamedTuple):
 
 
 def apply_ticked(schedules: dict[str, ScheduleState], ticked: Ticked) -> None:
-    """Take over what a record says of one schedule."""
     name, state = ticked.name, ticked.state
     known = schedules.get(name)
     if ticked.is_gone:

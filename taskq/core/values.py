@@ -9,12 +9,9 @@ too, of named tuples and of ``TypedDict``: here they stay text.
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from dataclasses import dataclass
-    from typing import NamedTuple, TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 __all__ = ["NamedTuple", "TypedDict", "dataclass"]
 

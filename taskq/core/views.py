@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from taskq.core.durations import utc_moment
@@ -12,9 +14,6 @@ from taskq.core.parsing import parse_json
 from taskq.core.values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-
     from taskq.core.rates import Limit
 
 
@@ -262,7 +261,6 @@ class QueueStats:
     throughput_per_second: float | None = None
 
     def __add__(self, more: QueueStats) -> QueueStats:
-        """Return those of a queue in two logs; paused if it is in either."""
         waits = (self.oldest_ready_seconds, more.oldest_ready_seconds)
         rates = (self.throughput_per_second, more.throughput_per_second)
         known = [rate for rate in rates if rate is not None]
@@ -372,7 +370,6 @@ class LogStats:
     uploads: int = 0
 
     def __str__(self) -> str:
-        """Return the counts as a table, a queue a line."""
         rows = [("queue", *STATES)]
         rows += [(q.queue, *(str(getattr(q, name)) for name in STATES)) for q in self.queues]
         first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -464,7 +461,6 @@ class SegmentView:
     begun_ns: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
         return {"segment": self.name, "size_bytes": self.size, "begun_at": moment(self.begun_ns)}
 
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.durations import spoken, utc_moment
 from taskq.core.errors import command, worker_command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
-from taskq.core.folds.steps import Form, until, waited_for
+from taskq.core.folds.steps import Form, Wait, until, waited_for
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
 from taskq.core.parsing import listed
 from taskq.core.values import NamedTuple, dataclass
-from taskq.core.views import LimitView, Waiting
+from taskq.core.views import Hold, JobView, LimitView, OwnerView, QueueStats, Serving, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from taskq.core.flows import Awaited
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.steps import Wait
     from taskq.core.rates import Limit
-    from taskq.core.views import Hold, JobView, OwnerView, QueueStats, Serving
 
 #: Jobs before it that are counted one by one; of more it is said that there are more.
 AHEAD_MAX: Final = 10_000
@@ -151,7 +148,6 @@ class Facts:
 
 
 def why(facts: Facts) -> Reason:
-    """Return the one reason, the most lasting first."""
     return (
         _settled(facts)
         or _running(facts)
@@ -165,7 +161,6 @@ def why(facts: Facts) -> Reason:
 
 
 def why_there(facts: Facts, device: str, copy_of: str) -> Reason:
-    """Return the reason as a hub's copy has it, without what could be done only on the device."""
     reason = why(replace(facts, owner=None, workers=(), used_up=None))
     if reason.code in {Why.PAUSED, Why.WAITS}:
         text = reason.text.partition("; ")[0]
@@ -526,7 +521,6 @@ class Strays(NamedTuple):
     by_queue: Mapping[str, int]
 
     def told(self) -> list[str]:
-        """Return a sentence for each kind that there is, and what to do."""
         sentences = []
         if self.by_task:
             sentences.append(
@@ -543,7 +537,6 @@ class Strays(NamedTuple):
 
 
 def waiting_in(queues: Iterable[QueueStats]) -> Waiting:
-    """Return how many jobs of these queues wait, and how."""
     queues = list(queues)
     paused = sum(queue.ready for queue in queues if queue.paused)
     ready, later = (sum(getattr(q, name) for q in queues) for name in ("ready", "scheduled"))

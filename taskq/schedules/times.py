@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from calendar import monthrange
-from datetime import UTC, date, datetime, timedelta, timezone
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from taskq.core.durations import Duration, positive_nanoseconds, utc_moment
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.schedules import RULE_BYTES_MAX, jitter_ns
 from taskq.core.values import NamedTuple, dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import tzinfo
 
 #: Ticks that ``catch_up="all"`` makes up for at most; of more that were missed, the latest.
 CATCH_UP_MAX: Final = 1_000
@@ -56,23 +53,19 @@ class Every:
 
     @property
     def rule(self) -> bytes:
-        """Return what the log keeps of it."""
         return f"every {self.interval_ns}".encode()
 
     @property
     def zone(self) -> tzinfo:
-        """In which its moments are told."""
         return UTC
 
     def after(self, moment_ns: int) -> Iterator[int]:
-        """Yield its moments from there on, that one not among them."""
         number = moment_ns // self.interval_ns
         while True:
             number += 1
             yield number * self.interval_ns
 
     def latest(self, count: int, after_ns: int, until_ns: int) -> list[int]:
-        """Return the last ``count`` of its moments behind one moment and up to another."""
         last, first = until_ns // self.interval_ns, after_ns // self.interval_ns + 1
         return [n * self.interval_ns for n in range(max(first, last - count + 1), last + 1)]
 
@@ -102,7 +95,6 @@ class _Fields:
         self._day = _NO_DAY  # the latest that fits
 
     def first(self, clock: int) -> int | None:
-        """Return the first clock from this one on that fits; None: none within 50 years."""
         day, rest = divmod(clock, _DAY)
         if day == self._day or self._fits(day):
             time = self._time_from(rest)
@@ -121,14 +113,12 @@ class _Fields:
         return date.month in self._months and self._is_day(date)
 
     def _day_after(self, day: int) -> int:
-        """Return the next day, or the first one of the next month if this month does not fit."""
         date = _DAY_ZERO + timedelta(days=day)
         if date.month in self._months:
             return day + 1
         return day + 1 + monthrange(date.year, date.month)[1] - date.day
 
     def _time_from(self, rest: int) -> int | None:
-        """Return the first second of a day from that one on that fits."""
         hour, minute, second = rest // 3_600, rest // _MINUTE % _MINUTE, rest % _MINUTE
         at = bisect_left(self._hours, hour)
         if self._hours[at : at + 1] == [hour]:
@@ -166,11 +156,9 @@ class Cron:
 
     @property
     def rule(self) -> bytes:
-        """Return what the log keeps of it."""
         return f"cron {self.expression} {self.tz}".encode()
 
     def after(self, moment_ns: int) -> Iterator[int]:
-        """Yield its moments from there on, that one not among them."""
         last = moment_ns // SECOND_NS
         for at in self._walk(last):
             if at > last:
@@ -211,7 +199,6 @@ class Cron:
         return highest
 
     def _stretch(self, begin: int, end: int) -> tuple[int, int]:
-        """Return the end of the time from ``begin`` on with one offset to UTC, and that offset."""
         offset = self._offset(begin)
         if self._offset(end) == offset:
             return end, offset
@@ -229,7 +216,6 @@ class Cron:
         return 0 if shift is None else shift.days * _DAY + shift.seconds
 
     def latest(self, count: int, after_ns: int, until_ns: int) -> list[int]:
-        """Return the last ``count`` of its moments behind one moment and up to another."""
         span_ns = _LOOK_BACK_NS
         while True:
             start_ns = max(after_ns, until_ns - span_ns)
@@ -356,7 +342,6 @@ def next_due_ns(name: str, rule: Rule, most_ns: int, done_ns: int) -> int | None
 
 
 def moment_in(zone: tzinfo, moment_ns: int) -> datetime:
-    """Return the moment as a datetime of that zone."""
     return utc_moment(moment_ns // SECOND_NS * SECOND_NS).astimezone(zone)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -10,15 +11,13 @@ from taskq.connection.blocking import blocking
 from taskq.core.errors import UsageError
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.parsing import check_name, parse_json
+from taskq.core.schedules import ScheduleState
 from taskq.core.values import dataclass
 from taskq.log.requests import Steer
 from taskq.schedules.times import Cron, moment_in, parse_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from taskq.connection.connection import Connection
-    from taskq.core.schedules import ScheduleState
     from taskq.log.state.facets import Sight
 
 #: Moments to come that a list shows of each schedule.
@@ -91,8 +90,6 @@ class LogSchedules:
         self._connection = connection
 
     async def list(self, next_count: int = NEXT_COUNT) -> Views:
-        """Return all of them, by name."""
-
         def look(sight: Sight) -> Views:
             now_ns = sight.journal.clock.wall_ns()
             return views_of(sight.facets.need_agenda().schedules, now_ns, next_count)
@@ -115,7 +112,6 @@ class LogSchedules:
         return await self._steer(name, "reset")
 
     async def forget(self, name: str) -> bool:
-        """Forget a schedule that the code has no more; a worker that has it brings it back."""
         return await self._steer(name, "forget")
 
     pause_sync = blocking(pause)

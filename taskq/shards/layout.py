@@ -162,7 +162,6 @@ def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
 
 
 def shard_with(paths: list[str], tag: str) -> int | None:
-    """Return the index of the shard whose job ids begin with a tag."""
     for index, path in enumerate(paths):
         identity = read_identity(LocalDisk(), path)
         if identity is not None and identity.tag == tag:

@@ -11,6 +11,7 @@ that a step of the clock moves them all at once.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,7 @@ from taskq.core.folds.jobtable import (
     STATE_MASK,
     JobTable,
 )
+from taskq.core.folds.lanes import Group, Lane
 from taskq.core.folds.moments import STALE_MAX, Ages, Leases, Timetable
 from taskq.core.folds.queues import Queues
 from taskq.core.folds.steps import Steps
@@ -44,9 +46,6 @@ from taskq.core.kinds import (
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taskq.core.folds.lanes import Group, Lane
     from taskq.core.schedules import ScheduleState
 
 _NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
@@ -121,7 +120,6 @@ class Agenda:
     def apply_enqueued_run(
         self, first: int, locations: Sequence[int], lane: Lane, meta: int
     ) -> None:
-        """Do as ``apply_enqueued`` for the jobs ``first``, ``first + 1``, … of one lane."""
         self.table.extend(first, locations, lane.number, meta | READY)
         lane.push_run(first, len(locations))
         lane.ready += len(locations)
@@ -143,7 +141,6 @@ class Agenda:
         self.note_held(job, (TIME_NS_MAX, True), needs)
 
     def apply_expiry(self, job: int, expires_ns: int, is_wall: bool) -> None:
-        """Note when a job that was just added expires (its meta has META_EXPIRES)."""
         self.times.expire_at(job, expires_ns, is_wall)
         self._expiring += 1
 
@@ -168,7 +165,6 @@ class Agenda:
     def apply_claimed_run(
         self, jobs: list[int], attempts: list[int], owners: list[int], token: int, epoch: int
     ) -> None:
-        """Do as ``apply_claimed`` for jobs whose claims follow one another from ``token`` on."""
         number = 0
         while number < len(jobs):
             count = self._claim_from(jobs, attempts, owners, number, token, epoch)
@@ -401,7 +397,6 @@ class Agenda:
         self.ages.note(lsn, self.ages.moment)
 
     def location(self, job: int) -> int:
-        """Return where the enqueue record of an unsettled job stands."""
         chunk = self.table.find(job)
         if chunk is None:
             raise KeyError(job)
@@ -472,7 +467,6 @@ class Agenda:
             self.times.wait(job, due_ns, is_wall)
 
     def note_held(self, job: int, due: tuple[int, bool], needs: int | None) -> None:
-        """A job of the table waits until then, and for others."""
         if self.steps.is_waiting(job):
             moment = self.steps.moment(job)
             due = (moment + self.times.shift_ns, False) if moment else (TIME_NS_MAX, True)
@@ -495,7 +489,6 @@ class Agenda:
             self.queues.open(lane)
 
     def enter_ready_run(self, lane: Lane, jobs: list[int], moments: list[int]) -> None:
-        """Do as ``enter_ready`` for many."""
         if min(moments) < 0:
             moments = [max(moment, 0) for moment in moments]
         self.ages.note_ready(min(moments))
@@ -548,7 +541,6 @@ class Agenda:
         return count
 
     def _let_go(self, job: int, meta: int) -> bool:
-        """A job waits no more for jobs or signals; whether that is all that it waited for."""
         was_held = self.flows.drop(job)
         if not meta & META_STEPS:
             return was_held
@@ -585,14 +577,12 @@ class Agenda:
             self.queues.retire(lane)
 
     def _count_left(self) -> None:
-        """An entry of the timetable may be stale now."""
         self._left += 1
         if not self._left % _SWEEP_EVERY:
             self.times.sweep_dues(self._scheduled, self._is_scheduled)
             self.times.sweep_expiries(self._expiring, self._is_live)
 
     def _untie(self, kind: int, job: int) -> None:
-        """A job of a flow, or with steps, has ended."""
         self.flows.drop(job)
         steps = self.steps
         if kind == CANCEL and job in steps.calls:
@@ -612,5 +602,4 @@ class Agenda:
 
 
 def counted(attempt: int) -> int:
-    """Return the attempts as ``meta`` has them."""
     return (attempt << ATTEMPT_SHIFT) & ATTEMPT_MASK if attempt < 1 << 16 else ATTEMPT_MASK

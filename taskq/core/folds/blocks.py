@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Final
 
 _BLOCK: Final = 1_024
 #: Larger than any lsn.
@@ -37,7 +35,6 @@ class SortedBlocks:
         self.size = 0
 
     def add(self, key: int, value: int) -> None:
-        """Insert a pair."""
         self.size += 1
         if not self._keys:
             self._open_block(key, value)
@@ -80,7 +77,6 @@ class SortedBlocks:
         return False
 
     def _is_in(self, number: int, key: int, value: int) -> bool:
-        """Return whether the pair is in this block."""
         keys, values = self._keys[number], self._values[number]
         start, end = bisect_left(keys, key), bisect_right(keys, key)
         # Values of one key are mostly in order, but need not be.
@@ -92,7 +88,6 @@ class SortedBlocks:
         return zip(list(self._keys), list(self._values), strict=True)
 
     def first_key(self) -> int | None:
-        """Return the smallest key, None when empty."""
         return self._keys[0][0] if self._keys else None
 
     def between(self, after: int, until: int) -> Iterator[array[int]]:
@@ -111,12 +106,10 @@ class SortedBlocks:
         return popped
 
     def pop_pairs_until(self, key: int, count: int) -> list[tuple[int, int]]:
-        """Do as ``pop_until``, but return the pairs."""
         cut = self._cut_until(key, count)
         return [pair for keys, values in cut for pair in zip(keys, values, strict=True)]
 
     def __iter__(self) -> Iterator[int]:
-        """Return the values, by key."""
         return chain.from_iterable(self._values)
 
     def remove(self, value: int) -> bool:
@@ -131,7 +124,6 @@ class SortedBlocks:
         return False
 
     def remove_pair(self, key: int, value: int) -> bool:
-        """Take a pair out; False if it is not there."""
         for number in range(max(bisect_left(self._firsts, key) - 1, 0), len(self._firsts)):
             if self._firsts[number] > key:
                 break
@@ -165,7 +157,6 @@ class SortedBlocks:
         return dropped
 
     def _cut_until(self, key: int, count: int) -> Iterator[tuple[array[int], array[int]]]:
-        """Take out at most ``count`` pairs whose key is at most ``key``, a block's at a time."""
         while self._keys and count > 0:
             keys, values = self._keys[0], self._values[0]
             taken = min(bisect_right(keys, key), count)
@@ -278,7 +269,6 @@ class Returned(SortedBlocks):
         return len(jobs)
 
     def discard(self, job: int) -> bool:
-        """Take a job out; False if it is not here."""
         number, at = self._find(job)
         if at < 0:
             return False
@@ -295,7 +285,6 @@ class Returned(SortedBlocks):
         return min(map(self._low, range(len(self._keys))), default=None)
 
     def ids(self) -> Iterator[int]:
-        """Return all jobs, by id."""
         return chain.from_iterable(self._keys)
 
     def within(self, moment: int) -> Iterator[int]:
@@ -306,7 +295,6 @@ class Returned(SortedBlocks):
                 yield from (keys[at] for at, value in enumerate(values) if value <= moment)
 
     def pop_ids(self, job: int, count: int) -> list[int]:
-        """Remove and return at most ``count`` jobs of an id up to ``job``, by id."""
         popped: list[int] = []
         while self._keys and len(popped) < count:
             keys = self._keys[0]
@@ -336,7 +324,6 @@ class Returned(SortedBlocks):
         return popped
 
     def _find(self, job: int) -> tuple[int, int]:
-        """(block, place in it) of a job, the place -1 if it is not here."""
         number = bisect_right(self._firsts, job) - 1
         if number < 0:
             return 0, -1
@@ -351,7 +338,6 @@ class Returned(SortedBlocks):
         return low
 
     def _cut(self, number: int, start: int, end: int) -> None:
-        """Remove part of a block."""
         keys, values = self._keys[number], self._values[number]
         self.size -= end - start
         if end - start == len(keys):

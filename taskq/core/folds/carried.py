@@ -134,7 +134,6 @@ def apply_requeued(
 
 
 def forget_dead(agenda: Agenda, job: int) -> bool:
-    """A dead letter was purged or requeued. False: it is none."""
     chunk = agenda.dead.find(job)
     if chunk is None:
         return False

@@ -16,12 +16,10 @@ from __future__ import annotations
 from _blake2 import blake2b
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from taskq.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Held until the job is settled.
 UNTIL_SETTLED: Final = 2**63 - 1
@@ -166,14 +164,12 @@ class Dedup:
             self._remove(page, at)
 
     def apply_free_unread(self, job: int, now_ns: int) -> None:
-        """Do the same for a job whose key nobody can tell; looks at all that are held."""
         for page in self._pages:
             if job in page.jobs:
                 self.apply_free(page.hashes[page.jobs.index(job)], job, now_ns)
                 return
 
     def apply_dropped(self, hashed: int, job: int) -> None:
-        """Another job took the key over, whatever this one held it for."""
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         at = _find(page, hashed, job)
         if at >= 0:
@@ -207,7 +203,6 @@ class Dedup:
         return (until if until >= 0 else -until - 1) + self.shift_ns
 
     def would_free(self, hashed: int, job: int, now_ns: int) -> bool:
-        """Return whether the key would be free if the job were settled now."""
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         at = _find(page, hashed, job)
         until = page.untils[at] if at >= 0 else UNTIL_SETTLED

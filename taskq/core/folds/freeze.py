@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.blocks import Returned, SortedBlocks
@@ -26,17 +27,12 @@ from taskq.core.folds.groups import (
 )
 from taskq.core.folds.jobtable import CHUNK, Chunk, JobTable
 from taskq.core.folds.lanes import Lane
+from taskq.core.folds.moments import Leases, Timetable
 from taskq.core.folds.queues import GONE
-from taskq.core.folds.steps import Signal
+from taskq.core.folds.steps import Signal, Steps
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.rates import Times
 from taskq.core.schedules import ScheduleState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from taskq.core.folds.moments import Leases, Timetable
-    from taskq.core.folds.steps import Steps
 
 T = TypeVar("T")
 
@@ -72,7 +68,6 @@ class Frozen:
         self.columns.append((code, list(arrays)))
 
     def put_names(self, names: Sequence[bytes]) -> None:
-        """Strings of bytes: their lengths, then the bytes."""
         self.put("I", map(len, names))
         self.put("B", b"".join(names))
 
@@ -80,15 +75,9 @@ class Frozen:
 class Source(Protocol):
     """Read columns; what does not fit raises a ValueError."""
 
-    def take(self, code: str) -> array[int]:
-        """Return the next column."""
-
-    def take_arrays(self, code: str) -> list[array[int]]:
-        """Return what ``put_arrays`` was given."""
-
-    def take_locations(self) -> list[array[int]]:
-        """Return the same for locations of records, as they are numbered in this process."""
-
+    def take(self, code: str) -> array[int]: ...
+    def take_arrays(self, code: str) -> list[array[int]]: ...
+    def take_locations(self) -> list[array[int]]: ...
     @property
     def left(self) -> int:
         """Return how many bytes were not taken."""
@@ -99,7 +88,6 @@ class Source(Protocol):
 
 
 def freeze_agenda(agenda: Agenda) -> Frozen:
-    """Return a copy of all that an agenda knows."""
     frozen = Frozen()
     counts = agenda._scheduled, agenda._expiring, agenda._left
     frozen.put("q", (agenda.floor_lsn, agenda.ages.moment, *counts))
@@ -389,7 +377,6 @@ def _take_steps(source: Source, steps: Steps) -> None:
 
 
 def freeze_dedup(dedup: Dedup) -> Frozen:
-    """Return a copy of all that a table of keys knows."""
     frozen = Frozen()
     frozen.put("q", [getattr(dedup, name) for name in _DEDUP_NUMBERS])
     frozen.put("Q", dedup._firsts)
@@ -440,7 +427,6 @@ def _take_names(source: Source) -> list[bytes]:
 
 
 def _some(values: Iterator[T], count: int) -> list[T]:
-    """Return the next values."""
     some = list(islice(values, count))
     if len(some) != count:
         raise ValueError(f"{count} values are {len(some)}")

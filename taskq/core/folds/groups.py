@@ -9,19 +9,14 @@ know that have the task.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import count as counting
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from taskq.core.folds.lanes import Group
-from taskq.core.rates import Times
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from taskq.core.folds.lanes import Lane
-    from taskq.core.rates import Limit
+from taskq.core.folds.lanes import Group, Lane
+from taskq.core.rates import Limit, Times
 
 #: Why a lane is blocked: as many jobs of its group run as may, or were claimed as may be.
 BLOCKED_BY_CONCURRENCY: Final = 4
@@ -66,7 +61,6 @@ class Groups:
         return len(self._groups)
 
     def get(self, task: str, key: bytes) -> Group | None:
-        """Return the group of a task's jobs with that key."""
         limit = self._limits.get(task)
         return self._groups.get(((limit.scope if limit else "") or task, key))
 
@@ -92,7 +86,6 @@ class Groups:
             self.judge(group, moment)
 
     def join(self, lane: Lane, *, rated: bool = False) -> None:
-        """Put a lane into its group, if it is to have one."""
         limit = self._limits.get(lane.task)
         if limit is None and lane.family is None and not rated:
             return
@@ -112,12 +105,10 @@ class Groups:
             self._block_lane(lane, group.blocked)
 
     def trim(self) -> None:
-        """Give back the room of groups that were dropped."""
         self._groups = dict(self._groups)
         self._rated = dict(self._rated)
 
     def part(self, lane: Lane) -> None:
-        """Take a lane out of its group."""
         group = lane.group
         if group is not None:
             lane.group = None
@@ -135,7 +126,6 @@ class Groups:
             self._block(group, BLOCKED_BY_CONCURRENCY)
 
     def left(self, group: Group) -> None:
-        """A job of the group runs no more."""
         group.running -= 1
         if group.blocked & BLOCKED_BY_CONCURRENCY:
             limit = group.limit
@@ -161,7 +151,6 @@ class Groups:
             self._drop_if_idle(old)
 
     def took(self, group: Group, moment: int, count: int) -> None:
-        """This process claims so many jobs of the group."""
         self.claimed(group, count)
         limit = group.limit
         if limit is not None and limit.rate is not None:
@@ -183,7 +172,6 @@ class Groups:
     # -- what is kept -----------------------------------------------------------------------------
 
     def rows(self, moment: int) -> Iterator[tuple[tuple[str, bytes], Times]]:
-        """(key, times) of the groups whose claims matter still."""
         for group in self._rated:
             times = self.times(group.key, moment)
             if times is not None:
@@ -198,7 +186,6 @@ class Groups:
         return times if times is not None and times.total else None
 
     def restore(self, key: tuple[str, bytes], times: Times, moment: int) -> None:
-        """The claims of a group were these, of which some may be known."""
         limit = self._limits.get(key[0])
         group = self._group(((limit.scope if limit else "") or key[0], key[1]), limit)
         if group.times is None:
@@ -220,7 +207,6 @@ class Groups:
         return group
 
     def _join_times(self, old: Group, group: Group) -> None:
-        """The claims of one group count for the other from now on."""
         times, old.times = old.times, None
         self._rated.pop(old, None)
         if times is not None:
@@ -232,7 +218,6 @@ class Groups:
         self._drop_if_idle(old)
 
     def judge(self, group: Group, moment: int) -> None:
-        """Block or unblock the group as its limit has it, which may be new."""
         limit = group.limit
         full = limit is not None and 0 < limit.concurrency <= group.running
         (self._block if full else self._unblock)(group, BLOCKED_BY_CONCURRENCY)
@@ -273,7 +258,6 @@ class Groups:
 
 
 def pack_group(key: tuple[str, bytes]) -> bytes:
-    """Return the key of a group, as it is kept: length of the task's name u8, the name, the key."""
     task = key[0].encode("utf-8", "surrogatepass")
     return bytes((len(task),)) + task + key[1]
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from taskq.core.kinds import READY
 from taskq.core.model import State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 CHUNK: Final = 4_096
 #: Chunks at the young end that are left as they are, however empty.
@@ -53,7 +51,6 @@ class Chunk:
         self.live = 0
 
     def columns(self) -> tuple[array[int], ...]:
-        """Ids, locations, lanes and metas."""
         return self.ids, self.locations, self.lanes, self.metas
 
 
@@ -75,7 +72,6 @@ class JobTable:
         self.live = 0
 
     def add(self, job: int, location: int, lane: int, meta: int) -> None:
-        """Append a job whose id is higher than any before."""
         chunk = self._last
         used = chunk.used
         if used == len(chunk.ids):
@@ -212,7 +208,6 @@ class JobTable:
         return State.ABSENT if chunk is None else State(chunk.metas[self.index] & STATE_MASK)
 
     def is_fresh(self, job: int) -> bool:
-        """Return whether a job is ready, and was so when it came."""
         chunk = self.find(job)
         return chunk is not None and chunk.metas[self.index] & FRESH_MASK == READY
 
@@ -233,7 +228,6 @@ class JobTable:
             self._leave(chunk)
 
     def _leave(self, chunk: Chunk) -> None:
-        """Let go of a chunk that has no job left, or few, but is not the last."""
         if not chunk.live:
             self._drop(bisect_right(self._firsts, chunk.ids[0]) - 1)
         elif chunk.live * 4 < chunk.used and chunk.ids[0] < self._old and chunk.used > CHUNK // 16:
@@ -253,11 +247,9 @@ class JobTable:
         return rows[:count]
 
     def __iter__(self) -> Iterator[tuple[Chunk, int]]:
-        """(chunk, index) of every unsettled job, by id."""
         return self.since(0)
 
     def since(self, job: int) -> Iterator[tuple[Chunk, int]]:
-        """Yield the same from this id on."""
         for chunk in self._chunks[max(bisect_right(self._firsts, job) - 1, 0) :]:
             metas = chunk.metas
             for index in range(bisect_left(chunk.ids, job, 0, chunk.used), chunk.used):
@@ -265,7 +257,6 @@ class JobTable:
                     yield chunk, index
 
     def below(self, job: int) -> Iterator[tuple[Chunk, int]]:
-        """Yield the same of lower ids, the highest first."""
         for number in range(bisect_left(self._firsts, job) - 1, -1, -1):
             chunk = self._chunks[number]
             for index in range(bisect_left(chunk.ids, job, 0, chunk.used) - 1, -1, -1):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Final
@@ -18,8 +19,6 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.folds.blocks import LATEST, NO_JOB, Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from taskq.core.folds.moments import Ages
     from taskq.core.rates import Limit, Times
 
@@ -334,7 +333,6 @@ class Group:
         self.times: Times | None = None
 
     def room(self, moment: int) -> int:
-        """Return how many more of its jobs may be claimed now."""
         limit = self.limit
         if limit is None:
             return _NO_LIMIT
@@ -381,11 +379,9 @@ class Family:
 
     @property
     def number(self) -> int:
-        """Return that of the lane with the oldest job, as of the last ``head``."""
         return self._top.number
 
     def put(self, lane: Lane) -> None:
-        """The lane has jobs to claim, or another at its head."""
         head = lane.head()
         if self.ready.get(lane) == head:
             return
@@ -397,7 +393,6 @@ class Family:
             heapify(heap)
 
     def drop(self, lane: Lane) -> None:
-        """Drop a lane that has no job any more, or is blocked."""
         self.ready.pop(lane, None)
 
     def clear(self) -> None:
@@ -422,11 +417,9 @@ class Family:
         return NO_JOB
 
     def waits_since(self, ages: Ages) -> int:
-        """Since when the oldest job waits, or one that stands for it."""
         return self._top.waits_since(ages) if self.head() != NO_JOB else NO_JOB
 
     def front(self, most: int) -> list[Lane]:
-        """So many of the lanes, those with the oldest jobs."""
         if len(self.ready) <= most:
             return list(self.ready)
         lanes: list[Lane] = []

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from taskq.core.folds.blocks import LATEST, NO_JOB, SortedBlocks
 from taskq.core.model import PRIORITY_MAX, SECOND_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 #: Entries that may be stale before it is worth looking for them.
 STALE_MAX: Final = 4_096
@@ -42,7 +40,6 @@ class Timetable:
         self._expiries_wall = SortedBlocks()
 
     def step(self, step_ns: int) -> None:
-        """Wall time made a step."""
         self.shift_ns += step_ns
         self.forget_over()
 
@@ -96,7 +93,6 @@ class Timetable:
         return due
 
     def next_due_ns(self) -> int | None:
-        """Wall time of the next entry, None if there is none."""
         return _sooner(self._shifted.first_key(), self.shift_ns, self._wall.first_key())
 
     def expire_at(self, job: int, expires_ns: int, is_wall: bool) -> None:
@@ -107,7 +103,6 @@ class Timetable:
         (self._expiries_wall if is_wall else self._expiries_shifted).add(moment_ns, job)
 
     def expires(self, job: int, moment_ns: int) -> bool:
-        """Return whether the job is to expire then, in shifted time."""
         return self._expiries_shifted.has(moment_ns, job)
 
     def expiry_blocks(self) -> Iterator[tuple[array[int], array[int]]]:
@@ -118,7 +113,6 @@ class Timetable:
         return self._expiries_shifted.blocks()
 
     def expired(self, now_ns: int, count: int) -> list[int]:
-        """Take out at most ``count`` jobs that are expired."""
         jobs = list(self._expiries_shifted.pop_until(now_ns - self.shift_ns, count))
         return jobs + list(self._expiries_wall.pop_until(now_ns, count - len(jobs)))
 
@@ -130,12 +124,10 @@ class Timetable:
         self._over_ns = now_ns
 
     def forget_over(self) -> None:
-        """Forget what was found: all of it was taken out, or the time is another."""
         if self._over_ns >= 0:
             self.over, self._over_ns = set(), -1
 
     def next_expiry_ns(self) -> int | None:
-        """Wall time of the next entry, None if there is none."""
         return _sooner(
             self._expiries_shifted.first_key(), self.shift_ns, self._expiries_wall.first_key()
         )
@@ -203,7 +195,6 @@ class Leases:
                 self._order.add(until, leased)
 
     def drop(self, job: int) -> None:
-        """The claim is over."""
         self.asked.discard(job)
         self._deadlines.pop(job, None)
         if not self._deadlines:
@@ -230,7 +221,6 @@ class Leases:
         return list(jobs)
 
     def all(self) -> dict[int, int]:
-        """Job -> deadline in shifted time."""
         return self._deadlines
 
 
@@ -269,7 +259,6 @@ class Ages:
 
     @property
     def step_ns(self) -> int:
-        """Return how much older than it is a job may be taken for."""
         return self.window_ns // _PARTS
 
     def note(self, lsn: int, moment: int) -> None:
@@ -305,12 +294,10 @@ class Ages:
         return False
 
     def since(self, job: int) -> int:
-        """About when the job was enqueued; not yet, if nothing is known of its time."""
         at = max(bisect_right(self._lsns, job) - 1, 0)
         return self._moments[at] if self._moments else LATEST
 
     def dates(self, job: int) -> bool:
-        """Return whether it is known when the job was enqueued, not only that it is old."""
         return bool(self._lsns) and job >= self._lsns[0]
 
     def before(self, moment: int) -> int:
@@ -321,7 +308,6 @@ class Ages:
         return self._lsns[at] if at < len(self._lsns) else NO_JOB
 
     def bounds(self, now: int) -> Bounds:
-        """Return who has waited for how many windows at a moment."""
         return Bounds(self, now)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -11,8 +12,6 @@ from taskq.core.model import PRIORITY_MAX
 from taskq.core.views import QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq.core.folds.moments import Ages
 
 #: Numbers of forgotten lanes that are kept beyond those that may be used again.
@@ -58,12 +57,10 @@ class Queues:
         return self._new_lane(priority, bytes(key)) if lane is None else lane
 
     def close(self, lane: Lane) -> None:
-        """No job of the lane is ready any more."""
         self.shut(lane)
         lane.clear()
 
     def open(self, lane: Lane) -> None:
-        """The lane has jobs to claim, or another one at its head."""
         family = lane.family
         if family is None:
             self.ready[lane.priority][lane] = None
@@ -72,7 +69,6 @@ class Queues:
             self.ready[lane.priority][family] = None
 
     def shut(self, lane: Lane) -> None:
-        """No job of the lane is to be claimed for now."""
         family = lane.family
         if family is None:
             self.ready[lane.priority].pop(lane, None)
@@ -83,7 +79,6 @@ class Queues:
                 family.clear()
 
     def block(self, lane: Lane, why: int) -> None:
-        """Keep the lane's jobs from being claimed."""
         lane.blocked |= why
         self.shut(lane)
 
@@ -117,27 +112,23 @@ class Queues:
             self.groups.trim()
 
     def note_running(self, lane: Lane, count: int) -> None:
-        """So many more of the lane's jobs run now."""
         lane.running += count
         if lane.group is not None:
             self.groups.claimed(lane.group, count)
 
     def apply_paused(self, queue: str) -> None:
-        """No job of the queue is claimed until it is resumed."""
         self.paused.add(queue)
         for lane in self.lanes:
             if lane.queue == queue:
                 self.block(lane, BLOCKED_BY_PAUSE)
 
     def apply_resumed(self, queue: str) -> None:
-        """Its jobs may be claimed again."""
         self.paused.discard(queue)
         for lane in self.lanes:
             if lane.queue == queue:
                 self.unblock(lane, BLOCKED_BY_PAUSE)
 
     def any_ready(self) -> bool:
-        """Return whether any unblocked lane has a job."""
         return any(self.ready)
 
     def stats(self) -> tuple[QueueStats, ...]:
@@ -151,7 +142,6 @@ class Queues:
         )
 
     def thaw(self, lanes: Iterable[Lane]) -> None:
-        """Put in what a snapshot has of the lanes, by number, where there are none yet."""
         for lane in lanes:
             if lane is GONE:
                 heappush(self._free, len(self.lanes))
@@ -179,7 +169,6 @@ class Queues:
         return lane
 
     def _admit(self, lane: Lane) -> None:
-        """A lane that has its number, but is not known by its key yet."""
         self._by_key[lane.priority][lane.key] = lane
         names = lane.key[: lane.body_at - 14]
         if len(names) < len(lane.key):

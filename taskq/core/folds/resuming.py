@@ -43,7 +43,6 @@ def apply_begun(agenda: Agenda, job: int, packed: bytes) -> None:
 
 
 def apply_signal(agenda: Agenda, job: int, signal: Signal) -> None:
-    """Somebody signals a job."""
     agenda.steps.apply_signal(job, signal)
     _mark(agenda, job)
 

@@ -11,12 +11,10 @@ import enum
 import struct
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 from taskq.core.values import NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 class Form(enum.IntEnum):
@@ -85,7 +83,6 @@ _BEFORE: Final = b"\0"
 
 
 def pack_waits(waits: Iterable[Wait]) -> bytes:
-    """Return what a job waits for, as an option of its record holds it."""
     parts: list[bytes] = []
     for form, name, number, until_ns, first, jobs in waits:
         data = name.encode("utf-8", "surrogatepass")
@@ -108,7 +105,6 @@ def unpack_waits(packed: bytes, shift_ns: int = 0) -> list[Wait]:
 
 
 def merged(before: bytes, packed: bytes) -> bytes:
-    """Return the waits of both; of one that is in both as it was before."""
     if not before:
         return packed
     waits = unpack_waits(before)
@@ -117,14 +113,12 @@ def merged(before: bytes, packed: bytes) -> bytes:
 
 
 def without(packed: bytes, titles: set[tuple[str, int]]) -> bytes:
-    """Return the waits but for those of these names and numbers."""
     return pack_waits(
         wait for wait in unpack_waits(packed) if (wait.name, wait.number) not in titles
     )
 
 
 def shifted(packed: bytes, shift_ns: int) -> bytes:
-    """Return the same with each moment that much later."""
     return pack_waits(unpack_waits(packed, shift_ns)) if shift_ns else packed
 
 
@@ -183,7 +177,6 @@ class Steps:
         return bool(any(self._all()) or self.orphans)
 
     def knows(self, job: int) -> bool:
-        """Return whether there is anything of the job."""
         return any(job in known for known in self._all())
 
     def _all(self) -> tuple[dict[int, Any], ...]:
@@ -192,7 +185,6 @@ class Steps:
         )  # fmt: skip
 
     def count(self, job: int) -> int:
-        """Return how many steps the job has had: the place of the next."""
         return len(self.places.get(job, ()))
 
     def apply_step(
@@ -217,7 +209,6 @@ class Steps:
             self.taken.setdefault(job, set()).add(once)
 
     def apply_signal(self, job: int, signal: Signal) -> None:
-        """Somebody signals the job, or is told again to have done so."""
         signals = self.signals.setdefault(job, [])
         for at, known in enumerate(signals):
             if known.number == signal.number:
@@ -229,25 +220,21 @@ class Steps:
         signals.append(signal)
 
     def number_at(self, job: int, location: int) -> int | None:
-        """Return the number of the job's signal that stands there, 0 of a step; None of none."""
         if location in self.places.get(job, ()):
             return 0
         at = (it.number for it in self.signals.get(job, ()) if it.location == location)
         return next(at, None)
 
     def find_signal(self, job: int, name: bytes, after: int = 0) -> Signal | None:
-        """Return the oldest signal of a name behind ``after`` that no step has taken."""
         signals = self.signals.get(job, ())
         return next((it for it in signals if it.name == name and it.number > after), None)
 
     def knows_once(self, job: int, once: bytes) -> bool:
-        """Return whether the job has had a signal that is known by this."""
         return once in self.taken.get(job, ()) or any(
             signal.once == once for signal in self.signals.get(job, ())
         )
 
     def apply_waits(self, job: int, packed: bytes, *, now: bool) -> None:
-        """The job waits for these, or had done so when it was woken."""
         before = self.begun.pop(job, b"")
         self.waits.pop(job, None)
         if now:
@@ -260,21 +247,17 @@ class Steps:
             self.begun[job] = before
 
     def apply_begun(self, job: int, packed: bytes) -> None:
-        """The job, which runs, begins to wait for these."""
         self.begun[job] = merged(self.begun.get(job, b""), packed)
 
     def apply_over(self, job: int, name: str, number: int) -> None:
-        """The job waits no more for this one."""
         left = without(self.begun.pop(job, b""), {(name, number)})
         if left:
             self.begun[job] = left
 
     def apply_called(self, job: int, first: int, jobs: int) -> None:
-        """The job called these, which are cancelled with it."""
         self.calls.setdefault(job, {})[first] = jobs
 
     def apply_told(self, job: int, awaiting: bytes, shift_ns: int) -> bool:
-        """Take in what a carried job waits for; returns whether it waits now."""
         is_now, at = awaiting[:1] == _NOW, 1
         if is_now:
             at += _SIZE.size + _SIZE.unpack_from(awaiting, 1)[0]
@@ -292,18 +275,15 @@ class Steps:
         return _BEFORE + begun if self.knows(job) else b""
 
     def is_waiting(self, job: int) -> bool:
-        """Return whether the job waits for any of this."""
         return job in self.waits
 
     def awaits(self, job: int, name: str) -> bool:
-        """Return whether the job waits for a signal of this name."""
         packed = self.waits.get(job)
         return packed is not None and any(
             wait.form == Form.EVENT and wait.name == name for wait in unpack_waits(packed)
         )
 
     def awaited_calls(self, job: int) -> list[range]:
-        """Return the jobs of each call that the job waits for."""
         return [
             range(wait.first, wait.first + wait.jobs)
             for wait in unpack_waits(self.waits.get(job, b""))
@@ -311,7 +291,6 @@ class Steps:
         ]
 
     def tell_waits(self) -> Counter[str]:
-        """Count by words what jobs wait for, but for those that wait for a time alone."""
         counts: Counter[str] = Counter()
         for packed, count in Counter(self.waits.values()).items():
             waits = unpack_waits(packed)
@@ -333,7 +312,6 @@ class Steps:
         return until(unpack_waits(packed))
 
     def reached(self, job: int, shift_ns: int) -> list[Wait]:
-        """Return all that the job has begun to wait for, as the clock stands now."""
         packed = self.waits.get(job, b"") + self.begun.get(job, b"")
         return unpack_waits(packed, shift_ns)
 
@@ -343,7 +321,6 @@ class Steps:
             known.pop(job, None)
 
     def called_by(self, job: int) -> Iterator[int]:
-        """Yield the jobs that it called, and that are cancelled with it."""
         for first, jobs in self.calls.get(job, {}).items():
             yield from range(first, first + jobs)
 

@@ -9,6 +9,7 @@ waited for a window, and that is known from one comparison, levels are prioritie
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import filterfalse, islice, takewhile
 from typing import TYPE_CHECKING, Any, Final
@@ -23,17 +24,14 @@ from taskq.core.folds.jobtable import (
     META_EXPIRES,
     RUN_MIN,
     STATE_MASK,
+    JobTable,
 )
-from taskq.core.folds.lanes import Lane
+from taskq.core.folds.lanes import Family, Lane
 from taskq.core.kinds import READY, RUNNING
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.parsing import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from taskq.core.folds.jobtable import JobTable
-    from taskq.core.folds.lanes import Family
     from taskq.core.folds.moments import Ages, Bounds, Timetable
     from taskq.core.folds.queues import Queues
 
@@ -66,7 +64,6 @@ class Taken:
         return zip(*self._columns(), strict=True)
 
     def add(self, job: int, location: int, attempt: int, lane: Lane, meta: int) -> None:
-        """Append one."""
         self.jobs.append(job)
         self.locations.append(location)
         self.attempts.append(attempt)
@@ -76,7 +73,6 @@ class Taken:
     def add_run(
         self, jobs: Sequence[int], locations: Sequence[int], attempt: int, lane: Lane, meta: int
     ) -> None:
-        """Append many that are alike."""
         count = len(jobs)
         self.jobs += jobs
         self.locations += locations
@@ -85,7 +81,6 @@ class Taken:
         self.metas += [meta] * count
 
     def extend(self, other: Taken) -> None:
-        """Append all of another claim."""
         for column, more in zip(self._columns(), other._columns(), strict=True):
             column.extend(more)
 
@@ -153,7 +148,6 @@ class Taking:
         return len(self.passed) >= PASSED_MAX
 
     def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
-        """Return whether ``take`` would find a job."""
         return any(True for level in self._ready for _ in _served(level, queues, tasks))
 
     def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
@@ -186,7 +180,6 @@ class Taking:
         return self._lanes[chunk.lanes[self._table.index]].back_since(job)
 
     def level(self, job: int) -> int:
-        """Return the priority that a ready job has now, with what it gained by waiting."""
         chunk = self._table.find(job)
         if chunk is None:
             return 0
@@ -301,7 +294,6 @@ class Taking:
     # -- inside -----------------------------------------------------------------------------------
 
     def _claim(self, lane: Lane, jobs: list[int], taken: Taken) -> None:
-        """Claim those of the jobs, popped from their lane, that are ready still."""
         find, table = self._table.find, self._table
         if self._times.over:
             jobs = self._pass_over(jobs)
@@ -334,14 +326,12 @@ class Taking:
                 self._queues.open(lane)  # with another job at its head
 
     def _pass_over(self, jobs: list[int]) -> list[int]:
-        """Return those of the jobs, popped from their lane, that are not expired."""
         left: list[int] = []
         for job in jobs:
             (self.passed if self._is_over(job) else left).append(job)
         return left
 
     def _is_over(self, job: int) -> bool:
-        """Return whether it is known that the job is expired."""
         chunk = self._table.find(job) if job in self._times.over else None
         # A dead letter that is ready again has lost the expiry of its first life.
         return chunk is not None and bool(chunk.metas[self._table.index] & META_EXPIRES)
@@ -392,7 +382,6 @@ class Taking:
             self._queues.shut(lane)
 
     def _most(self, lane: Lane, count: int) -> int:
-        """Return how many of the lane's jobs may be claimed, of so many that are asked for."""
         group = lane.group
         if group is None or lane.blocked:
             return 0 if lane.blocked else count
@@ -419,7 +408,6 @@ class Taking:
 def _served(
     lanes: Iterable[Lane | Family], queues: frozenset[str] | None, tasks: frozenset[str] | None
 ) -> Iterator[Lane | Family]:
-    """Return those among the lanes that a claimer asks for."""
     return (
         lane
         for lane in lanes
@@ -434,7 +422,6 @@ def _bound(lane: Lane, bounds: Bounds, level: int) -> tuple[int, int]:
 
 
 def _top(lane: Lane, bounds: Bounds) -> int:
-    """Return the highest level of any job of the lane."""
     level = lane.priority
     while level < PRIORITY_MAX and lane.has_within(*_bound(lane, bounds, level + 1)):
         level += 1
