@@ -180,7 +180,8 @@ class Slot:
                 outcome: Settlement | Delivery = await slots.judged(task, error, settlement)
             else:
                 # For a success that concerns nobody else its delivery stands.
-                stands = value is None and none_is_kept and not (job.children or flags & _TIED)
+                is_plain = job.children is None and not flags & _TIED
+                stands = value is None and none_is_kept and is_plain
                 outcome = delivery if stands else await self._success(plan, delivery, job, value)
             if self.abandoned:
                 return None
