@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 
 from taskq.errors import TaskqError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 #: Names of a server that only this machine reaches.
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})

@@ -137,7 +137,6 @@ def _members(case: zipfile.ZipFile, file: Path, room: int) -> list[zipfile.ZipIn
 
 
 def _unpack(case: zipfile.ZipFile, members: list[zipfile.ZipInfo], folder: Path) -> None:
-    """Write the files of a log; of one that is longer than it says zipfile reads no more."""
     (folder / "log").mkdir()
     for member in members:
         with case.open(member) as packed, (folder / member.filename).open("xb") as out:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -12,8 +13,6 @@ import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from taskq.engine import LogReader
 
 #: Jobs among which tasks are looked for, and ids: the newest.
@@ -73,7 +72,6 @@ def _tasks(reader: LogReader, incomplete: str) -> Iterator[CompletionItem]:
 
 
 def _ids(reader: LogReader, incomplete: str) -> Iterator[CompletionItem]:
-    """Yield ids by their beginning, or by that of the number at their end."""
     jobs = reader.jobs(None, None, None, _TASKS_OF)
     items = (
         CompletionItem(job.job_id, help=f"{job.state} {job.task}".rstrip())

@@ -10,18 +10,15 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import click
 from click.exceptions import Exit
 
 from taskq.cli.streams import silence
 from taskq.errors import TaskqError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -101,7 +98,6 @@ def _refused(error: OSError | RuntimeError) -> Exception:
 
 
 def _short(error: click.UsageError) -> WrongUsage:
-    """Click's three lines of usage as two: what is wrong, and where the help is."""
     from taskq.cli.habits import option_instead, subcommand_instead  # noqa: PLC0415 - as difflib
 
     path = error.ctx.command_path if error.ctx else "taskq"
@@ -115,7 +111,6 @@ def _short(error: click.UsageError) -> WrongUsage:
 
 
 def _near(error: click.NoSuchOption) -> str:
-    """Return the options that may have been meant, of those that help tells of."""
     shown = error.ctx.command.params if error.ctx else ()
     known = {
         name for option in shown if not getattr(option, "hidden", False) for name in option.opts

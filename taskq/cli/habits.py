@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final
 
 _APP: Final = "name the app itself, as in shop.jobs:app"
 _SCHEDULES: Final = "every worker ticks its app's schedules"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,6 @@ from taskq.cli.errors import Failure, WrongUsage, readable_errors
 from taskq.cli.streams import whole_streams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from importlib.metadata import EntryPoint
 
 #: As the package itself has it, since a frozen program may have no metadata.
@@ -163,7 +163,6 @@ class Commands(LazyGroup):
         return {point.name: point for point in reversed(list(entry_points(group="taskq.commands")))}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every command's name, the built-in ones first."""
         del ctx
         return [*BUILT_IN, *sorted(set(self.brought_in) - set(BUILT_IN))]
 
@@ -193,7 +192,6 @@ class Commands(LazyGroup):
             raise
 
     def sections(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """Return what there is, by what one wants to do."""
         known = self.list_commands(ctx)
         here = {
             title: [name for name in names if name in known] for title, names in SECTIONS.items()
@@ -203,13 +201,11 @@ class Commands(LazyGroup):
         return {title: names for title, names in here.items() if names}
 
     def line(self, name: str) -> str:
-        """Return what help says of a command."""
         if name in BUILT_IN:
             return super().line(name)
         return f"(from {_package(self.brought_in[name])})"
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as a program."""
         with whole_streams():
             return super().main(*args, **kwargs)
 

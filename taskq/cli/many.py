@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -12,14 +14,11 @@ from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
 from taskq.cli.options import open_reader, refuse_shards, resolve
 from taskq.cli.shards import logs_below
+from taskq.errors import TaskqError
 from taskq.text import flat
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from pathlib import Path
-
     from taskq import TaskQ
-    from taskq.errors import TaskqError
     from taskq.views import Swept
 
 Answer = TypeVar("Answer")
@@ -88,14 +87,12 @@ def sweep(
 
 
 def _is_asked() -> bool:
-    """Return whether a person sits at the terminal."""
     return sys.stdin.isatty()
 
 
 def print_swept(
     swept: Swept, verb: str, *, dry_run: bool, as_json: bool, noun: str = "job"
 ) -> None:
-    """Tell what was done, and why it was not done to some."""
     if as_json:
         document: dict[str, Any] = {
             "dry_run": dry_run,
@@ -113,7 +110,6 @@ def print_swept(
 
 
 def print_refused(refused: Mapping[str, TaskqError], count: int) -> None:
-    """Print the reasons on stderr."""
     for error in list(refused.values())[:_SHOWN_MAX]:
         render.echo(f"taskq: {flat(str(error))}", err=True)
     if count > _SHOWN_MAX:
@@ -121,6 +117,5 @@ def print_refused(refused: Mapping[str, TaskqError], count: int) -> None:
 
 
 def exit_if_refused(context: click.Context, swept: Swept) -> None:
-    """Exit with code 1 when something could not be done."""
     if swept.refused_count:
         context.exit(EXIT_FAILED)

@@ -6,6 +6,7 @@ import functools
 import os
 import shlex
 import time
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -21,8 +22,6 @@ from taskq.text import flat
 from taskq.values import command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from taskq.engine import LogReader, Moment
 
 F = TypeVar("F", bound="Callable[..., object]")

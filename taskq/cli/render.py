@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -14,8 +15,6 @@ from taskq.values import TIME_NS_MAX, listed, parse_json, spoken
 from taskq.views import owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from taskq.engine import Takes
     from taskq.views import JobView, OwnerView, ProgressView
 
@@ -92,7 +91,6 @@ def _as_text(body: bytes) -> str:
 
 
 def indented(text: str) -> str:
-    """Return each line two columns to the right."""
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
@@ -105,7 +103,6 @@ def progress(view: ProgressView | None, now_ns: int) -> str:
 
 
 def process(owner_number: int, pid: int, name: str) -> str:
-    """Return a process for people: pid and name if they are known, else its number."""
     if pid:
         return f"{pid} {name}".strip()
     return owner(owner_number) if owner_number else ""
@@ -117,12 +114,10 @@ def count_of(count: int, noun: str = "job") -> str:
 
 
 def attempts(job: JobView) -> str:
-    """Return how many attempts a job had, and may have."""
     return f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
 
 
 def served(process: OwnerView) -> str:
-    """Return the queues that a process claims from, in words."""
     if any(serving.queues is None for serving in process.serves):
         return "all queues"
     return ", ".join(sorted({name for serving in process.serves for name in serving.queues or ()}))
@@ -174,7 +169,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _fit(columns: Sequence[str], widths: list[int], inside: Sequence[int], limit: int) -> list[int]:
-    """Return which columns are shown; those that may be cut are, so that all fit if they can."""
     shown = list(range(len(columns)))
     cut = [i for i in shown if "~" in columns[i]]
     headings = {i: max(inside[i], _HEADING_WIDTH) for i in cut if columns[i].startswith(">")}
@@ -206,14 +200,12 @@ def _total(widths: Iterable[int]) -> int:
 
 
 def cell_width(*texts: str) -> int:
-    """Return the columns of a terminal that the widest of some texts takes."""
     from rich.cells import cell_len  # noqa: PLC0415 - as above
 
     return max(map(cell_len, texts), default=0)
 
 
 def cut_line(text: str) -> str:
-    """Return one line that fits the terminal; whole in a pipe."""
     if not on_terminal():
         return text
     from rich.cells import set_cell_size  # noqa: PLC0415 - as above
@@ -266,7 +258,6 @@ def flow_facts(ties: Takes | None, tag: str) -> list[tuple[str, str]]:
 
 
 def flow_json(ties: Takes | None, tag: str) -> dict[str, Any]:
-    """Return the same for programs, with all ids."""
     inputs, unlocks = (ties.inputs, ties.unlocks) if ties is not None else ((), ())
     return {
         "inputs": [f"{tag}-{job}" for job in inputs],

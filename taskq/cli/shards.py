@@ -6,7 +6,9 @@ import contextlib
 import functools
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from click.exceptions import Exit
 
@@ -15,18 +17,12 @@ from taskq.cli.errors import Failure
 from taskq.cli.options import resolve
 from taskq.errors import JobNotFound
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 def logs_below(root: Path) -> list[Path]:
-    """Return the logs of a root of shards; of another directory itself."""
     return [root / name for name in names_below(root)] or [root]
 
 
 def names_below(root: Path) -> list[str]:
-    """Return the names of the shards below a root; none if it is not one."""
     if not (root / "shards.json").is_file():
         return []
     from taskq import Shards  # noqa: PLC0415 - few have shards

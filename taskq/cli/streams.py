@@ -8,13 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TextIO
 
 from taskq.log.machine.forks import fill_standard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TextIO
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import field, replace
 from datetime import datetime
 from functools import partial
@@ -11,14 +12,18 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from taskq.connection.blocking import blocking
-from taskq.connection.connection import split_job_id
+from taskq.connection.connection import Connection, split_job_id
 from taskq.core.durations import Duration, moment_ns, nanoseconds
 from taskq.core.errors import TaskqError, UsageError
+from taskq.core.model import State
 from taskq.core.parsing import rather, whole
 from taskq.core.values import TypedDict, dataclass
+from taskq.core.views import JobView
 from taskq.log.read.selection import (
     WAITING,
     DeadFilter,
+    Page,
+    PageEnd,
     WaitingFilter,
     check_dead,
     count_dead,
@@ -28,17 +33,7 @@ from taskq.log.read.selection import (
     newest_dead,
     waiting_page,
 )
-from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-
-    from taskq.connection.connection import Connection
-    from taskq.core.model import State
-    from taskq.core.views import JobView
-    from taskq.log.read.selection import Page, PageEnd
-    from taskq.log.requests import Letter
-
+from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX, Letter
 
 # What is done to many jobs at once: how its answers are counted, and how its filters are read.
 
@@ -260,7 +255,6 @@ class DeadLetters:
     requeue_sync = blocking(requeue)
 
     async def requeue_many(self, job_ids: Iterable[str]) -> Swept:
-        """Make these dead letters ready again."""
         return await self._many(job_ids, DeadLetters._requeue)
 
     requeue_many_sync = blocking(requeue_many)
@@ -295,7 +289,6 @@ class DeadLetters:
     purge_sync = blocking(purge)
 
     async def purge_many(self, job_ids: Iterable[str]) -> Swept:
-        """Forget these dead letters."""
         return await self._many(job_ids, DeadLetters._purge_checked)
 
     purge_many_sync = blocking(purge_many)
@@ -332,7 +325,6 @@ class DeadLetters:
         return swept
 
     async def _home(self, tag: str) -> DeadLetters:
-        """Return that of the log whose ids begin so; this one if none does."""
         for log in (self, *self._rest) if self._rest else ():
             await log._connection.opened()
             if log._connection.tag == tag:
@@ -340,7 +332,6 @@ class DeadLetters:
         return self
 
     async def _sweep(self, wanted: DeadFilter, limit: int | None, act: Act) -> Swept:
-        """Act upon the letters that fit, by job, of each log."""
         if limit is not None:
             limit = checked_limit(limit)
         page, swept = partial(dead_page, wanted=wanted), Swept()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -10,14 +12,10 @@ from taskq.core.errors import LogError, UsageError
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.parsing import check_name, whole
 from taskq.log.read.selection import waiting_job
-from taskq.log.requests import Edit
+from taskq.log.requests import Edit, Rewrite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-
     from taskq.connection.connection import Connection
-    from taskq.log.requests import Rewrite
 
 #: How often a job is looked at anew that others change meanwhile.
 _LOOKS_MAX: Final = 100

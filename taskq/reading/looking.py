@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
 
 from taskq.connection.blocking import off_loop
 from taskq.log.config import LogConfig
+from taskq.log.format.frames import Cursor
 from taskq.log.format.record import decode_record
 from taskq.log.read.follow import FrameReader, Onlooker
 from taskq.log.read.positions import find_latest, read_record
 from taskq.log.read.reader import open_journal
 from taskq.log.read.readers import Position
 from taskq.log.segments.bodystore import BodyStore
-from taskq.reading.record import RecordReader, kind_at, open_files
+from taskq.log.segments.segments import Extent, SegmentFiles
+from taskq.reading.record import Choice, Record, RecordReader, kind_at, open_files
 from taskq.reading.stream import gap_handler
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from taskq.log.format.frames import Cursor
-    from taskq.log.segments.segments import Extent, SegmentFiles
-    from taskq.reading.record import Choice, Record
 
 #: Who only looks is woken by nobody, since whoever writes would have to know of it. So the end of
 #: the log is looked at again and again: one read of 84 bytes (write.lock says where the log ends),
@@ -95,7 +91,6 @@ async def look_at_records(
 
 
 async def _begun(files: SegmentFiles, *, follow: bool, on_pause: Callable[[], None]) -> bool:
-    """Return whether there is a segment; a log that is being made is waited for."""
     while not files.lsns:
         if not follow:
             return False

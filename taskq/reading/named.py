@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from taskq.core.durations import moment_ns
 from taskq.core.errors import LogDamaged, ReaderFellBehind, ReaderMismatch, UsageError
@@ -22,15 +25,11 @@ from taskq.log.read.readers import (
     read_position,
     reader_names,
 )
+from taskq.log.segments.segments import Extent, SegmentFiles
 from taskq.reading.record import open_files
 from taskq.reading.stream import check_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-    from uuid import UUID
-
-    from taskq.log.segments.segments import Extent, SegmentFiles
     from taskq.log.store.store import Store
 
 
@@ -68,7 +67,6 @@ def look_at_readers(path: str) -> list[ReaderView]:
 
 
 def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
-    """Return the named readers, and how far behind each is."""
     disk, files = LocalDisk(), open_files(path, log_id)
     views: list[ReaderView] = []
     try:

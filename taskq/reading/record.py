@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Final
+from datetime import datetime
+from typing import Final
+from uuid import UUID
 
 from taskq.connection.blocking import off_loop
 from taskq.core.durations import utc_moment
@@ -23,26 +26,16 @@ from taskq.core.kinds import (
 from taskq.core.model import State
 from taskq.core.records import PACKED, TABLE
 from taskq.core.values import NamedTuple, dataclass
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.frames import Frame
+from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.read.follow import Onlooker
+from taskq.log.read.follow import FrameReader, Onlooker
 from taskq.log.read.positions import read_record
-from taskq.log.read.reader import open_journal
+from taskq.log.read.reader import LogReader, open_journal
 from taskq.log.read.readers import Position
-from taskq.log.segments.segments import SegmentFiles
+from taskq.log.segments.bodystore import BodyStore
+from taskq.log.segments.segments import Extent, SegmentFiles
 from taskq.schedules.headers import SCHEDULE_HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from datetime import datetime
-    from uuid import UUID
-
-    from taskq.log.format.frames import Frame
-    from taskq.log.format.record import LogRecord
-    from taskq.log.read.follow import FrameReader
-    from taskq.log.read.reader import LogReader
-    from taskq.log.segments.bodystore import BodyStore
-    from taskq.log.segments.segments import Extent
 
 #: Jobs whose queue and task a stream remembers, so that what is said of them later can name both.
 _NAMES_MAX: Final = 16_384
@@ -298,7 +291,6 @@ def takes_time(record: LogRecord, bodies: BodyStore) -> bool:
 
 
 def kind_at(data: bytes, at: int) -> int:
-    """Return the kind of the record that starts there."""
     return data[at + _KIND_AT]
 
 
@@ -378,7 +370,6 @@ class RecordReader:
 
     @property
     def position(self) -> Position:
-        """Everything before it was handed out, or was not wanted."""
         return self._place._replace(lsn=self._lsn)
 
     async def next(self, extent: Extent) -> Record | None:
@@ -416,7 +407,6 @@ class RecordReader:
                 return made
 
     def close(self) -> None:
-        """Close the files; from any thread. Legal twice."""
         self.frames.close()
         if self._lookup is not None:
             self._lookup.close()
@@ -482,7 +472,6 @@ class RecordReader:
 
 
 def open_files(path: str, log_id: UUID) -> SegmentFiles:
-    """Return the segments of a log, for reading by one stream."""
     files = SegmentFiles(LocalDisk(), path, writable=False)
     files.log_id = log_id
     files.refresh()

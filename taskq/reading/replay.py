@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from taskq.calls.call import spec_of
 from taskq.connection.blocking import off_loop
-from taskq.connection.connection import split_job_id
+from taskq.connection.connection import Connection, JobId, split_job_id
+from taskq.core.durations import Duration
 from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
 from taskq.core.kinds import BIRTHS, STEP
 from taskq.core.model import SETTLED_STATES, TRANSACTION_BYTES_MAX, Extras, State
@@ -17,23 +19,16 @@ from taskq.core.parsing import check_name, listed
 from taskq.core.records import Flag
 from taskq.core.values import dataclass
 from taskq.log.decide.steps import Fork
+from taskq.log.format.bodies import Compression
 from taskq.log.format.codec import PREFIX
 from taskq.log.format.options import encode_extras
+from taskq.log.format.record import LogRecord
+from taskq.log.format.steps import Stepped
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Chosen, PastJob, past_jobs
+from taskq.log.requests import Duplicate, Item
 from taskq.log.state.story import read_story
 from taskq.reading.dead import checked_limit, moment_before
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from datetime import datetime
-
-    from taskq.connection.connection import Connection, JobId
-    from taskq.core.durations import Duration
-    from taskq.log.format.bodies import Compression
-    from taskq.log.format.record import LogRecord
-    from taskq.log.format.steps import Stepped
-    from taskq.log.requests import Duplicate, Item
 
 #: A state, its name, or several.
 States: TypeAlias = State | str | Iterable[State | str]
@@ -147,7 +142,6 @@ class _Chosen:
         self._jobs: Iterator[PastJob] = past_jobs(self._journal, past)
 
     def take(self, *, dry_run: bool) -> list[tuple[Replayed, Item | None]]:
-        """Return the next portion; empty when there are no more."""
         portion: list[tuple[Replayed, Item | None]] = []
         size = 0
         for job in islice(self._jobs, _TRANSACTION_JOBS):
@@ -161,7 +155,6 @@ class _Chosen:
     def fork(
         self, lsn: int, from_step: str | None, *, dry_run: bool
     ) -> tuple[Replayed, Item | None, tuple[Stepped, ...]]:
-        """Return one job, what enqueues it again, and the steps that it is to have then."""
         story = read_story(self._journal, lsn)
         job_id = f"{self.tag}-{lsn}"
         if story is None or story.state is State.ABSENT:
@@ -177,7 +170,6 @@ class _Chosen:
         return replayed, item, steps
 
     def close(self) -> None:
-        """Close the files."""
         self._journal.close()
 
     def _again(self, job: PastJob, *, dry_run: bool) -> tuple[Replayed, Item | None]:
@@ -230,7 +222,6 @@ class _Chosen:
 def _before(
     job_id: str, from_step: str | None, records: Iterable[LogRecord]
 ) -> tuple[Stepped, ...]:
-    """Return the steps that were done before one of them."""
     if from_step is None:
         return ()
     done: dict[int, Stepped] = {}

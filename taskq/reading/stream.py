@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
@@ -20,21 +21,17 @@ from taskq.core.errors import (
 )
 from taskq.core.values import NamedTuple
 from taskq.log.format.codec import SEGMENT_HEADER
-from taskq.log.format.frames import Cursor
+from taskq.log.format.frames import Cursor, Gap
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.follow import FrameReader, Lasting
 from taskq.log.read.positions import find_lsn, find_position, find_time
 from taskq.log.read.readers import NamedReader, Position
-from taskq.reading.record import RecordReader, open_files
+from taskq.log.segments.segments import Extent, SegmentFiles
+from taskq.reading.record import Choice, Record, RecordReader, open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from taskq.connection.connection import Connection
-    from taskq.log.format.frames import Gap
-    from taskq.log.segments.segments import Extent, SegmentFiles
     from taskq.log.store.store import Store
-    from taskq.reading.record import Choice, Record
 
 _log: Final = logging.getLogger("taskq")
 #: A named reader's position is saved after so many records, or so long; what was handed out since
@@ -118,7 +115,6 @@ class Stream:
         return record
 
     async def _next(self) -> Record | None:
-        """Return the next record; None at the end."""
         if self._open is None:
             self._open = await self._opening.run(self._begin)
         if self._is_closed:
@@ -267,7 +263,6 @@ class Stream:
         self._saved_at = time.monotonic()
 
     def _finish(self, opened: _Open, *, sync: bool = True) -> None:
-        """Save, and close everything."""
         records, named = opened
         try:
             if named is not None and self._done is not None:
@@ -300,7 +295,6 @@ class Stream:
             raise refusal(store.path, error) from error
 
     def _begin_files(self, store: Store, extent: Extent) -> _Open:
-        """Find the place to begin at; on a thread."""
         path, start = store.path, self._start
         named: NamedReader | None = None
         files = open_files(path, store.log_id)

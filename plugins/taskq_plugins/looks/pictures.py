@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from taskq.values import SECOND_NS, dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from taskq.engine import LogReader, StepView
     from taskq.views import JobView, Minute
 
@@ -123,7 +122,6 @@ def _boxes(minute: Minute, top: int) -> list[tuple[str, float, float]]:
 
 
 def _points(values: Sequence[int], top: int, step: float = _BAR, height: int = _HEIGHT) -> str:
-    """Return a line through values, each in the middle of its column."""
     levels = (round(height * (1 - value / top), 1) for value in values)
     return " ".join(f"{step * (at + 0.5):g},{level:g}" for at, level in enumerate(levels))
 
@@ -157,7 +155,6 @@ class Life(NamedTuple):
     end_ns: int
 
     def place(self, moment_ns: int) -> float:
-        """Return a moment in thousandths; what was before is at the beginning."""
         return max(_BAR_UNITS * (moment_ns - self.first_ns) / (self.end_ns - self.first_ns), 0.0)
 
     def span(self, start_ns: int, end_ns: int) -> tuple[float, float]:
@@ -167,7 +164,6 @@ class Life(NamedTuple):
 
 
 def life_of(job: JobView, now_ns: int) -> Life:
-    """Return the time in which the bars of a job stand."""
     attempts = job.attempts[-_BARS_MAX:]
     is_cut = len(attempts) < len(job.attempts)
     first_ns = attempts[0].started_ns if is_cut else job.enqueued_ns
@@ -175,7 +171,6 @@ def life_of(job: JobView, now_ns: int) -> Life:
 
 
 def bars_of(job: JobView, now_ns: int) -> list[Bar]:
-    """Return the latest attempts of a job over its life."""
     life = life_of(job, now_ns)
     before_ns, bars = life.first_ns, []
     for attempt in job.attempts[-_BARS_MAX:]:
@@ -198,7 +193,6 @@ class StepBar(NamedTuple):
 
 
 def step_bars_of(job: JobView, steps: Sequence[StepView], now_ns: int) -> tuple[StepBar, ...]:
-    """Return the latest steps of a job over its life."""
     life = life_of(job, now_ns)
     return tuple(
         StepBar(step, *life.span(step.began_ns or step.ended_ns, step.ended_ns))

@@ -8,6 +8,7 @@ import socket
 import time
 import weakref
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -33,8 +34,6 @@ from taskq_plugins.looks.pictures import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from taskq.engine import Takes
     from taskq.views import (
         Hold,
@@ -124,7 +123,6 @@ class Looks:
             raise
 
     def close(self) -> None:
-        """Close the files. Legal twice."""
         _close(self._readers)
 
 
@@ -163,7 +161,6 @@ class Failure:
     jobs: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
         return {
             "fingerprint": self.fingerprint,
             "task": self.task or None,
@@ -218,7 +215,6 @@ class Causes:
         self._failures: list[Failure] = []
 
     def of(self, reader: LogReader, dead: int) -> list[Failure]:
-        """Return the failures of a log that has so many dead letters."""
         now = time.monotonic()
         if dead != self._dead and now - self._looked >= _CAUSES_SECONDS:
             self._failures = failures_of(reader, self._count)
@@ -336,7 +332,6 @@ def _quantile(values: list[int], part: float) -> int:
 
 
 def tasks_of(reader: LogReader) -> list[Fare]:
-    """Return how each task fares: at most TASKS_MAX, by name."""
     hour, ticks = reader.last_hour(), dict[str, datetime]()
     for schedule in schedules_of(reader):
         if schedule.next_ticks and not schedule.paused:
@@ -366,7 +361,6 @@ class WorkerRow(NamedTuple):
 
 
 def workers_of(reader: LogReader) -> dict[str, Any]:
-    """Return the processes that have the log open, and those of today that are gone."""
     work = reader.last_hour().work()
     jobs: dict[int, list[JobView]] = {}
     for job in reader.jobs({State.RUNNING}, None, None, _WORKING_MAX):
@@ -400,7 +394,6 @@ def _is_lost(reader: LogReader, job: JobView) -> bool:
 
 
 def failures_of(reader: LogReader, count: int = DEAD_MAX) -> list[Failure]:
-    """Return the newest dead letters by what they share, the most frequent first."""
     kinds: dict[str, list[JobView]] = {}
     for job in reader.dead(None, count):
         kinds.setdefault(failure_of(job.task, "dead", job.reason)[2], []).append(job)
@@ -421,7 +414,6 @@ def failures_of(reader: LogReader, count: int = DEAD_MAX) -> list[Failure]:
 
 
 def schedules_of(reader: LogReader) -> list[ScheduleView]:
-    """Return the schedules that the log knows."""
     return views_of(reader.schedules(), reader.now_ns)
 
 
@@ -434,7 +426,6 @@ class Hurdles:
     holds: tuple[tuple[OwnerView, Hold], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
         return {
             "limits": [limit.as_dict() for limit in self.limits],
             "holds": [{"pid": owner.pid, **hold.as_dict()} for owner, hold in self.holds],

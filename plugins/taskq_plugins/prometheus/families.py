@@ -7,9 +7,10 @@ and a worker did is told by their own process, since it started.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from prometheus_client import Histogram
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,11 +22,6 @@ from prometheus_client.registry import Collector
 from taskq.errors import TaskqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
-
-    from prometheus_client import CollectorRegistry
-
     from taskq.views import EngineStats, LogStats, OwnerView, Spread
     from taskq_workers import JobFinished
 
@@ -55,7 +51,6 @@ class LogMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the logs and their processes come to now."""
         families: dict[str, Metric] = {}
         for log, look in self._looks.items():
             own = {"log": log} if len(self._looks) > 1 else {}
@@ -96,7 +91,6 @@ class AttemptMetrics:
         )
 
     def __call__(self, event: JobFinished) -> None:
-        """Take up one attempt."""
         self._seconds.labels(event.queue, event.task, event.outcome).observe(event.seconds)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -16,8 +17,6 @@ from taskq_plugins.prometheus.families import AttemptMetrics, LogMetrics
 from taskq_plugins.scrapes import serve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from taskq import TaskQ
     from taskq.views import LogStats, OwnerView
     from taskq_workers import JobFinished
@@ -37,7 +36,6 @@ def registry_of(path: str) -> CollectorRegistry:
 
 
 def text_of(path: str) -> str:
-    """Return the same as text, now."""
     return generate_latest(registry_of(path)).decode()
 
 
@@ -79,7 +77,6 @@ class _Onlooker:
         self._lock = Lock()
 
     def look(self) -> tuple[LogStats, Sequence[OwnerView]]:
-        """Return the log's counts, and the processes that have it open."""
         with self._lock:
             try:
                 if self._reader is None:
@@ -96,6 +93,5 @@ class _Onlooker:
 
 
 def _look(app: TaskQ) -> tuple[LogStats, Sequence[OwnerView]]:
-    """As of this process, which has the log open and folded already."""
     owners = app.store().thread_port.look(Sight.owners).result()
     return app.stats_sync(), owners

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -11,7 +12,6 @@ import click
 from taskq.cli import WrongUsage, log_argument, open_reader, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from rich.console import Console, RenderableType
@@ -69,7 +69,6 @@ class _Views:
         self._moment: Moment | None = None
 
     def look(self, screen: Screen) -> Picture:
-        """Return what there is, of the moment that the screen shows."""
         from taskq.errors import TaskqError  # noqa: PLC0415 - as above
 
         try:
@@ -83,7 +82,6 @@ class _Views:
             return self.look(screen)
 
     def drawn(self, screen: Screen, console: Console) -> RenderableType:
-        """Return what is to be seen."""
         from taskq.errors import TaskqError  # noqa: PLC0415 - as above
         from taskq_plugins.looks.reading import job_of  # noqa: PLC0415 - as above
         from taskq_plugins.top.drawing import draw, draw_job  # noqa: PLC0415 - as above
@@ -144,7 +142,6 @@ class _acting:  # noqa: N801 - used as a function
             self._app.close_sync()
 
     def _act(self, act: Act) -> str:
-        """Do it; returns what came of it, in a line."""
         from taskq import TaskQ  # noqa: PLC0415 - few act
         from taskq.errors import TaskqError  # noqa: PLC0415 - as above
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -12,18 +13,12 @@ from taskq import State
 from taskq import views as documents
 from taskq.cli import render
 from taskq.text import flat, hidden
-from taskq_plugins.top.screen import ACTS_HELP, HELP
-from taskq_plugins.top.seen import SPARKS_MAX
+from taskq_plugins.looks.reading import Failure, Seen
+from taskq_plugins.top.screen import ACTS_HELP, HELP, Row, Screen
+from taskq_plugins.top.seen import SPARKS_MAX, Picture
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
-
     from taskq.views import JobView, QueueStats
-    from taskq_plugins.looks.reading import Failure, Seen
-    from taskq_plugins.top.screen import Row, Screen
-    from taskq_plugins.top.seen import Picture
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 #: Fewer columns leave no room for what is only nice to have.
@@ -40,7 +35,6 @@ _LEVELS: Final = {"bad": "bold red", "slow": "yellow", "well": "green"}
 
 
 def draw(picture: Picture, screen: Screen, width: int, height: int) -> RenderableType:
-    """Return the whole screen: header, sections, and a last line of what can be done."""
     chosen = screen.row(picture)
     parts: list[RenderableType] = [*_header(picture), _text()]
     sections = (
@@ -69,7 +63,6 @@ def draw(picture: Picture, screen: Screen, width: int, height: int) -> Renderabl
 
 
 def draw_job(seen: Seen, screen: Screen, time_ns: int, width: int, height: int) -> RenderableType:
-    """Return all that is told of one job."""
     job = seen.job
     head = _text(f"{job.job_id}  ", "bold")
     head.append(str(job.state), _COLOURS.get(job.state, "cyan"))
@@ -122,7 +115,6 @@ def _header(picture: Picture) -> list[Text]:
 
 
 def _place(row: Row) -> str | int:
-    """Return what a row is told from others by."""
     return row if isinstance(row, str) else id(row)
 
 

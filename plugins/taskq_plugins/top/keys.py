@@ -7,11 +7,9 @@ import re
 import select
 import termios
 import tty
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 _BYTES_MAX: Final = 256
 _NAMES: Final = {
@@ -45,7 +43,6 @@ class Keys:
 
 @contextmanager
 def keys_of(descriptor: int) -> Iterator[Keys]:
-    """Yield the keys of a terminal, which is as it was afterwards."""
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)

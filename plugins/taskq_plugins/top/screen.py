@@ -72,7 +72,6 @@ class Screen:
     said: str = ""
 
     def rows(self, picture: Picture) -> list[Row]:
-        """Return what can be chosen, in the order in which it is shown."""
         rows: list[Row] = [queue.queue for queue in picture.queues if self._fits(queue.queue)]
         rows += [job for job, _ in picture.running if self._fits_job(job)]
         rows += [job for job in picture.ended if self._fits_job(job)]
@@ -84,13 +83,11 @@ class Screen:
         return rows
 
     def row(self, picture: Picture) -> Row | None:
-        """Return the chosen one; None if there is none."""
         rows = self.rows(picture)
         self.chosen = min(max(self.chosen, 0), max(len(rows) - 1, 0))
         return rows[self.chosen] if rows else None
 
     def press(self, key: str, picture: Picture) -> None:
-        """Do what a key means."""
         self.said = ""
         if self.typed is not None:
             self._type(key)
@@ -145,7 +142,6 @@ class Screen:
             self.typed = typed + key
 
     def _go(self, text: str) -> None:
-        """Show the past, or the present again."""
         try:
             self.moment = Moment.parse(text, time.time_ns()) if text else None
         except TaskqError as error:
@@ -193,5 +189,4 @@ class Screen:
 
 
 def ids_of(row: JobView | Failure) -> tuple[str, ...]:
-    """Return the jobs that a row stands for, the latest first."""
     return getattr(row, "jobs", None) or (row.job_id,)  # type: ignore[union-attr]

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.errors import TaskqError
 from taskq.values import dataclass
 from taskq.views import SETTLED_STATES
-from taskq_plugins.looks.reading import Causes, now_of
+from taskq_plugins.looks.reading import Causes, Failure, now_of
 
 if TYPE_CHECKING:
     from taskq.engine import Cursor, LogReader
     from taskq.views import JobView, ProgressView, QueueStats, Standing
-    from taskq_plugins.looks.reading import Failure
 
 #: Jobs that ended last, of which is told.
 _ENDS_MAX: Final = 8

@@ -14,6 +14,7 @@ from taskq import State, TaskLog, TaskQ
 from taskq import views as documents
 from taskq.errors import StaleDelivery, UsageError
 from taskq.views import WAITING_STATES
+from taskq_plugins.looks.reading import Looks
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from taskq import Delivery
     from taskq.engine import LogReader
     from taskq.views import JobView
-    from taskq_plugins.looks.reading import Looks
     from taskq_plugins.web.asked import (
         Ack,
         Claim,
@@ -80,7 +80,6 @@ class Acts:
         return {"id": await self._log.put(asked.payload.raw(), **asked.options())}
 
     async def cancel(self, asked: OneJob) -> dict[str, Any]:
-        """Withdraw a job that waits, ask for the end of one that runs."""
         return {"id": asked.id, "cancelled": await self._log.cancel(asked.id)}
 
     async def edit(self, asked: Edit) -> dict[str, Any]:
@@ -94,12 +93,10 @@ class Acts:
         return {"id": asked.id, "new": new}
 
     async def requeue(self, asked: OneJob) -> dict[str, Any]:
-        """Make a dead letter ready again."""
         await self._log.dead.requeue(asked.id)
         return {"id": asked.id, "requeued": True}
 
     async def purge(self, asked: OneJob) -> dict[str, Any]:
-        """Forget a dead letter."""
         await self._log.dead.purge(asked.id)
         return {"id": asked.id, "purged": True}
 
@@ -142,19 +139,15 @@ class Acts:
         return len(withdrawn), sum([await self._log.cancel(job) for job in running])
 
     async def pause_schedule(self, asked: OneName) -> dict[str, Any]:
-        """Let a schedule tick no more."""
         return {"schedule": asked.name, "changed": await self.app.schedules.pause(asked.name)}
 
     async def resume_schedule(self, asked: OneName) -> dict[str, Any]:
-        """Let it tick again."""
         return {"schedule": asked.name, "changed": await self.app.schedules.resume(asked.name)}
 
     async def pause(self, asked: OneName) -> dict[str, Any]:
-        """Let no worker claim from a queue."""
         return {"queue": asked.name, "changed": await self._log.pause(asked.name)}
 
     async def resume(self, asked: OneName) -> dict[str, Any]:
-        """Let workers claim from it again."""
         return {"queue": asked.name, "changed": await self._log.resume(asked.name)}
 
     # -- workers in other languages ---------------------------------------------------------------
@@ -195,19 +188,16 @@ class Acts:
         return {"id": delivery.job_id, "lease_seconds": asked.seconds}
 
     async def ack(self, asked: Ack) -> dict[str, Any]:
-        """End a claim well."""
         result = None if asked.result is None else asked.result.raw()
         delivery = self._find(asked.token)
         await self._log.ack(delivery, result)
         return self._ended(asked)
 
     async def nack(self, asked: Nack) -> dict[str, Any]:
-        """End a claim badly."""
         await self._log.nack(self._find(asked.token), asked.reason, asked.delay)
         return self._ended(asked)
 
     async def release(self, asked: Release) -> dict[str, Any]:
-        """Give a claim back."""
         await self._log.release(self._find(asked.token), asked.delay)
         return self._ended(asked)
 
@@ -250,7 +240,6 @@ def _fitting(reader: LogReader, search: Search, before: int) -> tuple[list[JobVi
 def _in_states(
     reader: LogReader, ids: list[str], states: frozenset[State] | set[State]
 ) -> list[JobView]:
-    """Return those of these jobs that are in one of the states."""
     jobs = (reader.job(reader.parse_id(job), body_bytes_max=0) for job in ids)
     return [job for job in jobs if job is not None and job.state in states]
 

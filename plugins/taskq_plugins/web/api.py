@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,7 @@ from taskq.cli import render
 from taskq.engine import LogReader
 from taskq.views import LIVE_STATES, body_document, job_head
 from taskq_plugins.looks.reading import (
+    Looks,
     failures_of,
     hurdles_of,
     job_of,
@@ -28,12 +30,9 @@ from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from starlette.requests import Request
 
     from taskq.views import JobView
-    from taskq_plugins.looks.reading import Looks
     from taskq_plugins.web.acts import Acts
 
 #: Requests that wait for results at a time.
@@ -59,7 +58,6 @@ class Api:
         self.endpoints = (*self._questions(), *self.acts.values())
 
     def routes(self) -> list[Route]:
-        """Return every endpoint, and what tells of them."""
         document = json_response(describe(self.endpoints)).body
 
         async def tell(_request: Request) -> Response:
@@ -127,7 +125,6 @@ class Api:
         }
 
     async def _result(self, asked: asking.Result) -> dict[str, Any]:
-        """Return how a job ended, or how it stands when the wait is over."""
         if self._waits >= _WAITS_MAX:
             raise Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,

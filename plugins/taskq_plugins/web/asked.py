@@ -175,7 +175,6 @@ class Enqueue(Asked):
     keep: _Span | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return those that were given."""
         return self.model_dump(exclude={"task", "arguments", "payload"}, exclude_none=True)
 
 

@@ -7,6 +7,7 @@ import ipaddress
 import re
 import stat
 from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +19,6 @@ from taskq.extras import missing
 from taskq_plugins.web.keys import made_secret
 
 if TYPE_CHECKING:
-    from ipaddress import IPv4Address, IPv6Address
-
     from taskq_plugins.web.door import Place
 
 _SECRET_CHARACTERS_MIN: Final = 32

@@ -7,6 +7,7 @@ so is another name for this machine, by which such a page would be of our origin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -14,15 +15,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 
 from taskq.values import dataclass
-from taskq_plugins.web.keys import same
+from taskq_plugins.web.keys import Keys, same
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from taskq_plugins.web.keys import Keys
 
     #: Makes a response of a problem with a request.
     Refuse = Callable[[Scope, Problem], ASGIApp]
@@ -71,7 +68,6 @@ def root_of(scope: Scope) -> str:
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path that is asked for, below that."""
     return scope["path"].removeprefix(root_of(scope)) or "/"
 
 
@@ -96,7 +92,6 @@ class Place:
 
     @property
     def address(self) -> str:
-        """Return that of its first page, without the slash."""
         return f"{self.scheme}://{self.hosts[0]}"
 
     @property
@@ -105,7 +100,6 @@ class Place:
         return f"taskq_{self.hosts[0].rpartition(':')[2]}" if self.hosts else "taskq"
 
     def cookie_header(self, value: str, scheme: str) -> str:
-        """Return what sets it, until the browser ends."""
         secure = "; Secure" if scheme == "https" else ""
         return f"{self.cookie}={value}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
@@ -127,7 +121,6 @@ class Door:
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Coroutine, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,8 +18,6 @@ from taskq.values import parse_json
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
-
     from starlette.requests import Request
 
     from taskq_plugins.web.asked import Asked
@@ -53,7 +52,6 @@ class Endpoint(NamedTuple):
     answer: Callable[[Any], Coroutine[Any, Any, Any]]
 
     async def respond(self, request: Request) -> Response:
-        """Do what is asked, unless nobody waits for it any more."""
         is_post = self.method == "POST"
         given = await _body(request) if is_post else dict(request.query_params)
         try:
@@ -83,7 +81,6 @@ class Endpoint(NamedTuple):
 
 
 def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """Return the whole document."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -149,7 +146,6 @@ def _response(request: Request, value: object) -> Response:
 
 
 def json_response(value: object) -> Response:
-    """Return JSON that every reader takes: what is no number in it is told as text."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:

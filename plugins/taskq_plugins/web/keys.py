@@ -52,7 +52,6 @@ class Keys:
         return token
 
     def enter(self, given: str) -> bool:
-        """Return whether that is the token of such an address; it will not be again."""
         for token in self._entries:
             if same(given, token):
                 self._entries.remove(token)
@@ -60,7 +59,6 @@ class Keys:
         return False
 
     def is_secret(self, authorization: str) -> bool:
-        """Return whether a program shows the secret."""
         scheme, _, given = authorization.partition(" ")
         return scheme.lower() == "bearer" and same(given.strip(), self._secret)
 

@@ -44,7 +44,6 @@ def steps_of(begun_ns: int) -> tuple[str, ...]:
 
 
 def step_of(back_ns: int, steps: tuple[str, ...]) -> int:
-    """Return which of the steps is as long ago as that, or the next longer."""
     number = sum(step < back_ns - SECOND_NS for step in _STEPS) + 1
     return min(number, len(steps) - 1)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from collections.abc import Callable, Iterator
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
+from starlette.requests import Request
 
 from taskq.errors import TaskqError
 from taskq_plugins.patience import Patient, config_of
@@ -17,9 +19,6 @@ from taskq_plugins.web.keys import Keys, kept_root
 from taskq_plugins.web.site import make_site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from starlette.requests import Request
     from starlette.types import ASGIApp
 
     from taskq import TaskQ

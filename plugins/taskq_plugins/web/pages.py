@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import hmac
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from pydantic import ValidationError
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
@@ -30,6 +32,7 @@ from taskq_plugins.looks.reading import (
     DEAD_MAX,
     Causes,
     Fare,
+    Looks,
     failures_of,
     first_of,
     hurdles_of,
@@ -38,9 +41,9 @@ from taskq_plugins.looks.reading import (
     tasks_of,
     workers_of,
 )
-from taskq_plugins.web.asked import JobsPage, Many, OneJob
-from taskq_plugins.web.door import ENTRY, FILES, root_of
-from taskq_plugins.web.keys import same
+from taskq_plugins.web.asked import Asked, JobsPage, Many, OneJob
+from taskq_plugins.web.door import ENTRY, FILES, Place, root_of
+from taskq_plugins.web.keys import Keys, same
 from taskq_plugins.web.moments import moment_asked, moment_back, step_of, steps_of
 from taskq_plugins.web.problems import Problem
 from taskq_plugins.web.search import Search, find_jobs, job_named, without_states
@@ -55,18 +58,11 @@ from taskq_plugins.web.showing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-
     from jinja2.runtime import Context
-    from starlette.requests import Request
 
     from taskq import Record, TaskQ
     from taskq.engine import LogReader
-    from taskq_plugins.looks.reading import Looks
-    from taskq_plugins.web.asked import Asked
-    from taskq_plugins.web.door import Place
     from taskq_plugins.web.endpoints import Endpoint
-    from taskq_plugins.web.keys import Keys
 
     Respond = Callable[[Request], Awaitable[Response]]
     Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]
@@ -207,7 +203,6 @@ class Pages:
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in FILES}
 
     def routes(self) -> list[Route]:
-        """Return every page there is."""
         return [
             Route(ENTRY, self.enter),
             Route("/", self._page("now.html", self._now)),
@@ -227,7 +222,6 @@ class Pages:
         ]
 
     def refusal(self, problem: Problem, root: str) -> Response:
-        """Return a page that says what is wrong."""
         return self.render("problem.html", root, problem.status, problem=problem)
 
     async def enter(self, request: Request) -> Response:
@@ -246,7 +240,6 @@ class Pages:
         return response
 
     async def file(self, request: Request) -> Response:
-        """Return a file of the page's own."""
         name = request.path_params["name"]
         if name not in FILES:
             raise Problem(HTTPStatus.NOT_FOUND, f"there is no file {name!r:.80} here")
@@ -321,7 +314,6 @@ class Pages:
         return shown
 
     async def _many(self, look: Look) -> dict[str, Any]:
-        """Return how many jobs an act would be done to, and the button that does it."""
         before = await look.read(lambda reader: reader.extent.lsn)
         query = look.request.query_params
         given = {"before": before, **query, "ids": query.getlist("id"), "dry_run": True}
@@ -478,12 +470,10 @@ class Pages:
     def render(
         self, template: str, root: str, status: HTTPStatus = HTTPStatus.OK, **values: Any
     ) -> HTMLResponse:
-        """Return a page below a root, made of its template and these values."""
         at = values.setdefault("at", "")
         values.setdefault("now_ns", time.time_ns())
 
         def to(path: str, **query: Any) -> str:
-            """Return the address of a page, at the same moment."""
             given = query | ({"at": at} if at and not path.startswith("/static") else {})
             return f"{root}{path}?{urlencode(given)}" if given else root + path
 
@@ -504,7 +494,6 @@ def _ago(context: Context, moment_ns: int) -> str:
 
 
 def _edges(reader: LogReader) -> tuple[int, int]:
-    """Return when the log was begun, and how many dead letters it has."""
     begun_ns = round(reader.created_at.timestamp() * SECOND_NS)
     dead = sum(counts["dead"] for counts in reader.lanes().values())
     return begun_ns, dead
@@ -517,7 +506,6 @@ def _sorted_by(path: str, query: dict[str, str], name: str) -> str:
 
 
 def _ordered(rows: Iterable[Any], keys: Mapping[str, Callable[[Any], Any]], sort: str) -> list[Any]:
-    """Return rows by one of their columns, downwards with a minus; as they are without one."""
     key = keys.get(sort.removeprefix("-"))
     return list(rows) if key is None else sorted(rows, key=key, reverse=sort.startswith("-"))
 
@@ -559,7 +547,6 @@ def _form(body: bytes) -> dict[str, str]:
 
 
 def _inside(back: str) -> str:
-    """Return where a form leads back to: a page of ours, whatever it says."""
     # Browsers read two slashes, of either kind, as the beginning of another host.
     is_ours = back.startswith("/") and not back.startswith("//") and "\\" not in back
     return back if is_ours and back.isprintable() else "/"

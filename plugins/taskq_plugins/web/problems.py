@@ -64,7 +64,6 @@ class Problem(Exception):
         self.headers = headers or {}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as application/problem+json."""
         document = {
             "type": "about:blank",
             "title": self.status.phrase,
@@ -75,7 +74,6 @@ class Problem(Exception):
 
 
 def problem_of(error: TaskqError) -> Problem:
-    """Return what to answer where the log refuses."""
     status = next(
         (status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.CONFLICT
     )

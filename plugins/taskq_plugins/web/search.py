@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +19,6 @@ from taskq.views import STATES
 from taskq_plugins.looks.reading import only_job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from taskq import State
     from taskq.engine import LogReader
     from taskq.views import JobView
@@ -127,7 +126,6 @@ class Search:
         return counts
 
     def fits(self, job: JobView) -> bool:
-        """Return whether it has the properties, and says the words of itself."""
         if self.fingerprint and failure_of(job.task, "dead", job.reason)[2] != self.fingerprint:
             return False
         key = (job.key or b"").decode(errors="replace")
@@ -181,14 +179,12 @@ def _span(value: str) -> tuple[int, int]:
 
 
 def _took(job: JobView, least_ns: int, most_ns: int) -> bool:
-    """Return whether its last attempt took so long; one that runs has not ended."""
     if not job.attempts or not job.attempts[-1].ended_ns:
         return False
     return least_ns <= job.attempts[-1].ended_ns - job.attempts[-1].started_ns <= most_ns
 
 
 def without_states(text: str) -> str:
-    """Return a line of words without those that name states."""
     return " ".join(
         word or f'"{quoted}"'
         for quoted, word in _WORD.findall(text)
@@ -209,7 +205,6 @@ def job_named(reader: LogReader, text: str) -> str | None:
 
 
 def _without_secrets(body: bytes) -> str:
-    """Return a body as it is looked into; of a long one nothing: its secrets take long to find."""
     if len(body) > _BODY_BYTES_MAX:
         return ""
     try:

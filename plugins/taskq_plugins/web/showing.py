@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import keyword
 import re
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,8 +15,6 @@ from taskq.values import parse_json
 from taskq_plugins.web.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from taskq import Call, Task
     from taskq.views import JobView
 
@@ -85,18 +84,15 @@ def _value(text: str) -> Any:
 
 
 def line(text: str) -> str:
-    """Return the first line, cut where it is long."""
     first = printable(text.partition("\n")[0])
     return first if len(first) <= _LINE_CHARACTERS_MAX else f"{first[:_LINE_CHARACTERS_MAX]}…"
 
 
 def as_it_is(value: Any, _name: str = "") -> Any:
-    """Return the value: nothing is hidden."""
     return value
 
 
 def shown_body(body: bytes, cleaned: Callable[[Any], Any]) -> str:
-    """Return a payload or result, as it may be told: a page is shown to others."""
     if len(body) > _READ_BYTES_MAX:
         return f"({len(body)} bytes)"
     try:

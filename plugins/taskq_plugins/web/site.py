@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, RedirectResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 
 from taskq.engine import LogReader
@@ -22,20 +23,15 @@ from taskq.values import SECOND_NS
 from taskq_plugins.looks.reading import Looks
 from taskq_plugins.web.acts import Acts
 from taskq_plugins.web.api import Api
-from taskq_plugins.web.door import API, ENTRY, Door, path_of, root_of
+from taskq_plugins.web.door import API, ENTRY, Door, Place, path_of, root_of
+from taskq_plugins.web.keys import Keys
 from taskq_plugins.web.pages import Pages
 from taskq_plugins.web.problems import Problem, problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from starlette.requests import Request
-    from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
     from taskq import TaskQ
-    from taskq_plugins.web.door import Place
-    from taskq_plugins.web.keys import Keys
 
 
 #: What a request ends in that is answered with a problem, and with no traceback.
@@ -169,14 +165,12 @@ def _rows(path: str, standing: Standing) -> list[dict[str, Any]]:
 
 
 def _logs(hub: str) -> set[tuple[str, str]]:
-    """Return the logs that a hub has, as (device, log id)."""
     return {
         (file.parts[-3], file.parts[-2]) for file in Path(hub, "devices").glob("*/*/taskq.json")
     }
 
 
 def _log_with(hub: str, job_id: str) -> tuple[str, str] | None:
-    """Return the log of a hub that has a job; None if none has."""
     tag = job_id.rpartition("-")[0]
     for device, log_id in sorted(_logs(hub)):
         if tag and log_id.startswith(tag):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -31,8 +32,6 @@ from taskq.cli.shards import over_shards
 from taskq.values import PAYLOAD_BYTES_MAX, command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from taskq.reading.dead import DeadFilters
     from taskq.views import JobView
 

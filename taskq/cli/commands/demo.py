@@ -8,9 +8,10 @@ import signal
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -19,9 +20,6 @@ from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import of_group
 from taskq.extras import install_line, missing
 from taskq.values import command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: What the extra ``demo`` brings.
 _NEEDED: Final = ("httpx", "starlette", "uvicorn")

@@ -8,9 +8,10 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 import click
 
@@ -22,9 +23,6 @@ from taskq.values import parse_json
 from taskq.views import STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TextIO
-
     from taskq import Record
     from taskq.engine import LogReader
     from taskq.reading.record import Wanted
@@ -39,8 +37,7 @@ _PARQUET: Final = "parquet"
 class Sink(Protocol):
     """A place that jobs go to."""
 
-    def job(self, view: JobView) -> None:
-        """Write one job."""
+    def job(self, view: JobView) -> None: ...
 
 
 class JsonLines:
@@ -50,7 +47,6 @@ class JsonLines:
         self._file = file
 
     def job(self, view: JobView) -> None:
-        """Write one job."""
         self._write(
             {
                 **documents.job_head(view),
@@ -62,7 +58,6 @@ class JsonLines:
         )
 
     def record(self, record: Record) -> None:
-        """Write one record."""
         from taskq.cli.commands.stream import record_json  # noqa: PLC0415 - what jobs need not
 
         document = record_json(record)
@@ -86,7 +81,6 @@ def _body(name: str, body: bytes | None) -> dict[str, Any]:
 
 
 def _refuse(name: str) -> None:
-    """Refuse NaN and Infinity, which Python reads and others do not."""
     raise ValueError(name)
 
 
@@ -174,7 +168,6 @@ def _time(text: str | None, option: str, now_ns: int) -> int | None:
 
 @contextmanager
 def _sink(kind: str, path: Path | None) -> Iterator[Sink]:
-    """Yield what writes jobs."""
     if kind == _PARQUET and path is not None:
         from taskq.cli.commands.parquet import JobsFile  # noqa: PLC0415 - it imports pyarrow
 
@@ -211,7 +204,6 @@ def _whole(path: Path) -> Iterator[Path]:
 
 
 def _write_records(reader: LogReader, kind: str, path: Path | None, wanted: Wanted) -> int:
-    """Write records; returns how many."""
     if kind == _PARQUET and path is not None:
         from taskq.cli.commands.parquet import write_records  # noqa: PLC0415 - pyarrow
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -33,9 +35,6 @@ from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS, TIME_NS_MAX, command, wor
 from taskq.views import STATES, QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from taskq.engine import LogReader, Moment, StepView, Takes
     from taskq.views import Damage, JobView, ProgressView
 
@@ -90,7 +89,6 @@ def ls(
 
 
 def _note(job: JobView, now_ns: int) -> str:
-    """Return what is worth knowing of a job in its state, in one line."""
     waits = job.state is State.SCHEDULED or job.due_ns >= TIME_NS_MAX
     due = render.due(job.due_ns, now_ns) if waits else ""
     reason = job.reason.partition("\n")[0]
@@ -152,7 +150,6 @@ def show_job(
 
 
 def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
-    """Return the error for a job that the log does not have, or did not have then."""
     newest = reader.jobs(None, None, None, 1)
     if at is not None:
         known = f"its newest was {newest[0].job_id}" if newest else "it had none"
@@ -346,7 +343,6 @@ def verify(context: click.Context, data_dir: Path | None, as_json: bool) -> None
 
 
 def _verify(reader: LogReader, *, as_json: bool) -> bool:
-    """Print the report, and tell whether there is damage."""
     report = reader.verify()
     if as_json:
         render.print_json(
@@ -389,7 +385,6 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
 
 
 def print_damage(damages: Sequence[Damage], directory: str, again: str = "") -> None:
-    """Print where the log does not read, and what it lacks."""
     render.print_table(
         ("SEGMENT", ">OFFSET?", ">BYTES??", ">FIRST LSN~", ">NEXT LSN~", ">SALVAGED~"),
         [
@@ -454,7 +449,6 @@ def peek(
 
 
 def _payload(job: JobView) -> str:
-    """Return the payload's beginning, in one line."""
     if job.problem:
         return job.problem
     text = job.payload[:_PAYLOAD_BYTES].decode(errors="backslashreplace").replace("\n", " ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.cli.errors import Failure
@@ -10,9 +12,6 @@ from taskq.extras import import_arrow, missing
 from taskq.reading.record import Chooser, Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from taskq.engine import LogReader
     from taskq.views import AttemptView, JobView
 
@@ -82,7 +81,6 @@ class JobsFile:
         self._size = 0
 
     def job(self, view: JobView) -> None:
-        """Write one job."""
         self._rows.append(job_row(view))
         self._size += len(view.payload or b"") + len(view.result or b"")
         if len(self._rows) >= BATCH_ROWS or self._size >= BATCH_BYTES_MAX:
@@ -106,7 +104,6 @@ class JobsFile:
 
 
 def job_row(view: JobView) -> dict[str, Any]:
-    """Return a job's columns."""
     return {
         "id": view.job_id,
         "lsn": view.lsn,
@@ -190,7 +187,6 @@ def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:
 
 
 def _chosen(reader: LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterator[Any]:
-    """Yield what is wanted of each batch."""
     by_name = wanted.queue is not None or wanted.task is not None
     chooser = Chooser(reader, wanted)
     for batch in batches:
@@ -204,7 +200,6 @@ def _chosen(reader: LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterat
 
 
 def _in_time(batch: Any, wanted: Wanted) -> Any:
-    """Return which rows are of the time that is wanted."""
     least = -(2**63) if wanted.since_ns is None else wanted.since_ns
     times = batch["ts_ns"].to_numpy()
     mask = times >= least
@@ -214,7 +209,6 @@ def _in_time(batch: Any, wanted: Wanted) -> Any:
 
 
 def _records_of(batch: Any) -> Iterator[LogRecord]:
-    """Yield what a choice asks of the records."""
     names = ("kind", "ts_ns", "job", "queue", "task")
     for kind, time_ns, job, queue, task in zip(
         *(batch[name].to_pylist() for name in names), strict=True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,9 +29,6 @@ from taskq.text import flat
 from taskq.values import PRIORITY_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-    from pathlib import Path
-
     from taskq import JobHandle, TaskQ
     from taskq.views import Swept
 
@@ -231,7 +230,6 @@ async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> Swept:
 async def _each(
     job_ids: Iterable[str], act: Callable[[str], Awaitable[TaskqError | None]]
 ) -> Swept:
-    """Act on one job after the other; tells which refused."""
     from taskq.views import Swept  # noqa: PLC0415
 
     answers = [(job_id, await act(job_id)) for job_id in job_ids]

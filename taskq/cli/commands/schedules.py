@@ -6,7 +6,8 @@ The log knows a schedule from the worker that was started last with it: no app i
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from datetime import datetime
+from pathlib import Path
 
 import click
 
@@ -15,10 +16,6 @@ from taskq.cli.many import with_app
 from taskq.cli.options import data_dir_option, json_option, log_argument, open_reader
 from taskq.cli.shards import over_shards
 from taskq.text import flat
-
-if TYPE_CHECKING:
-    from datetime import datetime
-    from pathlib import Path
 
 _DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "forget": "forgotten"}
 _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
@@ -85,8 +82,6 @@ def _time(moment: datetime | None) -> str:
 
 
 def _command(action: str, says: str) -> click.Command:
-    """Return the command of that name, which is the method of that name of a log's schedules."""
-
     @schedules.command(action, help=says)
     @click.argument("name")
     @data_dir_option

@@ -8,7 +8,9 @@ import json
 import select
 import sys
 import time
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -37,9 +39,6 @@ from taskq.text import flat, printable
 from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
-
     from taskq import Record, TaskQ
     from taskq.views import ReaderView, Replayed
 
@@ -140,13 +139,11 @@ class _Pipe:
             self._poll.register(sys.stdout.fileno(), 0)
 
     def check(self) -> None:
-        """Raise BrokenPipeError if it is."""
         if any(event & select.POLLERR for _, event in self._poll.poll(0)):
             raise BrokenPipeError
 
 
 def _show(record: Record) -> None:
-    """Print a record on one line for people."""
     names = [record.job_id, record.queue, record.task]
     time = documents.moment(record.time_ns) or ""
     if render.on_terminal():

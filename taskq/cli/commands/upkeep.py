@@ -189,7 +189,6 @@ def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
 
 
 def _tell(checks: list[Check], *, well: bool, as_json: bool) -> None:
-    """Print what was looked at, and exit with 1 unless all is well."""
     if as_json:
         render.print_json(
             {

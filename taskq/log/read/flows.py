@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.flows import Awaited
+from taskq.core.folds.steps import Wait
 from taskq.core.kinds import ENDS, SUCCESS, after
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import Cause
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import JOB_AT, KIND_AT
+from taskq.log.format.flows import Takes
 from taskq.log.format.steps import Stepped, decode_step
-from taskq.log.state.story import find_end, read_outcome, read_story, tell
+from taskq.log.state.story import Story, find_end, read_outcome, read_story, tell
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.steps import Wait
-    from taskq.log.format.flows import Takes
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Sight
-    from taskq.log.state.story import Story
 
 #: Jobs that one look at ends may be asked for: up to 0.4 ms each, where an index is needed.
 ENDS_MAX: Final = 64
@@ -54,13 +53,11 @@ class End(NamedTuple):
 
 
 def look_at_ties(sight: Sight, job: int) -> Takes | None:
-    """Return what a job has to do with others; None if there is no such job."""
     story = read_story(sight.journal, job)
     return None if story is None else story.ties
 
 
 def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> Awaited | None:
-    """Return what a held job waits for; None for one that is not held."""
     held = agenda.flows.remaining(job)
     if held is None:
         return None
@@ -88,13 +85,11 @@ def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...]
 
 
 def look_at_states(sight: Sight, first: int, count: int) -> list[State]:
-    """Return the states of jobs that are not settled; ABSENT for all others."""
     agenda = sight.facets.need_agenda()
     return [agenda.table.state(job) for job in range(first, first + min(count, STATES_MAX))]
 
 
 def look_at_ends(sight: Sight, jobs: list[int]) -> list[End]:
-    """Return how these jobs, at most ENDS_MAX, ended; one that lives is told with its state."""
     agenda = sight.facets.need_agenda()
     ends: list[End] = []
     for job in jobs[:ENDS_MAX]:
@@ -154,7 +149,6 @@ class StepsSeen(NamedTuple):
 
 
 def look_at_steps(sight: Sight, job: int, place: int = 0) -> StepsSeen:
-    """Return the steps from a place on; a step whose record is lost is left out."""
     agenda, files = sight.facets.need_agenda(), sight.journal.files
     places = agenda.steps.places.get(job, ())
     steps: list[Stepped] = []

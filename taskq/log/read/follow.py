@@ -10,23 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from taskq.core.errors import LogError, LogGone, ReaderFellBehind
 from taskq.log.format import codec
 from taskq.log.format.codec import SEGMENT_HEADER
-from taskq.log.format.frames import READ_SIZE, Frame, Gap, Scanner
+from taskq.log.format.frames import READ_SIZE, Cursor, Frame, Gap, Scanner
 from taskq.log.journal.lock import LOCK_FILE, read_hint
 from taskq.log.machine.threads import on_thread, pool
 from taskq.log.read.positions import created_ns, follows
-from taskq.log.segments.segments import Extent
+from taskq.log.segments.segments import Extent, SegmentFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
-    from taskq.log.format.frames import Cursor
     from taskq.log.journal.journal import Journal
-    from taskq.log.segments.segments import SegmentFiles
 
 T = TypeVar("T")
 
@@ -44,7 +41,6 @@ class Lasting(Generic[T]):
 
     @property
     def left(self) -> T | None:
-        """The outcome that nobody took yet, if there is one."""
         task = self._task
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
@@ -66,7 +62,6 @@ class Lasting(Generic[T]):
         return outcome
 
     def afterwards(self, action: Callable[[], object]) -> None:
-        """Do it once nothing runs; now, if nothing does."""
         if self._task is None:
             action()
         else:
@@ -74,7 +69,6 @@ class Lasting(Generic[T]):
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Whoever asked may be gone: its error is nobody's then."""
     if not task.cancelled():
         task.exception()
 
@@ -138,7 +132,6 @@ class FrameReader:
                 return item
 
     async def settle(self) -> None:
-        """Wait for what a call that was cancelled has left."""
         with contextlib.suppress(Exception):
             if self._loading.is_running:
                 await self._loading.run(lambda: self._load(Extent(0, 0, 0)))
@@ -155,7 +148,6 @@ class FrameReader:
     # -- loading ----------------------------------------------------------------------------------
 
     async def _load_more(self, extent: Extent) -> bool:
-        """Have the next piece; False when there is none up to the extent."""
         was_left = self._loading.is_running
         items = await self._loading.run(lambda: self._load(extent))
         if items is None and was_left:  # by a call that was cancelled, and knew of less
@@ -184,7 +176,6 @@ class FrameReader:
         return self._scan(piece, cursor.offset + whole)
 
     def _limit(self, extent: Extent) -> int:
-        """End of what may be read of the cursor's segment."""
         segment = self.cursor.segment
         return extent.offset if segment == extent.segment else self.files.size(segment)
 
@@ -263,7 +254,6 @@ class FrameReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _measure(self, piece: bytes) -> tuple[int, int]:
-        """(bytes of whole frames that the piece starts with, bytes of it that would hold one)."""
         offset, seed = self.cursor.offset, self.files.seed(self.cursor.segment)
         at = 0
         while at + codec.FRAME_HEADER_SIZE <= len(piece):
@@ -288,7 +278,6 @@ class FrameReader:
         cursor.offset = max(cursor.offset, end)
 
     def _judge(self, limit: int) -> Iterator[Frame | Gap]:
-        """Return what stands at the cursor, up to and with the damage; on a thread."""
         cursor = self.cursor
         scanner = self.files.scanner(cursor.segment, limit, cursor.next_lsn, sealed=True)
         nothing = Gap(cursor.offset, limit, cursor.next_lsn, cursor.next_lsn, torn=False)
@@ -327,7 +316,6 @@ class Onlooker:
         return Extent(journal.segment, journal.offset, journal.next_lsn)
 
     def close(self) -> None:
-        """Close the files. Legal twice."""
         self.journal.close()
         if self._hint_file >= 0:
             self.journal.disk.close(self._hint_file)
@@ -343,7 +331,6 @@ class Onlooker:
         return True
 
     def _believe_hint(self) -> bool:
-        """Take over what the last writer noted, if that can be so."""
         journal = self.journal
         hint = read_hint(journal.disk, self._hint_file) if self._hint_file >= 0 else None
         if hint is None or hint.failed or hint.home != self._home:

@@ -21,21 +21,19 @@ from taskq.core.kinds import (
 )
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
+from taskq.core.views import OwnerView, QueueStats
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Gap
+from taskq.log.format.frames import Cursor, Frame, Gap
 from taskq.log.format.record import decode_record, places
 from taskq.log.machine.owners import owner_of
 from taskq.log.read.positions import count_behind, find_time
-from taskq.log.segments.segments import hop
+from taskq.log.segments.segments import Extent, hop
 from taskq.log.state.story import tell
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.views import OwnerView, QueueStats
-    from taskq.log.format.frames import Cursor, Frame
     from taskq.log.journal.journal import Journal
-    from taskq.log.segments.segments import Extent
 
 #: Over so long a time the throughput is taken, from a sample a second.
 WINDOW_NS: Final = 60 * SECOND_NS
@@ -119,7 +117,6 @@ class Gauges:
         return max(frame_ns, record.extras.due_ns if record.extras is not None else 0)
 
     def _frame_time(self, location: int, job: int) -> int:
-        """Time of the frame that a record stands in."""
         files, end = self._journal.files, self._journal.end()
         segment, offset = files.segment_at(location), location & _OFFSET_MASK
         size = end.offset if segment == end.segment else files.size(segment)
@@ -253,7 +250,6 @@ class LastHour:
                 del counted[minute]
 
     def minutes(self) -> list[Minute]:
-        """Return the minutes, the oldest first."""
         minutes = []
         for number in self._shown():
             counts = sum(self._minutes.get(number, {}).values(), Counter[str]())
@@ -262,7 +258,6 @@ class LastHour:
         return minutes
 
     def paces(self) -> dict[tuple[str, str], Pace]:
-        """Return how each queue and task fared."""
         names = {name for minute in self._minutes.values() for name in minute if name}
         return {_split(name): self._pace(name) for name in names}
 
@@ -348,7 +343,6 @@ class LastHour:
         return name
 
     def _name(self, job: int) -> bytes:
-        """Look up the names of a job that came before the hour, and of those beside it."""
         self._look_ups += 1
         if self._look_ups <= _LOOK_UPS_MAX and job >= self.journal.files.lsns[0]:
             cursor = self.journal.indexes.cursor_at(job)
@@ -364,7 +358,6 @@ class LastHour:
         return self._names.get(job, b"")
 
     def _meet(self, frame: Frame) -> None:
-        """Note who the processes are that introduce themselves in a frame."""
         for lsn, at, length in places(frame):
             if frame.data[at + KIND_AT] in INTRODUCTIONS:
                 record = decode_record(frame.data[at : at + length], lsn, 0, frame.header.time_ns)

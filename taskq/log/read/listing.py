@@ -15,11 +15,14 @@ import re
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.folds.jobtable import STATE_MASK
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.jobtable import STATE_MASK, JobTable
+from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import (
     BEGINNINGS,
     BIRTH,
@@ -36,10 +39,11 @@ from taskq.core.kinds import (
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import TABLE
 from taskq.core.values import NamedTuple
+from taskq.core.views import JobView
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import JOB_AT, KIND_AT
-from taskq.log.format.frames import Cursor, Gap
+from taskq.log.format.frames import Cursor, Frame, Gap
 from taskq.log.format.record import (
     BORN,
     ENDINGS,
@@ -57,13 +61,6 @@ from taskq.log.state.facets import Facets
 from taskq.log.state.story import Story, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.jobtable import JobTable
-    from taskq.core.folds.lanes import Lane
-    from taskq.core.views import JobView
-    from taskq.log.format.frames import Frame
     from taskq.log.journal.journal import Journal
 
 _JOB: Final = struct.Struct("<Q")
@@ -103,7 +100,6 @@ class Wanted(NamedTuple):
 def newest_jobs(
     journal: Journal, wanted: Wanted, now_ns: int, facets: Facets | None = None
 ) -> list[JobView]:
-    """The newest jobs that fit, newest first; ``facets`` are those of the journal, if there are."""
     states, facets = wanted.states, facets or Facets(journal)
     is_by_births = wanted.queue is None or not _has_edits(journal)
     jobs: list[int] = []
@@ -161,7 +157,6 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
 
 
 def _is_far(journal: Journal, job: int, jobs: int) -> bool:
-    """Return whether a walk from this job on reads more than to look each of so many up."""
     start, end = journal.cursor_at(job), journal.end()
     later = (lsn for lsn in journal.files.lsns if start.segment <= lsn < end.segment)
     size = sum(map(journal.files.size, later)) + end.offset - start.offset
@@ -259,7 +254,6 @@ def _lane(agenda: Agenda, job: int) -> int:
 def _last(
     table: JobTable, wanted: Wanted, lanes: frozenset[int], states: frozenset[int] | None
 ) -> list[int]:
-    """Return the last jobs of a table that are in these lanes and states."""
     fits = (
         chunk.ids[index]
         for chunk, index in table.below(wanted.before)
@@ -288,7 +282,6 @@ def _fitting(
     states: frozenset[State] | None,
     now_ns: int,
 ) -> list[JobView]:
-    """Return the newest of these jobs that are in one of the states; None for any."""
     views: list[JobView] = []
     jobs, count = births.newest(), max(wanted.limit, _TOLD)
     while len(views) < wanted.limit and (some := list(islice(jobs, count))):
@@ -397,7 +390,6 @@ class _Births:
 
 
 def _birth(data: bytes, at: int, _length: int, lsn: int) -> tuple[int, bytes, int]:
-    """Return the job that a record brings, and where its birth stands; no job of any other."""
     return (lsn if data[at + KIND_AT] == BIRTH else 0), data, at
 
 
@@ -430,7 +422,6 @@ class _Ends:
         ]
 
     def newest(self) -> Iterator[int]:
-        """Yield the jobs, newest first."""
         end, before, jobs = self._journal.end(), self._before, set[int]()
         for segment in reversed([lsn for lsn in self._journal.files.lsns if lsn <= end.segment]):
             jobs.update(job for job in self._ended(segment) if 0 < job < before)
@@ -454,7 +445,6 @@ class _Ends:
 
 
 def _byte(value: int) -> bytes:
-    """Return what a pattern has for a byte."""
     return b"\\x%02x" % value
 
 
@@ -480,7 +470,6 @@ class _Backwards:
         self._edited: dict[int, bool] = {}
 
     def newest(self) -> list[int]:
-        """At most ``limit`` jobs, newest first."""
         newest: list[int] = []
         for number in range(len(self._segments) - 1, -1, -1):
             jobs, ends = self._read(number)
@@ -492,7 +481,6 @@ class _Backwards:
         return newest[: self._limit]
 
     def _fitting(self, home: int, jobs: array[int], ends: bytearray) -> Iterator[int]:
-        """Of the jobs that began in a segment those that fit, newest first."""
         for pairs in reversed(self._later.pop(home, [])):
             for pair in pairs:
                 job = pair >> _STATE_BITS

@@ -6,6 +6,7 @@ search ends, and whoever reads on from there meets the damage.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, ReaderFellBehind, ReaderMismatch
@@ -13,13 +14,10 @@ from taskq.log.format import codec
 from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
 from taskq.log.format.record import places
-from taskq.log.segments.segments import Extent, hop
+from taskq.log.segments.segments import Extent, SegmentFiles, hop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from taskq.log.read.readers import Position
-    from taskq.log.segments.segments import SegmentFiles
 _START: Final = codec.SEGMENT_HEADER.size
 
 
@@ -36,7 +34,6 @@ def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> Cursor:
 
 
 def find_time(files: SegmentFiles, time_ns: int, end: Extent) -> Cursor:
-    """At the first frame of that time or later; at the end if there is none yet."""
     lsns = [lsn for lsn in files.lsns if lsn <= end.segment]
     # A segment's header tells the time of the last frame before it.
     first = next((n for n, lsn in enumerate(lsns) if created_ns(files, lsn) >= time_ns), len(lsns))
@@ -81,7 +78,6 @@ def find_position(
 
 
 def follows(files: SegmentFiles, segment: int, time_ns: int) -> bool:
-    """Return whether a segment was begun right behind a frame of that time."""
     return time_ns > 0 and created_ns(files, segment) == time_ns
 
 
@@ -118,7 +114,6 @@ def created_ns(files: SegmentFiles, segment: int) -> int:
 
 
 def read_record(files: SegmentFiles, lsn: int, end: Extent) -> bytes | None:
-    """Return the record of that lsn, None if it is not there or does not read back."""
     if not files.lsns or not files.lsns[0] <= lsn < end.lsn:
         return None
     cursor = find_lsn(files, lsn, end)
@@ -182,7 +177,6 @@ def find_latest(
 
 
 def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
-    """Return where the frames of a segment start."""
     offsets: list[int] = []
     reached = SEGMENT_HEADER.size
     for offset, header in hop(files, segment, reached, size):
@@ -201,7 +195,6 @@ def _behind(files: SegmentFiles, segment: int, offset: int, size: int) -> Iterat
 
 
 def _frame_at(files: SegmentFiles, segment: int, offset: int, size: int) -> Frame | None:
-    """Return the frame that starts there, None if it is damaged."""
     header = next((head for _, head in hop(files, segment, offset, size)), None)
     if header is None:
         return None

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import shlex
+import uuid
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
 from taskq.core.folds.queues import GONE
 from taskq.core.model import STATES, State
 from taskq.core.parsing import listed, split_id
-from taskq.core.views import LogStats, SegmentView
-from taskq.core.why import Why, limits_in_use, waiting_jobs, why, why_there
+from taskq.core.rates import Limit
+from taskq.core.schedules import ScheduleState
+from taskq.core.views import (
+    AttemptView,
+    JobView,
+    LimitView,
+    LogStats,
+    OwnerView,
+    ProgressView,
+    SegmentView,
+    VerifyReport,
+    Waiting,
+)
+from taskq.core.why import Facts, Reason, Why, limits_in_use, waiting_jobs, why, why_there
 from taskq.log.config import LogConfig
 from taskq.log.format.codec import LSN_MAX, SEGMENT_HEADER
-from taskq.log.format.frames import segment_lsn, segment_name
+from taskq.log.format.flows import Takes
+from taskq.log.format.frames import Cursor, segment_lsn, segment_name
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import process_state
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.machine.ports import Clock
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges, LastHour
 from taskq.log.read.listing import Wanted, newest_jobs
-from taskq.log.read.selection import DeadFilter, newest_dead
+from taskq.log.read.selection import DeadFilter, PageEnd, newest_dead
 from taskq.log.read.standing import Standing, copied_standing, past_standing, standing
 from taskq.log.read.timeline import (
     JobEvent,
@@ -38,7 +54,7 @@ from taskq.log.read.timeline import (
 )
 from taskq.log.read.timetravel import Moment, Still, stand_at
 from taskq.log.read.verify import verify
-from taskq.log.read.walks import Chosen, each_job, entries, jobs_ended
+from taskq.log.read.walks import Chosen, Entry, each_job, entries, jobs_ended
 from taskq.log.read.why import decide, facts_of, live_workers, progress_of
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.identity import device_of_copy
@@ -47,28 +63,6 @@ from taskq.log.state.facets import Facets, Sight
 from taskq.log.state.snapshot import AGENDA, newest_stand
 from taskq.log.state.story import Story, read_story, tell
 from taskq.log.state.uploads import waiting_uploads
-
-if TYPE_CHECKING:
-    import uuid
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from taskq.core.rates import Limit
-    from taskq.core.schedules import ScheduleState
-    from taskq.core.views import (
-        AttemptView,
-        JobView,
-        LimitView,
-        OwnerView,
-        ProgressView,
-        VerifyReport,
-        Waiting,
-    )
-    from taskq.core.why import Facts, Reason
-    from taskq.log.format.flows import Takes
-    from taskq.log.format.frames import Cursor
-    from taskq.log.machine.ports import Clock
-    from taskq.log.read.selection import PageEnd
-    from taskq.log.read.walks import Entry
 
 #: Jobs among which one is looked for that is named by the beginning of its number.
 _NEWEST: Final = 1_000
@@ -520,7 +514,6 @@ class LogReader:
         )
 
     def _story(self, lsn: int) -> Story | None:
-        """Return the story of a job: its records are found once for all that is asked of it."""
         if lsn not in self._stories:
             self._stories = {lsn: self._told(lambda journal, _, __: read_story(journal, lsn))}
         return self._stories[lsn]
@@ -587,7 +580,6 @@ def _first(journal: Journal) -> int:
 
 
 def _oldest(journal: Journal) -> int:
-    """Return the first segment that there is now, 0 if there is none."""
     names = journal.disk.names(f"{journal.path}/log")
     return min(filter(None, map(segment_lsn, names)), default=0)
 

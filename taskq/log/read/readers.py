@@ -16,20 +16,16 @@ import os
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from uuid import UUID
 
 from taskq.core.errors import LogDamaged, LogError, ReaderBusy, UsageError
 from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.log.format.codec import crc32
-from taskq.log.machine.ports import write_all, write_file
+from taskq.log.machine.ports import Disk, write_all, write_file
 from taskq.log.machine.reports import Reporter
 from taskq.log.segments.identity import read_identity
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from taskq.log.machine.ports import Disk
 
 _log: Final = Reporter("taskq")
 #: Longest name, in characters and in the bytes of a file's name.
@@ -96,7 +92,6 @@ def check_reader_name(name: str) -> str:
 
 
 def reader_names(disk: Disk, path: str) -> list[str]:
-    """Return the readers that have a position, sorted."""
     names = (name for name in disk.names(f"{path}/{_FOLDER}") if name.endswith(_POSITION))
     return [stem for name in names if _is_name(stem := name.removesuffix(_POSITION))]
 
@@ -133,7 +128,6 @@ def read_position(disk: Disk, path: str, log_id: UUID, name: str) -> Position | 
 
 
 def is_read(disk: Disk, path: str, name: str) -> bool:
-    """Return whether somebody reads under the name now."""
     try:
         descriptor = disk.open(_file_of(path, name, _LOCK), write=False)
     except OSError:
@@ -272,7 +266,6 @@ class NamedReader:
         self._latest = slot
 
     def _create(self, data: bytes) -> None:
-        """Make the file of a new reader, or of one whose position does not read back."""
         temporary = f"{self._file_path}.tmp"
         write_file(self._disk, temporary, data)
         self._disk.rename(temporary, self._file_path)
@@ -299,7 +292,6 @@ def _seed(log_id: UUID, name: str) -> int:
 
 
 def _read_slots(disk: Disk, file_path: str, seed: int) -> list[_Slot]:
-    """Return the copies that are whole; [] when there is no file."""
     try:
         descriptor = disk.open(file_path, write=False)
     except FileNotFoundError:

@@ -7,14 +7,17 @@ have changed before it is acted upon: that is decided under the lock, job by job
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from heapq import nlargest
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from taskq.core.errors import JobNotFound, LogDamaged, NotDead, NotWaiting, TaskqError
 from taskq.core.folds.dedup import key_hash
-from taskq.core.folds.jobtable import STATE_MASK
+from taskq.core.folds.jobtable import STATE_MASK, Chunk
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.values import dataclass
+from taskq.core.views import JobView
 from taskq.log.format.carried import decode_carried, is_carrying
 from taskq.log.format.history import encode_history
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
@@ -23,12 +26,7 @@ from taskq.log.segments.segments import hop
 from taskq.log.state.story import tell
 
 if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable
-
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.jobtable import Chunk
-    from taskq.core.views import JobView
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Sight
 
@@ -59,7 +57,6 @@ class DeadFilter:
     before_ns: int = TIME_NS_MAX
 
     def fits_reason(self, reason: str) -> bool:
-        """Return whether the reason of a death is one that is meant."""
         if self.error is None:
             return True
         if isinstance(self.error, str):
@@ -129,7 +126,6 @@ def newest_dead(
 
 
 def count_dead(sight: Sight, wanted: DeadFilter) -> int:
-    """Return how many dead letters fit, whatever their reason."""
     agenda = sight.facets.need_agenda()
     if wanted == DeadFilter():
         return agenda.dead.live
@@ -187,7 +183,6 @@ def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
 
 
 def check_dead(sight: Sight, jobs: list[int]) -> Page[int]:
-    """Return those of these jobs that are dead letters, and what to say of the others."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     page: Page[int] = Page([], [], 0)
     for job in jobs:
@@ -199,7 +194,6 @@ def check_dead(sight: Sight, jobs: list[int]) -> Page[int]:
 
 
 def _not_dead(journal: Journal, job: int) -> TaskqError:
-    """Return what to say of a job that is no dead letter."""
     view = tell(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
     job_id = f"{journal.tag}-{job}"
     if view is None:
@@ -208,13 +202,11 @@ def _not_dead(journal: Journal, job: int) -> TaskqError:
 
 
 def _told(journal: Journal, job: int) -> JobView | None:
-    """Return a dead letter as the log tells it."""
     view = tell(journal, job, journal.clock.wall_ns())
     return view if view is not None and view.state is State.DEAD else None
 
 
 def _fitting(agenda: Agenda, wanted: DeadFilter) -> Callable[[Chunk, int], bool]:
-    """Return whether a dead letter fits but for its reason."""
     lanes = _lanes(agenda, wanted.queue, wanted.task)
     since, before = wanted.since_ns // SECOND_NS, wanted.before_ns // SECOND_NS
 
@@ -330,7 +322,6 @@ def waiting_job(sight: Sight, job: int) -> Rewrite:
 
 
 def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
-    """Return jobs that run now."""
     agenda = sight.facets.need_agenda()
     lanes = _lanes(agenda, queue, task)
     return sum(agenda.lanes[number].running for number in lanes)

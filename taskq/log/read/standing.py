@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal, TypeAlias
 
 from taskq.core.durations import spoken
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple, dataclass
+from taskq.core.views import OwnerView, QueueStats, Waiting
 from taskq.core.why import Strays, strays_of, waiting_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from taskq.core.views import OwnerView, QueueStats, Waiting
 
 #: "bad": jobs wait in vain, or more; "slow": they wait for something that passes or was wished.
 Level: TypeAlias = Literal["bad", "slow", "well"]

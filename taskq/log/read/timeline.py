@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,20 +25,17 @@ from taskq.core.kinds import (
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import Cause
 from taskq.core.values import NamedTuple, dataclass
+from taskq.core.views import AttemptView
 from taskq.log.format import codec
+from taskq.log.format.carried import Carried
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.history import decode_history
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.machine.owners import decode_description, owner_view
 from taskq.log.state.story import read_story
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from taskq.core.views import AttemptView
-    from taskq.log.format.carried import Carried
-    from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
 #: Records that name the claim that they are about, or begin one.
@@ -131,7 +129,6 @@ class StepView(NamedTuple):
 
 
 def steps_of(records: Iterable[LogRecord]) -> tuple[StepView, ...]:
-    """Return the steps that the records of a job tell, in the order in which they were done."""
     steps: dict[int, StepView] = {}
     for record in records:
         step = record.step
@@ -146,13 +143,11 @@ def steps_of(records: Iterable[LogRecord]) -> tuple[StepView, ...]:
 
 
 def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
-    """Return what happened to a job, oldest first; empty if there is no such job."""
     story = read_story(journal, job)
     return () if story is None else name_workers(journal, events_of(story.records))
 
 
 def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
-    """Return what the records that concern a job tell, with their workers by number only."""
     events: list[JobEvent] = []
     owner = 0
     task = ""
@@ -177,7 +172,6 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
 
 
 def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent, ...]:
-    """Return the same, with what is known of the processes."""
     owners = {event.owner for event in events if event.owner}
     known = _describe(journal, owners, max((event.lsn for event in events), default=0))
     named: list[JobEvent] = []
@@ -188,7 +182,6 @@ def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent
 
 
 def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[AttemptView, ...]:
-    """Return the attempts, with what is known of the processes that made them."""
     known = _describe(
         journal, {attempt.owner for attempt in attempts if attempt.owner}, codec.LSN_MAX
     )

@@ -21,13 +21,12 @@ from taskq.core.parsing import whole
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Cursor, Gap
+from taskq.log.format.frames import Cursor, Frame, Gap
 from taskq.log.journal.chain import compactions
+from taskq.log.machine.ports import Clock
 
 if TYPE_CHECKING:
-    from taskq.log.format.frames import Frame
     from taskq.log.journal.journal import Journal
-    from taskq.log.machine.ports import Clock
 
 _FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") or an lsn (4711)'
 
@@ -90,7 +89,6 @@ class Still:
         self.steady_ns = clock.steady_ns
 
     def wall_ns(self) -> int:
-        """Return nanoseconds since 1970, then."""
         return self._now_ns
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from taskq.core.kinds import OF_CLAIMS
 from taskq.core.views import Damage, VerifyReport
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Cursor, Gap, segment_name
+from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
 from taskq.log.format.record import check_known, places
 from taskq.log.format.salvage import salvage
 from taskq.log.state.facets import DAMAGE_MAX
 from taskq.log.state.story import records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.log.format.frames import Frame
     from taskq.log.journal.journal import Journal
 
 
@@ -71,7 +69,6 @@ def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:
 
 
 def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:
-    """Return what a gap cost, and what of it was read all the same."""
     salvaged = 0
     frame = journal.files.damaged_frame(base, gap)
     if frame is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from heapq import merge
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,7 @@ from taskq.core.kinds import (
 )
 from taskq.core.model import State
 from taskq.core.values import NamedTuple
+from taskq.core.views import JobView
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import JOB_AT, KIND_AT, STATE_AT
@@ -31,6 +33,7 @@ from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.record import (
     BORN,
     ENDINGS,
+    LogRecord,
     carried_state,
     check_known,
     decode_record,
@@ -42,10 +45,6 @@ from taskq.log.format.salvage import salvage
 from taskq.log.state.story import Story
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.core.views import JobView
-    from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
 _JOB: Final = struct.Struct("<Q")
@@ -87,19 +86,16 @@ class Entry(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """Its type."""
         return self.data[self.at + KIND_AT]
 
     @property
     def job(self) -> int:
-        """Return the job that it brings, or concerns."""
         if self.kind in BIRTHS:
             return self.lsn
         job: int = _JOB.unpack_from(self.data, self.at + JOB_AT)[0]
         return job
 
     def decode(self) -> LogRecord:
-        """Return all that it says."""
         record = self.data[self.at : self.at + self.length]
         return decode_record(record, self.lsn, self.epoch, self.time_ns)
 
@@ -124,7 +120,6 @@ def entries(
 
 
 def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
-    """Yield the jobs that end from a cursor on, in that order, and move it along."""
     for _, item in journal.frames(cursor):
         if isinstance(item, Gap):
             continue
@@ -169,7 +164,6 @@ class Chosen(NamedTuple):
         return is_named(data, at, encoded(self.queue), encoded(self.task))
 
     def fits_carried(self, record: bytes) -> bool:
-        """Return the same of a job whose ENQUEUED record stands in another."""
         return self.fits(born_in(record), 0, codec.WHOLE.unpack_from(record)[9])
 
 
@@ -197,7 +191,6 @@ class _Walk:
         self._told: set[int] = set()
 
     def jobs(self) -> Iterator[JobView]:
-        """See ``each_job``."""
         files = self._journal.files
         for segment in files.lsns[:_OPENED_MAX]:
             files.descriptor(segment)  # compaction may take it; who has it open reads on
@@ -221,7 +214,6 @@ class _Walk:
             yield from self._tell(job, stands, None)
 
     def _add(self, entry: Entry, kind: int, job: int) -> State | None:
-        """Take in a record that concerns a job; returns its state if it is over."""
         places = self._open.get(job)
         if places is None:
             places = self._births.take(job)
@@ -254,7 +246,6 @@ class _Walk:
         return state
 
     def _tell(self, job: int, places: array[int], over: State | None) -> Iterator[JobView]:
-        """Yield the job, if it is wanted."""
         states = self._chosen.states
         if over is State.ABSENT or (over is not None and states and over not in states):
             return
@@ -286,13 +277,11 @@ class _Newborns:
         self._taken = 0
 
     def add(self, job: int, time_ns: int, location: int) -> None:
-        """A job with a higher number than any before."""
         for column, value in zip(self._columns, (job, time_ns, location), strict=True):
             column.append(value)
         self._is_taken.append(0)
 
     def take(self, job: int) -> array[int] | None:
-        """Return its place; from now on it is somebody else's."""
         jobs, times, locations = self._columns
         index = bisect_left(jobs, job)
         if index == len(jobs) or jobs[index] != job or self._is_taken[index]:
@@ -305,7 +294,6 @@ class _Newborns:
         return place
 
     def __iter__(self) -> Iterator[array[int]]:
-        """Yield the places of those that are left, by job."""
         for index, (job, time_ns, location) in enumerate(zip(*self._columns, strict=True)):
             if not self._is_taken[index]:
                 yield array("Q", (job, time_ns, location))
@@ -373,7 +361,6 @@ class _Ends:
         self._carried: dict[int, int] = {}
 
     def look_at(self, entry: Entry) -> None:
-        """Take the next record in."""
         kind = entry.kind
         if kind in BIRTHS:
             if self._past.fits(entry.data, entry.at, entry.time_ns):
@@ -397,7 +384,6 @@ class _Ends:
             self._ends[place] = end
 
     def chosen(self) -> tuple[array[int], bytearray]:
-        """(jobs, their states), the oldest first."""
         limit, wanted = self._past.limit, self._past.states
         jobs, ends = array("Q"), bytearray()
         old = sorted(self._carried.items())

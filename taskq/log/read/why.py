@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,22 +12,18 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import JobNotFound
 from taskq.core.folds.steps import unpack_waits
 from taskq.core.model import State
-from taskq.core.why import AHEAD_MAX, Facts, Reason, Why, used_up, why
+from taskq.core.views import JobView, OwnerView, ProgressView
+from taskq.core.why import AHEAD_MAX, Facts, Reason, UsedUp, Why, used_up, why
 from taskq.log.journal.lock import flock_holders, process_state
 from taskq.log.machine.owners import owner_view, owner_views
 from taskq.log.machine.peers import PROGRESS
 from taskq.log.machine.progress import read_told
 from taskq.log.read.flows import awaited, failed_inputs
-from taskq.log.state.story import read_story
+from taskq.log.state.story import Story, read_story
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.views import JobView, OwnerView, ProgressView
-    from taskq.core.why import UsedUp
     from taskq.log.journal.journal import Journal
-    from taskq.log.state.story import Story
 
 #: A lock that the same process has at so many looks is kept, not merely held for a batch.
 _LOOKS: Final = 5
@@ -89,7 +86,6 @@ def decide(facts: Facts, path: str) -> Reason:
 
 
 def _stopped(reason: Reason, workers: Iterable[OwnerView]) -> Reason:
-    """Return the reason, with a signal that stopped all the processes that it depends on."""
     pids = sorted({worker.pid for worker in workers})
     if not pids or not all(process_state(pid).startswith(_STOPPED) for pid in pids):
         return reason
@@ -150,7 +146,6 @@ def find_progress(journal: Journal, job: int) -> ProgressView | None:
 
 
 def progress_of(journal: Journal, story: Story | None, job: int) -> ProgressView | None:
-    """Return the same of a job whose story was looked for."""
     if story is None:
         raise JobNotFound(f"no job {journal.tag}-{job} in this log")
     if story.claim is None:
