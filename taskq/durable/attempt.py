@@ -176,8 +176,9 @@ class Attempt:
                     f"the name of {_WHAT[form]} is {name!r}: it may hold no '#', which stands "
                     f"before its number"
                 )
-            self._forms[name] = form
-        elif known is not form:
+            if form in _NAMED:
+                self._forms[name] = form
+        elif known is not form and form in _NAMED:
             raise InvalidStep(
                 f"{name!r} is {_WHAT[known]} of job {self._job.id}, and is {_WHAT[form]} here: "
                 f"give one of them another name"
@@ -524,6 +525,8 @@ _WHAT: Final[dict[int, str]] = {
     Form.FIRST: "the first of several waits", Form.VERSION: "the version of the code",
     Form.UNDO: "a step that undoes",
 }  # fmt: skip
+#: Forms that people name: a name stands for one of them. Others share the numbers of their names.
+_NAMED: Final = frozenset({Form.STEP, Form.EVENT, Form.UNDO})
 #: They stand beside the step of their name and number.
 _BESIDE: Final = frozenset({Form.FAILED, Form.TRIED, Form.UNDO, Form.UNDOING})
 _SWALLOWED: Final = (

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("taskq")
 SLEEP: Final = "sleep"
 FIRST: Final = "first"
-VERSION: Final = "version"
+VERSION: Final = "durable.version"
 #: How one that failed is handed over.
 OnFailure = Literal["raise", "run"]
 T = TypeVar("T")
@@ -310,7 +310,6 @@ class Waiting(Stepping):
 
     async def version(self, current: str, before: str | None) -> str:
         """Do as ``durable.version``."""
-        self._forms.setdefault(VERSION, Form.VERSION)
         async with self._versioning:
             done = await self._begin(Form.VERSION, VERSION, 1)
             if done is not None:

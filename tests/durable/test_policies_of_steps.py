@@ -104,13 +104,27 @@ async def test_a_name_that_is_two_things_is_refused_before_its_effect(
 
     @app.task(retry=5)
     async def order() -> None:
-        await durable.sleep(0.001)
-        await durable.step("sleep", done.append, 1)
+        await durable.event("paid")
+        await durable.step("paid", done.append, 1)
 
     job = await order.enqueue()
+    await box.signal(job, "paid")
     await box.drain(with_scheduled=True, raises=False)
-    assert "'sleep' is a sleep of job" in await reason(job)
+    assert "'paid' is an event of job" in await reason(job)
     assert done == []
+
+
+async def test_a_step_may_be_called_like_what_durable_has(app: TaskQ, box: Sandbox) -> None:
+    @app.task
+    async def order() -> list[Any]:
+        got = [await durable.step(name, fine) for name in ("first", "sleep", "call", "version")]
+        await durable.version("2")
+        await durable.sleep("1h")
+        return [*got, await durable.first(durable.event("pay", int), durable.sleep("1h"))]
+
+    job = await order.enqueue()
+    await box.drain(with_scheduled=True)
+    assert await job.result(5) == [1, 1, 1, 1, None]
 
 
 async def test_the_first_run_gets_the_value_that_every_other_gets(app: TaskQ, box: Sandbox) -> None:

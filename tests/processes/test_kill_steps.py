@@ -1,8 +1,10 @@
 """Jobs of several steps, and chords, whose workers are killed: what is recorded is not done again.
 
 ``python -m tests.processes.test_kill_steps kill COUNT [SEED]`` kills so many times, in parts of one
-log each, and prints a line for each part. ``… DIRECTORY [COUNT]`` is one of the workers; it kills
-itself at its so many-th turn of a step.
+log each, and prints a line for each part. ``… boundaries COUNT JOBS`` lets workers kill themselves
+so many times, at any turn of any step, while they go through so many jobs; by C where
+``TASKQ_NATIVE=1`` is set. ``… DIRECTORY [COUNT]`` is one of the workers; it kills itself at its so
+many-th turn of a step.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any, Final
 
 from taskq import TaskQ, chord, durable, retry
 from taskq.core import kinds
+from taskq.core.folds.steps import Form
 from taskq.core.records import Cause, Kind
 from taskq.durable.undoing import Run
 from taskq.log.format.flows import takes_of
@@ -50,11 +53,12 @@ def note(path: Path, line: str) -> None:
     os.close(descriptor)
 
 
-def make_app(path: Path) -> tuple[TaskQ, Any]:
-    """Return the app, and the task of six steps, a sleep, an event and two children.
+def make_app(path: Path) -> tuple[TaskQ, Any]:  # noqa: C901 - a task after the other
+    """Return the app, and the task of six steps, a sleep, the first of two waits and two children.
 
-    Three of the steps run side by side: by ``gather``, or in a ``TaskGroup``. Its other tasks are
-    the members of chords, and their callback.
+    The first step has tries that fail, and a block stands around most that would be undone. Three
+    of the steps run side by side: by ``gather``, or in a ``TaskGroup``. Its other tasks are the
+    members of chords, and their callback.
     """
     app = TaskQ(path / "log")
 
@@ -63,6 +67,11 @@ def make_app(path: Path) -> tuple[TaskQ, Any]:
         for _ in range(random.randrange(4)):  # whichever ends first
             await asyncio.sleep(0)
         return number
+
+    async def flaky(number: int) -> int:
+        if random.random() < 0.2:
+            raise OSError("not now")
+        return await add(number)
 
     async def pages() -> int:
         return sum(await asyncio.gather(*(durable.step("page", add, at) for at in (2, 3, 4))))
@@ -78,12 +87,14 @@ def make_app(path: Path) -> tuple[TaskQ, Any]:
 
     @app.task(name="long", retry=_FOR_EVER)
     async def long(number: int = 0) -> int:
-        total = await durable.step("first", add, 1)
-        total += await (grouped() if number % 2 else pages())
-        await durable.sleep(1)
-        total += await durable.step("then", add, 5)
-        total += await durable.event("go", int)
-        total += sum(await durable.call([child.call(2), child.call(3)]))
+        total = await durable.step("first", flaky, 1, retry=_FOR_EVER)
+        async with durable.undo("undone", add, 0):
+            total += await (grouped() if number % 2 else pages())
+            await durable.sleep(1)
+            total += await durable.step("then", add, 5)
+            late: int | None = await durable.first(durable.event("go", int), durable.sleep("9d"))
+            total += late or 0
+            total += sum(await durable.call([child.call(2), child.call(3)]))
         return total + await durable.step("last", add, 6)
 
     @app.task(name="member", retry=_FOR_EVER)
@@ -144,7 +155,8 @@ def lines_of(path: Path) -> list[tuple[str, int]]:
 def check(path: Path, jobs: list[Any], kills: int) -> None:
     """A step that is recorded never ran again, and no child came twice."""
     records = log_records(path / "log")
-    done = {_key(record, jobs): record.time_ns for record in records if record.kind == kinds.STEP}
+    ran = [record for record in records if record.step and record.step.form == Form.STEP]
+    done = {_key(record, jobs): record.time_ns for record in ran if record.kind == kinds.STEP}
     effects = Counter(key for key, _ in lines_of(path))
     named = {f"{job.id}:{title}" for job in jobs for title in _TITLES}
     assert effects.keys() == named
@@ -153,7 +165,7 @@ def check(path: Path, jobs: list[Any], kills: int) -> None:
         assert moment <= done[key], f"{key} ran again though it was recorded"
     # Each worker has at most four jobs, of which one has three steps in flight.
     assert effects.total() - len(named) <= kills * 12
-    steps = Counter(_key(record, jobs) for record in records if record.kind == kinds.STEP)
+    steps = Counter(_key(record, jobs) for record in ran if record.kind == kinds.STEP)
     assert set(steps.values()) == {1}, "a step was recorded twice"
     births = Counter(record.task for record in records if record.kind == kinds.BIRTH)
     assert births[b"long"] == len(jobs)
@@ -235,6 +247,36 @@ async def run_with_kills(path: Path, seed: int, most: int) -> int:
     return kills
 
 
+async def run_with_deaths(path: Path, most: int, count: int, seed: int = 1) -> int:
+    """Let workers kill themselves at any turn of a step, until all jobs are done, and check.
+
+    Returns how many did, about ``most`` at most.
+    """
+    draw, kills = random.Random(seed), 0
+    app, long = make_app(path)
+    async with app:
+        jobs = await app.enqueue_many([long.call(number) for number in range(count)])
+        for job in jobs:
+            assert await app.signal(job, "go", 7, once="once")
+        results = asyncio.gather(*(ran.result() for ran in jobs))
+        workers = [start_worker(path, draw.randrange(1, 30)) for _ in range(WORKERS)]
+        try:
+            while not results.done():
+                await asyncio.wait((results,), timeout=0.05)
+                for place, worker in enumerate(workers):
+                    if worker.process.poll() is not None:
+                        worker.__exit__()
+                        kills += 1
+                        turns = (draw.randrange(1, 30),) if kills < most else ()
+                        workers[place] = start_worker(path, *turns)
+        finally:
+            for worker in workers:
+                worker.__exit__()
+    assert await results == [_SUM] * count
+    check(path, jobs, kills)
+    return kills
+
+
 def _size(path: Path) -> int:
     """Return how many bytes the log has."""
     return sum(segment.stat().st_size for segment in (path / "log" / "log").glob("*.log"))
@@ -298,6 +340,14 @@ def _is_done(path: Path) -> bool:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "boundaries":
+        with tempfile.TemporaryDirectory() as path:
+            began = time.monotonic()
+            kills = asyncio.run(run_with_deaths(Path(path), *map(int, sys.argv[2:])))
+            again = len(lines_of(Path(path))) - int(sys.argv[3]) * len(_TITLES)
+            spent = time.monotonic() - began
+            sys.stdout.write(f"{kills} kills, {again} effects again, {spent:.1f} s\n")
+        sys.exit()
     if sys.argv[1] == "kill":
         with tempfile.TemporaryDirectory() as path:
             kill(Path(path), *map(int, sys.argv[2:]))
