@@ -130,7 +130,6 @@ def seek_reader(
             named.load()
         position = _position_of(files, store.path, place, time_ns, extent)
         named.save(position)
-        named.sync()
     finally:
         files.forget()
         named.release()

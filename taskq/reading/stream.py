@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq")
 #: A named reader's position is saved after so many records, or so long; what was handed out since
-#: then comes again if the process is killed.
-COMMIT_RECORDS_MAX: Final = 1_000
+#: then comes again after a kill or a loss of power.
+COMMIT_RECORDS_MAX: Final = 10_000
 COMMIT_SECONDS_MAX: Final = 0.05
-#: What was saved is put on disk after so long; what was handed out since comes again after a loss
-#: of power.
-SYNC_SECONDS_MAX: Final = 1.0
 
 #: What to do about bytes that do not read back.
 OnDamage: TypeAlias = Literal["raise", "skip"]
@@ -92,7 +89,7 @@ class Stream:
         #: everything before it was handled
         self._done: Position | None = None
         self._handled = 0
-        self._saved_at = self._synced_at = 0.0
+        self._saved_at = 0.0
         self._growth: asyncio.Future[Extent] | None = None
         self._is_read = self._is_closed = self._is_finished = False
 
@@ -227,7 +224,7 @@ class Stream:
         if not self._is_closed and opened is not None:
             self._is_closed = True
             with contextlib.suppress(Exception):
-                self._finish(opened, sync=False)
+                self._finish(opened)
 
     # -- the reader's position --------------------------------------------------------------------
 
@@ -252,23 +249,18 @@ class Stream:
         assert self._done is not None
         assert self._open.named is not None
         self._handled = 0
-        named, now = self._open.named, time.monotonic()
+        named = self._open.named
         try:
             await off_loop(named.save, self._done)
-            if now - self._synced_at >= SYNC_SECONDS_MAX:
-                self._synced_at = now
-                await off_loop(named.sync)
         except OSError as error:
             raise self._refused(error) from error
         self._saved_at = time.monotonic()
 
-    def _finish(self, opened: _Open, *, sync: bool = True) -> None:
+    def _finish(self, opened: _Open) -> None:
         records, named = opened
         try:
             if named is not None and self._done is not None:
                 named.save(self._done)
-                if sync:
-                    named.sync()
         except OSError as error:
             raise self._refused(error) from error
         finally:
@@ -305,7 +297,6 @@ class Stream:
             if named is not None and named.position is None:
                 # From now on compaction keeps what the reader has not read.
                 named.save(position)
-                named.sync()
         except BaseException:
             files.forget()
             if named is not None:
@@ -316,7 +307,7 @@ class Stream:
         frames.time_ns = position.time_ns
         bodies = self._connection.packer.bodies
         from_ns = start.time_ns or 0
-        self._saved_at = self._synced_at = time.monotonic()
+        self._saved_at = time.monotonic()
         return _Open(
             RecordReader(frames, self._choice, store.tag, bodies, position, from_ns), named
         )

@@ -1,19 +1,17 @@
-"""Named readers: how far each has come, kept beside the log, and the lock of whoever reads.
+"""Named readers: how far each has come, kept beside the log, and the lock of a reader's process.
 
-``readers/<name>.ofs`` has room for the position three times, in sectors of their own: the copy that
-is known to be on disk is left alone, the other two are written over in turn. So whatever is cut
-short, by a kill or a loss of power, an older copy stands. Each has a CRC that starts from the log's
-id and the reader's name; one that does not fit is no position. Saving costs no fsync: what a crash
-makes of it is at worst an older position, and what was read since then comes again.
+``readers/<name>.place`` is the position, with the log's id, the reader's name and a CRC-32. It is
+written to another file, synced and renamed, so a kill or a loss of power leaves the last position
+or the one before it.
 
-``readers/<name>.lck`` is locked with flock for as long as somebody reads under the name, and names
+``readers/<name>.lck`` is locked with flock for as long as a process reads under the name, and names
 the process.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import struct
 import threading
 import time
 from typing import Final
@@ -23,7 +21,7 @@ from taskq.core.errors import LogDamaged, LogError, ReaderBusy, UsageError
 from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.log.format.codec import crc32
-from taskq.log.machine.ports import Disk, write_all, write_file
+from taskq.log.machine.ports import Disk, replace_file, write_all
 from taskq.log.machine.reports import Reporter
 from taskq.log.segments.identity import read_identity
 
@@ -34,16 +32,9 @@ NAME_BYTES_MAX: Final = 200
 #: Whoever sends the log to a hub reads it under this name: what is not safe there stays here.
 HUB_READER: Final = "hub"
 _FOLDER: Final = "readers"
-_POSITION: Final = ".ofs"
+_POSITION: Final = ".place"
 _LOCK: Final = ".lck"
-#: magic, version, size, then sequence, segment, offset, lsn, epoch, time
-_SLOT: Final = struct.Struct("<IHHQQQQQq")
-_MAGIC: Final = 0x52514B54
-_VERSION: Final = 1
-_SLOT_SIZE: Final = _SLOT.size + 4
-#: Copies stand so far apart that no sector holds a part of both.
-_SLOT_BYTES: Final = 4_096
-_SLOTS: Final = 3
+_BYTES_MAX: Final = 4_096
 _LOCK_BYTES_MAX: Final = 64
 #: Whoever asks whether a reader lives holds its lock for a moment.
 _TRIES: Final = 8
@@ -62,12 +53,6 @@ class Position(NamedTuple):
     offset: int = 0
     epoch: int = 0
     time_ns: int = 0
-
-
-class _Slot(NamedTuple):
-    sequence: int
-    position: Position
-    number: int
 
 
 def check_reader_name(name: str) -> str:
@@ -121,10 +106,27 @@ def read_position(disk: Disk, path: str, log_id: UUID, name: str) -> Position | 
     """Return where a reader stands; None if there is no reader of that name.
 
     Raises:
-        LogDamaged: neither copy of its position reads back.
+        LogDamaged: it does not read back.
     """
-    slots = _read_slots(disk, _file_of(path, name, _POSITION), _seed(log_id, name))
-    return max(slots).position if slots else None
+    file_path = _file_of(path, name, _POSITION)
+    try:
+        descriptor = disk.open(file_path, write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        data = disk.read(descriptor, _BYTES_MAX, 0)
+    finally:
+        disk.close(descriptor)
+    try:
+        position = Position(*json.loads(data)["position"])
+        if data == _encoded(log_id, name, position):
+            return position
+    except (ValueError, KeyError, TypeError, RecursionError):
+        """It is none of this reader."""
+    raise LogDamaged(
+        f"{file_path}: the position of this reader does not read back: say where it is to go on "
+        f"with seek(), or start anew after forget_reader()"
+    )
 
 
 def is_read(disk: Disk, path: str, name: str) -> bool:
@@ -158,13 +160,9 @@ class NamedReader:
         self.position: Position | None = None
         self._disk = disk
         self._path = path
+        self._log_id = log_id
         self._file_path = _file_of(path, name, _POSITION)
-        self._seed = _seed(log_id, name)
         self._lock = lock
-        self._file = -1
-        self._sequence = 0
-        #: number of the copy written last, and of the one that is on disk; -1 for none
-        self._latest = self._anchor = -1
         self._pid = os.getpid()
         # A save that nobody waits for any more must not write to a descriptor that was given back.
         self._guard = threading.Lock()
@@ -185,27 +183,28 @@ class NamedReader:
         """Read the position, and make sure that it is on disk; None for a new reader.
 
         Raises:
-            LogDamaged: no copy of it reads back.
+            LogDamaged: it does not read back.
             OSError: the disk refused.
         """
         with self._guard:
-            slots = _read_slots(self._disk, self._file_path, self._seed)
-            if slots and self._is_ours:
-                self._sequence, self.position, self._latest = max(slots)
-                self._file = self._disk.open(self._file_path)
-                self._disk.sync(self._file)
-                self._anchor = self._latest
+            if self._is_ours:
+                self.position = read_position(self._disk, self._path, self._log_id, self.name)
+                if self.position is not None:
+                    self._disk.sync_directory(f"{self._path}/{_FOLDER}")
             return self.position
 
     def save(self, position: Position) -> None:
-        """Note how far the reader has come.
+        """Note how far the reader has come, durably.
 
         Raises:
             OSError: the disk refused.
         """
         with self._guard:
             if self._is_ours and position != self.position:
-                self._write(position)
+                data = _encoded(self._log_id, self.name, position)
+                replace_file(self._disk, self._file_path, data)
+                if self.position is None:
+                    self._disk.sync_directory(self._path)
                 self.position = position
 
     def keep_from(self, segment: int, lsn: int) -> None:
@@ -215,18 +214,6 @@ class NamedReader:
             OSError: the disk refused.
         """
         self.save(Position(segment, lsn))
-        self.sync()
-
-    def sync(self) -> None:
-        """Return once the position survives a power loss.
-
-        Raises:
-            OSError: it may not.
-        """
-        with self._guard:
-            if self._is_ours and self._latest != self._anchor:
-                self._disk.sync(self._file)
-                self._anchor = self._latest
 
     def forget(self) -> None:
         """Remove the reader; its name is free afterwards."""
@@ -241,38 +228,12 @@ class NamedReader:
         with self._guard:
             if not self._is_ours:
                 return
-            descriptors, self._file, self._lock = (self._file, self._lock), -1, -1
-            for descriptor in descriptors:
-                if descriptor >= 0:
-                    self._disk.close(descriptor)
+            descriptor, self._lock = self._lock, -1
+            self._disk.close(descriptor)
 
     @property
     def _is_ours(self) -> bool:
         return self._lock >= 0 and self._pid == os.getpid()
-
-    def _write(self, position: Position) -> None:
-        self._sequence += 1
-        packed = _SLOT.pack(
-            _MAGIC, _VERSION, _SLOT.size, self._sequence, position.segment, position.offset,
-            position.lsn, position.epoch, position.time_ns,
-        )  # fmt: skip
-        data = packed + crc32(packed, self._seed).to_bytes(4, "little")
-        if self._file < 0:
-            self._create(data)
-            return
-        in_use = (self._anchor, self._latest)
-        slot = next(number for number in range(_SLOTS) if number not in in_use)
-        write_all(self._disk, self._file, data, slot * _SLOT_BYTES)
-        self._latest = slot
-
-    def _create(self, data: bytes) -> None:
-        temporary = f"{self._file_path}.tmp"
-        write_file(self._disk, temporary, data)
-        self._disk.rename(temporary, self._file_path)
-        for directory in (f"{self._path}/{_FOLDER}", self._path):
-            self._disk.sync_directory(directory)
-        self._file = self._disk.open(self._file_path)
-        self._anchor = self._latest = 0
 
 
 def _is_name(stem: str) -> bool:
@@ -287,39 +248,9 @@ def _file_of(path: str, name: str, suffix: str) -> str:
     return f"{path}/{_FOLDER}/{name}{suffix}"
 
 
-def _seed(log_id: UUID, name: str) -> int:
-    return crc32(name.encode("utf-8", "surrogatepass"), crc32(log_id.bytes))
-
-
-def _read_slots(disk: Disk, file_path: str, seed: int) -> list[_Slot]:
-    try:
-        descriptor = disk.open(file_path, write=False)
-    except FileNotFoundError:
-        return []
-    try:
-        data = [disk.read(descriptor, _SLOT_SIZE, n * _SLOT_BYTES) for n in range(_SLOTS)]
-    finally:
-        disk.close(descriptor)
-    slots = [
-        slot for n, sector in enumerate(data) if (slot := _decode_slot(sector, seed, n)) is not None
-    ]
-    if not slots:
-        raise LogDamaged(
-            f"{file_path}: the position of this reader does not read back: say where it is to go "
-            f"on with seek(), or start anew after forget_reader()"
-        )
-    return slots
-
-
-def _decode_slot(data: bytes, seed: int, number: int) -> _Slot | None:
-    if len(data) < _SLOT_SIZE:
-        return None
-    magic, version, size, sequence, segment, offset, lsn, epoch, time_ns = _SLOT.unpack_from(data)
-    if (magic, version, size) != (_MAGIC, _VERSION, _SLOT.size):
-        return None
-    if int.from_bytes(data[_SLOT.size : _SLOT_SIZE], "little") != crc32(data[: _SLOT.size], seed):
-        return None
-    return _Slot(sequence, Position(segment, lsn, offset, epoch, time_ns), number)
+def _encoded(log_id: UUID, name: str, position: Position) -> bytes:
+    said = {"log_id": str(log_id), "reader": name, "position": position}
+    return json.dumps(said | {"crc32": crc32(json.dumps(said).encode())}).encode() + b"\n"
 
 
 def _take_lock(disk: Disk, path: str, name: str) -> int:

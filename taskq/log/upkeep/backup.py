@@ -57,7 +57,7 @@ _LOCK: Final = "backup.lock"
 _FOLDERS: Final = {
     "inbox": re.compile(r".+\.(part|json)|lock"),
     "inbox/done": re.compile(r".+\.json"),
-    "readers": re.compile(r".+\.ofs"),
+    "readers": re.compile(r".+\.place"),
 }
 _SEGMENT_FILE: Final = re.compile(r"[0-9]{20}\.(log|idx)")
 #: What may lie in a directory that is to become a backup.

@@ -108,7 +108,6 @@ def read_up_to(path: Path, lsn: int) -> None:
     named = NamedReader.take(LocalDisk(), str(path), log_id, "billing")
     named.load()
     named.save(Position(1, lsn))
-    named.sync()
     named.release()
 
 

@@ -20,7 +20,6 @@ def read_up_to(process: Process, name: str, segment: int, lsn: int) -> None:
     reader = NamedReader.take(process.disk, PATH, log_id, name)
     reader.load()
     reader.save(Position(segment, lsn))
-    reader.sync()
     reader.release()
 
 
