@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.pool import Worker
+from taskq_workers.runs.loader import load_app
+from taskq_workers.services.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from taskq_workers.process.checking import check_app, check_versions
     from taskq_workers.process.threaded import WorkerThread, run_blocking
-    from taskq_workers.runs.loader import load_app
-    from taskq_workers.services.scheduler import Scheduler
 
 __all__ = [
     "JobEnd",

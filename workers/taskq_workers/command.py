@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
+from taskq_workers.events import Hook
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
 from taskq_workers.process.elsewhere import Order, find_executor
 from taskq_workers.process.running import run_guarded, run_one, run_reloading
 from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
 from taskq_workers.runs.limits import rss_bytes
 from taskq_workers.services.plugins import find_plugin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from taskq_workers.events import Hook
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -52,7 +49,6 @@ def _given(
 
 
 def _logs(given: tuple[str, ...]) -> dict[str, int] | None:
-    """Return the weight of each log; None for a single one."""
     if len(given) < _SEVERAL:
         return None
     logs: dict[str, int] = {}
@@ -253,7 +249,6 @@ def _guard(context: click.Context, processes: int | None) -> int:
 
 
 def _logging(level: str | None, form: str | None, *, prints: bool) -> Callable[[str, str], Logging]:
-    """Return what is logged, given the level and the form of the settings, which give way."""
     chosen = level or ("info" if prints else None)
     return lambda other, form_else: Logging(chosen or other, form or form_else, prints)
 
@@ -292,7 +287,6 @@ def _names(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
 def arguments_of(
     command: click.Command, given: Mapping[str, Any], without: Collection[str]
 ) -> list[str]:
-    """Return the words that give these parameters again, but for some."""
     words: list[str] = []
     for parameter in command.params:
         value = given.get(parameter.name or "")

@@ -7,14 +7,13 @@ is logged and stops nothing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from taskq.engine import Cause, Kind, kinds
 from taskq.values import SECOND_NS, dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq.engine import Settlement
 
 _log: Final = logging.getLogger("taskq.worker")

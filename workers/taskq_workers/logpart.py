@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from anyio import CancelScope
@@ -16,8 +16,6 @@ from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.slots.outcomes import release
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
@@ -70,14 +68,12 @@ class LogPart:
             self.store.serve(worker, serving)
 
     async def run(self, part: Service, *, task_status: TaskStatus[None]) -> None:
-        """Run one of its services until it is cancelled, or the log is left."""
         assert self.store is not None
         with CancelScope() as scope:
             self._scopes.append(scope)
             await part.run(self.store, task_status=task_status)
 
     def leave(self) -> None:
-        """Have nothing to do with the log any more; it failed, and others go on."""
         self.store = None
         for scope in self._scopes:
             scope.cancel()

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Never, Self
@@ -18,10 +19,11 @@ from taskq.errors import LogError, UsageError
 from taskq.hooks import need_loop
 from taskq.values import checked_queues, whole
 from taskq.views import Serving
+from taskq_workers.events import Hook
 from taskq_workers.gates.gates import Gates
 from taskq_workers.logpart import LogPart, Service, Stranded, parts_of, surrender
 from taskq_workers.runs.blame import Keeper, forbid_stop
-from taskq_workers.runs.executors import Executors, Plans
+from taskq_workers.runs.executors import Children, Executors, Plans
 from taskq_workers.runs.guards import end_children_of
 from taskq_workers.runs.joblogs import note_jobs
 from taskq_workers.runs.lifespans import LifespanHolder
@@ -39,17 +41,12 @@ from taskq_workers.slots.rounds import Source
 from taskq_workers.slots.slots import Slots
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Sequence
-
     from anyio.abc import TaskStatus
 
     from taskq import DeadLetter, Delivery, Task, TaskQ
     from taskq.engine import Kind, Limit, LoopPort, Store
     from taskq.values import Duration
     from taskq.views import Hold
-    from taskq_workers.events import Hook
-    from taskq_workers.runs.executors import Children
     from taskq_workers.slots.hands import Runner
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -193,7 +190,6 @@ class Worker:
         self._lifespans = LifespanHolder(app, lends=self.lends)
 
     def __await__(self) -> Never:
-        """Refuse to be awaited, and say what to write."""
         raise UsageError(f"a worker is not awaited: {_HOW}")
 
     def __repr__(self) -> str:
@@ -323,7 +319,6 @@ class Worker:
         self.stopped.set()
 
     async def _live(self) -> None:
-        """Live the worker's whole life."""
         try:
             if await self._open():
                 await self._serve()
@@ -409,7 +404,6 @@ class Worker:
             ending.cancel_scope.cancel()
 
     async def _interrupt(self, runner: Runner) -> None:
-        """Cancel the jobs that outlast the drain, and give up those that outlast that."""
         with move_on_after(self.drain_seconds):
             await self._cancel_asked.wait()
         self._phase = Phase.CANCELLING
@@ -421,7 +415,6 @@ class Worker:
     async def _run_part(
         self, part: LogPart | None, service: Service, *, task_status: TaskStatus[None]
     ) -> None:
-        """Run a service; if it fails the worker drains first, as when its log fails."""
         try:
             if part is None:
                 await service.run(self._store, task_status=task_status)
@@ -573,7 +566,6 @@ class Worker:
         return stuck if part.gates is None else (*part.gates.holds(), *stuck)
 
     def _leave(self, part: LogPart, error: BaseException) -> None:
-        """Go on without a log that failed."""
         _log.error("log %s is left, the others go on: %s", part.app.data_dir, error)
         self._parts.remove(part)
         part.leave()

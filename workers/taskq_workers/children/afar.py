@@ -38,7 +38,6 @@ def failed(
 def succeeded(
     number: int, task: Task[..., Any], job: JobContext, value: object, seconds: float
 ) -> Ended:
-    """Return the end of a job that returned: its result, and the jobs that join its success."""
     delivery, packer = job.delivery, job.app.connection.packer
     try:
         body = task.encode_result(value)
@@ -57,7 +56,6 @@ def given_back(number: int, delivery: Delivery, reason: str) -> Ended:
 def ended(
     number: int, settlement: Settlement, seconds: float, children: tuple[Loose, ...] = ()
 ) -> Ended:
-    """Return what goes back of a settlement."""
     return Ended(
         number,
         int(settlement.kind),

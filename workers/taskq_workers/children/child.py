@@ -8,19 +8,26 @@ import enum
 import os
 import signal
 import socket
+import subprocess
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from taskq import ChildDied
 from taskq_workers.children.programs import is_frozen, start_child
-from taskq_workers.children.wire import Done, Inlet, Logged, LostChild, Problem, Ready, Told, packed
+from taskq_workers.children.wire import (
+    Done,
+    Inlet,
+    Logged,
+    LostChild,
+    Outfit,
+    Problem,
+    Ready,
+    Told,
+    Work,
+    packed,
+)
 from taskq_workers.runs.guards import ADVICE, signal_name
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-
-    from taskq_workers.children.wire import Outfit, Work
 
 _READ_BYTES: Final = 1 << 18
 _BLOCKED: Final = (signal.SIGINT, signal.SIGTERM)
@@ -106,7 +113,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Id of the process."""
         return self._process.pid
 
     def run(self, work: Work) -> asyncio.Future[Done]:
@@ -270,7 +276,6 @@ class Child:
         return ChildDied(f"its child process {self.pid} {self.how_it_ended()} while it ran")
 
     def how_it_ended(self) -> str:
-        """Say in words how the process ended."""
         code = self._process.returncode
         if code is None or code >= 0:
             return f"exited with {code}"

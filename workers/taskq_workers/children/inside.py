@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from pathlib import Path
 from time import monotonic
@@ -29,21 +29,17 @@ from taskq.hooks import default_app, main_module_name, relay_to, running_job
 from taskq.log.machine.forks import fill_standard
 from taskq.values import text_of
 from taskq_workers.children.afar import failed, given_back, succeeded
-from taskq_workers.children.wire import Done, Outlet, Problem, Ready, packed, receive
+from taskq_workers.children.wire import Done, Outfit, Outlet, Problem, Ready, Work, packed, receive
 from taskq_workers.runs.guards import MARK, end_child, importing, keep_from_children
 from taskq_workers.runs.joblogs import configure_logging, heard, note_jobs, send_lines_to
 from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
 from taskq_workers.runs.reasons import summary
 from taskq_workers.runs.timeouts import Limits, limited, tell_deadline, too_long_softly
-from taskq_workers.slots.shipping import Shipped, Unpacker
+from taskq_workers.slots.shipping import Ended, Shipped, Unpacker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq.hooks import Resources
-    from taskq_workers.children.wire import Outfit, Work
-    from taskq_workers.slots.shipping import Ended
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -109,8 +105,7 @@ def _leave_signals_to_the_worker() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
 
 
-def _do_nothing(*_: object) -> None:
-    """Let a signal pass."""
+def _do_nothing(*_: object) -> None: ...
 
 
 def _die_with(parent: int, life: int) -> None:
@@ -130,7 +125,6 @@ def _die_with(parent: int, life: int) -> None:
 
 
 def _rss_bytes() -> int:
-    """Resident memory; where the system tells no more, the most that it ever was."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -169,7 +163,6 @@ class _Bench:
             self._runner.close()
 
     def run(self, work: Work) -> Ended:
-        """Run one job, to whatever end."""
         delivery = self._unpacker.delivery(work.shipment)
         try:
             task = self._task(delivery.task, work.module)
@@ -183,7 +176,6 @@ class _Bench:
         return self._run(task, delivery, self._app_over(task.app, work.log))
 
     def _app_over(self, app: TaskQ, log: str) -> TaskQ:
-        """Return the app over the log of a job."""
         if not log:
             return app
         view = self._views.get((id(app), log))

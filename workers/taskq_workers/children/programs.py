@@ -26,12 +26,10 @@ _CODE: Final = (
 
 
 def is_frozen() -> bool:
-    """Tell whether the program is an executable of its own, as PyInstaller makes them."""
     return bool(getattr(sys, "frozen", False))
 
 
 def interpreter(*arguments: str) -> list[Any]:
-    """Return the command line of an interpreter with the options of this one."""
     # As multiprocessing asks for them, too; nothing else knows them all.
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [spawn.get_executable(), *options, *arguments]
@@ -67,7 +65,6 @@ def start_child(work: int, life: int, *, from_main: bool) -> subprocess.Popen[by
 
 
 def worker_command(*arguments: str) -> list[Any]:
-    """Return the command line of one worker process; a frozen one has the commands of taskq."""
     start = [sys.executable] if is_frozen() else interpreter("-m", "taskq")
     return [*start, "worker", *arguments]
 

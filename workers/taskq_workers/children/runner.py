@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from anyio import move_on_after
@@ -19,20 +20,16 @@ from taskq.engine import Cause, kinds
 from taskq.hooks import main_module_name, running_job
 from taskq_workers.children.afar import given_back
 from taskq_workers.children.child import Child, Phase
-from taskq_workers.children.wire import Logged, Outfit, Work
+from taskq_workers.children.wire import Done, Logged, Outfit, Told, Work
 from taskq_workers.runs.joblogs import chosen_logging, keep_line
 from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
 from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
 from taskq_workers.slots.pace import Pause
-from taskq_workers.slots.shipping import ship
+from taskq_workers.slots.shipping import Ended, ship
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from taskq import JobContext, Task, TaskQ
-    from taskq_workers.children.wire import Done, Told
     from taskq_workers.runs.limits import Limits
-    from taskq_workers.slots.shipping import Ended
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -80,11 +77,9 @@ class ProcessRunner:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the processes there are."""
         return [child.pid for child in self._children]
 
     def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Ended]]:
-        """Return what runs one job of the task, given its payload, within the job's context."""
         known = self._tasks.get(task.name, task)
         self._tasks[task.name] = task
         if known is not task:
@@ -191,7 +186,6 @@ class ProcessRunner:
             raise
 
     def _start_some(self) -> None:
-        """Start a child for each job that waits and is not provided for."""
         if self._closed or self._resting is not None:
             return
         while self._waiting and self._waiting[0].done():

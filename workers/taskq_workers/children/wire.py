@@ -94,7 +94,6 @@ class LostChild(Exception):
 
 
 def packed(message: Outfit | Work | Message) -> bytes:
-    """Return the bytes of one message."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 

@@ -10,11 +10,12 @@ import asyncio
 import enum
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import CancelScope, move_on_after, sleep
 
-from taskq.conditions.base import INTERVAL_SECONDS
+from taskq.conditions.base import INTERVAL_SECONDS, Condition
 from taskq.conditions.network import is_anywhere_routed
 from taskq.engine import Cause, kinds
 from taskq.errors import TaskqError
@@ -24,10 +25,7 @@ from taskq_workers.gates.probes import HELD_SECONDS, Probe, Probes
 from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq import Delivery
-    from taskq.conditions.base import Condition
     from taskq.conditions.breakers import BreakerRule
     from taskq.engine import Ask, LoopPort, Settlement
     from taskq_workers.slots.feed import Feed
@@ -104,7 +102,6 @@ class Gate(ABC):
 
     @property
     def is_open(self) -> bool:
-        """Return whether its jobs are claimed as all others are."""
         return self.mode is Mode.OPEN
 
     async def run(self) -> None:
@@ -129,13 +126,11 @@ class Gate(ABC):
         """Return queues and tasks of its jobs, less what another gate keeps back."""
 
     def flushed(self, settlements: list[Settlement]) -> None:
-        """Learn that jobs of the worker ended."""
         if any(settlement.delivery.token == self._trial for settlement in settlements):
             self._trial = None
             self._tried.set()
 
     def tries(self, delivery: Delivery) -> bool:
-        """Return whether this very job is its trial."""
         return delivery.token == self._trial
 
     def withdraw(self, ask: Ask) -> Delivery | None:
@@ -147,7 +142,6 @@ class Gate(ABC):
         return delivery
 
     async def demand(self) -> bool:
-        """Return whether jobs wait that it keeps back."""
         queues, tasks = self.selection()
         return await self.host.port.look(
             lambda sight: sight.facets.need_agenda().taking.has_ready(queues, tasks)
@@ -162,9 +156,7 @@ class Gate(ABC):
     # -- for the two kinds ------------------------------------------------------------------------
 
     @abstractmethod
-    async def _live(self) -> None:
-        """Watch what it waits for, until it is cancelled."""
-
+    async def _live(self) -> None: ...
     def _enter(self, mode: Mode, hold: Hold | None = None) -> None:
         before, self.mode = (self.mode, self.hold), mode
         self.hold = hold
@@ -175,7 +167,6 @@ class Gate(ABC):
                 self.host.changed()
 
     async def _claim(self, seconds: float | None) -> None:
-        """Claim one of its jobs, waiting for it at most so long."""
         if self.host.feed.allowed(1) <= 0:
             # The worker is about to end: it has claimed as many jobs as it may.
             await sleep(REST_SECONDS)
@@ -211,7 +202,6 @@ class Gate(ABC):
             await self._tried.wait()
 
     async def _live_once(self) -> None:
-        """Live until something fails."""
         try:
             await self._live()
         except TaskqError as error:
@@ -235,7 +225,6 @@ class ConditionGate(Gate):
         self._shut_by: tuple[Probe, int] | None = None
 
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Return its tasks, in all queues that may be claimed from."""
         return self.host.open_queues(), frozenset(self.tasks)
 
     async def has_lost_network(self) -> bool:
@@ -322,7 +311,6 @@ class Breaker(Gate):
         self._told = ""
 
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Return its queue, and whatever tasks may be claimed."""
         return frozenset({self.rule.queue}), self.host.open_tasks()
 
     def failed(self, error: BaseException, outcomes: Iterable[Settlement]) -> bool:
@@ -371,7 +359,6 @@ class Breaker(Gate):
                 self._enter(Mode.OPEN)
 
     def _is_failure(self, error: BaseException) -> bool:
-        """Return what the rule says of an error; of a group, also of its failures."""
         asked = (error, *failures(error)) if is_a(error, BaseExceptionGroup) else (error,)
         try:
             return any(map(self.rule.is_failure, asked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +15,10 @@ from taskq.errors import TaskqError
 from taskq_workers.gates.probes import Probes
 from taskq_workers.slots.rounds import Share
 from taskq_workers.slots.settling import settled
+from taskq_workers.slots.slot import Slot
 from taskq_workers.slots.slots import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
-
     from anyio.abc import TaskStatus
 
     from taskq import Delivery, Task, TaskQ
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from taskq.views import Hold
     from taskq_workers.gates.gate import Breaker, ConditionGate, Gate
     from taskq_workers.slots.hands import FeedHost
-    from taskq_workers.slots.slot import Slot
 
 
 #: A burst that waits for a gate looks again after so long.
@@ -144,7 +143,6 @@ class Gates:
     def claimable(
         self, queues: frozenset[str] | None, tasks: frozenset[str]
     ) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Return what may be claimed now of these queues and tasks."""
         if self._shut_tasks:
             tasks -= self._shut_tasks
         if self._shut_queues:
@@ -152,7 +150,6 @@ class Gates:
         return queues, tasks
 
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Return those that may run; the others are given back."""
         if not (self._shut_tasks or self._shut_queues):
             return deliveries
         kept: list[Delivery] = []
@@ -167,11 +164,9 @@ class Gates:
     # -- for the gates ----------------------------------------------------------------------------
 
     def open_queues(self) -> frozenset[str] | None:
-        """Return the queues that no breaker keeps back."""
         return self.claimable(self._queues, frozenset())[0]
 
     def open_tasks(self) -> frozenset[str]:
-        """Return the tasks that no condition keeps back."""
         return frozenset(self._app.tasks) - self._shut_tasks
 
     def changed(self) -> None:
@@ -187,17 +182,14 @@ class Gates:
         return tuple(gate.hold for gate in self._all() if gate.hold is not None)
 
     def wall_ns(self) -> int:
-        """Return the log's time."""
         assert self._store is not None
         return self._store.wall_ns()
 
     def give_back(self, deliveries: list[Delivery], cause: Cause) -> None:
-        """Release deliveries; burns no attempt."""
         self._settler.outcomes.extend(given_back(delivery, cause) for delivery in deliveries)
         self._settler.flush_soon()
 
     def is_running(self, tasks: set[str]) -> bool:
-        """Return whether a job of these tasks runs here."""
         return any(
             slot.delivery is not None and slot.delivery.task in tasks for slot in self._slots
         )
@@ -212,7 +204,6 @@ class Gates:
                 slot.stop(lambda running: given_back(running, Cause.CONDITION))
 
     def network_conditions(self, queue: str) -> list[Condition]:
-        """Return the hosts that tasks of a queue say they need."""
         from taskq.conditions.network import Online  # noqa: PLC0415
 
         tasks = self._app.tasks.values()
@@ -259,7 +250,6 @@ class Gates:
         return settlement
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
-        """Stop, as nothing is ready of what may be claimed, unless a gate is about to open."""
         if self._is_ending:
             self.feed.linger()
         elif not self._is_draining:
@@ -280,7 +270,6 @@ class Gates:
             self.feed.look_anew()
 
     async def _is_done(self) -> bool:
-        """Return whether no gate is about to let jobs through, and none was."""
         waited = False
         while True:
             self.moved.clear()
@@ -320,7 +309,6 @@ class Gates:
         return [*self._by_conditions.values(), *self._breakers.values()]
 
     def _gate_against(self, delivery: Delivery) -> Gate | None:
-        """Return the gate that keeps a claimed job back."""
         gates = self._by_task.get(delivery.task), self._breakers.get(delivery.queue)
         for gate in gates:
             if gate is not None and not (gate.is_open or gate.tries(delivery)):
@@ -336,5 +324,4 @@ class Gates:
 
 
 def given_back(delivery: Delivery, cause: Cause) -> Settlement:
-    """Return the release of a job; burns no attempt."""
     return Settlement(kinds.RELEASE, delivery, None, 0, cause)

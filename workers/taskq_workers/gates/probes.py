@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from anyio import CancelScope, sleep_forever
@@ -12,9 +14,6 @@ from taskq_workers.runs.foreign import begin, until_done
 from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
     from anyio.abc import TaskStatus
 
     from taskq.conditions.base import Condition
@@ -73,7 +72,6 @@ class Probe:
         return self.problem or ""
 
     async def leave(self) -> None:
-        """Stop a probe that runs."""
         if self._running is not None:
             self._running.cancel()
             await until_done({self._running}, DEAF_SECONDS)
@@ -158,7 +156,6 @@ class Probes(dict["Condition", Probe]):
         return next((probe for probe, problem in both if problem), None)
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        """Stop all that run when it is cancelled; until then they are run by those who ask."""
         del store
         task_status.started()
         try:

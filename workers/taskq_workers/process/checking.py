@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import taskq
@@ -16,9 +18,6 @@ from taskq_workers.runs.lifespans import bound_names
 from taskq_workers.runs.loader import load_app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from taskq import Task, TaskQ
     from taskq.views import JobView
 
@@ -51,7 +50,6 @@ def check_app(
 
 
 def check_versions() -> Check:
-    """Return what runs here."""
     detail = (
         f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}, "
         f"plain jobs in {native.language()}"
@@ -69,7 +67,6 @@ def _tasks(target: str, app: TaskQ) -> Check:
 
 
 def _look_at(app: TaskQ, task: Task[..., Any]) -> None:
-    """Raise what each of its jobs would meet."""
     task.check()
     injected = bound_names(task)
     if injected and not app.hooks.lifespans:

@@ -6,14 +6,13 @@ function that takes an app and an ``Order`` and gives a context manager of the w
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from taskq.values import dataclass
 from taskq_workers.services.plugins import find_plugin
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from taskq import TaskQ
     from taskq_workers.events import Hook
     from taskq_workers.pool import Worker
@@ -55,8 +54,7 @@ class Order:
 class Executor(Protocol):
     """Signature of an entry point of the group."""
 
-    def __call__(self, app: TaskQ, order: Order) -> AbstractContextManager[Worker]:
-        """Start what the worker needs; it ends with the context."""
+    def __call__(self, app: TaskQ, order: Order) -> AbstractContextManager[Worker]: ...
 
 
 def find_executor(name: str) -> Executor:

@@ -14,7 +14,8 @@ import socket
 import subprocess
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from taskq.values import dataclass
 from taskq_workers.process.leash import (
@@ -27,9 +28,6 @@ from taskq_workers.process.leash import (
 )
 from taskq_workers.process.reporting import spoken_seconds
 from taskq_workers.runs.guards import signal_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 #: Before a worker that died is started again: the first and the longest pause; each is twice the
 #: one before.
@@ -125,14 +123,12 @@ class WorkerProcess:
         return self.ready and not was_ready
 
     def stop(self, drain_seconds: float) -> None:
-        """Let it drain; the second time, cancel what runs."""
         self.stops += 1
         if self.deadline is None:
             self.deadline = time.monotonic() + drain_seconds + END_SECONDS
         self.send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
         self._process.send_signal(number)
 
     def ended(self) -> int | None:
@@ -334,7 +330,6 @@ class Guard:
         self._processes.append(WorkerProcess(place.number, self._command, life))
 
     def _current(self, number: int) -> WorkerProcess | None:
-        """Return the process that serves in a place, or is about to."""
         lives = Life.STARTING, Life.SERVING
         here = (process for process in self._processes if process.number == number)
         return next((process for process in here if process.life in lives), None)
@@ -417,15 +412,13 @@ class Guard:
         self._notifier.ready("the old workers claim jobs")
 
     def _give_up(self, _: WorkerProcess, code: int) -> None:
-        """Stop all: what is wrong with the command is wrong for all of them."""
         self._exit_code = code
         self._stop_all()
 
     def _fail(self, _: WorkerProcess, __: int) -> None:
         self._exit_code = self._exit_code or 1
 
-    def _pass(self, _: WorkerProcess, __: int) -> None:
-        """Do nothing: it is over, or about to be."""
+    def _pass(self, _: WorkerProcess, __: int) -> None: ...
 
 
 #: What follows: (life of a process, event) -> action.

@@ -41,7 +41,6 @@ class Leash:
         threading.Thread(target=self._watch, name="taskq-leash", daemon=True).start()
 
     def ready(self) -> None:
-        """Say that the worker claims jobs."""
         try:
             self._socket.send(READY)
         except OSError:  # the guard is gone, which the thread sees as well
@@ -100,11 +99,9 @@ class Notifier:
         self._send("RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=reloading")
 
     def stopping(self) -> None:
-        """Tell that it drains."""
         self._send("STOPPING=1", "STATUS=draining")
 
     def alive(self) -> None:
-        """Give a sign of life."""
         self._send("WATCHDOG=1")
 
     async def keep_alive(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -14,8 +15,6 @@ from taskq.text import flat, hidden
 from taskq.values import dataclass, listed, spoken
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from taskq import Delivery
     from taskq.views import Waiting
     from taskq_workers.events import JobEnd, JobFinished
@@ -48,13 +47,11 @@ class Reporter:
         self._thread = threading.Thread(target=self._work, name="taskq-report", daemon=True)
 
     def open(self, banner: list[str]) -> None:
-        """Print these lines, and from now on what happens and what has happened."""
         self._lines.extendleft(reversed(banner))
         self._news.set()
         self._thread.start()
 
     def __call__(self, event: JobFinished) -> None:
-        """Tell of one job."""
         if self._quota > 0:
             self._quota -= 1
             self._lines.append((time.time(), event))
@@ -64,7 +61,6 @@ class Reporter:
             self._news.set()
 
     def say(self, line: str) -> None:
-        """Print one line."""
         self._lines.append(flat(line))
         self._news.set()
 
@@ -162,12 +158,10 @@ class Style:
     signs: tuple[str, str, str] = ("✓", "✗", "↻")
 
     def paint(self, text: str, colour: str) -> str:
-        """Return the text in a colour, where there are colours."""
         return f"{colour}{text}{_RESET}" if self.colours else text
 
 
 def style_for(encoding: str, *, colours: bool) -> Style:
-    """Return a style whose signs this encoding has."""
     style = Style(colours=colours)
     try:
         "".join(style.signs).encode(encoding)
@@ -177,14 +171,12 @@ def style_for(encoding: str, *, colours: bool) -> Style:
 
 
 def banner(facts: Facts, style: Style) -> list[str]:
-    """Return what a worker says at its start, at most 8 lines."""
     head = f"taskq {facts.version} worker, process {facts.pid}"
     ready = f"in {facts.ready_seconds * 1e3:.0f} ms, {facts.concurrency} at a time; Ctrl-C drains"
     return [style.paint(head, _BOLD), *particulars(facts, style), _row("ready", ready, style)]
 
 
 def particulars(facts: Facts, style: Style) -> list[str]:
-    """Return what all workers of one guard have in common: at most 6 lines."""
     jobs = "job" if facts.recovered == 1 else "jobs"
     files = ", ".join(facts.settings_files)
     settings = f", with the settings of {files}" if files else ""
@@ -204,7 +196,6 @@ def _row(name: str, value: str, style: Style) -> str:
 
 
 def ready_line(facts: Facts, style: Style) -> str:
-    """Return what one of several workers tells."""
     head = style.paint(f"worker process {facts.pid}", _BOLD)
     recovered = f", recovered {facts.recovered} in-flight" if facts.recovered else ""
     return f"{head} ready in {facts.ready_seconds * 1e3:.0f} ms{recovered}"
@@ -213,7 +204,6 @@ def ready_line(facts: Facts, style: Style) -> str:
 def drain_lines(
     held: Sequence[tuple[Delivery, float | None]], seconds: float, process: str = ""
 ) -> list[str]:
-    """Return what a worker waits for when it is told to stop, and how long it does."""
     if not held:
         return [f"{process}stopping"]
     limit = "as long as it takes" if seconds == inf else f"{seconds:g} s"
@@ -231,7 +221,6 @@ def overdue_lines(
 
 
 def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
-    """Return jobs that run, one in a line, the longest first."""
     ordered = sorted(held, key=lambda pair: -(pair[1] or 0.0))
     lines = [
         f"  {flat(job.task)}  {job.job_id}"
@@ -317,7 +306,6 @@ def _note(event: JobFinished) -> str:
 
 
 def spoken_seconds(seconds: float) -> str:
-    """Return a span as a line has it: ``3.2 s``."""
     if seconds < 0.000_01:  # noqa: PLR2004
         return "<0.01 ms"
     if seconds < 0.01:  # noqa: PLR2004

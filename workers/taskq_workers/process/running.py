@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ from taskq.errors import TaskqError, UsageError
 from taskq.extras import missing
 from taskq.text import flat
 from taskq.values import listed
+from taskq_workers.events import Hook, JobFinished
 from taskq_workers.pool import Worker
 from taskq_workers.process.elsewhere import Order, find_executor
 from taskq_workers.process.leash import Leash, Notifier
@@ -31,18 +33,14 @@ from taskq_workers.process.reporting import (
     style_for,
 )
 from taskq_workers.process.supervisor import Supervisor, keep_heap_small
-from taskq_workers.runs.joblogs import AT_FIRST, configure_logging
+from taskq_workers.runs.joblogs import AT_FIRST, Logging, configure_logging
 from taskq_workers.runs.loader import load_app
 from taskq_workers.services.plugins import find_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from taskq import TaskQ
     from taskq.engine import Store
     from taskq.views import LogStats
-    from taskq_workers.events import Hook, JobFinished
-    from taskq_workers.runs.joblogs import Logging
 
 #: Directories that the banner names.
 _TOLD_MAX: Final = 3
@@ -260,7 +258,6 @@ def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
 
 @contextlib.contextmanager
 def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
-    """Yield the worker that runs its jobs in this process."""
     options = (Worker.__init__.__kwdefaults__ or {}).keys() & Order.__annotations__
     yield Worker(app, **{name: getattr(order, name) for name in options})
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -27,8 +28,6 @@ from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of,
 from taskq_workers.runs.guards import keep_from_children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from taskq import TaskQ
     from taskq.engine import Store
     from taskq.views import LogStats

@@ -8,6 +8,7 @@ import logging
 import signal
 import threading
 from concurrent.futures import Future
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.errors import UsageError
@@ -15,8 +16,6 @@ from taskq_workers.pool import Worker
 from taskq_workers.process.supervisor import Supervisor, run_to_the_end
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from taskq import TaskQ
     from taskq.engine import Store
     from taskq.views import LogStats

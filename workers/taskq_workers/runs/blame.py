@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.hooks import running_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextvars import Context
 
     from taskq import JobContext
@@ -35,7 +35,6 @@ class Keeper(asyncio.Task[None]):
     blame: Callable[[JobContext, BaseException], None] | None = None
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel it, but note first who is to blame: the jobs that end with it ask for that."""
         if self.blame is not None and not self.done():
             error = sys.exception()
             if isinstance(error, _THROUGH):
@@ -94,7 +93,6 @@ class _Guard:
 
 
 def _culprit(error: BaseException) -> JobContext | None:
-    """Return the job in whose callback or task the exception was raised."""
     trace = error.__traceback__
     while trace is not None:
         handle = trace.tb_frame.f_locals.get("self")

@@ -8,24 +8,21 @@ function is cancelled, a child process killed, and a thread, which nothing can s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from taskq.errors import UsageError
 from taskq.values import NamedTuple
 from taskq_workers.runs.joblogs import chosen_logging, hearing
 from taskq_workers.runs.lifespans import bound
 from taskq_workers.runs.threads import ThreadRunner
+from taskq_workers.runs.timeouts import Limits as TimeLimits
 from taskq_workers.runs.timeouts import limited, limits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
-
     from taskq import Task
     from taskq.hooks import Resources
     from taskq_workers.runs.limits import Limits
-    from taskq_workers.runs.timeouts import Limits as TimeLimits
 
     Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
     Calling: TypeAlias = Callable[..., Awaitable[Any]]
@@ -47,9 +44,7 @@ class Plan(NamedTuple):
 class Children(Protocol):
     """Runner of jobs in child processes: a ``ProcessRunner``, made by the worker when needed."""
 
-    def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Any]]:
-        """Give what runs one job of the task, given its payload, within the job's context."""
-
+    def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Any]]: ...
     async def leave(self) -> None:
         """Let idle children end by themselves, and kill the others."""
 
@@ -108,7 +103,6 @@ class Executors:
 
     @property
     def lingering(self) -> int:
-        """Return how many functions still run in threads."""
         return self.threads.busy
 
     async def leave(self) -> None:
@@ -151,7 +145,6 @@ def _keeps_none(task: Task[..., Any]) -> bool:
 
 
 def _undecoded(payload: bytes) -> Arguments:
-    """Return the child decodes it."""
     return (payload,), {}
 
 

@@ -8,10 +8,8 @@ cleans up it must be let. So it is cancelled once, waited for in bounded time, a
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 

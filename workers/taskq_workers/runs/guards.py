@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Never
@@ -19,7 +20,6 @@ from taskq.hooks import running_job
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator, Mapping
 
 _importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
 
@@ -62,7 +62,6 @@ def refuse_while_importing() -> None:
 
 
 def signal_name(number: int) -> str:
-    """Return what a signal is called; some have a number alone."""
     known = {known.value: known.name for known in signal.Signals}
     return known.get(number, f"signal {number}")
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -23,8 +24,6 @@ from taskq.text import flat, hidden, printable, without_secrets
 from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
     from taskq import JobContext
     from taskq.engine import Settlement
 
@@ -61,7 +60,6 @@ class _State:
 
 
 def chosen_logging() -> Logging:
-    """Return how this process was told to log."""
     return _State.chosen
 
 
@@ -198,12 +196,10 @@ class _Prints:
         return len(text)
 
     def writelines(self, texts: Any) -> None:
-        """Write each."""
         for text in texts:
             self.write(text)
 
     def log(self, lines: list[str]) -> None:
-        """Log what was printed."""
         self._within.logs = True
         try:
             for line in lines:
@@ -236,7 +232,6 @@ class _Kept:
                 self._is_cut = True
 
     def text(self) -> str:
-        """Return all of them."""
         with self._guard:
             lines = list(self._lines)
         return "\n".join([LEFT_OUT, *lines] if self._is_cut else lines)
@@ -246,7 +241,6 @@ class _Keeper(logging.Handler):
     """Hands each record of a job to what keeps its lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it, if its job's task wants that."""
         lines = getattr(running_job.get(None), "lines", None)
         if lines is None:
             return
@@ -293,14 +287,12 @@ def hearing(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Awa
 
 
 def keep_line(job: JobContext, line: str) -> None:
-    """Keep a line that the job logged in another process."""
     lines = getattr(job, "lines", None)
     if lines is not None:
         lines.add(line)
 
 
 def with_lines(settlement: Settlement, job: JobContext | None) -> Settlement:
-    """Return the settlement of an attempt, with what is kept of its lines."""
     lines = getattr(job, "lines", None)
     text = lines.text() if isinstance(lines, _Kept) else ""
     return settlement._replace(lines=encode_lines(text)) if text else settlement

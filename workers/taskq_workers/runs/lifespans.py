@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +22,6 @@ from taskq_workers.runs.foreign import begin, until_done
 from taskq_workers.runs.reasons import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from anyio.abc import TaskStatus
 
     from taskq import Task, TaskQ
@@ -37,7 +36,6 @@ CANCEL_SECONDS: Final = 1.0
 
 
 def bound_names(task: Task[..., Any]) -> dict[str, Any]:
-    """Return types by name of the parameters that a worker fills in."""
     try:
         return task.signature.injected
     except UsageError:
@@ -131,7 +129,6 @@ class LifespanHolder:
             raise TaskqError(f"a lifespan ended while the worker ran: {reason}")
 
     async def leave(self) -> None:
-        """Leave all, last entered first; one that hangs is cancelled, then left behind."""
         task, self._task = self._task, None
         if task is None:
             return

@@ -6,19 +6,17 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import ModuleType, TracebackType
+from typing import Final
 
 from taskq import Task, TaskQ
 from taskq.errors import TaskqError, UsageError
 from taskq.hooks import default_app, main_module_name
 from taskq.values import nearest
 from taskq_workers.runs.reasons import is_machinery, user_traceback
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import ModuleType, TracebackType
 
 _FRAMES_MAX: Final = 4
 
@@ -70,7 +68,6 @@ def import_included(app: TaskQ) -> None:
 
 
 def _other_app(main: ModuleType, copy: ModuleType | None) -> str:
-    """Return what to do about tasks that some other app has."""
     if copy in (main, None):
         return "import the app there from the module that makes it"
     return (

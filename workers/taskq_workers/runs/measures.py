@@ -7,6 +7,7 @@ else none of this is imported, and no event is made of a job.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -15,8 +16,6 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from taskq import telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from taskq.engine import Store
     from taskq.views import EngineStats, LogStats
     from taskq_workers.events import Hook, JobFinished
@@ -57,7 +56,6 @@ class Measures:
             meter.create_observable_counter(name, [self._observer(observe)], unit, text)
 
     def count(self, event: JobFinished) -> None:
-        """Take up one attempt."""
         attributes = {
             "messaging.system": telemetry.SYSTEM,
             "messaging.operation.name": "process",

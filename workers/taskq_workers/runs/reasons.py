@@ -7,14 +7,13 @@ import contextlib
 import os
 import traceback
 from pathlib import Path
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Final
 
 import taskq
 from taskq.values import REASON_BYTES_MAX, failures, names_of, text_of
 
 if TYPE_CHECKING:
-    from types import CodeType, TracebackType
-
     #: A file, the code of a function in it, and where that is: instruction and line.
     _Place = tuple[str, CodeType, int, int]
 
@@ -92,14 +91,12 @@ def raised_by_call(error: BaseException) -> bool:
 
 
 def user_traceback(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback from the user's first frame on; None when there is none."""
     while trace is not None and is_machinery(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
 
 
 def is_machinery(path: str) -> bool:
-    """Return whether the code of this file is no user's."""
     return path.startswith(_MACHINERY) and not path.startswith(_EXAMPLES)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.values import command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Folders and files that are looked at, and the size of files that are not.
 _FOLDERS_MAX: Final = 200
@@ -66,7 +64,6 @@ def modules_with_tasks(folder: Path, package: str) -> list[str]:
 
 
 def _beside(module: str) -> list[str]:
-    """Return those of the top package of an imported module, or of all beside a plain one."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return []

@@ -18,21 +18,17 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq import SoftTimeout
 from taskq.hooks import running_job
 from taskq.values import NamedTuple
 from taskq_workers.runs.guards import end_child
-from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq_workers.runs.timeouts import Limits
+from taskq_workers.runs.timeouts import Limits, left_of, tell_deadline, too_long
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -136,7 +132,6 @@ class ThreadRunner:
         self._limit = 0
 
     def _give_up(self, call: _Call) -> None:
-        """Say honestly that the function goes on."""
         if isinstance(call.function, _Watched):
             call.function.stop()
         if not call.began or call.given_up:
@@ -228,7 +223,6 @@ class _Watched:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run in the thread."""
         tell_deadline(self._hard)
         self._thread = threading.get_ident()
         self._began = monotonic()
@@ -248,14 +242,12 @@ class _Watched:
         return value
 
     def start(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Returned]) -> None:
-        """Watch from now on."""
         if self._hard is not None:
             self._arm(loop, "hard", self._hard, lambda: self._on_hard(future))
         if self._soft is not None:
             self._arm(loop, "soft", self._soft, self._on_soft)
 
     def stop(self) -> None:
-        """Watch no more; legal twice."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import CancelledError
+from collections.abc import Callable, Coroutine, Generator
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from taskq.hooks import running_job
 from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
-
     from taskq import Task
 
 
@@ -26,7 +25,6 @@ class Limits(NamedTuple):
 
 
 def limits_of(task: Task[..., Any]) -> Limits | None:
-    """Return the limits of a task; None if it has none."""
     limits = Limits(task.timeout, task.soft_timeout)
     return None if limits == (None, None) else limits
 
@@ -51,7 +49,6 @@ def too_long(seconds: float, and_then: str = "") -> TimeoutError:
 
 
 def too_long_softly(seconds: float) -> SoftTimeout:
-    """Return what is raised in an attempt that outlasted its soft limit."""
     return SoftTimeout(f"not done within its soft_timeout of {seconds:g} s")
 
 

@@ -6,6 +6,7 @@ functions of tasks directly, and no job pays for what is not used.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Snooze, telemetry
@@ -13,8 +14,6 @@ from taskq.hooks import running_job
 from taskq.values import is_cancellation, members, wish_in
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from opentelemetry.trace import Span, Tracer
 
     from taskq import JobContext, Task
@@ -63,7 +62,6 @@ class TracedRuns:
     def wrap(
         self, call: Callable[..., Awaitable[Any]], task: Task[..., Any]
     ) -> Callable[..., Awaitable[Any]]:
-        """Return the same call within a span, which is the current one while it runs."""
         from opentelemetry import context, trace  # noqa: PLC0415 - only who traces needs it
 
         del task
@@ -86,7 +84,6 @@ class TracedRuns:
         return traced
 
     def __call__(self, event: JobFinished) -> object:
-        """End the attempt's span with its outcome."""
         attempt = self._open.pop((event.job_id, event.attempt), None)
         if attempt is not None:
             attempt.span.set_attribute("taskq.outcome", event.outcome)
@@ -125,7 +122,6 @@ class TracedRuns:
 
 
 def measured(stores: Iterable[Store], hook: Hook | None) -> Hook | None:
-    """Return the user's hook, with what measures each attempt before it if anything is measured."""
     meter = telemetry.meter()
     if meter is None:
         return hook

@@ -69,5 +69,4 @@ class CancelListener:
 
 
 def cancelled(delivery: Delivery) -> Settlement:
-    """Return the end of a job that was cancelled while it ran."""
     return Settlement(kinds.CANCEL, delivery, None, 0, Cause.ASKED)

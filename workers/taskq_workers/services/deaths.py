@@ -6,12 +6,14 @@ job's way, and are told nothing by a process that is killed before.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import logging
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from anyio import CancelScope, sleep_forever
 
@@ -21,10 +23,6 @@ from taskq.hooks import within
 from taskq_workers.runs.foreign import begin, until_done
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Collection, Iterator
-    from typing import TypeAlias
-
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from anyio import sleep
@@ -10,8 +11,6 @@ from anyio import sleep
 from taskq.values import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq import Delivery
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -23,7 +22,6 @@ _NAMED_MAX: Final = 3
 async def tell_drain(
     running: Callable[[], list[tuple[Delivery, float | None]]], drain_seconds: float
 ) -> None:
-    """Log a drain that is not over at once, and the jobs that it waits for."""
     await sleep(SILENCE_SECONDS)
     held = [f"{job.task} {job.job_id}" for job, _ in running()]
     if held:

@@ -13,8 +13,10 @@ import linecache
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from anyio import sleep_forever
@@ -23,9 +25,6 @@ import taskq
 from taskq_workers.runs.reasons import is_machinery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
     from anyio.abc import TaskStatus
 
     from taskq import Delivery
@@ -162,7 +161,6 @@ _VALUES: Final = str(Path(taskq.__file__).parent / "calls")
 
 
 def _outermost(task: asyncio.Task[object] | None) -> FrameType | None:
-    """Return the frame of a task's own coroutine."""
     return None if task is None else getattr(task.get_coro(), "cr_frame", None)
 
 

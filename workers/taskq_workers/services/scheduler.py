@@ -125,7 +125,6 @@ class Scheduler:
         return False
 
     def _due_ns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> int:
-        """Return when the next tick of a schedule is due."""
         # Of a paused one: the next that it would have if it was resumed now.
         done_ns = max(state.done_ns, now_ns) if state.is_paused else state.done_ns
         known = self._next.get(schedule.name)
@@ -141,7 +140,6 @@ class Scheduler:
         return due_ns
 
     async def _turns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> list[Turn]:
-        """Return the requests that write what is due of one schedule, one after the other."""
         due = schedule.due(state.done_ns, now_ns)
         if not due.done_ns:
             return []
@@ -163,7 +161,6 @@ class Scheduler:
 
 
 async def _tick(port: LoopPort, turns: list[Turn]) -> None:
-    """Write all of them, in as few frames as it takes."""
     answers: list[Any] = await asyncio.gather(*map(port.tick, turns), return_exceptions=True)
     for turn, answer in zip(turns, answers, strict=True):
         if isinstance(answer, BaseException):

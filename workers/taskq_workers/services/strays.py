@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +17,6 @@ from taskq.values import nearest
 from taskq.views import WAITING_STATES, Hold, Serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from anyio.abc import TaskStatus
 
     from taskq import Delivery, JobContext, JobHandle, State, TaskQ
@@ -185,7 +184,6 @@ class StuckWatch:
             self._tell(None)
 
     async def _stuck(self) -> frozenset[tuple[str, int]]:
-        """Return the jobs that run, if each waits for a job that does not move."""
         running = {(delivery.tag, delivery.job) for delivery in self._held()}
         if len(running) < self._slots:
             return frozenset()

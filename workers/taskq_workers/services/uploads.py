@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq.engine import Store
     from taskq_workers.slots.hands import Runner
 

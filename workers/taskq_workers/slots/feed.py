@@ -7,9 +7,11 @@ free, so that no job waits here which another worker could run.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from taskq.engine import ClaimRequest
@@ -18,9 +20,6 @@ from taskq_workers.slots.pace import Pace, Pause
 from taskq_workers.slots.settling import PASSING
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Mapping
-
     from taskq import Delivery
     from taskq.engine import Limit, LoopPort, Weights
     from taskq_workers.slots.hands import ClaimFilter, FeedHost
@@ -44,11 +43,9 @@ class Quota:
         self.taken = 0
 
     def allowed(self, count: int) -> int:
-        """Return so many, or what is left."""
         return count if self._jobs_max is None else min(count, self._jobs_max - self.taken)
 
     def is_used_up(self) -> bool:
-        """Return whether no further job may begin."""
         return self._jobs_max is not None and self.taken >= self._jobs_max
 
 
@@ -153,21 +150,17 @@ class Feed:
 
     @property
     def is_asking(self) -> bool:
-        """Return whether a claim waits, or what it brought."""
         return self._claim is not None or bool(self.buffer)
 
     @property
     def may_ask(self) -> bool:
-        """Return whether nothing but slots keeps it from claiming."""
         return not (self._closed or self._paused or self._claim is not None)
 
     @property
     def asked(self) -> int:
-        """Return how many deliveries the claim asks for that waits."""
         return 0 if self._claim is None else self._request.count
 
     def finished(self, count: int) -> None:
-        """Count outcomes that were handed to the log."""
         self._pace.finished(count, self._loop.time())
         if self._quota.is_used_up():
             if self._is_quiet():
@@ -187,15 +180,12 @@ class Feed:
         tasks: frozenset[str],
         until_ns: int | None = None,
     ) -> ClaimRequest:
-        """Return a claim with all that this worker's claims have in common."""
         return ClaimRequest(count, queues, tasks, until_ns, 0, self.limits, self.weights)
 
     def allowed(self, count: int) -> int:
-        """Return so many, or what is left of the quota."""
         return self._quota.allowed(count)
 
     def reconsider(self) -> None:
-        """Give back what may not run any more, and claim anew."""
         if self.buffer and self.filter is not None:
             deliveries = list(self.buffer)
             self.buffer.clear()

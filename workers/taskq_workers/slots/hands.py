@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
 
     from taskq import Delivery, Task
     from taskq.engine import Ask, Settlement
@@ -18,22 +18,14 @@ class FeedHost(Protocol):
     """Host of a log's feed and gates, which runs its jobs."""
 
     @property
-    def feed(self) -> Feed:
-        """The feed of the log, or what stands for the feeds of several."""
-
+    def feed(self) -> Feed: ...
     @property
-    def settler(self) -> Settler:
-        """Takes their outcomes."""
-
+    def settler(self) -> Settler: ...
     def free(self) -> int:
         """Return how many deliveries could be taken now."""
 
-    def wake(self) -> None:
-        """Look at the buffer."""
-
-    def quiet(self) -> bool:
-        """Return whether nothing runs and every outcome was handed to the log."""
-
+    def wake(self) -> None: ...
+    def quiet(self) -> bool: ...
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Release deliveries that nobody took; burns no attempt."""
 
@@ -43,8 +35,7 @@ class FeedHost(Protocol):
     def came_empty(self) -> None:
         """Give others what was free for a claim that brought nothing, or was withdrawn."""
 
-    def fail(self, error: BaseException) -> None:
-        """Stop, as the log cannot be used any more."""
+    def fail(self, error: BaseException) -> None: ...
 
 
 class Runner(FeedHost, Protocol):
@@ -56,9 +47,7 @@ class Runner(FeedHost, Protocol):
 
     gone: asyncio.Event
 
-    def running(self) -> int:
-        """Return how many jobs run now."""
-
+    def running(self) -> int: ...
     def held(self) -> list[tuple[Delivery, float | None]]:
         """Return the jobs that run now, and since when in monotonic seconds, None if unknown."""
 
@@ -77,11 +66,8 @@ class ClaimFilter(Protocol):
 
     def claimable(
         self, queues: frozenset[str] | None, tasks: frozenset[str]
-    ) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Return what may be claimed now of these queues and tasks."""
-
-    def passed(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Return those that may run; it gives the others back."""
+    ) -> tuple[frozenset[str] | None, frozenset[str]]: ...
+    def passed(self, deliveries: list[Delivery]) -> list[Delivery]: ...
 
 
 class Gatekeeper(Protocol):

@@ -9,7 +9,8 @@ and the attempt has failed. After a job that used its time up, each gets a momen
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +20,6 @@ from taskq_workers.runs.timeouts import tell_deadline, too_long
 from taskq_workers.slots.shipping import Ended, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
-    from contextlib import AbstractAsyncContextManager
-
     from taskq import JobContext, Task
     from taskq.hooks import Around, Resources
 
@@ -45,7 +43,6 @@ class Surrounded:
     def wrap(
         self, call: Callable[..., Awaitable[Any]], task: Task[..., Any]
     ) -> Callable[..., Awaitable[Any]]:
-        """Return the same call, all of them entered before it and left after it."""
         hard = task.timeout
 
         async def surrounded(*args: Any, **kwargs: Any) -> Any:

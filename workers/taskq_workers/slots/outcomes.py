@@ -136,7 +136,6 @@ class Overlap:
         self._met: dict[tuple[str, int], tuple[float, int]] = {}
 
     async def judge(self, app: TaskQ, death: Settlement) -> Settlement:
-        """Return the death of such a job, or its release; that burns no attempt."""
         delivery = death.delivery
         job = delivery.tag, delivery.job
         since, times = self._met.get(job, (monotonic(), 0))
@@ -204,7 +203,6 @@ def settle_bad_result(
 
 
 def reject(delivery: Delivery, reason: str) -> Settlement:
-    """Bury a job, whatever attempts are left."""
     return Settlement(kinds.DEATH, delivery, encode_reason(reason), 0, Cause.REJECTED)
 
 

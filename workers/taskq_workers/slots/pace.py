@@ -5,10 +5,8 @@ As many are claimed as are done in the time that a claim takes, no more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Final
 
 #: Most deliveries that one claim asks for, unless there are more than half as many slots.
 BATCH_MAX: Final = 512
@@ -52,7 +50,6 @@ class Pace:
             self._since = now
 
     def finished(self, count: int, now: float) -> None:
-        """Learn from so many jobs that ended."""
         if self._goal <= 0:
             return
         self._goal -= count
@@ -85,7 +82,6 @@ class Pause:
         self._seconds = 0.0
 
     def next(self) -> float:
-        """Return the pause to make now."""
         now = self._time()
         if now - self._last > 2 * PAUSE_SECONDS_MAX:
             self._seconds = 0.0

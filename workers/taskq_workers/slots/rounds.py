@@ -12,26 +12,23 @@ waits for a log that does not answer. A worker of one log knows nothing of all t
 from __future__ import annotations
 
 import math
+from asyncio import Future, TimerHandle
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from taskq import JobContext
 from taskq.errors import TaskqError
 from taskq.hooks import Inputs
 from taskq.values import dataclass
-from taskq_workers.slots.feed import Feed
+from taskq_workers.slots.feed import Feed, Quota
 from taskq_workers.slots.settling import settled
 
 if TYPE_CHECKING:
-    from asyncio import Future, TimerHandle
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import TypeAlias
-
     from taskq import Delivery, Task, TaskQ
     from taskq.engine import Ask, LoopPort, Settlement
-    from taskq_workers.slots.feed import Quota
     from taskq_workers.slots.hands import Gatekeeper
     from taskq_workers.slots.settling import Settled, Settler
     from taskq_workers.slots.slot import Slot
@@ -73,7 +70,6 @@ class LogFeed(Feed):
     _runner: Share
 
     def refill(self) -> None:
-        """Claim as soon as it is its turn."""
         self._runner.came_empty()
 
 
@@ -103,16 +99,13 @@ class Share:
 
     @property
     def settler(self) -> Settler:
-        """Return that of all logs."""
         return self._rounds.slots.settler
 
     @property
     def slots(self) -> Iterable[Slot]:
-        """Return those of all logs."""
         return self._rounds.slots.slots
 
     def free(self) -> int:
-        """Return how many slots run nothing."""
         return self._rounds.slots.free()
 
     @property
@@ -121,14 +114,12 @@ class Share:
         return len(self.feed.buffer) + self.feed.asked
 
     def is_rival(self, now: float) -> bool:
-        """Return whether it had jobs at the last look, and can give more."""
         feed = self.feed
         if feed.stands:
             return False
         return feed.may_ask or (feed.asked > 0 and now - self._asked_at <= BUSY_SECONDS)
 
     def ask(self, more: int, now: float) -> None:
-        """Claim so many more than it holds."""
         if self.feed.may_ask:
             self._asked_at = now
         self.feed.ask(self.feed.asked + more)
@@ -175,7 +166,6 @@ class Share:
         self._rounds.refill_soon()
 
     def fail(self, error: BaseException) -> None:
-        """Stop, as the log cannot be used any more."""
         self._rounds.leave(self, error)
 
 
@@ -211,7 +201,6 @@ class _Waiting:
         raise IndexError
 
     def remove(self, delivery: Delivery) -> None:
-        """Take one out."""
         self._rounds.shares[delivery.tag].feed.buffer.remove(delivery)
 
 
@@ -267,7 +256,6 @@ class Rounds:
     # -- as a feed --------------------------------------------------------------------------------
 
     def refill(self) -> None:
-        """Let each log claim what is its turn."""
         now = self.slots.loop.time()
         rivals = [share for share in self._alive if share.is_rival(now)]
         if rivals:
@@ -305,7 +293,6 @@ class Rounds:
             share.ask(count, now)
 
     def refill_soon(self) -> None:
-        """Do as ``refill``, after this turn of the loop."""
         if not self._is_asked:
             self._is_asked = True
             self.slots.loop.call_soon(self._refill_now)
@@ -342,7 +329,6 @@ class Rounds:
             self.refill_soon()
 
     def finished(self, count: int) -> None:
-        """Count outcomes that were handed to the logs."""
         del count
         for share in self._alive:
             done, share.done = share.done, 0
@@ -353,7 +339,6 @@ class Rounds:
                 share.feed.rested()
 
     def reconsider(self) -> None:
-        """Claim anew in all logs, as what may be claimed has changed."""
         for share in list(self._alive):
             share.feed.reconsider()
 
@@ -363,11 +348,9 @@ class Rounds:
             share.feed.look_anew()
 
     def allowed(self, count: int) -> int:
-        """Return so many, or what is left of the quota."""
         return self._quota.allowed(count)
 
     def close(self) -> None:
-        """Claim no more, and give back whatever no slot took."""
         if self._timer is not None:
             self._timer.cancel()
         for share in self._alive:
@@ -380,7 +363,6 @@ class Rounds:
     # -- ends -------------------------------------------------------------------------------------
 
     def is_ending(self) -> bool:
-        """Return whether the worker is to end once nothing is left."""
         return (self._burst or self._quota.is_used_up()) and not self.buffer
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
@@ -403,31 +385,25 @@ class Rounds:
             self.stop(error)
 
     def failed(self, error: TaskqError, delivery: Delivery) -> None:
-        """Leave the log of a delivery, as it takes no outcomes any more."""
         self.leave(self.shares[delivery.tag], error)
 
     # -- for slots --------------------------------------------------------------------------------
 
     def context(self, delivery: Delivery, _: TaskQ) -> JobContext:
-        """Return the job, with the app over its own log."""
         return JobContext(delivery, self.shares[delivery.tag].source.app)
 
     async def opened(self, delivery: Delivery) -> bytes:
-        """Return the job's payload as its task takes it."""
         return await self.shares[delivery.tag].opened(delivery)
 
     def app_of(self, delivery: Delivery) -> TaskQ:
-        """Return the app over its log."""
         return self.shares[delivery.tag].source.app
 
     def port_of(self, delivery: Delivery) -> LoopPort:
-        """Return the port of its log."""
         return self.shares[delivery.tag].port
 
     async def judge(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
-        """Return what the gates of the job's own log make of its failure."""
         gates = self.shares[settlement.delivery.tag].gates
         return settlement if gates is None else await gates.judge(task, error, settlement)
 
@@ -440,7 +416,6 @@ class Rounds:
     # -- as a port, for the settler ---------------------------------------------------------------
 
     def succeed_soon(self, deliveries: list[Delivery], on_error: OnError) -> None:
-        """Hand successes to their logs."""
         for share, some in self._apart(deliveries, lambda delivery: delivery.tag):
             try:
                 share.port.succeed_soon(some, on_error)
@@ -448,7 +423,6 @@ class Rounds:
                 _refuse(map(settled, some), on_error, error)
 
     def settle_soon(self, items: list[Settlement], on_error: OnError) -> None:
-        """Hand outcomes to their logs."""
         for share, some in self._apart(items, lambda settlement: settlement.delivery.tag):
             try:
                 share.port.settle_soon(some, on_error)
@@ -479,7 +453,6 @@ class Rounds:
         return answer
 
     def _apart(self, items: Iterable[T], tag_of: Callable[[T], str]) -> list[tuple[Share, list[T]]]:
-        """Return what each log gets of these."""
         apart: dict[str, list[T]] = {}
         for item in items:
             apart.setdefault(tag_of(item), []).append(item)

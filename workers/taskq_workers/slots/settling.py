@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -22,9 +24,6 @@ from taskq_workers.slots.outcomes import reject, release, settle_failure
 from taskq_workers.slots.pace import Pause
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Iterable, Iterator
-
     from taskq import JobContext
     from taskq.engine import Duplicate, LoopPort
 
@@ -41,7 +40,6 @@ _SUCCESS: Final = kinds.SUCCESS
 
 
 def settled(outcome: Settlement | Delivery) -> Settlement:
-    """Return the settlement that an outcome stands for."""
     return outcome if isinstance(outcome, Settlement) else Settlement(_SUCCESS, outcome)
 
 
@@ -92,7 +90,6 @@ class Settler:
         self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Flush at the end of this turn of the loop."""
         if not self.scheduled:
             self.scheduled = True
             self._loop.call_soon(self._flush_scheduled)
@@ -142,7 +139,6 @@ class Settler:
         await self._settle_what_is_left()
 
     def surrender(self) -> list[Settlement]:
-        """Return what was not handed over: somebody else does that now."""
         items = [*map(settled, self.outcomes), *self._again]
         self.outcomes.clear()
         self._again = []

@@ -77,15 +77,13 @@ class Shipped(Delivery):
 
     @property
     def payload(self) -> bytes:
-        """The bytes that were enqueued."""
         return self.stored_payload if self.given is None else self.given
 
 
 class Sent(JobContext):
     """A job that ran elsewhere, where nobody waits for its children's ids any more."""
 
-    def resolve(self, answers: list[int | Duplicate]) -> None:
-        """Do nothing, as nothing is left to tell."""
+    def resolve(self, answers: list[int | Duplicate]) -> None: ...
 
 
 _new: Final = tuple.__new__
@@ -102,7 +100,6 @@ class Unpacker:
         self._lanes: dict[tuple[bytes, int], Lane] = {}
 
     def delivery(self, job: Shipment) -> Shipped:
-        """Return what the sender claimed."""
         kind = (job.lane_key, job.priority)
         lane = self._lanes.get(kind)
         if lane is None:
@@ -143,6 +140,5 @@ def error_of(ended: Ended) -> BaseException:
 
 
 def settlement_of(ended: Ended, delivery: Delivery) -> Settlement:
-    """Return what the log is told, but for children."""
     kind, cause = Kind(ended.kind), Cause(ended.cause)
     return Settlement(kind, delivery, ended.body, ended.delay_ns, cause)

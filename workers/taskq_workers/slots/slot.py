@@ -14,16 +14,18 @@ not, since the next job runs in the same task: close such things within the job.
 from __future__ import annotations
 
 from asyncio import current_task
-from contextvars import copy_context
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context, ContextVar, Token, copy_context
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from taskq import JobContext
 from taskq import _native as native
 from taskq.engine import Flag, Settlement, kinds
 from taskq.hooks import running_job
 from taskq.values import NamedTuple, is_a, is_cancellation, members
-from taskq_workers.events import tell
+from taskq_workers.events import Hook, tell
 from taskq_workers.slots.outcomes import (
     release,
     settle_bad_result,
@@ -31,21 +33,14 @@ from taskq_workers.slots.outcomes import (
     settle_suspended,
     settle_unreadable,
 )
-from taskq_workers.slots.settling import OUTCOMES_MAX, settled
+from taskq_workers.slots.settling import OUTCOMES_MAX, Settler, settled
 from taskq_workers.slots.shipping import Ended, error_of
 from taskq_workers.slots.storing import settle_success
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Awaitable, Callable, Mapping
-    from contextvars import Context, ContextVar, Token
-    from typing import TypeAlias
-
     from taskq import Delivery, Task, TaskQ
-    from taskq_workers.events import Hook
     from taskq_workers.runs.executors import Plan
     from taskq_workers.slots.feed import Feed
-    from taskq_workers.slots.settling import Settler
     from taskq_workers.slots.slots import Slots
 
     #: Of the first job since the slot rested.

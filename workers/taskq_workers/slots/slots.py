@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
 from time import monotonic
@@ -17,19 +19,15 @@ from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed, Quota
 from taskq_workers.slots.outcomes import Overlap, reject, release, unless_too_old, unwound
-from taskq_workers.slots.rounds import LogFeed, Rounds
+from taskq_workers.slots.rounds import LogFeed, Rounds, Share, Source
 from taskq_workers.slots.settling import OUTCOMES_MAX, Settler
 from taskq_workers.slots.slot import LEFT_BY_C, TURN_SECONDS, Hot, Slot, run_jobs_of
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
     from taskq import Delivery, Task, TaskQ
     from taskq.engine import LoopPort, Settlement
     from taskq_workers.runs.executors import Plans
     from taskq_workers.slots.hands import Gatekeeper
-    from taskq_workers.slots.rounds import Share, Source
 
     Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
     Opening: TypeAlias = Callable[[Delivery], Awaitable[bytes]]
@@ -141,12 +139,10 @@ class Slots:
     # What slots call.
 
     def begin(self, slot: Slot) -> deque[Delivery]:
-        """Let a slot look at the buffer, as it was called to."""
         self._called.discard(slot)
         return self.hot.buffer
 
     async def rest(self, slot: Slot) -> bool:
-        """Return once there may be work; False when the slot is to end."""
         if self.leaving:
             return False
         waiter = self._resting[slot] = self.loop.create_future()
@@ -181,7 +177,6 @@ class Slots:
         return self._interrupted or self._is_cancelled()
 
     def blamed(self, delivery: Delivery) -> BaseException | None:
-        """Return what the job did if it is the one that ends the worker."""
         return self._blamed.get(delivery.token)
 
     async def judged(
@@ -228,7 +223,6 @@ class Slots:
         return not (settler.outcomes or settler.refused or self.running())
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Release deliveries that no slot took; burns no attempt."""
         self.settler.give_back(deliveries)
 
     def ran_dry(self) -> None:
@@ -238,11 +232,8 @@ class Slots:
         else:
             self.gates.ran_dry(self._stop)
 
-    def came_empty(self) -> None:
-        """Do nothing after a claim that came empty: there is no other log to claim from."""
-
+    def came_empty(self) -> None: ...
     def fail(self, error: BaseException) -> None:
-        """Stop, as the log cannot be used any more."""
         self._stop(error)
 
     def surrender(self) -> list[Settlement]:
@@ -252,14 +243,12 @@ class Slots:
     # What the worker calls.
 
     def delivery_of(self, task: asyncio.Task[Any]) -> Delivery | None:
-        """Return what runs in this asyncio task; None if it is no slot. For any thread."""
         for slot in tuple(self._slots):
             if slot.task is task:
                 return slot.delivery
         return None
 
     def runs(self, job: JobContext) -> bool:
-        """Return whether the job runs in one of the slots."""
         return any(slot.delivery is job.delivery for slot in self._slots)
 
     def blame(self, job: JobContext, error: BaseException) -> None:
@@ -269,11 +258,9 @@ class Slots:
 
     @property
     def slots(self) -> Iterable[Slot]:
-        """Return those that are there, running or resting."""
         return self._slots
 
     def running(self) -> int:
-        """Return how many jobs run now."""
         return sum(slot.delivery is not None for slot in self._slots)
 
     def held(self) -> list[tuple[Delivery, float | None]]:
@@ -375,7 +362,6 @@ class Slots:
         self._check_gone()
 
     def put(self, settlement: Settlement, since: float) -> None:
-        """Hand an outcome on, and tell of it."""
         self.settler.add(settlement)
         if self.hot.hook is not None:
             tell(self.hot.hook, settlement, monotonic() - since)

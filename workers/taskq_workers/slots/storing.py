@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.engine import Settlement, kinds
@@ -14,8 +15,6 @@ from taskq_workers.slots.pace import Pause
 from taskq_workers.slots.shipping import Ended, settlement_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from taskq import Delivery, JobContext, Task
     from taskq.engine import Item
     from taskq.hooks import Connection, Loose
