@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from taskq.core.exceptions import (
         causes_in,
         failures,
+        find_error,
         is_a,
         is_cancellation,
         members,
@@ -54,6 +55,7 @@ __all__ = [
     "command",
     "dataclass",
     "failures",
+    "find_error",
     "is_a",
     "is_cancellation",
     "listed",
@@ -76,7 +78,7 @@ _HOMES: Final = {
     "taskq.core.durations": "Duration nanoseconds seconds spoken",
     "taskq.core.errors": "command worker_command",
     "taskq.core.exceptions": (
-        "causes_in failures is_a is_cancellation members names_of set_causes text_of"
+        "causes_in failures find_error is_a is_cancellation members names_of set_causes text_of"
     ),
     "taskq.core.model": (
         "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS "

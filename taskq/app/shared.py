@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import split_job_id
 from taskq.core.durations import moment_ns, seconds
-from taskq.core.errors import JobNotFound, UsageError
+from taskq.core.errors import UsageError
 from taskq.core.parsing import check_name, whole
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class LogHolder:
             lambda sight: facts_of(sight.journal, sight.facets.need_agenda(), lsn, workers)
         )
         if facts is None:
-            raise JobNotFound(f"there is no job {_shown(job)} in {path}")
+            raise await port.not_found(lsn)
         return await off_loop(decide, facts, path)
 
     why_sync = blocking(why)
@@ -314,7 +314,7 @@ class LogHolder:
             lambda sight: read_story(sight.journal, lsn), needs_agenda=False
         )
         if story is None:
-            raise JobNotFound(f"there is no job {_shown(job)} in {there._connection.path}")
+            raise await port.not_found(lsn)
         return await there._read(
             lambda reader: name_workers(reader.journal, events_of(story.records))
         )
@@ -336,7 +336,7 @@ class LogHolder:
         there, port, lsn = await self._found(job)
         view: JobView | None = await port.view(lsn)
         if view is None:
-            raise JobNotFound(f"there is no job {_shown(job)} in {there._connection.path}")
+            raise await port.not_found(lsn)
         attempts = view.attempts
         return await there._read(lambda reader: name_attempts(reader.journal, attempts))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.calls.serialization import cause_of, encode_loose
 from taskq.connection.connection import split_job_id
-from taskq.core.errors import InvalidCall, JobNotFound, JobSettled, UsageError
+from taskq.core.errors import InvalidCall, JobSettled, UsageError
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.parsing import check_name
 from taskq.log.decide.steps import NewSignal
@@ -51,7 +51,7 @@ async def send_signal(connection: Connection, job: JobId, name: str, value: Any,
     except JobSettled as error:
         view = await port.view(lsn)
         if view is None:
-            raise JobNotFound(f"there is no job {error.job_id} in {connection.path}") from None
+            raise await port.not_found(lsn) from None
         raise JobSettled(error.job_id, str(view.state), connection.path) from None
 
 

@@ -15,7 +15,7 @@ from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.logoptions import LogOptions, log_config
 from taskq.connection.packing import check_bytes, loose_put
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
-from taskq.core.errors import JobNotFound, TaskqError, UsageError
+from taskq.core.errors import TaskqError, UsageError
 from taskq.core.kinds import SUCCESS
 from taskq.core.parsing import check_name, checked_queues, whole
 from taskq.core.views import JobView, Serving
@@ -268,7 +268,7 @@ class TaskLog(LogHolder):
         port, lsn = await self._located(job_id)
         view: JobView | None = await port.view(lsn)
         if view is None:
-            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+            raise await port.not_found(lsn)
         return await self._connection.packer.opened_view(view)
 
     get_sync = blocking(get)

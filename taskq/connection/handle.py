@@ -14,7 +14,6 @@ from taskq.core.errors import (
     JobCancelled,
     JobExpired,
     JobFailed,
-    JobNotFound,
     JobNotYetEnqueued,
     ResultGone,
     ResultTimeout,
@@ -233,17 +232,15 @@ class JobHandle(Generic[R]):
     async def _view(self) -> JobView:
         """Return the view with payload and result as stored: reading them may take long."""
         port = await self._port()
-        return self._found(await port.view(self.lsn))
+        view: JobView | None = await port.view(self.lsn)
+        if view is None:
+            raise await port.not_found(self.lsn)
+        return view
 
     async def _port(self) -> LoopPort:
         port = await self._app._connection.port()
         self._app._connection.check_tag(self._tag, self.lsn)
         return port
-
-    def _found(self, view: JobView | None) -> JobView:
-        if view is None:
-            raise JobNotFound(f"there is no job {self.id} in {self._app.data_dir}")
-        return view
 
     @property
     def _result_name(self) -> str:

@@ -89,6 +89,19 @@ def generations(error: BaseException) -> Iterator[tuple[BaseException, ...]]:
         latest = list({id(cause): cause for cause in causes if cause is not None}.values())
 
 
+def find_error(error: BaseException, *kinds: type[T]) -> T | None:
+    """Return the nearest failure of one of these kinds, in groups and causes, too.
+
+    If several are equally near, the first kind counts.
+    """
+    for generation in generations(error):
+        for kind in kinds:
+            for item in generation:
+                if is_a(item, kind):
+                    return item
+    return None
+
+
 def causes_in(error: BaseException) -> list[tuple[BaseException, BaseException]]:
     """Return each failure that was raised from another, and that: what pickle leaves out."""
     pairs = [

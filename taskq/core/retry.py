@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from taskq.core.durations import Duration, nanoseconds, seconds
 from taskq.core.errors import UsageError
-from taskq.core.exceptions import failures, generations, is_a, names_of
+from taskq.core.exceptions import failures, find_error, generations, is_a, names_of
 from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
 from taskq.core.parsing import rather, whole
 from taskq.core.values import TypedDict, dataclass
@@ -94,12 +94,7 @@ def wish_in(error: BaseException) -> Retry | Snooze | Discard | None:
     The nearest counts, and of several in one group the most final: ``Discard``, ``Retry``,
     ``Snooze``. Errors beside it do not: mostly they come of the cancellation that it caused.
     """
-    for generation in generations(error):
-        for kind in (Discard, Retry, Snooze):
-            for item in generation:
-                if is_a(item, kind):
-                    return item  # type: ignore[return-value] # of one of the three
-    return None
+    return find_error(error, Discard, Retry, Snooze)  # type: ignore[return-value]
 
 
 # What a retry policy takes besides its delays: which errors, how long, and who is asked. Pure.

@@ -15,7 +15,6 @@ from taskq.core.errors import (
     JobCancelled,
     JobExpired,
     JobFailed,
-    JobNotFound,
     ResultGone,
     UsageError,
 )
@@ -266,7 +265,7 @@ async def find_flow(app: AppPort[Connection], flow_id: str) -> FlowHandle[Any]:
     connection.check_tag(tag, lsn)
     ties: Takes | None = await port.look(partial(look_at_ties, job=lsn))
     if ties is None:
-        raise JobNotFound(f"there is no job {flow_id} in {app.data_dir}")
+        raise await port.not_found(lsn)
     if ties.root is None:
         raise UsageError(
             f"{flow_id} is no flow's id: a flow has that of its last job, as handle.id tells"

@@ -12,7 +12,7 @@ from taskq.calls.call import spec_of
 from taskq.connection.blocking import off_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.core.durations import Duration
-from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.errors import PayloadTooLarge, TaskqError, UsageError
 from taskq.core.kinds import BIRTHS, STEP
 from taskq.core.model import SETTLED_STATES, TRANSACTION_BYTES_MAX, Extras, State
 from taskq.core.parsing import check_name, listed
@@ -27,7 +27,7 @@ from taskq.log.format.steps import Stepped
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Chosen, PastJob, past_jobs
 from taskq.log.requests import Duplicate, Item
-from taskq.log.state.story import read_story
+from taskq.log.state.story import job_not_found, read_story
 from taskq.reading.dead import checked_limit, moment_before
 
 #: A state, its name, or several.
@@ -158,7 +158,7 @@ class _Chosen:
         story = read_story(self._journal, lsn)
         job_id = f"{self.tag}-{lsn}"
         if story is None or story.state is State.ABSENT:
-            raise JobNotFound(f"there is no job {job_id} in {self._connection.path}")
+            raise job_not_found(self._journal, lsn)
         if story.state not in SETTLED_STATES:
             raise UsageError(
                 f"job {job_id} is {story.state.name.lower()}: only one that is over can be "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import TaskQ, current_job, durable
-from taskq.errors import LogFailed, LogGone, LogLocked
+from taskq.errors import AppendFailed, LogFailed, LogGone, LogLocked
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.disk import LocalDisk
 from taskq_workers.slots import outcomes
@@ -204,3 +204,61 @@ async def test_a_log_that_failed_ends_the_run_before_the_effect(
     async with TaskQ(tmp_path / "log", durability="os") as again:
         view = await again.job(job.id).view()
         assert not view.reason
+
+
+async def _alone(act: Callable[[], Any]) -> None:
+    await act()
+
+
+async def _in_group(act: Callable[[], Any]) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(act())
+
+
+async def _beside_an_error(act: Callable[[], Any]) -> None:
+    try:
+        await act()
+    except AppendFailed as error:
+        raise ExceptionGroup("both", [ValueError("card"), error]) from None
+
+
+async def _as_a_cause(act: Callable[[], Any]) -> None:
+    try:
+        await act()
+    except AppendFailed as error:
+        raise RuntimeError("cannot charge") from error
+
+
+@pytest.mark.parametrize("wrap", [_alone, _in_group, _beside_an_error, _as_a_cause])
+async def test_an_error_of_the_log_burns_no_attempt_in_groups_and_as_a_cause(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrap: Callable[[Callable[[], Any]], Any],
+) -> None:
+    """Here the task enqueues; an error of its own beside it costs no attempt either."""
+    monkeypatch.setattr(outcomes, "AGAIN_SECONDS", 0)
+    app, refusals = TaskQ(tmp_path / "log", durability="os"), Refusals()
+    armed: list[int] = []
+
+    @app.task(name="child")
+    async def child() -> int:
+        return 7
+
+    @app.task(name="order", retry=1)
+    async def order() -> str:
+        if not armed:
+            armed.append(1)
+            refusals.arm()
+
+        async def act() -> None:
+            await child.enqueue()
+
+        await wrap(act)
+        return "done"
+
+    _full_append(monkeypatch, refusals)
+    async with app:
+        job = await order.enqueue()
+        async with app.worker(concurrency=2):
+            assert await job.result(20) == "done"
+        assert (await job.view()).attempt == 1

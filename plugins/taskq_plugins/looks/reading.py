@@ -180,7 +180,8 @@ def only_job(reader: LogReader, text: str) -> JobView:
     """
     job = reader.job(reader.find_job(text), body_bytes_max=PAYLOAD_BYTES_MAX)
     if job is None:
-        raise JobNotFound(f"there is no job {text} in {reader.journal.path}")
+        why = reader.why_dropped(reader.parse_id(text)) or "it is not kept any more, or never was"
+        raise JobNotFound(f"there is no job {text} in {reader.journal.path}: {why}")
     return job
 
 

@@ -154,6 +154,8 @@ def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Fai
     if at is not None:
         known = f"its newest was {newest[0].job_id}" if newest else "it had none"
         return Failure(f"there was no job {job_id} in this log at that moment ({known})")
+    if why := reader.why_dropped(reader.parse_id(job_id)):
+        return Failure(f"there is no job {job_id} in this log: {why}")
     known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
     listed = command(reader.journal.path, "ls")
     return Failure(f"there is no job {job_id} in this log ({known}); they are listed by: {listed}")

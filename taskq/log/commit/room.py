@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from taskq.core.durations import utc_moment
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
 from taskq.log.commit.answers import refusals
 from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
-from taskq.log.machine.ports import replace_file
 from taskq.log.requests import Trait, ops_that
 
 if TYPE_CHECKING:
@@ -39,9 +36,6 @@ T = TypeVar("T")
 
 RESERVE_FILE: Final = "reserve"
 _PROBE_FILE: Final = "reserve.tmp"
-#: Says what went since the disk was full: a document of JSON.
-DROPPED_FILE: Final = "dropped.json"
-_DROPPED_BYTES_MAX: Final = 4_096
 #: What is refused first: the operations that bring jobs, new ones or dead ones written again.
 GROWING: Final = ops_that(Trait.GROWS)
 #: What a disk or a quota that is used up says.
@@ -263,25 +257,6 @@ class Room:
         if self._files_left:
             error = OSError(error.errno, self._files_left)
         return DiskFull(self._path, error, self.free_bytes or 0, self.limit_bytes)
-
-
-def note_dropped(disk: Disk, path: str, lsn: int, now_ns: int) -> None:
-    """Write down that what had ended before an lsn went, for the disk was full."""
-    data = json.dumps({"before_lsn": lsn, "at_ns": now_ns}).encode()
-    with contextlib.suppress(OSError):  # the next one says as much
-        replace_file(disk, f"{path}/{DROPPED_FILE}", data)
-
-
-def was_dropped(disk: Disk, path: str, lsn: int) -> str:
-    """Return why a job of this lsn may be gone before its time; empty if nothing was dropped."""
-    try:
-        dropped = json.loads(_content(disk, f"{path}/{DROPPED_FILE}", _DROPPED_BYTES_MAX))
-        if lsn >= dropped["before_lsn"]:
-            return ""
-        moment = utc_moment(dropped["at_ns"]).isoformat(timespec="seconds")
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return f"the disk was full at {moment}, and the oldest jobs that had ended went to make room"
 
 
 def _not_growing(requests: list[Request]) -> list[Request]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import JobNotFound, LogFailed
 from taskq.core.model import Durability
 from taskq.log.commit.answers import failure
-from taskq.log.commit.room import was_dropped
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.machine.reports import Reporter
 from taskq.log.requests import Op
 from taskq.log.segments.segments import Extent, SegmentGone
 from taskq.log.state.facets import NO_JOB
-from taskq.log.state.story import find_end, read_outcome
+from taskq.log.state.story import find_end, job_not_found, read_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,7 +188,7 @@ class Outcomes:
         )
         # Whether a record of this number is a job is looked up later, without the lock.
         if not known and not 0 < job < journal.next_lsn:
-            raise self._not_found(job)
+            raise job_not_found(self._journal, job)
         self.waiting[job] = [(port, future)]
         self._facets.watch_for(job)
 
@@ -211,7 +210,9 @@ class Outcomes:
             try:
                 is_settled = location != NO_JOB
                 outcome = (
-                    read_outcome(self._journal, location) if is_settled else self._not_found(job)
+                    read_outcome(self._journal, location)
+                    if is_settled
+                    else job_not_found(self._journal, job)
                 )
             except SegmentGone:
                 outcome = self._look_again(job)
@@ -226,19 +227,11 @@ class Outcomes:
             location = find_end(self._journal, job)
             if location is not None:
                 return read_outcome(self._journal, location)
-            return self._not_found(job)
+            return job_not_found(self._journal, job)
         except JobNotFound:
-            return self._not_found(job)
+            return job_not_found(self._journal, job)
         except Exception as error:  # noqa: BLE001 - as in ``settled``
             return failure(error)
-
-    def _not_found(self, job: int) -> JobNotFound:
-        journal = self._journal
-        why = was_dropped(journal.disk, journal.path, job)
-        return JobNotFound(
-            f"no job {journal.tag}-{job} in this log: "
-            f"{why or 'it is not kept any more, or never was'}"
-        )
 
     def forget_cancelled(self) -> None:
         """Stop looking for what nobody waits for any more."""

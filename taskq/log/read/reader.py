@@ -61,7 +61,7 @@ from taskq.log.segments.identity import device_of_copy
 from taskq.log.segments.segments import Extent, SegmentGone, hop
 from taskq.log.state.facets import Facets, Sight
 from taskq.log.state.snapshot import AGENDA, newest_stand
-from taskq.log.state.story import Story, read_story, tell
+from taskq.log.state.story import Story, read_story, tell, why_dropped
 from taskq.log.state.uploads import waiting_uploads
 
 #: Jobs among which one is looked for that is named by the beginning of its number.
@@ -229,9 +229,15 @@ class LogReader:
                 f"there is no job {text} in this log, and {len(begin)} begin so: {named}. "
                 f"Give one of them in full"
             )
+        if why := self.why_dropped(lsn):
+            raise JobNotFound(f"there is no job {text} in this log: {why}")
         known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
         ls = command(self.journal.path, "ls")
         raise JobNotFound(f"there is no job {text} in this log ({known}); they are listed by: {ls}")
+
+    def why_dropped(self, lsn: int) -> str:
+        """Return why a job may be gone before its time; empty if none was dropped."""
+        return why_dropped(self._journal, lsn)
 
     def job(self, lsn: int, *, body_bytes_max: int | None = None) -> JobView | None:
         """Return everything the log says of one job.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from heapq import nlargest
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from taskq.core.errors import JobNotFound, LogDamaged, NotDead, NotWaiting, TaskqError
+from taskq.core.errors import LogDamaged, NotDead, NotWaiting, TaskqError
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import STATE_MASK, Chunk
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
@@ -23,7 +23,7 @@ from taskq.log.format.history import encode_history
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
 from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter, Rewrite
 from taskq.log.segments.segments import hop
-from taskq.log.state.story import tell
+from taskq.log.state.story import job_not_found, tell
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -197,7 +197,7 @@ def _not_dead(journal: Journal, job: int) -> TaskqError:
     view = tell(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
     job_id = f"{journal.tag}-{job}"
     if view is None:
-        return JobNotFound(f"there is no job {job_id} in {journal.path}")
+        return job_not_found(journal, job)
     return NotDead(job_id, view.state.name.lower(), journal.path)
 
 
@@ -308,7 +308,7 @@ def waiting_job(sight: Sight, job: int) -> Rewrite:
     view = tell(journal, job, time_ns) if 0 < job < journal.next_lsn else None
     job_id = f"{journal.tag}-{job}"
     if view is None:
-        raise JobNotFound(f"there is no job {job_id} in {journal.path}")
+        raise job_not_found(journal, job)
     if chunk is None or state not in WAITING:
         actual = state if chunk is not None else view.state
         raise NotWaiting(job_id, actual.name.lower(), journal.path)

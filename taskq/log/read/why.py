@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import JobNotFound
 from taskq.core.folds.steps import unpack_waits
 from taskq.core.model import State
 from taskq.core.views import JobView, OwnerView, ProgressView
@@ -19,7 +18,7 @@ from taskq.log.machine.owners import owner_view, owner_views
 from taskq.log.machine.peers import PROGRESS
 from taskq.log.machine.progress import read_told
 from taskq.log.read.flows import awaited, failed_inputs
-from taskq.log.state.story import Story, read_story
+from taskq.log.state.story import Story, job_not_found, read_story
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -147,7 +146,7 @@ def find_progress(journal: Journal, job: int) -> ProgressView | None:
 
 def progress_of(journal: Journal, story: Story | None, job: int) -> ProgressView | None:
     if story is None:
-        raise JobNotFound(f"no job {journal.tag}-{job} in this log")
+        raise job_not_found(journal, job)
     if story.claim is None:
         return None
     token, owner = story.claim

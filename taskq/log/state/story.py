@@ -5,9 +5,12 @@ For people and tools; the live queue folds frames without making an object of an
 
 from __future__ import annotations
 
+import contextlib
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from taskq.core.durations import utc_moment
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.kinds import (
     BESIDE,
@@ -35,6 +38,7 @@ from taskq.log.format.flows import Takes, takes_of
 from taskq.log.format.frames import Gap
 from taskq.log.format.history import decode_history
 from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.machine.ports import replace_file
 from taskq.log.requests import Outcome
 
 if TYPE_CHECKING:
@@ -47,6 +51,10 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     Answer = TypeVar("Answer")
+
+#: The file that keeps when ended jobs were dropped to make room on a full disk.
+DROPPED_FILE: Final = "dropped.json"
+_DROPPED_BYTES_MAX: Final = 4_096
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
@@ -95,7 +103,7 @@ def find_end(journal: Journal, job: int) -> int | None:
         elif kind in REVIVALS:
             end = None
     if not known:
-        raise JobNotFound(f"no job {journal.tag}-{job} in this log")
+        raise job_not_found(journal, job)
     return end
 
 
@@ -386,3 +394,36 @@ def _begins(record: bytes) -> bool:
     """Return whether a job's story may begin with it."""
     kind = record[KIND_AT]
     return kind in BIRTHS or (kind in CARRYING and record[STATE_AT] != State.ABSENT)
+
+
+# -- jobs that are not there -----------------------------------------------------------------------
+
+
+def note_dropped(journal: Journal, lsn: int) -> None:
+    """Write down that jobs that had ended before an lsn were dropped, since the disk was full."""
+    data = json.dumps({"before_lsn": lsn, "at_ns": journal.clock.wall_ns()}).encode()
+    with contextlib.suppress(OSError):  # the next pass tries again
+        replace_file(journal.disk, f"{journal.path}/{DROPPED_FILE}", data)
+
+
+def why_dropped(journal: Journal, lsn: int) -> str:
+    """Return why a job of this lsn may be gone before its time; empty if nothing was dropped."""
+    disk = journal.disk
+    try:
+        descriptor = disk.open(f"{journal.path}/{DROPPED_FILE}", write=False)
+        try:
+            dropped = json.loads(disk.read(descriptor, _DROPPED_BYTES_MAX, 0))
+        finally:
+            disk.close(descriptor)
+        if lsn >= dropped["before_lsn"]:
+            return ""
+        moment = utc_moment(dropped["at_ns"]).isoformat(timespec="seconds")
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f"the disk was full at {moment}, and the oldest jobs that had ended went to make room"
+
+
+def job_not_found(journal: Journal, job: int) -> JobNotFound:
+    """Return the error for a job that the log does not have, with the reason if one is known."""
+    why = why_dropped(journal, job) or "it is not kept any more, or never was"
+    return JobNotFound(f"there is no job {journal.tag}-{job} in {journal.path}: {why}")

@@ -34,6 +34,7 @@ from taskq.log.machine.reports import Reporter, errands, refuse_inside
 from taskq.log.machine.threads import Pending
 from taskq.log.read.gauges import age_ns
 from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
+from taskq.log.state.story import job_not_found
 from taskq.log.store import looks
 from taskq.log.store.here import Alone, Reply
 from taskq.log.store.waking import Bell
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable, Iterable
 
-    from taskq.core.errors import TaskqError
+    from taskq.core.errors import JobNotFound, TaskqError
     from taskq.core.model import Extras
     from taskq.core.views import CompactReport, JobView, LogStats, Waiting
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
@@ -233,6 +234,11 @@ class _Port(Generic[F]):
     def view(self, lsn: int) -> Sent[JobView | None]:
         """Return everything the log says of a job, None if there is no such job."""
         return self._send(Op.LOOK, (lambda sight: sight.view(lsn), False))
+
+    @_request
+    def not_found(self, lsn: int) -> Sent[JobNotFound]:
+        """Return the error for a job that the log does not have."""
+        return self._send(Op.LOOK, (lambda sight: job_not_found(sight.journal, lsn), False))
 
     @_request
     def stats(self) -> Sent[LogStats]:

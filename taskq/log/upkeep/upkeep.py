@@ -16,11 +16,12 @@ from taskq.core.model import SECOND_NS
 from taskq.core.views import CompactedSegment, CompactReport
 from taskq.log.commit.answers import failure
 from taskq.log.commit.chores import Chore
-from taskq.log.commit.room import note_dropped, with_reserve
+from taskq.log.commit.room import with_reserve
 from taskq.log.format.frames import segment_name
 from taskq.log.machine.reports import Reporter
 from taskq.log.requests import Op
 from taskq.log.segments.segments import SegmentGone, sweep_gone
+from taskq.log.state.story import note_dropped
 from taskq.log.upkeep.compaction import Compaction
 from taskq.log.upkeep.endings import Endings
 from taskq.log.upkeep.keeper import Retained
@@ -344,8 +345,7 @@ class Upkeep(Chore):
             self._patience_bytes = total + self._journal.segment_bytes
             self._patience_jobs = self._jobs() - self._jobs() // 8
         if went and candidate.reason == NEARLY_FULL:
-            journal = self._journal
-            note_dropped(journal.disk, journal.path, files.lsns[0], journal.clock.wall_ns())
+            note_dropped(self._journal, files.lsns[0])
         why = candidate.reason if went else f"{candidate.reason}, but most of it is needed"
         report.carried += compaction.carried
         report.note(

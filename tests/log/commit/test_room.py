@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from taskq.core.records import Kind
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, LogConfig
 from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, Op
+from taskq.log.state.story import job_not_found
 from tests.log.commit.full_disks import (
     CONFIG,
     MIN_FREE,
@@ -181,6 +183,9 @@ def test_the_oldest_ends_go_as_far_as_needed_and_whoever_asks_is_told_why() -> N
     assert len(jobs) // 2 < len(there) < len(jobs)
     assert there == jobs[-len(there) :]
     process.enqueue(b"new")
-    with pytest.raises(JobNotFound, match=r"the disk was full at .* went to make room"):
+    gone = r"the disk was full at .* went to make room"
+    with pytest.raises(JobNotFound, match=gone):
         process.ask(Op.OUTCOME, jobs[0])
+    assert re.search(gone, str(job_not_found(process.journal, jobs[0])))
+    assert not re.search(gone, str(job_not_found(process.journal, jobs[-1])))
     assert process.ask(Op.OUTCOME, jobs[-1]).state is State.SUCCEEDED

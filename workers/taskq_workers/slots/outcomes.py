@@ -23,7 +23,7 @@ from taskq.errors import (
 )
 from taskq.hooks import encode_reason, off_loop
 from taskq.retry import Decision, Die
-from taskq.values import SECOND_NS, failures, is_a, members, spoken, wish_in
+from taskq.values import SECOND_NS, failures, find_error, is_a, members, spoken, wish_in
 from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
 
@@ -50,14 +50,15 @@ _MISFITS_MAX: Final = 10_000
 def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Settlement:
     """Return what becomes of a job whose function raised.
 
-    A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted, in a group and as a cause, too;
-    anything else goes by the task's retry policy, whose ``decide`` may have such a wish. A call
-    that its function refused (TypeError) is rejected, since it would be refused each time.
+    A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted. An error of the log burns no
+    attempt. Both are found in groups and as causes, too. Anything else goes by the task's retry
+    policy, whose ``decide`` may have such a wish. A call that its function refused (TypeError) is
+    rejected, since it would be refused each time.
     """
     wish = wish_in(error)
     if wish is not None:
         return _granted(task, delivery, error, wish)
-    if any(is_a(item, ENGINE_ERRORS) for item in failures(error)):
+    if find_error(error, *ENGINE_ERRORS) is not None:
         _log.warning(
             "job %s begins again, for the log failed it: %s",
             delivery.job_id, reasons.summary(error),
