@@ -63,7 +63,7 @@ def test_each_package_of_the_pipeline_is_told_with_its_extra() -> None:
     "code",
     [
         "import taskq_plugins.spark.tables.batches, taskq_plugins.spark.sql",
-        "import taskq.arrow.export, taskq.cli.commands.parquet",
+        "import taskq.arrow.decoder, taskq.cli.commands.parquet",
     ],
 )
 def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:

@@ -1,8 +1,8 @@
 """A log's records many at a time, as Arrow batches: with numpy and pyarrow, which an extra brings.
 
-Begin with ``decoder``; ``schema`` has the columns, and what is decoded: pieces of segment files.
-``frames`` and ``places`` find records, ``rows`` and ``options`` gather what they say, ``columns``
-and ``values`` build arrays of it. May import the log and what stands below it.
+Begin with ``decoder``; ``schema`` has the columns, and the unit of work: a piece of a segment file.
+``frames`` finds records, ``rows`` gathers their fields and options, ``decoder``, ``arrays`` and
+``values`` build columns. The package may import the log and lower layers.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from taskq.log.format.history import ATTEMPTS_KEPT, decode_history, encode_histo
 from taskq.log.segments.bodystore import BodyStore
 
 if TYPE_CHECKING:
-    from taskq.arrow.layout import Ints
+    from taskq.arrow.arrays import Ints
     from taskq.arrow.rows import Rows, Slices
 
 #: A batch is ended before its compressed bodies would come to more, but for its first.

@@ -15,7 +15,7 @@ from taskq.arrow import (
     as_bytes,
     decode,
 )
-from taskq.arrow.layout import HEAD_SIZE, PAD_SIZE
+from taskq.arrow.arrays import HEAD_SIZE, PAD_SIZE
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.steps import Form

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskq.arrow import DETAILS, Corrupt, SegmentDamaged
-from taskq.arrow.export import batches_of
+from taskq.arrow.decoder import batches_of
 from taskq.core.folds.steps import Form
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind, Option

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.arrow.frames import place_seeds
-from taskq.arrow.layout import PAD_SIZE, Bytes, Ints
-from taskq.arrow.places import RECORDS_MIN, places, walk_in_stretches
+from taskq.arrow.arrays import PAD_SIZE, Bytes, Ints
+from taskq.arrow.frames import RECORDS_MIN, place_seeds, places, walk_in_stretches
 from taskq.core.errors import FormatError
 from taskq.log.format import codec
 from tests.arrow.segmentfiles import claimed, enqueued

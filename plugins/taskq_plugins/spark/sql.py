@@ -51,7 +51,7 @@ def sql(query: str, data_dir: Path | None, lake_path: Path | str | None, as_json
         import duckdb  # noqa: PLC0415 - an extra that help need not load
 
         import_arrow()
-        from taskq.arrow import export  # noqa: F401, PLC0415 - likewise: pyarrow
+        from taskq.arrow import decoder  # noqa: F401, PLC0415 - likewise: pyarrow
 
         if lake_path is not None:
             tables = _tables_of_lake(lake_path, query)
@@ -91,7 +91,7 @@ def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
     """
     import pyarrow as pa  # noqa: PLC0415 - an extra that help need not load
 
-    from taskq.arrow.export import batches_of  # noqa: PLC0415 - as above
+    from taskq.arrow.decoder import batches_of  # noqa: PLC0415 - as above
     from taskq.arrow.schema import SCHEMA  # noqa: PLC0415 - as above
 
     schema, batches = batches_of(reader)

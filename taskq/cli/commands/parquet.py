@@ -158,7 +158,7 @@ def write_records(reader: LogReader, path: Path, wanted: Wanted) -> int:
         LogError: a segment cannot be read.
     """
     try:
-        from taskq.arrow.export import batches_of  # noqa: PLC0415 - records are seldom asked for
+        from taskq.arrow.decoder import batches_of  # noqa: PLC0415 - records are seldom asked for
     except ImportError as error:
         lacking = missing("Parquet of records", error.name, "parquet")
         raise Failure(f"{lacking}, or export --format jsonl") from error

@@ -155,7 +155,7 @@ def test_records_are_chosen_alike_in_every_format(
 def test_records_without_what_decodes_them_say_what_to_install(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "taskq.arrow.export", None)
+    monkeypatch.setitem(sys.modules, "taskq.arrow.decoder", None)
     result = taskq("export", "-d", sample.path, "--records", "-o", tmp_path / "records.parquet")
     assert result.exit_code == 1
     assert f"{install_line('parquet')}, or export --format jsonl" in result.stderr
