@@ -23,8 +23,8 @@ from taskq._lazy import lazily
 if TYPE_CHECKING:
     from taskq.core import kinds
     from taskq.core.fingerprints import FailureKind, failure_of
+    from taskq.core.folds.claims import Weights
     from taskq.core.folds.lanes import Lane
-    from taskq.core.folds.taking import Weights
     from taskq.core.model import Conflict, Extras
     from taskq.core.rates import Limit
     from taskq.core.records import Cause, Flag, Kind, Option
@@ -133,7 +133,7 @@ _HOMES: Final = {
     "taskq.core": "kinds",
     "taskq.core.fingerprints": "FailureKind failure_of",
     "taskq.core.folds.lanes": "Lane",
-    "taskq.core.folds.taking": "Weights",
+    "taskq.core.folds.claims": "Weights",
     "taskq.core.model": "Conflict Extras",
     "taskq.core.rates": "Limit",
     "taskq.core.records": "Cause Flag Kind Option",

@@ -72,7 +72,7 @@ APP = {
     "taskq.conditions": "breakers failures",
     "taskq.connection": ("blocking connection handle logoptions packing places tracebacks tracing"),
     "taskq.core": "durations errors exceptions model parsing records retry schedules values",
-    "taskq.core.folds": "blocks moments",
+    "taskq.core.folds": "moments",
     "taskq.flows": "steps",
     "taskq.log": "config requests",
     "taskq.log.format": "bodies codec options",

@@ -30,8 +30,8 @@ from taskq.log.format.options import enqueue_extras
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from taskq.core.folds.claims import Weights
     from taskq.core.folds.lanes import Lane
-    from taskq.core.folds.taking import Weights
     from taskq.core.rates import Limit
 
 

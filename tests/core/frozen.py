@@ -9,22 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from taskq.core.flows import Flows, needs_of
-from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.blocks import Returned, SortedBlocks
-from taskq.core.folds.carried import (
+from taskq.core.folds.agenda import (
+    Agenda,
+    apply_begun,
     apply_carried,
     apply_carried_run,
     apply_requeued,
+    apply_signal,
+    apply_step,
     apply_tallied,
+    apply_waiting,
     forget_dead,
 )
+from taskq.core.folds.claims import Queues
 from taskq.core.folds.dedup import Dedup, _Page
 from taskq.core.folds.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
 from taskq.core.folds.lanes import Family, Lane
-from taskq.core.folds.moments import Ages, Leases, Timetable
-from taskq.core.folds.queues import Queues
-from taskq.core.folds.resuming import apply_begun, apply_signal, apply_step, apply_waiting
+from taskq.core.folds.moments import Ages, Leases, Returned, SortedBlocks, Timetable
 from taskq.core.folds.steps import Form, Signal, Steps, Wait, pack_waits
 from taskq.core.model import State
 from taskq.core.records import Kind
@@ -52,7 +54,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "times": "kept", "ages": "kept", "schedules": "kept", "queues": "kept",
         "floor_lsn": "kept", "edits": "reset",
         "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
-        "lanes": "bound", "groups": "bound", "taking": "bound", "_is_fresh": "bound",
+        "lanes": "bound", "groups": "bound", "order": "bound", "_is_fresh": "bound",
     },
     Queues: {
         "lanes": "kept", "ready": "derived", "paused": "kept", "groups": "kept",
@@ -255,7 +257,7 @@ class Driven:
             self.schedule(number, (at * 7919) % 997, is_wall)
 
     def take(self, count: int, owner: int, leased: bool) -> object:
-        taken = self.agenda.taking.take(count, None, None)
+        taken = self.agenda.order.take(count, None, None)
         for job, _, _, lane, _ in taken:
             self.agenda.running[job] = (self.lsn, 2**63 + owner, owner)
             self.lsn += 1

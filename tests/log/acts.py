@@ -115,7 +115,7 @@ class History:
             process.settle(held[1], kind, body=b"because", **rest)
 
     def _cancel(self, process: Process) -> None:
-        ready = process.catch_up().need_agenda().taking.next_ready(5, None)
+        ready = process.catch_up().need_agenda().order.next_ready(5, None)
         if ready:
             process.ask(Op.CANCEL, self.chance.choice(ready))
 

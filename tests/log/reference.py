@@ -414,7 +414,7 @@ class Reference:
             assert sum(getattr(queue, state.name.lower()) for queue in stats) == len(seen[state])
         assert [chunk.ids[index] for chunk, index in agenda.dead] == seen[State.DEAD]
         assert {queue.encode() for queue in agenda.queues.paused} == self.paused
-        ready = agenda.taking.next_ready(10**6, None)
+        ready = agenda.order.next_ready(10**6, None)
         if self.may_fall:
             waiting = sum(queue.ready + queue.scheduled for queue in stats)
             assert waiting == len(seen[State.READY]) + len(seen[State.SCHEDULED])

@@ -105,7 +105,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "dead": {chunk.ids[at]: chunk.metas[at] for chunk, at in agenda.dead},
         "paused": set(agenda.queues.paused),
         "schedules": dict(agenda.schedules),
-        "next": agenda.taking.next_ready(10**6, None),
+        "next": agenda.order.next_ready(10**6, None),
         "counts": [queue for queue in agenda.queues.stats() if any(_counts(queue))],
         "keys": keys,
         "steps": {job: _steps_of(facets, job) for job in _may_run(agenda)},

@@ -42,7 +42,7 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
     ready = []
     for span_ns in _SPANS_NS:
         agenda.promote(now_ns + span_ns, 2**62)
-        ready.append(agenda.taking.next_ready(10**6, None))
+        ready.append(agenda.order.next_ready(10**6, None))
     return {
         "jobs": _rows(facets, agenda.table),
         "dead": _rows(facets, agenda.dead),

@@ -1,6 +1,6 @@
-"""Fold the log into what it comes to: ``apply_*`` and ``take``, and no object for a job.
+"""State computed from the log's records: ``apply_*`` and ``take``, without an object per job.
 
-Begin with ``agenda`` (what each record does), then ``queues`` and ``lanes`` (ready jobs) and
-``taking`` (which is next). ``freeze`` turns folds into columns and back. May import the files of
-the core beside it, but not ``why`` and ``retry``.
+Begin with ``agenda`` (what each record changes), then ``lanes`` (ready jobs and limits) and
+``claims`` (which job is next). ``freeze`` turns folds into columns and back. These files may import
+the rest of the core, but not ``why`` and ``retry``.
 """

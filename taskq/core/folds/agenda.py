@@ -16,6 +16,7 @@ from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.flows import Flows
+from taskq.core.folds.claims import ClaimOrder, Queues
 from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
@@ -29,9 +30,7 @@ from taskq.core.folds.jobtable import (
 )
 from taskq.core.folds.lanes import Group, Lane
 from taskq.core.folds.moments import STALE_MAX, Ages, Leases, Timetable
-from taskq.core.folds.queues import Queues
-from taskq.core.folds.steps import Steps
-from taskq.core.folds.taking import Taking
+from taskq.core.folds.steps import Form, Signal, Steps, shifted
 from taskq.core.kinds import (
     BY_TIME,
     CANCEL,
@@ -43,7 +42,7 @@ from taskq.core.kinds import (
     SUCCESS,
     after,
 )
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, State
+from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 
 if TYPE_CHECKING:
     from taskq.core.schedules import ScheduleState
@@ -78,7 +77,7 @@ class Agenda:
         queues: the lanes of ready jobs: which may be claimed from.
         lanes: all of them by number.
         groups: the jobs that are limited together.
-        taking: which ready job is next.
+        order: which ready job is next.
         floor_lsn: segments that begin before it may be gone.
         edits: how many jobs wait otherwise since this was made.
     """
@@ -94,7 +93,7 @@ class Agenda:
         self.ages = Ages()
         self.schedules: dict[str, ScheduleState] = {}
         self.queues = Queues(self.ages)
-        self.taking = Taking(self.table, self.queues, self.ages, self.times)
+        self.order = ClaimOrder(self.table, self.queues, self.ages, self.times)
         self.floor_lsn = self.edits = 0
         self._scheduled = self._expiring = self._left = 0
         # Looked at with each job. A bound method kept here would cost more than the way to it.
@@ -415,7 +414,7 @@ class Agenda:
         0 if that is ``enqueued_ns``, when it was enqueued as the clock stood then.
         """
         shift, ages = self.times.shift_ns, self.ages
-        back = self.taking.back_since(job)
+        back = self.order.back_since(job)
         if back is not None:
             return back + shift
         if not ages.dates(job):
@@ -603,3 +602,203 @@ class Agenda:
 
 def counted(attempt: int) -> int:
     return (attempt << ATTEMPT_SHIFT) & ATTEMPT_MASK if attempt < 1 << 16 else ATTEMPT_MASK
+
+
+_NEVER: Final = (0, False)
+
+
+def apply_carried(
+    agenda: Agenda,
+    job: int,
+    location: int,
+    lane: Lane,
+    meta: int,
+    state: State,
+    expires: tuple[int, bool],
+    due: tuple[int, bool],
+    claim: tuple[int, int, int],
+    lease_ns: int,
+    ended_ns: int,
+    *,
+    since_ns: int = 0,
+    needs: int | None = None,
+    awaiting: bytes = b"",
+) -> None:
+    """The job stands at ``location`` now, in this state.
+
+    ``meta`` holds flags and attempts; ``expires`` and ``due`` are moments, 0 for none, and whether
+    they are wall time; ``claim`` is (token, epoch, owner) of a running job; ``since_ns`` is the
+    wall time since when a ready job waits; ``needs`` what a held one waits for; ``awaiting`` what
+    one waits for within its run, see ``Steps.awaiting``.
+    """
+    if state is State.DEAD:
+        _apply_carried_dead(agenda, job, location, lane, ended_ns)
+        if awaiting:
+            agenda.steps.apply_told(job, awaiting, agenda.times.shift_ns)
+        return
+    if state not in LIVE_STATES:
+        return
+    chunk = agenda.table.find(job)
+    if chunk is not None:
+        chunk.locations[agenda.table.index] = location
+        return
+    meta |= state | (META_BACK if state == READY else 0) | (META_EXPIRES if expires[0] else 0)
+    if awaiting:
+        meta |= META_STEPS
+        agenda.steps.apply_told(job, awaiting, agenda.times.shift_ns)
+    if needs is not None:
+        agenda.apply_held(job, location, lane, meta & ~STATE_MASK, needs)
+    else:
+        agenda.table.insert(job, location, lane.number, meta)
+        if state is State.SCHEDULED:
+            lane.scheduled += 1
+            agenda.note_held(job, due, None)
+        elif state is State.RUNNING:
+            _run_carried(agenda, job, lane, claim, lease_ns)
+        else:
+            agenda.enter_ready(lane, job, since_ns - agenda.times.shift_ns)
+    if expires[0]:
+        agenda.apply_expiry(job, *expires)
+
+
+def _run_carried(
+    agenda: Agenda, job: int, lane: Lane, claim: tuple[int, int, int], lease_ns: int
+) -> None:
+    agenda.queues.note_running(lane, 1)
+    agenda.running[job] = claim
+    if lease_ns:
+        agenda.leases.apply_until(job, lease_ns)
+
+
+def apply_carried_run(
+    agenda: Agenda,
+    jobs: list[int],
+    locations: list[int],
+    lane: Lane,
+    meta: int,
+    since_ns: list[int],
+) -> None:
+    """Do as ``apply_carried`` for ready jobs of rising numbers that were never claimed."""
+    table = agenda.table
+    if not table.is_free(jobs[0], jobs[-1]):
+        for job, location, since in zip(jobs, locations, since_ns, strict=True):
+            apply_carried(
+                agenda, job, location, lane, meta, State(READY), _NEVER, _NEVER, (0, 0, 0), 0, 0,
+                since_ns=since,
+            )  # fmt: skip
+        return
+    table.insert_run(jobs, locations, lane.number, meta | READY | META_BACK)
+    shift = agenda.times.shift_ns
+    agenda.enter_ready_run(lane, jobs, [since - shift for since in since_ns])
+
+
+def _apply_carried_dead(agenda: Agenda, job: int, location: int, lane: Lane, ended_ns: int) -> None:
+    dead = agenda.dead
+    chunk = dead.find(job)
+    if chunk is not None:
+        chunk.locations[dead.index] = location
+        return
+    lane = lane.home
+    lane.dead += 1
+    dead.insert(job, location, lane.number, max(ended_ns // SECOND_NS, 1))
+
+
+def apply_requeued(
+    agenda: Agenda,
+    job: int,
+    location: int,
+    lane: Lane,
+    meta: int,
+) -> None:
+    """A dead letter is ready again, no attempt counted; ``meta`` holds flags only."""
+    forget_dead(agenda, job)
+    if agenda.table.find(job) is not None:
+        return
+    if agenda.steps.knows(job):
+        meta |= META_STEPS
+    agenda.table.insert(job, location, lane.number, meta | READY | META_BACK)
+    agenda.enter_ready(lane, job)
+
+
+def forget_dead(agenda: Agenda, job: int) -> bool:
+    chunk = agenda.dead.find(job)
+    if chunk is None:
+        return False
+    index = agenda.dead.index
+    agenda.lanes[chunk.lanes[index]].dead -= 1
+    agenda.dead.remove(chunk, index)
+    return True
+
+
+def apply_tallied(lane: Lane, succeeded: int, cancelled: int, expired: int) -> None:
+    """So many jobs of the lane ended so far; who has seen only some of them knows now.
+
+    Dead letters are left out: each is carried itself, before the tally or behind it, and counted.
+    """
+    lane.succeeded = succeeded
+    lane.cancelled = cancelled
+    lane.expired = expired
+
+
+def apply_step(
+    agenda: Agenda,
+    job: int,
+    place: int,
+    location: int,
+    taken: int,
+    once: bytes,
+    title: tuple[str, int] | None = None,
+    called: tuple[int, int] | None = None,
+    form: int = Form.STEP,
+) -> None:
+    """A step of a job is done; see ``Steps.apply_step``.
+
+    ``title`` is its name and number; ``called`` the first of the jobs that it enqueued and that are
+    cancelled with this one, and how many.
+    """
+    steps = agenda.steps
+    steps.apply_step(job, place, location, taken, once, form)
+    if title is not None and job in steps.begun:
+        steps.apply_over(job, *title)
+    if called is not None:
+        steps.apply_called(job, *called)
+    _mark(agenda, job)
+
+
+def apply_begun(agenda: Agenda, job: int, packed: bytes) -> None:
+    """A running job begins to wait for these; its run goes on."""
+    agenda.steps.apply_begun(job, shifted(packed, -agenda.times.shift_ns))
+    _mark(agenda, job)
+
+
+def apply_signal(agenda: Agenda, job: int, signal: Signal) -> None:
+    agenda.steps.apply_signal(job, signal)
+    _mark(agenda, job)
+
+
+def apply_waiting(
+    agenda: Agenda,
+    job: int,
+    attempt: int,
+    due_ns: int,
+    now_ns: int,
+    packed: bytes,
+    needs: int | None,
+) -> None:
+    """A running job waits for these within its run, until ``due_ns`` at the latest.
+
+    It does not wait at all if that has passed. ``needs`` is as for ``apply_held``.
+    """
+    if not agenda.apply_back(job, attempt, due_ns, now_ns):
+        return
+    _mark(agenda, job)
+    waits = due_ns > now_ns
+    agenda.steps.apply_waits(job, shifted(packed, -agenda.times.shift_ns), now=waits)
+    if waits and needs is not None:
+        agenda.flows.hold(job, needs)
+
+
+def _mark(agenda: Agenda, job: int) -> None:
+    chunk = agenda.table.find(job)
+    if chunk is not None:
+        chunk.metas[agenda.table.index] |= META_STEPS

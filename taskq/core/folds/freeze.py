@@ -17,18 +17,17 @@ from itertools import chain, compress, islice
 from typing import Final, Protocol, TypeVar
 
 from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.blocks import Returned, SortedBlocks
+from taskq.core.folds.claims import GONE
 from taskq.core.folds.dedup import Dedup, _Page
-from taskq.core.folds.groups import (
+from taskq.core.folds.jobtable import CHUNK, Chunk, JobTable
+from taskq.core.folds.lanes import (
     BLOCKED_BY_CONCURRENCY,
     BLOCKED_BY_RATE,
+    Lane,
     pack_group,
     unpack_group,
 )
-from taskq.core.folds.jobtable import CHUNK, Chunk, JobTable
-from taskq.core.folds.lanes import Lane
-from taskq.core.folds.moments import Leases, Timetable
-from taskq.core.folds.queues import GONE
+from taskq.core.folds.moments import Leases, Returned, SortedBlocks, Timetable
 from taskq.core.folds.steps import Signal, Steps
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.rates import Times

@@ -490,10 +490,10 @@ class Committer:
                 self.answers.now.append((port, future, []))
             else:
                 waiting.append(claim)
-            if agenda.taking.is_full:  # the others come first with the next batch
+            if agenda.order.is_full:  # the others come first with the next batch
                 waiting = [*claims[number:], *waiting]
                 break
-        if agenda.taking.passed:
+        if agenda.order.passed:
             self.operations.cancels.expire_passed(batch)
         self.waiters.claims = waiting
 
@@ -505,7 +505,7 @@ class Committer:
         agenda = self.facets.need_agenda()
         moments = agenda.next_due_ns(), agenda.leases.next_ns()
         is_due = any(moment is not None and moment <= now_ns for moment in moments)
-        return is_due or agenda.taking.is_full or self.owners.left
+        return is_due or agenda.order.is_full or self.owners.left
 
     # -- refusing ---------------------------------------------------------------------------------
 

@@ -97,8 +97,8 @@ class Cancels:
 
     def expire_passed(self, batch: Batch) -> None:
         """Record the expired jobs that the batch's claims passed over."""
-        taking, table = self._context.agenda.taking, self._context.agenda.table
-        passed, taking.passed = taking.passed, []
+        order, table = self._context.agenda.order, self._context.agenda.table
+        passed, order.passed = order.passed, []
         self._expire(batch, [job for job in passed if table.state(job) in WAITING_STATES])
 
     def _expire(self, batch: Batch, jobs: list[int]) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taskq.core.folds.agenda import Agenda
+    from taskq.core.folds.claims import JobColumns
     from taskq.core.folds.lanes import Lane
-    from taskq.core.folds.taking import Taken
     from taskq.core.rates import Limit
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
@@ -93,7 +93,7 @@ class Claims:
             self._introduced = True
 
     def _claim_each(
-        self, batch: Batch, taken: Taken, request: ClaimRequest
+        self, batch: Batch, taken: JobColumns, request: ClaimRequest
     ) -> tuple[list[Delivery], bool]:
         agenda = self._context.agenda
         deliveries: list[Delivery] = []
@@ -132,7 +132,7 @@ class Claims:
             )
         return deliveries, must_sync
 
-    def _records(self, taken: Taken) -> list[bytes] | None:
+    def _records(self, taken: JobColumns) -> list[bytes] | None:
         """Return the enqueue records of jobs that were taken, or None if one of them is damaged."""
         recent, jobs = self._recent.records, taken.jobs
         near = list(map(recent.pop, jobs, repeat(b""))) if recent else []
@@ -150,7 +150,7 @@ class Claims:
         return [record or next(far) for record in near]
 
     def _claim_run(
-        self, batch: Batch, taken: Taken, records: list[bytes]
+        self, batch: Batch, taken: JobColumns, records: list[bytes]
     ) -> tuple[list[Delivery], bool]:
         """Claim jobs column by column: no step of ours for any of them."""
         jobs, attempts, owner = taken.jobs, taken.attempts, self._owner
@@ -263,16 +263,16 @@ def claimed(
     return list(map(tuple.__new__, repeat(Delivery), rows))
 
 
-def _take(agenda: Agenda, request: ClaimRequest) -> Taken:
+def _take(agenda: Agenda, request: ClaimRequest) -> JobColumns:
     if request.limits is not None:
         agenda.groups.tell(request.limits, agenda.moment)
     count = min(request.count, CLAIMED_MAX)
     if request.weights is not None:
-        return request.weights.take(agenda.taking, count, request.queues, request.tasks)
-    return agenda.taking.take(count, request.queues, request.tasks)
+        return request.weights.take(agenda.order, count, request.queues, request.tasks)
+    return agenda.order.take(count, request.queues, request.tasks)
 
 
-def mark_rated(batch: Batch, taken: Taken, limits: Mapping[str, Limit] | None) -> None:
+def mark_rated(batch: Batch, taken: JobColumns, limits: Mapping[str, Limit] | None) -> None:
     """Let those of a batch's last claims that count against a rate say so."""
     if not limits:
         return

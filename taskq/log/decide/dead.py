@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import KeyHeld, LogDamaged, NotDead, TaskqError
-from taskq.core.folds.carried import forget_dead
+from taskq.core.folds.agenda import forget_dead
 from taskq.core.folds.dedup import UNTIL_SETTLED, key_hash
 from taskq.core.kinds import REMOVAL, REVIVAL, after
 from taskq.core.model import State

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, StaleDelivery
 from taskq.core.flows import DOOM_BIT, Policy
+from taskq.core.folds.agenda import apply_step
 from taskq.core.folds.jobtable import META_FLOW, META_KEYED
-from taskq.core.folds.resuming import apply_step
 from taskq.core.folds.steps import Form
 from taskq.core.kinds import CANCEL, DEATHS, RELEASE, REMOVALS, SUCCESS
 from taskq.core.model import REASON_BYTES_MAX, State

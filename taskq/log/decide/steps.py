@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from taskq.core.errors import JobNotFound, JobSettled, PayloadTooLarge, UsageError
 from taskq.core.flows import Policy, needs_of
-from taskq.core.folds.resuming import apply_begun, apply_signal, apply_step, apply_waiting
+from taskq.core.folds.agenda import apply_begun, apply_signal, apply_step, apply_waiting
 from taskq.core.folds.steps import Form, Signal, unpack_waits, until
 from taskq.core.kinds import RELEASE, WAIT
 from taskq.core.model import SIGNAL_BYTES_MAX, SIGNALS_MAX, STEPS_MAX, TIME_NS_MAX

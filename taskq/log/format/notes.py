@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.folds.groups import pack_group, unpack_group
+from taskq.core.folds.lanes import pack_group, unpack_group
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.rates import Times
 from taskq.core.records import Flag, Kind, Option

@@ -12,7 +12,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.folds.resuming import apply_begun, apply_signal, apply_step
+from taskq.core.folds.agenda import apply_begun, apply_signal, apply_step
 from taskq.core.folds.steps import Form, Signal
 from taskq.core.kinds import SIGNAL, STEP
 from taskq.core.records import PACKED, Flag, Option

@@ -62,7 +62,7 @@ class Gauges:
 
     def queues(self, agenda: Agenda, now_ns: int) -> tuple[QueueStats, ...]:
         """Counts, ages and throughput per queue, by name, at a moment of wall time."""
-        oldest = agenda.taking.oldest_ready()
+        oldest = agenda.order.oldest_ready()
         ready = {job for jobs in oldest.values() for job in jobs}
         self._since = {
             job: self._since.get(job) or self._ready_since(agenda.location(job), job)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
-from taskq.core.folds.queues import GONE
+from taskq.core.folds.claims import GONE
 from taskq.core.model import STATES, State
 from taskq.core.parsing import listed, split_id
 from taskq.core.rates import Limit
@@ -320,7 +320,7 @@ class LogReader:
         def read(journal: Journal, facets: Facets, now_ns: int) -> list[JobView]:
             agenda = facets.need_agenda()
             agenda.see(now_ns)
-            jobs = agenda.taking.next_ready(count, None if queue is None else frozenset({queue}))
+            jobs = agenda.order.next_ready(count, None if queue is None else frozenset({queue}))
             views = [tell(journal, job, now_ns) for job in jobs]
             return [view for view in views if view is not None]
 

@@ -108,7 +108,7 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
         for lane in agenda.lanes
         if not lane.blocked and any(serving.takes(lane.queue, lane.task) for serving in able)
     )
-    return agenda.taking.ahead(job.lsn, lanes, AHEAD_MAX)
+    return agenda.order.ahead(job.lsn, lanes, AHEAD_MAX)
 
 
 def _used_up(

@@ -6,11 +6,12 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.folds.carried import (
+from taskq.core.folds.agenda import (
     apply_carried,
     apply_carried_run,
     apply_requeued,
     apply_tallied,
+    apply_waiting,
     forget_dead,
 )
 from taskq.core.folds.jobtable import (
@@ -20,7 +21,6 @@ from taskq.core.folds.jobtable import (
     META_FLOW,
     META_KEYED,
 )
-from taskq.core.folds.resuming import apply_waiting
 from taskq.core.kinds import (
     CARRYING,
     DEATH,

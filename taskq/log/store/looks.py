@@ -48,5 +48,5 @@ def peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:
     journal, agenda = sight.journal, sight.facets.need_agenda()
     queues = None if queue is None else frozenset({queue})
     now_ns = journal.clock.wall_ns()
-    views = (tell(journal, job, now_ns) for job in agenda.taking.next_ready(count, queues))
+    views = (tell(journal, job, now_ns) for job in agenda.order.next_ready(count, queues))
     return [view for view in views if view is not None]

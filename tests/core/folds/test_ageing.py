@@ -50,8 +50,8 @@ class Clocked:
         self.agenda.promote(self.now, ALL)
 
     def take(self, count: int = 1) -> list[int]:
-        expected = self.agenda.taking.next_ready(count, None)
-        jobs = [claim[0] for claim in self.agenda.taking.take(count, None, None)]
+        expected = self.agenda.order.next_ready(count, None)
+        jobs = [claim[0] for claim in self.agenda.order.take(count, None, None)]
         assert jobs == expected
         self.agenda.running.update(dict.fromkeys(jobs, (1, 1, 1)))
         return jobs
@@ -72,10 +72,10 @@ def test_a_job_rises_one_level_for_each_window(clocked: Clocked, level: int) -> 
     low = clocked.enqueue(0)
     clocked.wait(level * WINDOW - 1)
     rival = clocked.enqueue(level)
-    assert clocked.agenda.taking.level(low) == level - 1
-    assert clocked.agenda.taking.next_ready(2, None) == [rival, low]
+    assert clocked.agenda.order.level(low) == level - 1
+    assert clocked.agenda.order.next_ready(2, None) == [rival, low]
     clocked.wait(1)
-    assert clocked.agenda.taking.level(low) == level
+    assert clocked.agenda.order.level(low) == level
     assert clocked.take(2) == [low, rival]
 
 
@@ -120,8 +120,8 @@ def test_a_window_of_zero_turns_ageing_off() -> None:
     low, late = clocked.enqueue(0), clocked.schedule(0, START + 1)
     clocked.wait(10**9)
     high = clocked.enqueue(1)
-    assert [clocked.agenda.taking.level(job) for job in (low, late)] == [0, 0]
-    assert clocked.agenda.taking.ahead(late, clocked.agenda.lanes, 100) == (1, 1)
+    assert [clocked.agenda.order.level(job) for job in (low, late)] == [0, 0]
+    assert clocked.agenda.order.ahead(late, clocked.agenda.lanes, 100) == (1, 1)
     assert clocked.take(3) == [high, low, late]
     assert len(clocked.agenda.ages) == 0
 
@@ -133,18 +133,18 @@ def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:
     older, asked = clocked.enqueue(5), clocked.enqueue(5)
     clocked.enqueue(9, count=4)
     clocked.enqueue(5)
-    assert clocked.agenda.taking.level(risen) == 6
-    assert clocked.agenda.taking.ahead(asked, clocked.agenda.lanes, 100) == (5, 1)
-    assert clocked.agenda.taking.ahead(older, clocked.agenda.lanes, 100) == (5, 0)
-    assert clocked.agenda.taking.ahead(risen, clocked.agenda.lanes, 100) == (4, 0)
-    assert clocked.agenda.taking.level(clocked.lsn + 1) == 0
+    assert clocked.agenda.order.level(risen) == 6
+    assert clocked.agenda.order.ahead(asked, clocked.agenda.lanes, 100) == (5, 1)
+    assert clocked.agenda.order.ahead(older, clocked.agenda.lanes, 100) == (5, 0)
+    assert clocked.agenda.order.ahead(risen, clocked.agenda.lanes, 100) == (4, 0)
+    assert clocked.agenda.order.level(clocked.lsn + 1) == 0
 
 
 def test_of_lanes_of_a_higher_priority_each_job_is_ahead_once_however_old(clocked: Clocked) -> None:
     clocked.enqueue(9, count=2)
     clocked.wait(20 * WINDOW)
     asked = clocked.enqueue(5)
-    assert clocked.agenda.taking.ahead(asked, clocked.agenda.lanes, 100) == (2, 0)
+    assert clocked.agenda.order.ahead(asked, clocked.agenda.lanes, 100) == (2, 0)
 
 
 # -- what it costs ---------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_while_nobody_is_old_a_claim_pays_one_comparison(looks: Counter[str]) ->
     for number in range(1_000):
         clocked.enqueue(number % 10, count=10, task=f"task{number}")
     claimed = 0
-    while batch := clocked.agenda.taking.take(7, None, None):
+    while batch := clocked.agenda.order.take(7, None, None):
         claimed += len(batch)
         clocked.wait(30)
         for job, *_ in batch:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
-from taskq.core.folds.carried import apply_requeued, forget_dead
+from taskq.core.folds.agenda import PROMOTE_MAX, Agenda, apply_requeued, apply_step, forget_dead
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, RUN_MIN
 from taskq.core.folds.lanes import Lane
-from taskq.core.folds.resuming import apply_step
 from taskq.core.kinds import TRANSITIONS, after
 from taskq.core.model import ATTEMPTS_MAX, State
 from taskq.core.rates import Limit
@@ -31,7 +29,7 @@ def enqueue(agenda: Agenda, lane: Lane, *jobs: int, meta: int = 0) -> None:
 
 
 def claim(agenda: Agenda, count: int = 1_000) -> list[int]:
-    taken = [entry[0] for entry in agenda.taking.take(count, None, None)]
+    taken = [entry[0] for entry in agenda.order.take(count, None, None)]
     agenda.running.update(dict.fromkeys(taken, (1, 1, 1)))
     return taken
 
@@ -56,7 +54,7 @@ def test_higher_priorities_go_first_and_the_oldest_of_one() -> None:
                 for task in ("b", "a"):
                     job += 1
                     enqueue(agenda, lane_of(agenda, priority, queue, task), job)
-    order = [(-lane.priority, job) for job, _, _, lane, _ in agenda.taking.take(100, None, None)]
+    order = [(-lane.priority, job) for job, _, _, lane, _ in agenda.order.take(100, None, None)]
     assert len(order) == 48
     assert order == sorted(order)
 
@@ -68,7 +66,7 @@ def test_a_job_that_was_released_often_is_claimed_once() -> None:
     for token in range(10, 30):
         agenda.apply_claimed(2, token, 1, 7, 1)
         agenda.apply_back(2, 0, 0, NOW)
-    assert agenda.taking.next_ready(9, None) == [1, 2, 3]
+    assert agenda.order.next_ready(9, None) == [1, 2, 3]
     assert claim(agenda) == [1, 2, 3]
     assert claim(agenda) == []
 
@@ -129,7 +127,7 @@ def test_attempts_are_counted_up_to_their_limit_and_no_further() -> None:
     for attempt in (ATTEMPTS_MAX - 1, ATTEMPTS_MAX, ATTEMPTS_MAX + 5, 2**32 - 1):
         agenda.apply_back(1, attempt, 0, NOW)
         assert agenda.attempt(1) == min(attempt, ATTEMPTS_MAX)
-        ((_, _, counted, _, meta),) = agenda.taking.take(1, None, None)
+        ((_, _, counted, _, meta),) = agenda.order.take(1, None, None)
         assert counted == min(attempt + 1, ATTEMPTS_MAX)
         assert meta & META_FLOW
     assert agenda.attempt(2) == 0

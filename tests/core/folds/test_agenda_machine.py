@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from taskq.core.folds import agenda, blocks, jobtable, lanes
+from taskq.core.folds import agenda, jobtable, lanes, moments
 from taskq.core.folds import moments as timetable
 from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.claims import GONE
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
-from taskq.core.folds.queues import GONE
 from taskq.core.model import State
 from taskq.core.rates import RATE_WINDOW_NS_MIN, Limit, Rate
 from taskq.core.records import Kind
@@ -46,7 +46,7 @@ PICK = st.integers(0, 10_000)
 def _small_parts() -> Iterator[None]:
     """Parts so small that a short history splits, tidies and merges them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_BLOCK", 4)
+        patch.setattr(moments, "_BLOCK", 4)
         patch.setattr(lanes, "_BLOCK", 4)
         patch.setattr(jobtable, "CHUNK", 16)
         patch.setattr(agenda, "STALE_MAX", 4)
@@ -190,10 +190,10 @@ class AgendaMachine(RuleBasedStateMachine):
             late = self.model.expired()
         expected = self.model.claimable(queues, tasks, late)[:count]
         if tasks is None and not self.model.concurrency:
-            assert self.agenda.taking.next_ready(count, queues) == expected
-        taken = self.agenda.taking.take(count, queues, tasks)
+            assert self.agenda.order.next_ready(count, queues) == expected
+        taken = self.agenda.order.take(count, queues, tasks)
         assert [entry[0] for entry in taken] == expected
-        passed, self.agenda.taking.passed = self.agenda.taking.passed, []
+        passed, self.agenda.order.passed = self.agenda.order.passed, []
         assert late.issuperset(passed)
         self._expire(passed)
         for number, location, attempt, lane, _ in taken:
@@ -215,10 +215,10 @@ class AgendaMachine(RuleBasedStateMachine):
             late = self.model.expired()
         # Expired jobs are ready to whoever waits: his claim is what ends them.
         is_ready = bool(self.model.claimable(queues, None))
-        assert self.agenda.taking.has_ready(queues, None) == is_ready
+        assert self.agenda.order.has_ready(queues, None) == is_ready
         expected = self.model.claimable(queues, None, late)[:count]
-        assert self.agenda.taking.next_ready(count, queues) == expected
-        assert self.agenda.taking.next_ready(count, queues) == expected
+        assert self.agenda.order.next_ready(count, queues) == expected
+        assert self.agenda.order.next_ready(count, queues) == expected
 
     @precondition(lambda self: self.model.in_state(State.READY))
     @rule(pick=PICK, count=st.integers(1, 9), oldest=st.booleans())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.folds.blocks import LATEST, NO_JOB
-from taskq.core.folds.moments import Ages
+from taskq.core.folds.moments import LATEST, NO_JOB, Ages
 
 WINDOW = 640
 STEP = 10

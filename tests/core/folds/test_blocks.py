@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.folds import blocks
-from taskq.core.folds.blocks import SortedBlocks
+from taskq.core.folds import moments
+from taskq.core.folds.moments import SortedBlocks
 
 LARGEST = 2**64 - 1
 KEYS = st.integers(0, 12) | st.integers(0, LARGEST)
@@ -26,7 +26,7 @@ STEPS = st.lists(ADD | ADD | ADD | POP | REMOVE | SWEEP, max_size=120)
 def _small_blocks() -> Iterator[None]:
     """Blocks of 4 pairs, so that a short history meets every split."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_BLOCK", 4)
+        patch.setattr(moments, "_BLOCK", 4)
         yield
 
 

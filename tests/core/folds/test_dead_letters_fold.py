@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.carried import apply_carried, apply_tallied, forget_dead
+from taskq.core.folds.agenda import Agenda, apply_carried, apply_tallied, forget_dead
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.model import State
 from taskq.core.records import Kind
@@ -21,7 +20,7 @@ NEVER = (0, False)
 
 def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
     agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, KEY), meta)
-    assert agenda.taking.take(1, None, None).jobs == [job]
+    assert agenda.order.take(1, None, None).jobs == [job]
     agenda.running[job] = (1, 1, 1)
     agenda.apply_ended(Kind.DEAD, job, NOW)
 

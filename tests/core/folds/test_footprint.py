@@ -11,11 +11,10 @@ from random import Random
 
 import pytest
 
-from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.agenda import Agenda, apply_waiting
 from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.folds.lanes import Lane
-from taskq.core.folds.resuming import apply_waiting
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import TIME_NS_MAX
 from taskq.core.records import Kind
@@ -68,7 +67,7 @@ def waiting_within_a_run(agenda: Agenda, _: Dedup, lane: Lane) -> None:
 def retried(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
     """Claimed, failed, and due again at once: all were given back."""
     ready(agenda, dedup, lane)
-    while taken := agenda.taking.take(1_000, None, None):
+    while taken := agenda.order.take(1_000, None, None):
         if taken.attempts[0] > 1:
             break
         for job, *_ in taken:
@@ -176,7 +175,7 @@ def test_settled_jobs_cost_nothing() -> None:
                 agenda.apply_enqueued(job, job << 8, lane, META_EXPIRES)
                 agenda.apply_expiry(job, NOW + DAY, is_wall=False)
                 dedup.apply_taken(hashed, job, job << 8, 0, NOW)
-            for job, *_ in agenda.taking.take(1_000, None, None):
+            for job, *_ in agenda.order.take(1_000, None, None):
                 agenda.apply_ended(Kind.SUCCEEDED, job)
                 dedup.apply_free(known[job - first], job, NOW)
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.blocks import Returned
+from taskq.core.folds.claims import GONE
 from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
 from taskq.core.folds.jobtable import Chunk
 from taskq.core.folds.lanes import Lane
-from taskq.core.folds.queues import GONE
+from taskq.core.folds.moments import Returned
 from taskq.core.model import State
 from taskq.core.records import Kind
 from tests.core.frozen import DECISIONS, Columns, Driven, Step, attributes, own, picture

@@ -29,9 +29,9 @@ def test_a_limit_that_is_told_late_holds_for_what_runs_already(most: int) -> Non
     agenda.groups.tell({"t": Limit(concurrency=most)}, 0)
     assert not agenda.queues.any_ready()
     agenda.groups.tell({"t": Limit(concurrency=most + 1)}, 0)
-    assert len(agenda.taking.take(5, None, None)) == 1
+    assert len(agenda.order.take(5, None, None)) == 1
     agenda.groups.tell({"t": Limit()}, 0)
-    assert len(agenda.taking.take(9, None, None)) == 5 - most
+    assert len(agenda.order.take(9, None, None)) == 5 - most
 
 
 def test_claims_under_another_name_count_for_the_group_that_has_none_of_its_jobs_left() -> None:
@@ -48,6 +48,6 @@ def test_claims_under_another_name_count_for_the_group_that_has_none_of_its_jobs
     assert [key for key, _ in alone.groups.rows(0)] == [("s", b"")]
     assert len(alone.groups) == 1
     alone.apply_enqueued(3, 24, alone.queues.lane(5, _KEYS[0]), 0)
-    assert not alone.taking.take(1, None, None)
+    assert not alone.order.take(1, None, None)
     alone.promote(SECOND_NS + 1)
-    assert [item[0] for item in alone.taking.take(1, None, None)] == [3]
+    assert [item[0] for item in alone.order.take(1, None, None)] == [3]

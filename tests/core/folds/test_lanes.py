@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.core.folds import blocks, lanes
-from taskq.core.folds.blocks import NO_JOB
+from taskq.core.folds import lanes, moments
 from taskq.core.folds.lanes import Family, Lane
+from taskq.core.folds.moments import NO_JOB
 from tests.effort import grows, some
 
 PUSH = st.tuples(st.just("push"), st.integers(1, 4), st.just(0))
@@ -26,7 +26,7 @@ STEPS = st.lists(PUSH | PUSH | RUN | BACK | POP | SWEEP, max_size=120)
 def _small_blocks() -> Iterator[None]:
     """Blocks of 4 ids, so that a short history meets their ends."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_BLOCK", 4)
+        patch.setattr(moments, "_BLOCK", 4)
         patch.setattr(lanes, "_BLOCK", 4)
         yield
 

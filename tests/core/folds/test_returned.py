@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.folds import blocks
-from taskq.core.folds.blocks import Returned
+from taskq.core.folds import moments
+from taskq.core.folds.moments import Returned
 
 JOBS = st.integers(1, 40)
 MOMENTS = st.integers(0, 30)
@@ -26,7 +26,7 @@ STEPS = st.lists(
 @pytest.fixture(autouse=True, scope="module")
 def _small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_BLOCK", 4)
+        patch.setattr(moments, "_BLOCK", 4)
         yield
 
 

@@ -6,8 +6,7 @@ import gc
 import tracemalloc
 from typing import Final
 
-from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.resuming import apply_signal, apply_waiting
+from taskq.core.folds.agenda import Agenda, apply_signal, apply_waiting
 from taskq.core.folds.steps import Form, Signal, Wait, pack_waits
 from taskq.core.model import TIME_NS_MAX, State
 
@@ -46,4 +45,4 @@ def test_a_job_that_waits_for_an_event_takes_little_more_than_a_scheduled_one() 
     apply_signal(agenda, 7, Signal(JOBS + 1, b"paid", b"", 0))
     assert agenda.steps.awaits(7, "paid")
     agenda.apply_back(7, 0, 0, NOW)
-    assert agenda.taking.next_ready(9, None) == [7]
+    assert agenda.order.next_ready(9, None) == [7]

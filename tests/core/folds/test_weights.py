@@ -8,8 +8,8 @@ import pytest
 
 from taskq.core.errors import UsageError
 from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.claims import WEIGHT_MAX, Weights
 from taskq.core.folds.lanes import Lane
-from taskq.core.folds.taking import WEIGHT_MAX, Weights
 
 
 class Filled:
@@ -36,7 +36,7 @@ def test_queues_that_both_have_jobs_share_the_claims_by_weight(count: int) -> No
     weights = Weights({"mail": 3, "bulk": 1})
     taken: Counter[str] = Counter()
     while taken.total() < 8_000:
-        result = weights.take(filled.agenda.taking, count, None, None)
+        result = weights.take(filled.agenda.order, count, None, None)
         assert len(result) == count
         taken.update(item[3].queue for item in result)
     assert taken["mail"] / taken.total() == pytest.approx(0.75, abs=0.1 * count / 1_000 + 0.001)
@@ -45,19 +45,17 @@ def test_queues_that_both_have_jobs_share_the_claims_by_weight(count: int) -> No
 def test_a_queue_that_is_empty_gives_its_turn_away_and_saves_nothing_up() -> None:
     filled = Filled(bulk=500)
     weights = Weights({"mail": 3, "bulk": 1})
-    assert len(weights.take(filled.agenda.taking, 300, None, None)) == 300
+    assert len(weights.take(filled.agenda.order, 300, None, None)) == 300
     filled.add("mail", 500)
-    queues = [weights.take(filled.agenda.taking, 1, None, None).lanes[0].queue for _ in range(80)]
+    queues = [weights.take(filled.agenda.order, 1, None, None).lanes[0].queue for _ in range(80)]
     assert Counter(queues)["mail"] in {59, 60}
-    assert len(weights.take(filled.agenda.taking, 10_000, None, None)) == 620
-    assert not weights.take(filled.agenda.taking, 5, None, None)
+    assert len(weights.take(filled.agenda.order, 10_000, None, None)) == 620
+    assert not weights.take(filled.agenda.order, 5, None, None)
 
 
 def test_a_queue_that_may_not_be_claimed_now_is_passed_over() -> None:
     filled = Filled(mail=5, bulk=5)
-    result = Weights({"mail": 3, "bulk": 1}).take(
-        filled.agenda.taking, 9, frozenset({"bulk"}), None
-    )
+    result = Weights({"mail": 3, "bulk": 1}).take(filled.agenda.order, 9, frozenset({"bulk"}), None)
     assert {item[3].queue for item in result} == {"bulk"}
     assert len(result) == 5
 

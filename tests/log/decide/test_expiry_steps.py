@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from taskq.core.folds import taking
+from taskq.core.folds import claims
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
@@ -97,7 +97,7 @@ def test_no_claimer_gets_a_job_whose_moment_has_come_however_many_expire_at_once
 ) -> None:
     """A batch has room for some; who finds no others waits until the last of them is recorded."""
     monkeypatch.setattr(cancel, "EXPIRED_MAX", 1)
-    monkeypatch.setattr(taking, "PASSED_MAX", 1)
+    monkeypatch.setattr(claims, "PASSED_MAX", 1)
     world = World()
     process = world.process()
     jobs = [process.enqueue(b"", Extras(expires_ns=_HOUR * SECOND_NS), _JOB) for _ in range(6)]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskq.core.folds import taking
+from taskq.core.folds import claims
 from taskq.core.folds.agenda import PROMOTE_MAX
 from taskq.core.model import SECOND_NS, Extras
 from taskq.log.decide import cancel
@@ -65,7 +65,7 @@ def _expired(world: World, taker: Process) -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancel, "EXPIRED_MAX", 1)
-    monkeypatch.setattr(taking, "PASSED_MAX", 1)
+    monkeypatch.setattr(claims, "PASSED_MAX", 1)
     monkeypatch.setattr(claiming, "TAKEN_BACK_MAX", 1)
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from taskq.core.flows import Policy
 from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.claims import GONE
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import STATE_MASK
-from taskq.core.folds.queues import GONE
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate
 from taskq.core.records import Cause, Kind

@@ -138,7 +138,7 @@ def test_claims_under_an_old_name_of_a_task_count_after_all_of_it_was_folded_ane
         for spec in (POST, EnqueueSpec(task="posted")):
             each.enqueue(spec=spec, extras=of("k"))
         agenda = each.catch_up().need_agenda()
-        assert not agenda.taking.take(0, None, None)
+        assert not agenda.order.take(0, None, None)
         agenda.groups.tell(limits, agenda.moment)
         group = agenda.groups.get("post", b"k")
         assert group is not None

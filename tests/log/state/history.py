@@ -151,7 +151,7 @@ class History:
             self.hashes.add(hashed)
 
     def claim(self, count: int, owner: int, __: bool) -> None:
-        for job, _, attempt, _, _ in self.agenda.taking.take(count % 8, None, None):
+        for job, _, attempt, _, _ in self.agenda.order.take(count % 8, None, None):
             token = self.lsn
             self.add(codec.encode_job(Kind.CLAIMED, 0, attempt, job, owner))
             self.agenda.running[job] = (token, EPOCH, owner)

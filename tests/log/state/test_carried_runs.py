@@ -99,7 +99,7 @@ def _picture(agenda: Agenda) -> object:
         for chunk, at in agenda.table
     ]
     since = [agenda.ready_since_ns(job, START_NS) for job, *_ in rows]
-    next_ready = agenda.taking.next_ready(100, None)
+    next_ready = agenda.order.next_ready(100, None)
     dead = [chunk.ids[at] for chunk, at in agenda.dead]
     moments = agenda.next_due_ns(), agenda.next_expiry_ns()
     return rows, since, next_ready, agenda.running, dead, agenda.queues.stats(), moments

@@ -84,7 +84,7 @@ def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
     assert [agenda.attempt(job) for job in jobs] == [live.attempt(job) for job in jobs]
     assert agenda.running == live.running
     assert agenda.queues.stats() == live.queues.stats()
-    assert agenda.taking.next_ready(1_000, None) == live.taking.next_ready(1_000, None)
+    assert agenda.order.next_ready(1_000, None) == live.order.next_ready(1_000, None)
     for hashed in history.hashes:
         for later in (0, 50, 150, 299, 301, ALL):
             moment = history.time_ns + later
@@ -93,7 +93,7 @@ def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
     for span in (50, 100, 150, 200, ALL):
         for item in (live, agenda):
             item.promote(history.time_ns + span, ALL)
-        assert agenda.taking.next_ready(1_000, None) == live.taking.next_ready(1_000, None)
+        assert agenda.order.next_ready(1_000, None) == live.order.next_ready(1_000, None)
     assert sorted(agenda.expired(ALL, ALL)) == sorted(live.expired(ALL, ALL))
 
 
@@ -128,5 +128,5 @@ def test_what_a_later_version_may_add_is_passed_over_however_short(size: int) ->
     fold_frame(BASE, frame, at_once, None, None)
     list(fold_module.fold_steps(BASE, frame, in_steps, None))
     for agenda in (at_once, in_steps):
-        assert agenda.taking.next_ready(9, None) == [1, 3]
+        assert agenda.order.next_ready(9, None) == [1, 3]
     assert freeze_agenda(in_steps).columns == freeze_agenda(at_once).columns

@@ -119,7 +119,7 @@ def _picture(world: World) -> Any:
             (chunk.ids[index], chunk.locations[index]) for chunk, index in agenda.table
         ]
     ]
-    return agenda.queues.stats(), dict(agenda.running), agenda.taking.next_ready(99, None), states
+    return agenda.queues.stats(), dict(agenda.running), agenda.order.next_ready(99, None), states
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

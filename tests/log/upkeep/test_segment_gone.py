@@ -70,7 +70,7 @@ def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None
     late.journal.refresh()
     facets = late.committer.facets
     if facet == "agenda":
-        assert facets.need_agenda().taking.next_ready(9, None) == [job]
+        assert facets.need_agenda().order.next_ready(9, None) == [job]
     else:
         assert facets.need_dedup().size == 1
     assert len(world.segments()) == 2

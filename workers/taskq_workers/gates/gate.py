@@ -144,7 +144,7 @@ class Gate(ABC):
     async def demand(self) -> bool:
         queues, tasks = self.selection()
         return await self.host.port.look(
-            lambda sight: sight.facets.need_agenda().taking.has_ready(queues, tasks)
+            lambda sight: sight.facets.need_agenda().order.has_ready(queues, tasks)
         )
 
     async def is_pending(self) -> bool:
