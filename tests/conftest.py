@@ -66,7 +66,6 @@ PROGRAMS: Final = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell whether this is a torture, before the first test is imported."""
     run.tortures = config.option.markexpr == "slow"
     settings.load_profile("torture" if run.tortures else "taskq")
 

@@ -22,7 +22,6 @@ ROOT: Final = Path(__file__).parents[1]
 
 
 def public_modules() -> tuple[str, ...]:
-    """Return the modules that have a page of the reference."""
     spec = importlib.util.spec_from_file_location("assemble", ROOT / ".docs/assemble.py")
     assert spec is not None
     assert spec.loader is not None
@@ -33,7 +32,6 @@ def public_modules() -> tuple[str, ...]:
 
 
 def undocumented() -> Iterator[str]:
-    """Yield what is public, or a public member of it, and has no docstring."""
     paths = [str(ROOT), str(ROOT / "workers")]
     loader = griffe.GriffeLoader(search_paths=paths)
     loader.load("taskq")
@@ -66,7 +64,6 @@ def build(directory: Path) -> int:
 
 
 def main() -> int:
-    """Build it, and say what is missing."""
     missing = sorted(set(undocumented()))
     for name in missing:
         print(f"{name} has no docstring")  # noqa: T201 - a program's output

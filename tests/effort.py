@@ -26,7 +26,6 @@ grows: Final = pytest.mark.grows
 
 
 def some(few: int, of: int) -> int:
-    """Return how many of so many cases to look at."""
     return of if run.tortures else few
 
 

@@ -70,7 +70,6 @@ def folder_of(path: str) -> str:
 
 
 def counted(revision: str | None) -> dict[str, int]:
-    """Return the lines of each Python file, as it stands or as a revision has it."""
     if revision is None:
         paths = _git("ls-files", *TREES).splitlines()
         texts = {path: (ROOT / path).read_text() for path in paths if path.endswith(".py")}
@@ -82,7 +81,6 @@ def counted(revision: str | None) -> dict[str, int]:
 
 
 def summed(lines: dict[str, int]) -> tuple[Counter[str], Counter[str]]:
-    """Return the lines by folder and by feature."""
     folders, features = Counter[str](), Counter[str]()
     for path, count in lines.items():
         folders[folder_of(path)] += count

@@ -68,13 +68,11 @@ class Mutant(NamedTuple):
     after: str
 
     def source(self) -> bytes:
-        """Return the file as changed."""
         source = self.path.read_bytes()
         return source[: self.start] + self.after.encode() + source[self.end :]
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
-    """Yield every mutant of a file's functions."""
     source = path.read_bytes()
     starts = [0]
     for text in source.splitlines(keepends=True):
@@ -95,8 +93,6 @@ def mutants(path: Path) -> Iterator[Mutant]:
 
 
 def changed(node: ast.AST, source: str) -> str | None:
-    """Return what stands in place of a node, None for those that are left as they are."""
-
     def text(part: ast.AST) -> str:
         return ast.get_source_segment(source, part) or ""
 
@@ -128,14 +124,12 @@ def changed(node: ast.AST, source: str) -> str | None:
 
 
 def chosen(folders: list[str], count: int, seed: int) -> list[Mutant]:
-    """Return so many mutants: each file as likely as its number of mutants."""
     files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     all_of_them = list(dict.fromkeys(mutant for path in files for mutant in mutants(path)))
     return random.Random(seed).sample(all_of_them, min(count, len(all_of_them)))
 
 
 def stages(path: Path) -> Iterator[tuple[str, ...]]:
-    """Yield folders of tests, those of the file's own room first."""
     room = path.relative_to(ROOT).parent
     own = Path("tests", *(part for part in room.parts if part not in {"taskq", "taskq_workers"}))
     while not (ROOT / own).is_dir():
@@ -202,24 +196,20 @@ class Row(NamedTuple):
 
 
 def cell(text: str) -> str:
-    """Return a text as it stands in a table."""
     return " ".join(text.split()).replace("|", "\\|")[:100]
 
 
 def row_of(mutant: Mutant, verdict: str) -> Row:
-    """Return a mutant's line."""
     path = mutant.path.relative_to(ROOT).as_posix()
     return Row(path, mutant.line, cell(mutant.before), cell(mutant.after), verdict)
 
 
 def rows_in(text: str) -> list[Row]:
-    """Return the lines of a ledger."""
     rows = re.findall(r"^\| (\S+\.py):(\d+) \| (.*?) \| (.*?) \| (.*) \|$", text, re.MULTILINE)
     return [Row(path, int(line), *cells) for path, line, *cells in rows]
 
 
 def scores(rows: list[Row]) -> Iterator[str]:
-    """Yield a table of how many mutants of each folder are killed, those that are none aside."""
     yield "| folder | mutants | killed | equivalent | survive | killed of those that count |"
     yield "|---|---|---|---|---|---|"
     folders = sorted({str(Path(row.path).parent) for row in rows})

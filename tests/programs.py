@@ -16,7 +16,6 @@ SECONDS: Final = 120
 
 
 def run_python(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run this Python with these words, to its end; what it wrote is text."""
     options = {"check": False, "timeout": SECONDS, **options}
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, **options)  # noqa: PLW1510
@@ -46,5 +45,4 @@ def run_forked(
 def run_taskq(
     *words: object, cwd: Path | None = None, check: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``taskq`` in a process of its own, which has its imports."""
     return run_forked("-m", "taskq", *words, cwd=cwd, check=check)

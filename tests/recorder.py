@@ -60,7 +60,6 @@ class Recorder:
         return self._answered(self.views.get(lsn))
 
     def settle(self, lsn: int, state: State, body: bytes | None = None, task: str = "") -> None:
-        """Pretend that a worker did it."""
         self.outcomes[lsn] = Outcome(state, body)
         self.views[lsn] = view_of(lsn, state, task)
 
@@ -104,7 +103,6 @@ def view_of(lsn: int, state: State, task: str = "") -> JobView:
 
 
 def record(app: TaskQ) -> Recorder:
-    """Let the app talk to a recorder instead of a directory."""
     recorder = Recorder()
     app._connection.current = cast("Store", recorder)
     app._connection._tag = recorder.tag

@@ -30,7 +30,6 @@ class Step(NamedTuple):
 
 
 def steps(text: str) -> Iterator[Step]:
-    """What is typed, in order; ``>`` goes on with the line above it, as the shell shows it."""
     for block in _BLOCK.finditer(text):
         first = text.count("\n", 0, block.start(1)) + 1
         parts = re.split(r"^\$ ", block[1], flags=re.MULTILINE)
@@ -66,7 +65,6 @@ class Shell:
         )  # fmt: skip
 
     def run(self, typed: str) -> str:
-        """What the terminal shows of one command, its exit code behind it where that is not 0."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{typed}\nprintf '\\n{_END} %d\\n' $?\n")
@@ -81,12 +79,10 @@ class Shell:
         pytest.fail(f"the shell ended in {typed!r}: {lines}")
 
     def close(self) -> None:
-        """Let the shell, and what it left running, end."""
         self._process.communicate("kill $(jobs -p) 2>/dev/null; wait; exit\n", timeout=30)
 
 
 def matches(shown: str, expected: str) -> bool:
-    """Return whether the output is what stands in the file, with its gaps."""
     lines = shown.splitlines()
     # How many lines of the output what was read of the file may have taken so far.
     taken = {0}

@@ -52,7 +52,6 @@ def test_the_command_that_checks_extras_knows_each_of_them() -> None:
 
 
 def test_each_package_of_the_pipeline_is_told_with_its_extra() -> None:
-    """One that is not gets an advice to install taskq again, which brings nothing."""
     asked = PROJECT["project"]["optional-dependencies"]
     wanted = [*asked["spark"], *asked["parquet"]]
     packages = {re.split(r"[<>=\[]", job)[0] for job in wanted} - {"taskq-local"}

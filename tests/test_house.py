@@ -87,7 +87,6 @@ def module_of(path: Path) -> str:
 
 
 def hints(tree: ast.Module) -> set[int]:
-    """Return the imports that only type hints need."""
     return {
         id(inner)
         for node in tree.body
@@ -267,7 +266,6 @@ def test_commands_print_by_what_lets_no_stranger_drive_the_terminal() -> None:
 
 
 def texts(path: Path, having: str) -> list[ast.Constant]:
-    """Return the literal texts of a file, but for docstrings."""
     result = nodes(path, having)
     docs = {
         id(node.body[0].value)
@@ -297,7 +295,6 @@ def test_nothing_of_ours_waits_for_the_threads_of_a_loop() -> None:
 
 
 def names_given(node: ast.AST) -> list[str]:
-    """Return the names that a node gives to values."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return [node.id]
     if isinstance(node, ast.arg):
@@ -325,7 +322,6 @@ NO_VERBS = {
 
 
 def test_docstrings_begin_with_what_is_done_or_what_it_is() -> None:
-    """All of functions, and those of classes in the library and the workers."""
     classes = [entry for source in sources().values() for entry in source.classes]
     of_classes = [entry for entry in classes if entry[0].startswith(("taskq/", "workers/"))]
     seen = [

@@ -90,7 +90,6 @@ SECTIONS: Final = [
 
 
 def is_shown(there_is: str, expected: str) -> bool:
-    """Whether it is the same but for ids, times and the like; ``...`` stands for lines left out."""
     for pattern, word in _VARIES:
         there_is, expected = re.sub(pattern, word, there_is), re.sub(pattern, word, expected)
     return matches(there_is, expected)
@@ -231,7 +230,6 @@ def test_the_python_of_a_section_runs_and_prints_what_is_shown(
     document: str,
     section: str,
 ) -> None:
-    """And what is shown of a terminal below it, in the same directory."""
     monkeypatch.chdir(tmp_path)
     before = [block.code for block in BLOCKS[document] if block.section == GOES_ON.get(section)]
     here = [block for block in BLOCKS[document] if block.section == section]
@@ -314,7 +312,6 @@ def test_a_log_takes_the_settings_of_an_app_but_for_those_of_the_program() -> No
 
 
 def commands_told() -> list[tuple[str, list[str]]]:
-    """Return what each document tells to type that begins with taskq, in words."""
     seen = []
     for document, text in TEXTS.items():
         lines = [
@@ -362,7 +359,6 @@ def test_every_command_and_option_that_is_told_is_there() -> None:
 
 
 def anchors_of(text: str) -> set[str]:
-    """Return the anchors that GitHub gives its headings."""
     titles = _HEADING.findall(_FENCE.sub("", text))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -443,7 +439,6 @@ def test_the_extras_that_are_told_are_those_that_there_are() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_no_line_is_wider_than_a_page(document: str) -> None:
-    """A row of a table cannot be broken; those of the front page are short."""
     for number, line in enumerate(TEXTS[document].splitlines(), start=1):
         is_row = line.startswith("|") and document != "README.md"
         assert is_row or len(line) <= COLUMNS_MAX, f"{document}:{number} has {len(line)} columns"

@@ -55,8 +55,6 @@ def test_other_text_is_shown_as_it_is(text: str) -> None:
     "piece", ["a", "a-", "token=", 'token="', "token='", "=", ": ", "//", "\\"]
 )
 def test_a_long_text_is_looked_into_in_a_time_that_grows_with_it(piece: str) -> None:
-    """And not with its square: a stranger may write one."""
-
     def seconds(count: int) -> float:
         text, begun = piece * count + "token=x", time.process_time()
         hidden(text)

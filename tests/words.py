@@ -73,13 +73,11 @@ class Text(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Return a text without code, quotations and addresses."""
     text = re.sub(r"``.*?``|`[^`]*`|\"[^\"\n]*\"|«[^»]*»|https?://\S+", "X", text, flags=re.DOTALL)
     return re.sub(r"(?m)^\s*(>>>|\.\.\.|\$ ).*$", "", text)
 
 
 def habits(text: str) -> list[str]:
-    """Return the rules that a text breaks."""
     if text.strip() in ARGUED:
         return []
     words = plain(text)
@@ -122,17 +120,14 @@ def subjects() -> list[Text]:
 
 
 def of_folder(folder: Path) -> list[Text]:
-    """Return the texts of all Python files below a folder."""
     return [text for path in sorted(folder.rglob("*.py")) for text in texts(path)]
 
 
 def share(seen: list[Text]) -> float:
-    """Return which part of the texts has a habit."""
     return sum(bool(habits(text.text)) for text in seen) / max(1, len(seen))
 
 
 def main(paths: list[str]) -> None:
-    """Print shares, or the texts that have a habit."""
     if paths:
         for path in map(Path, paths):
             files = [path] if path.is_file() else sorted(path.rglob("*.py"))

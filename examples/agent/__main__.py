@@ -16,14 +16,12 @@ KILLED_AT = 3
 
 
 def start_worker(path: Path, model: Model) -> subprocess.Popen[bytes]:
-    """Start a worker in a process of its own."""
     command = [sys.executable, "-m", "taskq", "worker", "examples.agent.app:app", "-d", str(path)]
     environment = os.environ | {"MODEL_URL": model.url}
     return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2])
 
 
 async def main(path: Path) -> None:
-    """Ask, kill, go on, and tell what it cost."""
     asked = KILLED_AT
     model = Model(stops_at=KILLED_AT)
     threading.Thread(target=model.serve_forever, daemon=True).start()

@@ -34,14 +34,10 @@ class Model(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Return where it listens."""
         return f"http://127.0.0.1:{self.server_port}/"
 
-    def handle_error(self, *_: object) -> None:
-        """Say nothing of somebody who hung up."""
-
+    def handle_error(self, *_: object) -> None: ...
     def answer(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the next message: a tool to use, or the end."""
         results = [message["content"] for message in messages if message["role"] == "tool"]
         if len(results) < len(PLAN):
             tool, argument = PLAN[len(results)]
@@ -66,5 +62,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+    def log_message(self, *_: object) -> None: ...

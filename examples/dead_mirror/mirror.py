@@ -63,7 +63,6 @@ class Mirror:
                 self._log = None
 
     async def on_dead(self, letter: DeadLetter) -> None:
-        """Mirror a letter; a failing mirror is logged and stops no worker."""
         try:
             await self._put(await self._app.job(letter.job_id).view())
         except JobNotFound:
@@ -78,7 +77,6 @@ class Mirror:
 
 
 def told_of(view: JobView) -> dict[str, Any]:
-    """Return what the mirror keeps of a dead letter."""
     error, message, _ = failure_of(view.task, "dead", view.reason)
     return {
         "job": view.job_id,
@@ -93,7 +91,6 @@ def told_of(view: JobView) -> dict[str, Any]:
 
 
 def mirror(app: TaskQ) -> None:
-    """Mirror the dead letters of an app from the start of its next worker on."""
     given = os.environ.get(VARIABLE)
     path = Path(given) if given else app.data_dir.with_name(f"{app.data_dir.name}-dead")
     letters = Mirror(app, path)

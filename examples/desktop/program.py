@@ -35,7 +35,6 @@ def main() -> None:
 
 
 def show(words: JobHandle[int], sizes: list[JobHandle[tuple[int, int, bool]]]) -> None:
-    """Print the result."""
     print(f"{words.result_sync()} words")
     for size, process, is_frozen in (job.result_sync() for job in sizes):
         print(f"shrunk to {size}, frozen: {is_frozen}, elsewhere: {process != os.getpid()}")

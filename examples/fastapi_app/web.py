@@ -21,14 +21,12 @@ tracer = trace.get_tracer("orders")
 
 @jobs.task(queue="orders", retry=3)
 async def confirm(order: int) -> str:
-    """Confirm an order; the mail about it is on disk with that, or neither is."""
     current_job().enqueue(mail.call(order))
     return f"order {order} is confirmed"
 
 
 @jobs.task(queue="mail", retry=5)
 async def mail(order: int) -> None:
-    """Send the customer a mail."""
     with tracer.start_as_current_span("smtp") as span:
         span.set_attribute("order", order)
 
@@ -45,7 +43,6 @@ web = FastAPI(lifespan=working)
 
 @web.middleware("http")
 async def traced(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Begin the trace; opentelemetry-instrumentation-fastapi does the same, and more."""
     name = f"{request.method} {request.url.path}"
     with tracer.start_as_current_span(name, kind=trace.SpanKind.SERVER):
         return await answer(request)

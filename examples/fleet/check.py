@@ -34,7 +34,6 @@ class Check(NamedTuple):
 
 
 def check(lake: Lake, root: Path) -> Iterator[Check]:
-    """Compare table by table, all as of one batch."""
     logs = fold.read_logs(root)
     lake = lake.pinned()
     wanted_jobs = {
@@ -95,7 +94,6 @@ def check_tables(console: Console, journals: Path, lake_path: Path) -> int:
 
 
 def show_differences(console: Console, differences: Sequence[str]) -> None:
-    """Print the first few."""
     for difference in differences[:SHOWN_MAX]:
         console.print(f"  {difference}", markup=False)
 
@@ -106,7 +104,6 @@ def _rows(lake: Lake, table: str) -> list[dict[str, Any]]:
 
 
 def _numbered(rows: list[dict[str, Any]]) -> dict[tuple[tuple[str, int], int], dict[str, Any]]:
-    """Return attempts by their job and place among its attempts."""
     rows.sort(key=lambda row: (row["log_id"], row["job"], row["started_ns"], row["number"]))
     numbered: dict[tuple[tuple[str, int], int], dict[str, Any]] = {}
     last, number = None, 0
@@ -127,7 +124,6 @@ def _hour_key(row: Mapping[str, Any]) -> fold.HourKey:
 def _compare(
     table: str, wanted: Mapping[Any, Mapping[str, Any]], rows: Mapping[Any, Mapping[str, Any]]
 ) -> Check:
-    """Return each row that is wanted, with at least these columns, and no other row."""
     problems = [f"{key} is missing" for key in wanted.keys() - rows.keys()]
     problems += [f"{key} is not in any log" for key in rows.keys() - wanted.keys()]
     for key in wanted.keys() & rows.keys():

@@ -72,7 +72,6 @@ def make_fleet(root: Path, devices: int, hours: int) -> Iterator[str]:
 
 
 async def _live(path: Path, special: Special | None, hours: int) -> None:
-    """Live through a device's day."""
     start = float(DAY_SECONDS)
     sick = special in {Special.SICK, Special.SICK_TOO}
     if special is Special.WRONG_CLOCK:
@@ -113,7 +112,6 @@ async def _work(device: Device, hours: range, idle: int) -> None:
 
 
 async def _awake(device: Device, hour: int, jobs: int) -> None:
-    """Run each new job, and retries when they are due."""
     ended = _Ended()
     async with Worker(device.app, concurrency=1, on_event=ended):
         for _ in range(jobs):
@@ -144,7 +142,6 @@ class _Ended:
         self._event.set()
 
     async def wait(self, job: JobHandle[Any]) -> None:
-        """Wait until an attempt of the job has ended."""
         while job.id not in self._seen:
             self._event.clear()
             await self._event.wait()

@@ -50,7 +50,6 @@ class Hour:
     run_seconds: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, float | None]:
-        """Return its columns, as far as they are computed here."""
         failed = sum(self.counts[f"attempts_{name}"] for name in _FAILED)
         ran = failed + self.counts["attempts_succeeded"]
         return {
@@ -66,7 +65,6 @@ class Hour:
 
 
 def read_logs(root: Path) -> list[Log]:
-    """Return every task log below the directory, folded."""
     logs = []
     for place in find_logs(root):
         with LogReader.open(place.path) as reader:
@@ -77,7 +75,6 @@ def read_logs(root: Path) -> list[Log]:
 
 
 def job_row(log: Log, view: JobView) -> dict[str, Any]:
-    """Return a job as the table ``jobs`` has it."""
     return {
         "device": log.device,
         "log_id": log.log_id,
@@ -112,7 +109,6 @@ def job_row(log: Log, view: JobView) -> dict[str, Any]:
 
 
 def hours(logs: Iterable[Log]) -> dict[HourKey, dict[str, float | None]]:
-    """Return the rows of ``rollup_hour``."""
     by_hour: defaultdict[HourKey, Hour] = defaultdict(Hour)
     for log in logs:
         device = log.device
@@ -138,7 +134,6 @@ def hours(logs: Iterable[Log]) -> dict[HourKey, dict[str, float | None]]:
 
 
 def failed_attempts(logs: Iterable[Log]) -> Counter[str]:
-    """Return how many attempts of each task failed."""
     return Counter(
         view.task
         for log in logs

@@ -48,7 +48,6 @@ class Device:
         self._kinds: tuple[tuple[int, Callable[[int], Call[Any]]], ...] = (*photos, *self._others())
 
     def call(self, hour: int) -> Call[Any]:
-        """Return what the device has to do next."""
         kinds = list(self._kinds)
         weights = [weight for weight, _ in kinds]
         return self.draw.choices(kinds, weights)[0][1](hour)
@@ -57,7 +56,6 @@ class Device:
         self.clock.advance(self.draw.uniform(low, high))
 
     def _photos(self) -> tuple[tuple[int, Callable[[int], Call[Any]]], ...]:
-        """Weight and call of the photo jobs."""
         app, draw = self.app, self.draw
 
         @app.task(
@@ -91,7 +89,6 @@ class Device:
         )
 
     def _others(self) -> tuple[tuple[int, Callable[[int], Call[Any]]], ...]:
-        """Weight and call of the hourly jobs."""
         app, draw = self.app, self.draw
 
         @app.task(name="reports.send", queue="reports", key=lambda hour: f"report {hour}")

@@ -82,5 +82,4 @@ async def blocks(source: Path) -> AsyncIterator[bytes]:
 
 @cache
 def client() -> httpx.AsyncClient:
-    """Return the worker's one client: its connections are reused from job to job."""
     return httpx.AsyncClient(base_url=os.environ["SYNC_URL"], timeout=30, trust_env=False)

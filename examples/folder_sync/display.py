@@ -24,7 +24,6 @@ class Display:
         self._part = 0
 
     def phase(self, text: str) -> None:
-        """Print the chapter's title."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def progress(self, done: int, total: int) -> None:
@@ -38,7 +37,6 @@ class Display:
 
 @contextmanager
 def display() -> Iterator[Display]:
-    """Yield the display that fits standard output."""
     console = Console()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("files arrived"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

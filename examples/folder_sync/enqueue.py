@@ -46,7 +46,6 @@ async def enqueue(entries: list[Entry]) -> int:
 
 
 def main() -> None:
-    """Scan, enqueue, report."""
     tree = scan(Path(sys.argv[1]))
     duplicates = asyncio.run(enqueue(tree.entries))
     counts = {

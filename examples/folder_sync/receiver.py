@@ -64,7 +64,6 @@ class Receiver:
             folder.mkdir(parents=True, exist_ok=True)
 
     def app(self) -> Starlette:
-        """Return the ASGI application."""
         return Starlette(routes=[Route("/files/{path:path}", self.put, methods=["PUT"])])
 
     async def put(self, request: Request) -> Response:

@@ -61,7 +61,6 @@ class Summary:
     different: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return the summary for people."""
         skipped = f" ({self.skipped} skipped: links, unreadable)" if self.skipped else ""
         lines = [
             f"files: {self.files}{skipped}",
@@ -207,7 +206,6 @@ class Sync:
     # -- processes --
 
     def _enqueue(self) -> dict[str, int]:
-        """Run the enqueue step to its end; return its counts."""
         command = [sys.executable, "-m", f"{_PACKAGE}.enqueue", str(self.source)]
         with self._output.open("ab") as log:
             done = subprocess.run(
@@ -260,6 +258,5 @@ class Sync:
         return self.work / "processes.out"
 
     def _last_line(self) -> str:
-        """Return the last line that a process wrote: of a traceback, the one with the error."""
         lines = self._output.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

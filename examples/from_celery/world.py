@@ -55,18 +55,15 @@ class World:
         return f"{customer} {amount}"
 
     def send_mail(self, to: str, text: str) -> None:
-        """Send a mail."""
         self.mails.append((to, text))
         self.mailed.set()
 
     def once_a_day(self, what: str) -> bool:
-        """Return whether it was not asked for before."""
         is_new = what not in self.reminded
         self.reminded.add(what)
         return is_new
 
     def clear(self) -> None:
-        """Begin anew."""
         self.asked.clear()
         self.charges.clear()
         self.mails.clear()

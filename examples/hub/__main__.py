@@ -79,7 +79,6 @@ class _Killed:
         self._total = total
 
     async def run(self) -> None:
-        """Kill it, and start it anew."""
         server, began = self.server, time.monotonic()
         while server.kills < self._kills:
             is_slow = time.monotonic() - began > _PATIENCE_SECONDS

@@ -21,7 +21,6 @@ _PATIENCE_SECONDS: Final = 120
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens at."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -42,7 +41,6 @@ class HubProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        """Start it, and wait until it answers."""
         command = [sys.executable, "-m", "taskq", "hub", "serve", str(self.path), "--bind"]
         self._process = subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
             [*command, f"127.0.0.1:{self.port}"], stderr=subprocess.DEVNULL
@@ -57,19 +55,16 @@ class HubProcess:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     def stop(self) -> None:
-        """Kill it with -9."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     async def kill(self) -> None:
-        """Kill it so, and start it anew."""
         self.stop()
         self.kills += 1
         await self.start()
 
     def size(self) -> int:
-        """Return bytes of the segments that it has."""
         return sum(file.stat().st_size for file in (self.path / "devices").rglob("*.log"))
 
 

@@ -47,7 +47,6 @@ class Note:
     photos: list[str] = field(default_factory=list)
 
     def save(self) -> None:
-        """Write it, in one step."""
         path = HOME / "notes" / f"{self.id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
@@ -56,18 +55,15 @@ class Note:
 
     @classmethod
     def load(cls, note_id: str) -> Note:
-        """Read one."""
         return cls(**json.loads((HOME / "notes" / f"{note_id}.json").read_text(encoding="utf-8")))
 
 
 def notes() -> Iterator[Note]:
-    """Yield all of them."""
     for path in sorted((HOME / "notes").glob("*.json")):
         yield Note.load(path.stem)
 
 
 def photo_path(digest: str) -> Path:
-    """Return where a photo is kept."""
     return HOME / "photos" / digest
 
 
@@ -75,7 +71,6 @@ def photo_path(digest: str) -> Path:
 
 
 async def add(text: str, photos: list[Path] | None = None) -> Note:
-    """Keep a note and its photos, and let them go when they can."""
     note = Note(text)
     for photo in photos or []:
         async with aiofiles.open(photo, "rb") as file:
@@ -140,6 +135,5 @@ async def resend() -> int:
 
 
 def _sending(note: Note) -> Call[Any]:
-    """Return the job that sends a note; it replaces a waiting one."""
     task = send_note.options(key=note.id, on_conflict="replace")
     return task.call(note.id, note.revision)

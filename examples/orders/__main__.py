@@ -8,7 +8,6 @@ from taskq.testing import Sandbox
 
 
 async def main() -> None:
-    """Enqueue an order, let days pass, and tell what came of it."""
     async with Sandbox(app) as box:
         job = await order.enqueue("no. 7", 900, ["tea", "coffee"])
         await box.drain()

@@ -29,7 +29,6 @@ async def pack(article: str) -> str:
 
 @durable.as_step(retry=retry.exponential(attempts=5), timeout="30s")
 async def charge(order: str, cents: int) -> str:
-    """Charge the customer; the bank takes one charge of each key, whatever repeats it."""
     return world.bank.charge(order, cents, key=durable.key())
 
 
@@ -39,7 +38,6 @@ def ship(order: str, boxes: list[str], address: Address) -> str:
 
 
 async def refund(order: str, receipt: str) -> str:
-    """Give the money back."""
     return world.bank.refund(order, receipt)
 
 

@@ -11,12 +11,10 @@ class Bank:
         self.refunds: list[str] = []
 
     def charge(self, order: str, cents: int, key: str) -> str:
-        """Charge once for each key; returns the receipt."""
         self.charges.setdefault(key, (order, cents))
         return f"receipt of {order}"
 
     def refund(self, order: str, receipt: str) -> str:
-        """Give back what was charged."""
         self.refunds.append(order)
         return f"{receipt}, refunded"
 
@@ -28,19 +26,16 @@ class World:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
         self.bank = Bank()
         self.packed: list[str] = []
         self.shipped: list[str] = []
         self.failures = 0
 
     def pack(self, article: str) -> str:
-        """Return a box with an article in it."""
         self.packed.append(article)
         return f"a box of {article}"
 
     def ship(self, order: str, boxes: list[str], address: str) -> str:
-        """Hand the boxes over; fails as often as it was told to."""
         if self.failures:
             self.failures -= 1
             raise OSError("the van has broken down")

@@ -39,7 +39,6 @@ async def claim(app: TaskQ, count: int = 1) -> list[Delivery]:
 
 
 async def run_one(app: TaskQ) -> None:
-    """What a worker does with a job that goes well."""
     (delivery,) = await claim(app)
     task = app.tasks[delivery.task]
     args, kwargs = task.decode(delivery.payload)

@@ -143,7 +143,6 @@ def test_a_wrong_word_for_an_option_names_the_right_one(app: TaskQ, given: str, 
 
 
 def test_a_misspelt_variable_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks like none of ours may be of another program of that name."""
     monkeypatch.setenv("TASKQ_ENDPOINT_URL", "x")
     TaskQ(tmp_path)
     monkeypatch.setenv("TASKQ_KEP", "7d")
@@ -219,7 +218,6 @@ WRONG: Any = "many"
 def test_a_wrong_value_deep_in_an_argument_is_refused_at_the_call(
     app: TaskQ, given: tuple[Any, ...], place: str
 ) -> None:
-    """Whatever is enqueued, a worker can read: instances hold what was put there, unseen."""
     task = app.task(ship)
     for enqueue in (task.call, task.enqueue_sync, task.options(key="k").call):
         with pytest.raises(InvalidCall, match=place):

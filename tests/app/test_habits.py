@@ -39,7 +39,6 @@ def send(to: str) -> None: ...
 
 @pytest.mark.parametrize("word", WORDS)
 def test_an_option_of_another_library_is_answered_from_the_table(app: TaskQ, word: str) -> None:
-    """What a word merely looks like is never told: its answer is ours, or there is none."""
     task: Any = app.task(name="mail.send")(send)
     offers: list[tuple[Any, Any]] = [
         (lambda **choices: app.task(**choices)(send), TaskChoices),
@@ -187,7 +186,6 @@ def test_a_first_parameter_that_arq_would_fill_in_is_told(app: TaskQ) -> None:
 
 @pytest.mark.parametrize("name", ["", 3, "a\nb"])
 def test_a_task_without_a_name_is_no_job(app: TaskQ, name: Any) -> None:
-    """Such a job would be of nobody: no worker takes it."""
     with pytest.raises(UsageError, match="task name"):
         app.call_by_name(name)
     with pytest.raises(UsageError, match="task name"):

@@ -90,7 +90,6 @@ async def test_what_is_no_text_is_refused(log: TaskLog, headers: Any) -> None:
 async def test_headers_go_with_the_job_through_retries_dead_letters_and_requeue(
     log: TaskLog,
 ) -> None:
-    """And they are the same in every view of it."""
     job_id = await log.put(b"x", headers=HEADERS, attempts=3)
     (delivery,) = await log.claim(1)
     assert delivery.headers == HEADERS

@@ -28,7 +28,6 @@ async def compact_all(log: TaskLog) -> None:
 
 
 def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> None:
-    """However often it is written again, and with all that is known of it."""
     queues = {"other": QueuePolicy(keep_seconds=2 * DAY)}
     world = World(config=keeping(keep_seconds=DAY, queues=queues))
     process = world.process()

@@ -44,7 +44,6 @@ def result_of(app: TaskQ, timeout: Any) -> Any:
 
 
 def of_tasks() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return where a task takes a count: by the name of the argument, and a number of it."""
     return {
         "priority": lambda app, n: app.task(priority=n)(work),
         "priority ": lambda app, n: app.task(work).options(priority=n),
@@ -59,7 +58,6 @@ def of_tasks() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def of_logs() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return where an app or a log takes a count."""
     return {
         "count": lambda app, n: app.peek_sync(n),
         "limit": lambda app, n: app.dead.list_sync(limit=n),
@@ -72,7 +70,6 @@ def of_logs() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def of_workers() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return where a worker takes a count."""
     return {
         name: lambda app, n, name=name: app.worker(**{name: n})
         for name in (
@@ -82,7 +79,6 @@ def of_workers() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def of_options() -> dict[str, Callable[[Any, Any], Any]]:
-    """Options of a log that are whole numbers."""
     names = (
         "segment_bytes", "min_free", "reserve", "decompressed_bytes_max",
         "keep_bytes", "keep_segments", "dead_max", "reader_lag_bytes", "keys_max",
@@ -93,7 +89,6 @@ def of_options() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def of_spans() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return where a span of time is taken."""
     names = ("delay", "expires", "keep")
     options = {
         name: lambda app, n, name=name: app.task(work).options(**{name: n}) for name in names

@@ -19,7 +19,6 @@ MOST: Final = {
 
 @pytest.mark.parametrize("way", MOST)
 def test_a_route_stays_short(way: str) -> None:
-    """Make whoever adds a step say so here."""
     command = [sys.executable, str(ROUTE), way, "--shortest", "--json"]
     measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     for title, most in MOST[way].items():

@@ -116,7 +116,6 @@ async def test_a_block_is_entered_once_and_used_within(log: TaskLog) -> None:
 
 
 async def test_large_bodies_of_a_block_go_the_way_of_others(tmp_path: Path) -> None:
-    """Compressed; they come back as they were."""
     options: Any = {"durability": "os", "compress": "zlib"}
     async with TaskLog.open(tmp_path / "log", **options) as log:
         await log.put(b"x")

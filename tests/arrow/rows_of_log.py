@@ -40,7 +40,6 @@ _OFFSET_MASK: Final = 2**32 - 1
 
 
 def save(machine: Machine, target: Path) -> Path:
-    """Write the files of a world's log to a directory; returns the directory."""
     for path in machine.paths():
         if path.startswith(f"{PATH}/"):
             file = target / path.removeprefix(f"{PATH}/")
@@ -50,7 +49,6 @@ def save(machine: Machine, target: Path) -> Path:
 
 
 def pieces(journal: Journal, directory: Path, device: str = DEVICE) -> list[Piece]:
-    """Return every segment of the log; the last as far as the journal knows it."""
     identity = journal.identity
     result = []
     for path in sorted((directory / "log").glob("*.log")):
@@ -67,7 +65,6 @@ def pieces(journal: Journal, directory: Path, device: str = DEVICE) -> list[Piec
 def decoded_rows(
     parts: list[Piece], corrupt: Corrupt = Corrupt.SKIP, schema: pa.Schema = DETAILS, **rest: Any
 ) -> list[Row]:
-    """Return what the decoder gives."""
     return [
         row
         for piece in parts
@@ -77,13 +74,11 @@ def decoded_rows(
 
 
 def expected_rows(journal: Journal, directory: Path, device: str = DEVICE) -> list[Row]:
-    """Return what it should give."""
     bodies = BodyStore(str(directory), LogConfig())
     return [_row(journal, entry, bodies, device) for entry in entries(journal)]
 
 
 def rows_of_directory(directory: Path) -> tuple[list[Row], list[Row]]:
-    """Return (decoded, expected) rows of the log in a directory."""
     journal = open_journal(str(directory))
     try:
         return decoded_rows(pieces(journal, directory)), expected_rows(journal, directory)
@@ -92,7 +87,6 @@ def rows_of_directory(directory: Path) -> tuple[list[Row], list[Row]]:
 
 
 def rows_of_world(world: World, directory: Path) -> tuple[list[Row], list[Row]]:
-    """Return (decoded, expected) rows of a world's log, written to the directory."""
     return rows_of_directory(save(world.machine, directory))
 
 
@@ -128,7 +122,6 @@ def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
 
 
 def _concurrency_key(entry: Entry, record: LogRecord) -> str | None:
-    """Return what a LogRecord does not tell."""
     if record.kind not in _BIRTHS:
         return None
     born = entry.data[entry.at : entry.at + entry.length]
@@ -241,5 +234,4 @@ def _known() -> frozenset[int]:
 
 
 def _signed(number: int) -> int:
-    """Bit for bit."""
     return number - 2**64 if number >= 2**63 else number

@@ -47,7 +47,6 @@ class Segments:
         (directory / "taskq.json").write_text(json.dumps(identity))
 
     def begin(self) -> Path:
-        """Begin a segment; returns its file."""
         self._segment = self.next_lsn
         self._path = self.directory / "log" / segment_name(self._segment)
         header = codec.SegmentHeader(self._segment, EPOCH, self.log_id.bytes, self.time_ns)
@@ -68,7 +67,6 @@ class Segments:
         )
 
     def append(self, body: bytes, count: int, *, synced: bool = True) -> int:
-        """Append a frame with this body; returns its offset."""
         if self._path is None:
             self.begin()
         assert self._path is not None
@@ -85,7 +83,6 @@ class Segments:
         return offset
 
     def piece(self, start: int = 0, end: int | None = None, path: Path | None = None) -> Piece:
-        """Return the segment that was begun last, or some of it."""
         path = path or self._path
         assert path is not None
         end = path.stat().st_size if end is None else end
@@ -97,7 +94,6 @@ class Segments:
 def enqueued(
     payload: bytes = b"{}", options: bytes = b"", spec: EnqueueSpec = SPEC, flags: int = 0
 ) -> Callable[[int], bytes]:
-    """Return an ENQUEUED record."""
     queue, task = spec.queue.encode(), spec.task.encode()
     tail = codec.enqueue_tail(
         spec.priority, int(spec.flags) | flags | 1, spec.attempts, len(queue), len(task),
@@ -107,10 +103,8 @@ def enqueued(
 
 
 def claimed(job: int, owner: int = 0xABCD, attempt: int = 1) -> bytes:
-    """Return a CLAIMED record."""
     return codec.encode_job(Kind.CLAIMED, 0, attempt, job, owner)
 
 
 def succeeded(job: int, token: int, result: bytes | None = None) -> Callable[[int], bytes]:
-    """Return a SUCCEEDED record."""
     return lambda lsn: codec.encode_job(Kind.SUCCEEDED, 0, 1, job, token, result, lsn)

@@ -275,7 +275,6 @@ def test_bodies_come_as_they_were_given(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_stand_beside_the_column_of_text(tmp_path: Path) -> None:
-    """Keys are shown as taskq shows them; whoever asks for bytes gets them all as they are."""
     segments = Segments(tmp_path)
     packed, flag = compress(b"\xff" * 6_000, "zlib")
     key = encode_extras(Extras(key=b"\xe9t\xe9"), 0)

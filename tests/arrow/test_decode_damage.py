@@ -152,7 +152,6 @@ def test_a_damaged_header_is_passed_over_where_damage_is(
 def test_a_segment_of_another_log_is_refused_whatever_is_done_about_damage(
     corrupt: Corrupt, tmp_path: Path
 ) -> None:
-    """Its records would be taken for those of this log."""
     segments, path, _ = _three_frames(tmp_path)
     other = uuid.uuid4()
     piece = segments.piece()._replace(log_id=str(other))
@@ -253,7 +252,6 @@ def test_frames_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> No
 
 
 def test_errors_name_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
-    """Whoever passes them on encodes them: Spark's tasks, Arrow's columns, a terminal."""
     directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     segments = Segments(directory)
     path = segments.begin()
@@ -280,7 +278,6 @@ def test_sync_points_among_frames_that_are_walked_together_are_no_rows(
 
 
 def test_sync_points_are_no_rows_wherever_they_stand(tmp_path: Path) -> None:
-    """Between frames, two in a row, alone in a piece, and behind damage."""
     segments = Segments(tmp_path)
     path = segments.begin()
     segments.frame(enqueued(b"one"))

@@ -99,7 +99,6 @@ def test_logs_whose_beginning_compaction_wrote_again(seed: int, tmp_path: Path) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_logs_that_are_torn_or_have_flipped_bytes(seed: int, tmp_path: Path) -> None:
-    """What is whole by its own CRC is salvaged; of the rest nothing is made up."""
     original = save(_mix(seed, 120).machine, tmp_path / "original")
     chance = random.Random(seed)
     for number in range(12):
@@ -251,7 +250,6 @@ _records: st.SearchStrategy[Any] = st.one_of(
 def test_any_records_at_all(
     frames: list[list[Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Also those that no taskq writes: either both read them alike, or both refuse."""
     directory = tmp_path_factory.mktemp("log")
     segments = Segments(directory)
     for frame in frames:

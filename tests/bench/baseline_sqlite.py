@@ -70,12 +70,10 @@ class Plain:
 
     @staticmethod
     def insert(connection: sqlite3.Connection, bodies: Sequence[str]) -> None:
-        """One step a row."""
         connection.executemany("INSERT INTO jobs(body) VALUES(?)", [(body,) for body in bodies])
 
     @staticmethod
     def settle(connection: sqlite3.Connection, ids: Sequence[int]) -> None:
-        """One step a row."""
         connection.executemany(
             "UPDATE jobs SET state=2, result=NULL WHERE id=? AND state=1", [(i,) for i in ids]
         )
@@ -99,7 +97,6 @@ class Tuned(Plain):
 
     @staticmethod
     def settle(connection: sqlite3.Connection, ids: Sequence[int]) -> None:
-        """No result to keep, so the ids are enough."""
         if len(ids) < FEW:
             Plain.settle(connection, ids)
             return
@@ -140,7 +137,6 @@ class SqliteQueue:
         self.thread.start()
 
     def send(self, op: Op, operand: object) -> asyncio.Future[Any]:
-        """Return the answer's future; it resolves when the transaction is durable."""
         future: asyncio.Future[Any] = self.loop.create_future()
         self.mailbox.append((op, operand, future))
         if not self.awake.is_set():
@@ -148,7 +144,6 @@ class SqliteQueue:
         return future
 
     def send_soon(self, op: Op, operand: object) -> None:
-        """As ``send``, without an answer."""
         self.mailbox.append((op, operand, None))
         if not self.awake.is_set():
             self.awake.set()
@@ -168,7 +163,6 @@ class SqliteQueue:
     def _batch(
         self, connection: sqlite3.Connection
     ) -> tuple[list[tuple[asyncio.Future[Any] | None, object]], bool]:
-        """Return one transaction for all that waits: enqueues, then settles, then claims."""
         bodies: list[str] = []
         places: list[tuple[asyncio.Future[Any] | None, int]] = []
         settled: list[int] = []
@@ -241,7 +235,6 @@ class SqliteContender:
         await self.queue.send(Op.SETTLE, [])
 
     async def close(self) -> None:
-        """End the storage thread."""
         await self.queue.send(Op.CLOSE, [])
         self.queue.thread.join()
 
@@ -251,7 +244,6 @@ class SqliteContender:
         return job
 
     async def enqueue_many(self, numbers: range) -> None:
-        """One transaction."""
         bodies = [to_json(("noop", (i,), {"subject": SUBJECT})).decode() for i in numbers]
         await self.queue.send(Op.ENQUEUE_MANY, bodies)
 

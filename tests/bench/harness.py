@@ -76,7 +76,6 @@ _VERSION: Final = "import importlib.metadata as m, sys; print(m.version(sys.argv
 
 
 def kept_for(python: str) -> Path:
-    """Return where virtual environments of that interpreter are kept."""
     name = str(Path(python).resolve()).strip("/").replace("/", "-")
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "taskq-bench", name)
 
@@ -130,7 +129,6 @@ def build() -> str:
 
 
 def machine(directory: Path) -> str:
-    """Return where this is measured, and by which interpreter."""
     cpu = next(
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -154,7 +152,6 @@ class Others:
 
     @staticmethod
     def _seconds() -> float:
-        """Processor seconds of everybody, less those of this process and of its ended children."""
         words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[1:9]
         user, nice, system, _, _, *others = map(int, words)
         busy = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
@@ -169,7 +166,6 @@ class Others:
 
 @contextlib.contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """Make a directory of the disk for a while."""
     with tempfile.TemporaryDirectory(
         dir=parent or Path.cwd(), prefix=".bench-", ignore_cleanup_errors=True
     ) as name:
@@ -195,14 +191,12 @@ def start(module: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def say(process: subprocess.Popen[str], word: str) -> None:
-    """Send the process a line."""
     assert process.stdin is not None
     process.stdin.write(f"{word}\n")
     process.stdin.flush()
 
 
 def hear(process: subprocess.Popen[str], word: str) -> None:
-    """Wait until the process says the word."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line == f"{word}\n", f"{process.args!r} says {line!r}, not {word!r}"
@@ -217,12 +211,10 @@ def answer(process: subprocess.Popen[str], timeout_seconds: float = 600) -> dict
 
 
 def ask(module: str, *arguments: object) -> dict[str, Any]:
-    """Start the module and wait for its answer."""
     return answer(start(module, *arguments))
 
 
 def rss_bytes(pid: int | str = "self") -> int:
-    """Return the resident memory now (Linux)."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -236,7 +228,6 @@ def cpu_seconds(pid: int) -> float:
 
 
 def family(pid: int) -> list[int]:
-    """Return the process and all that it started, by way of whomever (Linux)."""
     members = [pid]
     for member in members:
         with contextlib.suppress(OSError):
@@ -302,12 +293,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the middle value."""
     return percentile(values, 50)
 
 
 def microseconds(seconds: float) -> str:
-    """Return seconds as text in microseconds."""
     return f"{seconds * 1e6:,.1f}"
 
 
@@ -319,11 +308,9 @@ class Table:
         self.rows: list[Sequence[str]] = [columns]
 
     def row(self, *cells: object) -> None:
-        """Add a row."""
         self.rows.append([str(cell) for cell in cells])
 
     def figure(self, what: str, value: float, unit: str, limit: float | None = None) -> None:
-        """Add a row of what was measured, and whether it keeps its limit if it has one."""
         kept = "" if limit is None else f"≤ {limit:g} {'yes' if value <= limit else 'NO'}"
         self.row(what, f"{value:,.3f}", unit, kept)
 

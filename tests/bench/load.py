@@ -69,17 +69,11 @@ class Contender(Protocol):
     tally: Tally
     enqueue: Enqueue
 
-    async def open(self) -> None:
-        """Make ready to enqueue."""
-        ...
+    async def open(self) -> None: ...
 
-    async def close(self) -> None:
-        """Answer everything and give the directory back."""
-        ...
+    async def close(self) -> None: ...
 
-    async def enqueue_many(self, numbers: range) -> None:
-        """Enqueue one job for each number, in one transaction."""
-        ...
+    async def enqueue_many(self, numbers: range) -> None: ...
 
     def worker(self) -> AbstractAsyncContextManager[object]:
         """Runs jobs inside; its end drains and settles what was claimed."""
@@ -91,7 +85,6 @@ class Contender(Protocol):
 
 
 async def produce(enqueue: Enqueue, count: int, producers: int) -> None:
-    """Enqueue ``count`` jobs from so many callers at once, each awaiting its answers in turn."""
     share, rest = divmod(count, producers)
 
     async def enqueue_all(numbers: range) -> None:

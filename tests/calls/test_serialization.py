@@ -36,8 +36,6 @@ class Plain:
 
 
 def typed(annotation: Any) -> Callable[..., Any]:
-    """Return a function that takes and returns this type."""
-
     def task(value: Any) -> Any:
         return value
 

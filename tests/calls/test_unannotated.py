@@ -133,8 +133,6 @@ def test_further_arguments_are_looked_at_too(
 
 
 def test_what_can_be_read_once_is_refused_unread(tmp_path: Path, app: TaskQ) -> None:
-    """Also by a name whose task is not known here."""
-
     @app.task
     def take(value: Any = None) -> None: ...
 

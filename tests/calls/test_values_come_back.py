@@ -330,7 +330,6 @@ def text(value: object) -> str:
 
 
 def same(given: Any, got: Any) -> bool:
-    """Compare two values without the code that is tested."""
     if isinstance(given, dt.datetime) and given.tzinfo:
         return type(got) is dt.datetime and given.timestamp() == got.timestamp()
     return type(given) is type(got) and text(given) == text(got)
@@ -435,8 +434,6 @@ def test_a_type_whose_values_never_come_back_is_no_result(hint: Any) -> None:
 
 
 def test_a_value_of_many_parts_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types that JSON keeps are not compared at all."""
-
     def task(a: int, b: str, c: list[dict[str, float]], d: Any, e: tuple[bytes, ...]) -> int:
         return a
 
@@ -447,7 +444,6 @@ def test_a_value_of_many_parts_is_compared_once(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_no_effect_is_made_for_a_value_that_cannot_be_kept(tmp_path: Path) -> None:
-    """Nor is it made twice, if only the value shows it."""
     app = TaskQ(tmp_path / "log")
     effects: list[str] = []
 

@@ -21,7 +21,6 @@ class Sample:
 
 
 def taskq(*arguments: object, data: bytes | None = None) -> Result:
-    """Run ``taskq`` in this process."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments], input=data)
 
 
@@ -33,5 +32,4 @@ def taskq_json(*arguments: object) -> Any:
 
 
 def state(path: Path, job_id: str) -> Any:
-    """Return what ``taskq show`` says of a job."""
     return taskq_json("show", job_id, "-d", path)["state"]

@@ -25,7 +25,6 @@ TASKQ = (sys.executable, "-m", "taskq")
 
 
 def group_with(name: str, run: Callable[[], None]) -> click.Group:
-    """Return the group with one more command, as a plugin would bring it."""
     group = Commands(name="taskq")
     command = click.Command(name, callback=run)
     group.__dict__["brought_in"] = {name: _Point(command)}
@@ -197,7 +196,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def completed(*words: object) -> list[str]:
-    """Return what bash offers for the last word, types left out."""
     line = ["taskq", *map(str, words)]
     variables = {
         "_TASKQ_COMPLETE": "bash_complete",

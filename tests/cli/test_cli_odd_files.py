@@ -42,8 +42,6 @@ def _look(path: Path, job: str, command: str) -> None:
 
 
 def _open(path: Path) -> None:
-    """Open and claim: it works, or the error is one of the project's own."""
-
     async def work() -> None:
         async with TaskLog.open(path, upkeep=False) as log:
             await log.claim(20)
@@ -54,8 +52,6 @@ def _open(path: Path) -> None:
 
 
 def _holds(path: Path, job: str) -> bool:
-    """Return whether the log opens, and has the job."""
-
     async def work() -> bool:
         async with TaskLog.open(path, upkeep=False) as log:
             return await log.get(job) is not None
@@ -107,7 +103,6 @@ _CHANGES: Final[list[Callable[[Path, random.Random], None]]] = [
 
 
 def _change_one(path: Path, chance: random.Random) -> str:
-    """Change any one file of a log."""
     files = sorted(path for path in path.rglob("*") if path.is_file())
     chosen = chance.choice(files)
     change = chance.choice(_CHANGES)
@@ -160,7 +155,6 @@ def test_a_file_that_is_not_what_it_was_gives_no_traceback_at_length(
 def test_a_marker_of_a_failed_sync_may_hold_anything(
     content: bytes, sample: Sample, tmp_path: Path
 ) -> None:
-    """It says which frames to write again; of one that says nothing all are."""
     path = tmp_path / "log"
     shutil.copytree(sample.path, path)
     (path / "failed").write_bytes(content)
@@ -195,7 +189,6 @@ def test_a_frame_of_any_time_is_read(time_ns: int, tmp_path: Path) -> None:
 
 
 def _set_times(path: Path, time_ns: int) -> None:
-    """Write the first segment's frames anew as of one time."""
     log_id = uuid.UUID(json.loads((path / "taskq.json").read_bytes())["log_id"])
     file = path / "log" / segment_name(1)
     data, seed, at = file.read_bytes(), codec.segment_seed(log_id, 1), codec.SEGMENT_HEADER.size

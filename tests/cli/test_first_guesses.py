@@ -79,7 +79,6 @@ def test_a_first_guess_is_answered_as_it_is_written(
 
 
 def command(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return what a command prints, its exit code behind it."""
     words = shlex.split(line)
     given = dict(word.split("=", 1) for word in words[: words.index("taskq")])
     rest = words[words.index("taskq") + 1 :]

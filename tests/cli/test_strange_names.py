@@ -115,7 +115,6 @@ def test_a_strange_task_name_is_the_same_everywhere(tmp_path: Path, name: str) -
 
 @bad
 def test_a_name_that_cannot_be_is_refused_at_every_door(tmp_path: Path, name: str) -> None:
-    """Nothing is written, and the error says which name and why."""
     app = TaskQ(tmp_path / "q", durability="os")
 
     async def work() -> None: ...
@@ -168,7 +167,6 @@ def test_names_that_look_alike_are_queues_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_process_is_told_by_its_name_alone_and_that_drives_no_terminal() -> None:
-    """Its command line, with whatever secret stands there, is nobody's business."""
     script = (
         "import ctypes, sys\n"
         "ctypes.CDLL(None).prctl(15, b'\\x1b]0;) R\\n', 0, 0, 0)\n"
@@ -182,7 +180,6 @@ def test_a_process_is_told_by_its_name_alone_and_that_drives_no_terminal() -> No
 
 
 def test_no_message_of_an_error_drives_the_terminal(tmp_path: Path) -> None:
-    """Whatever it quotes: a directory's name, what a process or a record says of itself."""
     failed = taskq("ls", "-d", tmp_path / "a\x1b[31m\rb")
     assert failed.exit_code == 1
     assert "\\x1b[31m\\rb" in failed.output

@@ -69,7 +69,6 @@ UNCHECKED: Final = (
 
 
 def checks_nothing(_what: str, name: str) -> bytes:
-    """In place of what refuses such names: another program wrote this log."""
     return name.encode("utf-8", "surrogatepass")
 
 
@@ -86,7 +85,6 @@ class Place:
 
 
 async def _put(path: Path) -> dict[str, str]:
-    """Return jobs in several states, each with all that may be given."""
     ids = {}
     async with TaskLog.open(path, durability="os") as log:
         for name in ("dead", "died", "succeeded", "ready", "again"):
@@ -119,7 +117,6 @@ async def _read(path: Path) -> None:
 
 
 def _enrol(hub: Path) -> None:
-    """A device of which all was written by somebody else."""
     registry, folder = Registry(hub), hub / "devices" / "edge-7"
     registry.enrol("edge-7")
     with registry._changed("edge-7") as facts:
@@ -171,7 +168,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def on_terminal(*words: object) -> str:
-    """Return what a command shows on a terminal."""
     master, slave = pty.openpty()
     shown: list[str] = []
     reader = threading.Thread(target=lambda: shown.append(_all_of(master)))
@@ -206,7 +202,6 @@ def by_itself(place: Place, *words: object) -> str:
 
 
 def _all_of(master: int) -> str:
-    """Return what comes at a terminal until nobody has it open any more."""
     pieces = []
     with contextlib.suppress(OSError):  # as Linux tells that
         while piece := os.read(master, 65_536):
@@ -232,12 +227,10 @@ def d(*words: str) -> Row:
 
 
 def of(state: str, *words: str) -> Row:
-    """Likewise, with the id of a job."""
     return lambda place: (*words, place.ids[state], "-d", place.log), True
 
 
 def hub(*words: str) -> Row:
-    """Return a command of a hub."""
     return lambda place: ("hub", words[0], place.hub, *words[1:]), True
 
 
@@ -247,7 +240,6 @@ def lake(*words: str) -> Row:
 
 
 def quiet(row: Row) -> Row:
-    """Return one that shows nothing of a stranger's."""
     return row[0], False
 
 
@@ -329,7 +321,6 @@ ROWS: Final[dict[str, Row]] = {
 
 
 def commands(group: click.Group, *names: str) -> set[str]:
-    """Return the names of all commands, with the groups that they are in."""
     seen = set()
     for name in group.commands or getattr(group, "table", {}):
         command = group.get_command(click.Context(group), name)

@@ -300,7 +300,6 @@ def test_a_breaker_is_refused_what_makes_no_sense(app: TaskQ) -> None:
 
 
 def test_a_queue_has_one_breaker(app: TaskQ) -> None:
-    """Declared again by a module that is loaded again, it is the same."""
     app.breaker("mail", failures=3)
     app.breaker("mail", failures=3)
     with pytest.raises(UsageError, match="'mail' has another breaker already"):

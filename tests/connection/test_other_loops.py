@@ -57,7 +57,6 @@ CALLS: list[Callable[[TaskQ], Coroutine[Any, Any, Any]]] = [
 def test_a_loop_that_is_not_asyncios_is_told_what_to_use(
     app: TaskQ, ask: Callable[[TaskQ], Coroutine[Any, Any, Any]], is_open: bool
 ) -> None:
-    """Trio drives coroutines as this test does."""
     if is_open:
         task_of(app).enqueue_sync("a")
     try:

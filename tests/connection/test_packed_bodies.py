@@ -32,7 +32,6 @@ LARGE: Final = bytes(3_000_000)
 
 
 async def stored(log: TaskLog, job_id: str) -> JobView:
-    """Return the job with payload and result as the log has them."""
     port, lsn = await log._located(job_id)
     view = await port.view(lsn)
     assert view is not None

@@ -55,7 +55,6 @@ def test_who_names_the_directory_of_the_log_reads_nothing_of_the_working_directo
 
 @pytest.mark.parametrize("name", _STRANGERS)
 def test_no_file_of_the_working_directory_names_a_hub(name: str, tmp_path: Path) -> None:
-    """The rest of it is obeyed by who names no directory, and a line says what is not."""
     (tmp_path / name).write_text(_STRANGERS[name])
     with pytest.warns(UserWarning, match=rf"{name}.*\[hub\].*{tmp_path}/taskq-data/taskq.toml"):
         app = TaskQ()

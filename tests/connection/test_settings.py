@@ -63,7 +63,6 @@ def test_the_environment_holds_text(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_queue_may_store_bodies_otherwise_than_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a file, in the environment as JSON, or as an argument."""
     (tmp_path / "taskq.toml").write_text(
         'compress = "zlib"\ndecompressed_bytes_max = "2GiB"\n'
         '[queues.mail]\ncompress = "none"\n[queues.video]\nkeep = "1d"\n'

@@ -107,14 +107,12 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
 
 
 def attributes(part: object) -> list[str]:
-    """Return all that an object holds."""
     if hasattr(part, "__dict__"):
         return sorted(vars(part))
     return sorted(name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ()))
 
 
 def own(part: object) -> list[str]:
-    """Return all that is not bound to a part of something else."""
     return [name for name in attributes(part) if DECISIONS[type(part)].get(name) != "bound"]
 
 
@@ -211,7 +209,6 @@ class Driven:
         self.agenda.ages.window_ns = WINDOW_NS
 
     def twin(self) -> Driven:
-        """Return the same, through columns."""
         agenda, dedup = Columns(freeze_agenda(self.agenda)), Columns(freeze_dedup(self.dedup))
         twin = Driven(thaw_agenda(agenda), thaw_dedup(dedup), self.lsn, self.time_ns)
         assert agenda.is_empty()
@@ -219,7 +216,6 @@ class Driven:
         return twin
 
     def do(self, steps: Iterable[Step]) -> list[object]:
-        """Return what each step found."""
         return [getattr(self, name)(*rest) for name, *rest in steps]
 
     def _lane(self, number: int) -> Lane:
@@ -237,7 +233,6 @@ class Driven:
     # -- steps -------------------------------------------------------------------------------------
 
     def run(self, number: int, count: int, large: bool) -> None:
-        """Enqueue some jobs, or some thousands."""
         count = count * 40 if large else count % 5 + 1
         locations = [(number % 3 << 32) + (self.lsn + at) * 64 for at in range(count)]
         self.agenda.apply_enqueued_run(self.lsn, locations, self._lane(number), 0)
@@ -295,13 +290,11 @@ class Driven:
         return job, ended
 
     def end_many(self, number: int, count: int, _: bool) -> None:
-        """Another process ran most of the jobs: what is left behind is swept and tidied."""
         for job in range(number * 13 % max(self.lsn, 1), self.lsn)[: count * 30]:
             if self.agenda.apply_claimed(job, 1, 1, 7, 1):
                 self.agenda.apply_ended(Kind.SUCCEEDED, job)
 
     def cancel_many(self, number: int, count: int, _: bool) -> None:
-        """What waits for its time is swept, too."""
         jobs = [chunk.ids[at] for chunk, at in self.agenda.table]
         for job in jobs[::-1][number:][: count * 30]:
             self.agenda.apply_ended(Kind.CANCELLED, job)
@@ -329,7 +322,6 @@ class Driven:
         return self.agenda.queues.any_ready()
 
     def hold(self, number: int, count: int, ends: bool) -> object:
-        """A job waits for others, or one of those ends."""
         held = self.agenda.flows.held
         if ends and held:
             job = list(held)[number % len(held)]
@@ -341,7 +333,6 @@ class Driven:
         return list(self.agenda.flows.todo)
 
     def suspend(self, number: int, delay: int, holds: bool) -> object:
-        """A running job waits within its run."""
         job = self._pick(number, State.RUNNING)
         due = self.time_ns + delay * (delay % 3) if delay % 2 else 2**62
         waits = [Wait(Form.EVENT, f"é{number % 3}", 1, due if delay % 2 else 0)]
@@ -351,7 +342,6 @@ class Driven:
         return self.agenda.steps.awaits(job, "é1"), self.agenda.steps.moment(job)
 
     def step(self, number: int, place: int, takes: bool) -> object:
-        """A step of a job is done, which may have taken a signal."""
         job = self._pick(number, State.RUNNING)
         signal = self.agenda.steps.find_signal(job, b"x") if takes else None
         taken, once = (0, b"") if signal is None else (signal.number, signal.once)
@@ -379,7 +369,6 @@ class Driven:
         return None
 
     def revive(self, number: int, _: int, purges: bool) -> object:
-        """A dead letter is requeued, or forgotten."""
         dead = [chunk.ids[at] for chunk, at in self.agenda.dead]
         if not dead:
             return 0
@@ -411,7 +400,6 @@ class Driven:
         self.agenda.floor_lsn = max(self.agenda.floor_lsn, number)
 
     def key(self, number: int, window: int, frees: bool) -> object:
-        """Keys are taken, or freed."""
         hashed = (number * 0x9E3779B97F4A7C15) % 2**64 or 1
         holders = list(self.dedup.holders(hashed, self.time_ns))
         if frees and holders:

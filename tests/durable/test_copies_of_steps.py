@@ -40,7 +40,6 @@ def test_a_hubs_copy_knows_the_steps_of_its_device() -> None:
 
 
 def tasks_of(app: TaskQ) -> tuple[Any, list[str]]:
-    """Return a task that charges and waits to ship, and what it has done."""
     done: list[str] = []
 
     def note(what: str) -> str:

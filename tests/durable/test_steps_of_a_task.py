@@ -72,7 +72,6 @@ async def changed(
     before: Callable[[], Awaitable[object]],
     after: Callable[[], Awaitable[object]],
 ) -> JobHandle[None]:
-    """Run a task whose code changes behind a first attempt that fails."""
     attempts = 0
 
     @shop.app.task(retry=2)
@@ -531,7 +530,6 @@ async def test_a_job_that_was_handed_over_as_failed_stays_so(shop: Shop, box: Sa
 
 
 async def test_an_attempt_that_fails_does_not_start_a_timer_anew(shop: Shop, box: Sandbox) -> None:
-    """Beside a step that fails the sleep counts from the first attempt."""
     shop.fails = 2
 
     @shop.app.task(retry=retry.fixed(attempts=3, delay="30m"))

@@ -120,7 +120,6 @@ async def test_what_the_log_refuses_for_now_waits_and_burns_no_attempt(
     refuse: Callable[[pytest.MonkeyPatch, Refusals], None],
     operation: Callable[[TaskQ, list[str]], Any],
 ) -> None:
-    """Each operation is met by each refusal; afterwards all is as if there had been none."""
     monkeypatch.setattr(outcomes, "AGAIN_SECONDS", 0)
     app, refusals = TaskQ(tmp_path / "log", durability="os"), Refusals()
     effects: list[str] = []

@@ -27,8 +27,6 @@ def app(tmp_path: Path) -> TaskQ:
 
 
 async def waiting(app: TaskQ) -> JobHandle[Any]:
-    """Return a job that has done a step and waits for a signal."""
-
     def charge(name: str) -> str:
         return f"receipt of {name}"
 
@@ -45,7 +43,6 @@ async def waiting(app: TaskQ) -> JobHandle[Any]:
 
 
 async def run(app: TaskQ, *words: str) -> str:
-    """Return what a command prints, which runs a loop of its own."""
     command = [*words, "-d", str(app.data_dir)]
     done = await asyncio.to_thread(CliRunner().invoke, main, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output

@@ -30,7 +30,6 @@ def spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryS
 
 
 async def served(order: int) -> tuple[dict[str, Any], list[int]]:
-    """What the service says of an order's job once that has ended, and codes of wrong requests."""
     transport = httpx.ASGITransport(example.web)
     async with (
         example.web.router.lifespan_context(example.web),

@@ -46,7 +46,6 @@ def make_tree(root: Path) -> Path:
 def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command, as a user has it."""
     tree, queue = make_tree(tmp_path / "tree"), tmp_path / "queue"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = run_taskq("demo", "--directory", tree, "-d", queue, cwd=tmp_path)

@@ -25,8 +25,7 @@ def _new_world() -> Iterator[None]:
     world.clear()
 
 
-def _no_logging(**_: object) -> None:
-    """Set up nothing."""
+def _no_logging(**_: object) -> None: ...
 
 
 async def test_the_port_retries_adds_up_charges_and_mails() -> None:
@@ -55,7 +54,6 @@ async def test_the_port_reminds_once_a_day() -> None:
 
 
 def test_the_port_has_a_function_of_the_same_kind_for_each_of_the_original() -> None:
-    """Whoever ports an app changes decorators and calls, and rewrites no function."""
     pytest.importorskip("celery", reason="Celery is not installed: pip install celery")
     from examples.from_celery import celery_app, taskq_app  # noqa: PLC0415
 
@@ -69,7 +67,6 @@ def test_the_port_has_a_function_of_the_same_kind_for_each_of_the_original() -> 
 
 
 def test_the_original_does_the_same() -> None:
-    """With a real worker of Celery, in a thread."""
     pytest.importorskip("celery", reason="Celery is not installed: pip install celery")
     from celery import signals  # noqa: PLC0415
     from celery.contrib.testing.worker import start_worker  # noqa: PLC0415

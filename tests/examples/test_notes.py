@@ -39,13 +39,11 @@ class Device:
         self._server: subprocess.Popen[bytes] | None = None
 
     def run(self, *words: str, **environment: str) -> str:
-        """Return what a command prints."""
         done = run_forked("-m", *words, env=self.environment | environment, cwd=self.path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def serve(self) -> None:
-        """Let the server be there."""
         command = [sys.executable, "-m", "examples.notes", "serve", "--port", str(self.port)]
         self._server = subprocess.Popen(command, env=self.environment, cwd=self.path)
         until = time.monotonic() + 30
@@ -58,16 +56,13 @@ class Device:
         raise AssertionError("the server does not answer")
 
     def work(self) -> None:
-        """Send what waits."""
         self.run("taskq", "worker", "examples.notes.app:app", "--burst")
 
     def received(self, folder: str) -> dict[str, bytes]:
-        """Return what the server has."""
         result = (self.path / "home" / "SERVER" / folder).iterdir()
         return {item.name: item.read_bytes() for item in result}
 
     def stop(self) -> None:
-        """End the server."""
         if self._server is not None:
             self._server.kill()
             self._server.wait()
@@ -105,7 +100,6 @@ def test_what_was_written_offline_arrives_once_and_a_hub_can_have_it_sent_anew(
 
 
 def _order_all(device: Device, hub: HubProcess, queue: str) -> None:
-    """The hub orders everything anew, and learns that it was sent."""
     token = Registry(hub.path).enrol("edge-7")
     asyncio.run(hub.start())
     programs = Hub(hub.path)

@@ -77,7 +77,6 @@ class MadeLog:
         self._begin()
 
     def frame(self, *records: bytes, synced: bool = True) -> Place:
-        """Append a frame; ``synced``: it declares every frame before it synced."""
         if synced:
             self.synced_through = self.next_lsn
         self.time_ns += SECOND
@@ -97,14 +96,12 @@ class MadeLog:
         return place
 
     def enqueue(self, count: int = 1, size: int = 20, queue: str = "mail") -> Place:
-        """Return a frame of so many new jobs."""
         first = self.next_lsn
         return self.frame(
             *(enqueued(first + number, bytes(size), queue) for number in range(count))
         )
 
     def tear(self, count: int = 30) -> None:
-        """Leave the first bytes of a frame behind the last one."""
         with self.file.open("ab") as file:
             file.write(codec.FRAME_MAGIC_BYTES + b"x" * count)
 

@@ -158,7 +158,6 @@ async def test_the_end_of_a_flow_is_waited_for_whatever_it_keeps(app: TaskQ) -> 
 async def test_a_flow_is_cancelled_to_its_end_where_nobody_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frame cancels so many held jobs; the next one comes though nothing else happens."""
     monkeypatch.setattr(ends, "FOLLOWED_MAX", 1)
     app = TaskQ(tmp_path)
 

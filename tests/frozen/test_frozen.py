@@ -119,7 +119,6 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_frozen_program_runs_its_jobs_in_children(
     program: str, frozen: Path, tmp_path: Path
 ) -> None:
-    """Of a module even if it forgets to ask for it, since a hook comes before it."""
     for number, where in enumerate(["module", "main", "forgotten module"]):
         home = tmp_path / str(number)
         home.mkdir()

@@ -97,7 +97,6 @@ class OutboxSimulation(Simulation):
         self.handed = 0
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
-        """Return what may happen, and how often."""
         return [
             *super().chances(), (20, self._order), (12, self._adopt), (3, self._cancel_one),
             (5, self._requeue), (2, self._keep_outbox), (3, self._expire), (3, self._ask_late),
@@ -148,7 +147,6 @@ class OutboxSimulation(Simulation):
         self._drop_keeper()
 
     def _at_hub(self, act: Callable[[], Any]) -> Any:
-        """Return what it gives; the hub may die of it, and begins anew after trouble."""
         try:
             return act()
         except (PowerLost, ProcessKilled) as error:
@@ -369,7 +367,6 @@ class OutboxSimulation(Simulation):
     # -- what must hold ---------------------------------------------------------------------------
 
     def check_bytes(self) -> None:
-        """H1, and H7 as far as it can be said at any moment."""
         super().check_bytes()
         if self.log_id is None:
             return
@@ -388,7 +385,6 @@ class OutboxSimulation(Simulation):
         return self.world.records()
 
     def settle(self) -> None:
-        """All is well again: whatever was enqueued ends, and only once."""
         super().settle()
         self._questions.clear()
         for _ in range(_ROUNDS):

@@ -52,7 +52,6 @@ class Direct(Http):
         self._transport = httpx.ASGITransport(server.app)
 
     async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
-        """Send a request."""
         async with httpx.AsyncClient(transport=self._transport, base_url="http://hub") as client:
             answer = await client.request(method, path, headers=headers, content=body)
         return Told(answer.status_code, answer.content)
@@ -69,18 +68,15 @@ class Place:
 
     @property
     def log(self) -> Path:
-        """Return the directory of the device's log."""
         return self.path / DEVICE
 
     @property
     def copy(self) -> Path:
-        """Return the hub's only copy."""
         (copy,) = (self.hub / "devices" / DEVICE).glob("*-*")
         return copy
 
     @cached_property
     def token(self) -> str:
-        """Enrol the device."""
         return Registry(self.hub).enrol(DEVICE)
 
     async def write(self, count: int = 3, size: int = 10) -> None:
@@ -102,7 +98,6 @@ class Place:
             await line.close()
 
     async def order(self, url: str, count: int, seconds: float = STEP_SECONDS) -> None:
-        """Enqueue jobs for a device that rests; each comes within so many seconds."""
         await self.write()
         log = self.log
         settings = HubSettings(accept=("update",), every=900, poll=900)
@@ -142,7 +137,6 @@ class Place:
             return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]
 
     async def sent(self, asked: Request) -> httpx.Response:
-        """Return what a message of the device is answered."""
         method, path, headers, body = carried(asked)
         return await self.ask(method, path, headers=headers, content=body)
 
@@ -155,13 +149,11 @@ class Place:
             await server.close()
 
     def lose(self, log_id: str) -> None:
-        """Let the hub have nothing of a log."""
         for copy in (self.hub / "devices").glob(f"*/{log_id}"):
             shutil.rmtree(copy)
         self.restart()
 
     def remove(self) -> None:
-        """Let the device's directory be gone."""
         shutil.rmtree(self.log)
 
     def lose_log_only(self, log_id: str) -> None:
@@ -182,7 +174,6 @@ class Place:
 
 @contextlib.contextmanager
 def served(what: uvicorn.Server | ASGIApp) -> Iterator[str]:
-    """Yield where something is served, at a port of this machine."""
     server = what
     if not isinstance(server, uvicorn.Server):
         server = uvicorn.Server(uvicorn.Config(server, log_level="warning", lifespan="off"))
@@ -215,12 +206,10 @@ def running(port: int, *command: str | Path) -> Iterator[subprocess.Popen[bytes]
 
 
 def run(*words: object) -> Result:
-    """Return what a command says, and how it exits."""
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
 def is_copy(copies: dict[str, bytes], segments: dict[str, bytes]) -> bool:
-    """Return whether the copy has all but the sync points that end the log."""
     return copies.keys() == segments.keys() and all(
         segments[name].startswith(data) and len(segments[name]) - len(data) <= 2 * 56
         for name, data in copies.items()

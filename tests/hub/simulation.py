@@ -57,7 +57,6 @@ class LineDropped(Exception):
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns in which nothing waits."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -105,7 +104,6 @@ class Simulation:
     # -- what happens -----------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
-        """So many things happen; then the line is well again, and all must be found."""
         weights, acts = zip(*self.chances(), strict=True)
         for _ in range(steps):
             (act,) = self.random.choices(acts, weights)
@@ -114,7 +112,6 @@ class Simulation:
         self.settle()
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
-        """Return what may happen, and how often."""
         return [
             (30, self._work), (4, self._rest), (3, self._kill_device), (3, self._crash_device),
             (2, self._fail_sync), (2, self._compact), (25, self.session), (3, self._kill_hub),
@@ -225,7 +222,6 @@ class Simulation:
         self.due &= self._held()
 
     def _held(self) -> Records:
-        """Return what one of the two surely has."""
         if self.log_id is not None:
             with self._hub()._held(DEVICE, self.log_id):
                 """What a crash left is cut off."""
@@ -266,7 +262,6 @@ class Simulation:
             self._checked.clear()
 
     def _ask_hub(self, asked: Request, *, more: bool = False) -> Answer:
-        """Let a request arrive; the hub may die of it."""
         if isinstance(asked, Declare):
             self._answered = None
         before = self.hub_records() if isinstance(asked, Declare) else set()
@@ -289,14 +284,12 @@ class Simulation:
         return self._checked_answer(answer)
 
     def _checked_answer(self, answer: Answer) -> Answer:
-        """H2: what was answered is there, whatever happened to the hub since."""
         if self._answered is not None and self.hub is not None and self.log_id is not None:
             copy = self.hub._copies.get((DEVICE, self.log_id))
             assert copy is None or copy.has(self._answered), self._answered
         return answer
 
     def _copies(self) -> Files:
-        """Return what the hub has of its devices, but for what it notes of their jobs."""
         return {
             path: data
             for path, data in _files(self.hub_machine).items()
@@ -438,7 +431,6 @@ class Simulation:
     # -- what must hold ---------------------------------------------------------------------------
 
     def check_bytes(self) -> None:
-        """H1: each segment of the hub is the beginning of what the device's was."""
         for path in self.hub_machine.paths():
             lsn = segment_lsn(path.rpartition("/")[2])
             if lsn is None or not path.startswith(f"{HUB}/devices/"):
@@ -475,7 +467,6 @@ class Simulation:
         self._check_fold(copy)
 
     def _check_records(self, copy: str) -> None:
-        """H5: what the device has the hub has; what neither has any more was declared."""
         device, hub = self._device_records(), self._records_at(copy)
         assert device <= hub
         oldest = min(lsn for _, lsn in device)
@@ -490,7 +481,6 @@ class Simulation:
             assert any(first <= lsn < following for first, following in gaps), (epoch, lsn, gaps)
 
     def _check_fold(self, copy: str) -> None:
-        """H10, H11: the copy is whole, and says of every job what the device's log says."""
         theirs, ours = self.world.reader(), self._reader(copy)
         assert verify(ours).damage == verify(theirs).damage == ()
         now_ns = self.world.clock.wall_ns()
@@ -518,7 +508,6 @@ class Simulation:
         return _records(CrashableDisk(self.hub_machine), path)
 
     def hub_records(self) -> Records:
-        """Of the copy and of all that was set aside."""
         paths = {path.rpartition("/log/")[0] for path in self.hub_machine.paths()}
         records: Records = set()
         for path in paths:
@@ -547,7 +536,6 @@ def _records(disk: CrashableDisk, path: str, end: Border | None = None) -> Recor
 
 
 def hub_files(simulation: Simulation) -> Files:
-    """Return everything that the hub has on its disk."""
     return _files(simulation.hub_machine)
 
 
@@ -556,7 +544,6 @@ def _files(machine: Machine) -> Files:
 
 
 def _set_back(machine: Machine, files: Files, *, in_place: bool) -> None:
-    """Let these be all the files, durably; in place they stay the files that they are."""
     disk, before = CrashableDisk(machine), machine.paths()
     for path in before:
         if not in_place or path not in files:

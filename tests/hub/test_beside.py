@@ -70,7 +70,6 @@ async def _grown(place: Place) -> Path:
 
 
 def _being_written(copy: Path) -> None:
-    """Let the server be in the middle of everything that it does."""
     last = max((copy / "log").glob("*.log"))
     with last.open("ab") as file:
         file.write(bytes(100) + b"half of a frame")

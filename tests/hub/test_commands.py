@@ -91,8 +91,6 @@ def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) ->
 
 
 def test_a_copy_never_speaks_as_the_machine(place: Place) -> None:
-    """No state of a job on the device has the hub say what to start, resume or signal there."""
-
     async def write() -> None:
         async with TaskLog.open(place.log) as log:
             await log.put(b"1")
@@ -202,7 +200,6 @@ def test_a_stick_has_the_device_by_the_name_that_the_hub_gave_it(place: Place) -
 def test_a_stick_never_has_a_device_by_another_name(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the settings' address is none that a token goes to; what is no token is told."""
     asyncio.run(place.write())
     log, token, stick = place.log, place.path / "token", place.path / "stick"
     token.write_text("garbage")
@@ -225,7 +222,6 @@ def test_a_clone_that_was_refused_shows_in_status(place: Place) -> None:
 
 
 def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
-    """As after a first contact whose line dropped."""
     assert place.token
     hub = Copies(PatientDisk, str(place.hub))
     hub.answer(_DEVICE, Sync(UUID(int=1), 1, frozenset(), NOWHERE))

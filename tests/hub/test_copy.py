@@ -189,7 +189,6 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, p
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_came_in_pieces_is_on_disk_before_anybody_is_told_of_it(seed: int) -> None:
-    """The sync that a piece owes is made up for by whatever is asked next."""
     line = Line()
     line.simulation.hub_machine.random.seed(seed)
     half = line.log.borders(line.log.segments[0])[0]
@@ -205,7 +204,6 @@ def test_what_came_in_pieces_is_on_disk_before_anybody_is_told_of_it(seed: int) 
 
 
 def test_sessions_of_two_logs_of_a_device_do_not_end_each_other() -> None:
-    """Two programs of a machine have a log each, and its token."""
     line, other = Line(), UUID(int=7)
     line.ask(Sync(other, 1, frozenset(), NOWHERE))
     assert isinstance(line.append(line.data), Stored)

@@ -150,7 +150,6 @@ async def test_a_commit_of_the_largest_payload_goes_as_a_whole(place: Place) -> 
 
 
 async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(place: Place) -> None:
-    """Also one that this hub does not know: it checks frames without."""
     await place.write()
     await place.sync()
     log = DurableLog(LocalDisk(), str(place.log))

@@ -42,7 +42,6 @@ def resize(place: Place) -> Iterator[Callable[[int], object]]:
 
 
 def _torn_bytes(place: Place) -> int:
-    """Return what stands behind the last whole frame of the copy, which is a log without damage."""
     with LogReader.open(str(place.copy)) as reader:
         report = verify(reader.journal)
     assert not report.damage

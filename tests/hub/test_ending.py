@@ -87,7 +87,6 @@ def _status(url: str, token: str) -> int:
 
 
 async def test_a_hub_ends_within_ten_seconds_whatever_hangs(place: Place) -> None:
-    """A disk that does not answer, and a body that does not come."""
     assert place.token
     port = free_port()
     command = [sys.executable, "-c", _HANGS, "hub", "serve", str(place.hub), "--bind"]
@@ -126,7 +125,6 @@ def _sync(place: Place) -> tuple[bytes, bytes]:
 def test_a_hub_ends_though_nobody_reads_what_it_says(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a pipe that is full."""
     is_read, ended = threading.Event(), list[int]()
     monkeypatch.setattr(listening, "_TELL_SECONDS", 0.01)
     monkeypatch.setattr("taskq_plugins.hub.gate.listening.os._exit", ended.append)
@@ -155,7 +153,6 @@ async def test_who_sends_has_no_file_open_once_that_is_closed(place: Place) -> N
 
 
 def _open_files(folder: Path) -> list[str]:
-    """Return which files of a folder this process has open."""
     links = Path("/proc/self/fd").iterdir()
     files = [str(link.readlink()) for link in links if link.is_symlink()]
     return [file for file in files if file.startswith(str(folder))]

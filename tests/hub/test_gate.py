@@ -113,7 +113,6 @@ async def test_what_is_not_of_its_fields_type_is_told_so_and_written_nowhere(
 
 
 async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) -> None:
-    """Its own words are as large as they may be, and yet all that an operator runs goes on."""
     await place.write()
     await place.sync()
     most = Sync(
@@ -167,7 +166,6 @@ class _Fuzz:
         self.place, self.chance = place, random.Random(seed)
 
     async def run(self, count: int) -> set[int]:
-        """Send so many; returns what they were answered."""
         statuses = set()
         for _ in range(count):
             begun = await self.place.sent(_SYNC)

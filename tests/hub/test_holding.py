@@ -54,7 +54,6 @@ async def _synced(line: Line, log_id: UUID) -> Synced:
 
 
 async def _held(place: Place, line: Line, log_id: UUID) -> asyncio.Task[Answer | None]:
-    """Return a question, once it waits at the hub."""
     session, asking = (await _synced(line, log_id)).session, place.server._outbox.asking
     key, question = (line.device, log_id), Question(session, log_id, NOWHERE, {}, False, (), 50.0)
     before = asking.get(key)
@@ -98,7 +97,6 @@ async def test_many_logs_of_one_device_wait_and_sync_side_by_side(place: Place, 
 async def test_a_question_takes_the_place_of_the_one_before(
     place: Place, url: str, has_outbox: bool
 ) -> None:
-    """Also where the line of that one is long gone."""
     lines = [Line(url, place.token) for _ in range(_COUNT)]
     Registry(place.hub).enrol("other")
     async with Hub(place.hub) as hub:

@@ -50,7 +50,6 @@ def _pin(place: Place) -> int:
 
 
 def _arrived(place: Place, seconds: float) -> None:
-    """Let all that the hub has be there for so long."""
     then = time.time() - seconds
     for path in place.hub.rglob("*.log"):
         os.utime(path, (then, then))
@@ -96,7 +95,6 @@ async def test_what_goes_by_the_limit_of_a_lagging_reader_is_declared_with_its_c
 
 
 async def test_a_hub_that_lost_all_is_filled_again_and_pins_what_it_lacks(place: Place) -> None:
-    """Everything younger than the grace is there again."""
     await _work(place)
     await place.sync()
     _arrived(place, 3 * _DAY)
@@ -160,7 +158,6 @@ async def test_what_was_written_again_on_a_branch_that_was_left_stays_on_the_oth
 
 
 async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(place: Place) -> None:
-    """That it was is told for ever."""
     async with TaskLog.open(place.log, segment_bytes=_SMALL) as log:
         for _ in range(2):
             await log.put(bytes(2 * _MIB))

@@ -102,7 +102,6 @@ async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_answer_may_end_with_its_connection_and_a_question_ends_with_its_head() -> None:
-    """A body after it, of no bytes even, resets the connection of whoever answers by the head."""
     async with answering(b"HTTP/1.0 200 OK\r\n\r\n{}") as (port, asked):
         answer = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
     assert answer == Told(200, b"{}")

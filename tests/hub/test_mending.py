@@ -148,7 +148,6 @@ async def test_no_command_advises_to_repair_a_copy(place: Place) -> None:
 async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
     place: Place, url: str
 ) -> None:
-    """A branch that was left and jobs for devices are with it."""
     await _work(place, 20, 2 * _MIB)
     await place.sync()
     before = shutil.copytree(place.log, place.path / "before")
@@ -278,7 +277,6 @@ async def test_a_registry_that_is_older_than_the_copies_is_named_with_what_helps
 async def test_a_registry_that_was_copied_while_it_was_written_is_named_with_what_helps(
     place: Place, at: int
 ) -> None:
-    """It is not what it was at that place, and nobody makes another in its place."""
     registry = Registry(place.hub)
     for number in range(60):
         registry.enrol(f"edge-{number}")

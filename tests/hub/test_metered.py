@@ -39,7 +39,6 @@ _SAID: Final = (
 
 
 def _counter(url: str) -> BadLine:
-    """Return a way there that counts what it carries."""
     return BadLine(int(url.rpartition(":")[2]), drops=0.0)
 
 

@@ -55,11 +55,9 @@ class Ahead(SystemClock):
     """Two hours later."""
 
     def wall_ns(self) -> int:
-        """Now, as it will be."""
         return time.time_ns() + 7_200 * SECOND_NS
 
     def steady_ns(self) -> int:
-        """Go on as far: nobody set the clock."""
         return super().steady_ns() + 7_200 * SECOND_NS
 
 
@@ -77,7 +75,6 @@ class Place:
         self.accept: tuple[str, ...] = ("update", "photos.*")
 
     def enrol(self, device: str) -> TaskQ:
-        """Return a device with an app that notes what it runs."""
         self.tokens[device] = Registry(self.path / "hub").enrol(device)
         app = self.apps[device] = TaskQ(self.path / device)
 
@@ -91,12 +88,10 @@ class Place:
         return app
 
     async def put(self, version: str = "7.2", **options: Any) -> JobHandle[Any]:
-        """Enqueue an update of the first device."""
         call = self.hub.call_by_name("update", version).options(**options)
         return await self.hub.device("edge-7").enqueue(call)
 
     async def sync(self, device: str = "edge-7", **settings: Any) -> Synced:
-        """Return what ``taskq sync`` does."""
         (self.path / device).mkdir(exist_ok=True)
         async with TaskLog.open(self.path / device):
             """There is a log."""
@@ -108,26 +103,22 @@ class Place:
             await line.close()
 
     async def round(self) -> None:
-        """Let the first device take what there is, run it, and tell of it."""
         await self.sync()
         await self.work()
         await self.sync()
 
     async def work(self, device: str = "edge-7") -> None:
-        """What ``taskq worker --burst`` does."""
         app = self.apps[device]
         async with app:
             await app.adopt()
             await app.worker(burst=True).run()
 
     def restart(self) -> None:
-        """Another server."""
         self.server = Server(self.path / "hub")
         self.servers.append(self.server)
 
 
-async def _leave(_own: object) -> None:
-    """Adopt nothing."""
+async def _leave(_own: object) -> None: ...
 
 
 @pytest.fixture
@@ -511,7 +502,6 @@ async def test_a_job_that_waits_on_its_device_goes_on_behind_its_steps_and_its_e
 async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long poll: it is answered when something is enqueued."""
     await place.put("1")
     await place.sync()
     question = (await place.sync()).question

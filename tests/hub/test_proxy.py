@@ -26,7 +26,6 @@ class Narrow(Direct):
         self.most, self.refused, self.largest = most, 0, 0
 
     async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
-        """Send a request, if it is not too large."""
         if len(body) > self.most:
             self.refused += 1
             return Told(413, _PAGE)

@@ -22,7 +22,6 @@ def _kinds(place: Place) -> list[str]:
 
 
 def _is_equal(place: Place) -> bool:
-    """Whether the hub has each segment of the device, byte for byte but for what says nothing."""
     files = (place.hub / "devices" / DEVICE).glob("*-*/log/*.log")
     copies, segments = {file.name: file.read_bytes() for file in files}, place.segments()
     return max(copies) <= max(segments) and all(

@@ -113,7 +113,6 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
 async def test_a_device_tries_again_at_once_when_there_is_a_way_to_its_hub(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And waits as long as it was told where the way was there all the time."""
     routes = iter([False, False, True])
     monkeypatch.setattr("taskq_plugins.hub.sync.has_route", lambda _host: next(routes))
     monkeypatch.setattr("taskq_plugins.hub.sync._LOOK_SECONDS", 0.01)

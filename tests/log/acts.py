@@ -57,7 +57,6 @@ class History:
             self._note()
 
     def compact(self) -> None:
-        """Write so much that the oldest segments go."""
         process = self.processes[0]
         for _ in range(4):
             fill_segment(process)

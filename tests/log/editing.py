@@ -14,19 +14,16 @@ from tests.log.world import Process
 
 
 def found(process: Process, job: int, **wish: Any) -> Edit:
-    """Return an edit of a job, as the process finds it now."""
     process.catch_up()
     return Edit(waiting_job(process.committer.sight, job), **wish)
 
 
 def edit(process: Process, job: int, **wish: Any) -> bool | None:
-    """Let a job wait otherwise."""
     answer: bool | None = process.ask(Op.EDIT, found(process, job, **wish))
     return answer
 
 
 def some_edit(process: Process, chance: random.Random, queues: Sequence[bytes]) -> Edit | None:
-    """Return an edit of any job that waits; None if none does."""
     agenda = process.catch_up().need_agenda()
     waiting = [
         chunk.ids[index]

@@ -37,7 +37,6 @@ class Memory:
     steps: dict[int, list[str]] = field(default_factory=dict)
 
     def end(self, lsn: int, state: State, body: bytes | None) -> None:
-        """Somebody was told that he settled a job."""
         if lsn in self.reborn:
             return
         assert lsn not in self.ended, "settled twice"
@@ -45,13 +44,11 @@ class Memory:
         self.know(lsn, state, body)
 
     def know(self, lsn: int, state: State, body: bytes | None) -> None:
-        """Somebody was told how a job ended."""
         if lsn in self.reborn:
             return
         assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
 
     def cancel(self, lsn: int, answer: Cancel) -> None:
-        """Somebody was told what became of his wish to cancel a job."""
         if answer is Cancel.WITHDRAWN:
             self.end(lsn, State.CANCELLED, None)
         elif answer is Cancel.ASKED and lsn not in self.reborn:
@@ -82,7 +79,6 @@ class Memory:
         self.purged &= reference.purged
 
     def mean(self, lsn: int, what: str, value: object) -> None:
-        """An lsn was told to somebody; it must never mean anything else."""
         assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"
 
 

@@ -98,14 +98,12 @@ class Reference:
     def of(
         cls, records: Iterable[LogRecord], is_free: Callable[[int], bool], *, may_fall: bool
     ) -> Reference:
-        """Return the fold of these."""
         reference = cls(may_fall=may_fall, is_free=is_free)
         for record in records:
             reference.apply(record)
         return reference
 
     def apply(self, record: LogRecord) -> None:
-        """The next record."""
         assert record.lsn > self.last_lsn
         assert record.time_ns >= self.time_ns or record.kind == Kind.CLOCK
         self.last_lsn, self.time_ns = record.lsn, record.time_ns
@@ -196,7 +194,6 @@ class Reference:
             holders.append((record.lsn, until, lives))
 
     def active(self, queue: bytes, key: bytes, now_ns: int) -> list[int]:
-        """Return the jobs that hold a key."""
         return [
             job
             for job, until, lives in self.holders.get((queue, key), ())
@@ -205,7 +202,6 @@ class Reference:
         ]
 
     def is_live(self, job: int) -> bool:
-        """Return whether a job is not settled."""
         return self.jobs[job].state in (State.SCHEDULED, State.READY, State.RUNNING)
 
     def _claimed(self, record: LogRecord) -> None:
@@ -365,7 +361,6 @@ class Reference:
             job.since_ns = self.moment
 
     def ready(self) -> list[int]:
-        """In the order in which they are to be claimed."""
         jobs = [
             job
             for job in self.jobs.values()
@@ -383,7 +378,6 @@ class Reference:
         self._promote()
 
     def check(self, facets: Facets, now_ns: int) -> None:
-        """A fold of the library says the same."""
         agenda, dedup = facets.need_agenda(), facets.need_dedup()
         assert not facets.damage
         agenda.promote(now_ns, 2**62)

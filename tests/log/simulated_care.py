@@ -65,7 +65,6 @@ class Care:
         return Op.OUTCOME, job, accept
 
     def _dead(self, process: Process) -> list[int]:
-        """Some dead letters, and now and then one that was none when it was looked up."""
         agenda = process.catch_up().need_agenda()
         dead = [chunk.ids[index] for chunk, index in agenda.dead]
         if not dead:
@@ -121,7 +120,6 @@ class Care:
         return Op.PURGE, jobs, accept
 
     def _pause(self, process: Process) -> Made:
-        """Most pauses are short, or nothing would go on."""
         paused = sorted(process.catch_up().need_agenda().queues.paused)
         if paused and self.chance.random() < 0.8:
             return Op.RESUME, self.chance.choice(paused), lambda _: None

@@ -30,7 +30,6 @@ class Snapshooting:
         self._writing: dict[Process, Generator[None, None, None]] = {}
 
     def write_snapshot(self, process: Process) -> None:
-        """A few steps of a snapshot."""
         steps = self._writing.pop(process, None)
         if steps is None:
             with contextlib.suppress(LogError):
@@ -50,7 +49,6 @@ class Snapshooting:
                     steps.close()
 
     def check_snapshots(self) -> None:
-        """It does not matter what a fold begins with."""
         if self.world.machine.find("/srv/data/taskq.json") is not None:
             behind, total = check_same(self.world, loosely=self._steps_of_clock)
             self.counts["folds that began with snapshots"] += behind < total

@@ -49,7 +49,6 @@ class Uploads:
         raise NotImplementedError
 
     def upload(self) -> None:
-        """A process publishes an upload: a new one, or one of which nobody knows what became."""
         process = self.chance.choice(self.processes)
         unsure = sorted(self.offered.keys() - self.published)
         if unsure and self.chance.random() < 0.5:
@@ -70,7 +69,6 @@ class Uploads:
             self.counts["published"] += 1
 
     def adopt(self) -> None:
-        """A process adopts for a while."""
         process = self.chance.choice(self.processes)
         if process not in self._adopters:
             adopter = Adopter(process.committer)
@@ -94,13 +92,11 @@ class Uploads:
         self.counts["not adopted"] += 1
 
     def forget_adopters(self) -> None:
-        """Of processes that are gone."""
         self._adopters = {
             process: item for process, item in self._adopters.items() if not process.disk.is_dead
         }
 
     def adopt_rest(self) -> None:
-        """All is well again: whatever was published is there, and nothing of it twice."""
         for adopter, _ in self._adopters.values():
             adopter.close()
         self._adopters.clear()

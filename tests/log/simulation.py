@@ -99,7 +99,6 @@ class Simulation(Snapshooting, Care, Uploads):
         self._may_have_lost = False
 
     def run(self, steps: int) -> None:
-        """So many random acts, then a power loss, and a last look."""
         for _ in range(steps):
             self.act()
         self.calm()
@@ -111,7 +110,6 @@ class Simulation(Snapshooting, Care, Uploads):
     # -- what happens -----------------------------------------------------------------------------
 
     def act(self) -> None:
-        """One random act; it may end in a crash."""
         acts: list[tuple[int, Callable[[], None]]] = [
             (30, self.work), (12, self.sync), (2, self.rest), (6, self.pass_time), (3, self.appear),
             (2, self.kill), (1, self.power_loss), (2, self.plan_a_crash), (1, self.check),
@@ -139,7 +137,6 @@ class Simulation(Snapshooting, Care, Uploads):
         self._take_answers()
 
     def appear(self) -> None:
-        """One more process opens the log: at the first try, whatever happened before."""
         if len(self.processes) < _PROCESSES_MAX:
             try:
                 process = self.world.process()
@@ -172,24 +169,19 @@ class Simulation(Snapshooting, Care, Uploads):
             self.pending = [asked for asked in self.pending if asked[1] is not request[2]]
 
     def sync(self) -> None:
-        """A process makes its answers durable."""
         self.chance.choice(self.processes).sync()
 
     def rest(self) -> None:
-        """A process has nothing to do for a second."""
         with contextlib.suppress(OSError, LogError):
             self.chance.choice(self.processes).rest()
 
     def pass_time(self) -> None:
-        """Seconds, or an hour."""
         self.world.clock.advance(self.chance.choice((0.001, 1, 7, 60, 3_600)))
 
     def step_clock(self) -> None:
-        """Somebody sets the clock."""
         self.world.clock.step(self.chance.choice((-4, -3_600, 3_600, -60, 60, 10**8, -(10**8))))
 
     def kill(self) -> None:
-        """Kill -9 between two calls."""
         self._bury(self.chance.choice(self.processes))
 
     def plan_a_crash(self) -> None:
@@ -198,7 +190,6 @@ class Simulation(Snapshooting, Care, Uploads):
         self.world.machine.stop_at(step, power=self.chance.random() < 0.6)
 
     def power_loss(self) -> None:
-        """Between two calls."""
         self.world.machine.lose_power()
         self._everything_is_gone()
         self.check()
@@ -214,7 +205,6 @@ class Simulation(Snapshooting, Care, Uploads):
         self.counts[f"disk {kind}"] += 1
 
     def calm(self) -> None:
-        """No more faults, and everything that waits is answered."""
         self._heal()
         self.world.process().close()
         for process in list(self.processes):
@@ -302,7 +292,6 @@ class Simulation(Snapshooting, Care, Uploads):
         self.memory.durable.add(lsn)
 
     def _enqueue_run(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        """Many callers, some of whom give up."""
         count = self.chance.choice((1, 3, 12, 30))
         specs = sorted(self.chance.choices(_SPECS, k=count), key=_SPECS.index)
         items = [(spec, self._item()[1], None) for spec in specs]
@@ -377,11 +366,9 @@ class Simulation(Snapshooting, Care, Uploads):
         return Op.SETTLE, [item], accept
 
     def _is_as_told(self, item: Settlement) -> bool:
-        """Whether the end of a delivery is that of its job: unless somebody wants it cancelled."""
         return item.kind is Kind.SUCCEEDED or item.delivery.job not in self.memory.doubted
 
     def _transact(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        """Return a job that ends, others that are cancelled and enqueued with it."""
         mine = self.held[process] or self.old
         cancels = [job for job in (self._some_job(), self._some_job()) if job is not None]
         if not mine or not cancels:
@@ -404,7 +391,6 @@ class Simulation(Snapshooting, Care, Uploads):
         return Op.TRANSACT, Bundle((item,), tuple(cancels), tuple(items)), accept
 
     def _step(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        """A job does a step, or asks for a signal; each is asked for once."""
         pool = self.held[process] or self.old
         if not pool:
             return self._claim(process)
@@ -441,7 +427,6 @@ class Simulation(Snapshooting, Care, Uploads):
         return Op.EXTEND, (self.chance.choice(pool), lease_ns), lambda _: None
 
     def _settle_soon(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        """Most are plain successes, as a busy worker's are."""
         mine = self.held[process]
         if not mine:
             return self._claim(process)

@@ -22,12 +22,10 @@ T = TypeVar("T")
 
 
 def keeping(**options: Any) -> LogConfig:
-    """Return a log of the smallest segments that keeps what the options say."""
     return LogConfig(segment_bytes=SEGMENT_BYTES_MIN, **options)
 
 
 def tend(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
-    """Do all the upkeep that there is to do."""
     upkeep = upkeep or Upkeep(process.committer)
     process.catch_up()
     for _ in range(_STEPS_MAX):
@@ -41,7 +39,6 @@ def tend(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
 
 
 def tend_a_while(process: Process, upkeep: Upkeep, steps: int) -> None:
-    """Take so many steps of upkeep, or fewer: what has none to do looks again the next time."""
     for _ in range(steps):
         requests = upkeep.step()
         if requests:
@@ -53,7 +50,6 @@ def tend_a_while(process: Process, upkeep: Upkeep, steps: int) -> None:
 
 
 def finish(steps: Generator[None, None, T]) -> T:
-    """Take every step of a chore; returns what it does."""
     while True:
         try:
             next(steps)
@@ -76,7 +72,6 @@ Meaning = dict[str, Any]
 
 
 def meaning(facets: Facets, now_ns: int) -> Meaning:
-    """Return all that a fold says, in an order of its own."""
     agenda, dedup = facets.need_agenda(), facets.need_dedup()
     agenda.promote(now_ns, 10**9)
     table = {
@@ -127,7 +122,6 @@ def _may_run(agenda: Agenda) -> list[int]:
 
 
 def _steps_of(facets: Facets, job: int) -> tuple[object, ...]:
-    """What is known of a job that goes on where it was."""
     agenda = facets.need_agenda()
     steps, files = agenda.steps, facets._journal.files
     places = steps.places.get(job, ())
@@ -143,7 +137,6 @@ def _steps_of(facets: Facets, job: int) -> tuple[object, ...]:
 
 
 def _expiries(agenda: Agenda) -> Iterator[tuple[int, int]]:
-    """(job, wall time) of all that will expire; some are stale."""
     times = agenda.times
     for blocks, shift_ns in ((times._expiries_shifted, times.shift_ns), (times._expiries_wall, 0)):
         for moments, jobs in blocks.blocks():

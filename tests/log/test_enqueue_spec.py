@@ -31,6 +31,5 @@ def test_an_option_out_of_range_is_named_with_its_range(
 
 
 def test_queues_and_tasks_that_read_alike_together_are_lanes_apart() -> None:
-    """The lengths are part of what a lane is known by."""
     assert EnqueueSpec("ab", "c").lane_key != EnqueueSpec("a", "bc").lane_key
     assert EnqueueSpec("ab", "").lane_key != EnqueueSpec("a", "b").lane_key

@@ -21,12 +21,10 @@ _HOUR: Final = Extras(due_ns=3_600 * SECOND_NS)
 
 
 def folded(world: World, *, trusts_snapshots: bool) -> Facets:
-    """Return the folds of somebody who wrote nothing, with the help of snapshots or without."""
     return fold_of(world.reader(), trusts_snapshots=trusts_snapshots)
 
 
 def fold_of(journal: Journal, *, trusts_snapshots: bool) -> Facets:
-    """Return the folds of a log, as far as the journal knows it."""
     facets = Facets(journal)
     facets.trusts_snapshots = trusts_snapshots
     facets.need_agenda()
@@ -35,7 +33,6 @@ def fold_of(journal: Journal, *, trusts_snapshots: bool) -> Facets:
 
 
 def told(facets: Facets, now_ns: int) -> dict[str, Any]:
-    """All that a decision is made from, now and later. The folds are of no use afterwards."""
     agenda, dedup = facets.agenda, facets.dedup
     assert agenda is not None
     assert dedup is not None
@@ -117,20 +114,17 @@ def check_same(world: World, *, loosely: bool = False) -> Folded:
 
 
 def write(process: Process) -> list[str]:
-    """Write a snapshot of what the process has folded; returns the names that there are then."""
     for _ in Snapshots(process.committer).write_steps():
         pass
     return names(process.world)
 
 
 def names(world: World) -> list[str]:
-    """Return the snapshots on the disk, and what is left of writing any."""
     seen = [path.rpartition("/")[2] for path in world.machine.paths() if "/snapshot/" in path]
     return [name for name in seen if name != "lock"]
 
 
 def fill(process: Process) -> None:
-    """A bit of everything."""
     for number in range(12):
         process.enqueue(b"plain %d" % number, spec=OTHER if number % 3 else PLAIN)
     for number in range(4):
@@ -145,7 +139,6 @@ def fill(process: Process) -> None:
 
 
 def grow(process: Process) -> None:
-    """What is written after a snapshot."""
     for delivery in process.claim(3):
         process.settle(delivery)
     process.enqueue(b"after", Extras(key=b"key of %d" % process.journal.next_lsn))

@@ -32,11 +32,9 @@ class Waiter:
         self.answer: Any = None
 
     def set_result(self, value: object) -> None:
-        """It is done."""
         self.answer = value
 
     def set_exception(self, error: BaseException) -> None:
-        """It could not be done."""
         self.answer = error
 
 
@@ -65,26 +63,22 @@ def write_part(
 
 
 def publish(world: World, name: str, parts: Iterable[Part], disk: Disk | None = None) -> bool:
-    """Publish parts, as a process that has the log not open."""
     return publish_with(disk or CrashableDisk(world.machine), world.clock, PATH, name, list(parts))
 
 
 def upload(world: World, name: str, bodies: Iterable[bytes], extras: Extras | None = None) -> bool:
-    """Write one part and publish it."""
     disk = CrashableDisk(world.machine)
     disk.make_directory(PATH)
     return publish(world, name, [write_part(disk, bodies, extras)], disk)
 
 
 def order(adopter: Adopter) -> Waiter:
-    """Ask for all to be adopted."""
     waiter = Waiter()
     adopter.order(AdoptOrder(None, waiter))
     return waiter
 
 
 def step(process: Process, adopter: Adopter) -> bool:
-    """Return one step of an adopter, and the batch that it asks for; whether there are more."""
     requests = adopter.step()
     if requests:
         process.commit(requests)
@@ -98,7 +92,6 @@ def step(process: Process, adopter: Adopter) -> bool:
 
 
 def adopt(process: Process, adopter: Adopter | None = None) -> Any:
-    """Adopt all there is; returns what one who asked is told."""
     adopter = adopter or Adopter(process.committer)
     waiter = order(adopter)
     for _ in range(_STEPS_MAX):
@@ -115,11 +108,9 @@ def bodies_in(world: World) -> Counter[bytes]:
 
 
 def numbered(count: int) -> list[bytes]:
-    """So many payloads."""
     return [b"job %d" % number for number in range(count)]
 
 
 def files_left(world: World) -> list[str]:
-    """Return what is in the inbox besides its locks."""
     names = (path.removeprefix(f"{INBOX}/") for path in world.machine.paths() if INBOX in path)
     return sorted(name for name in names if name not in {"lock", "adopt.lock", INBOX})

@@ -54,7 +54,6 @@ class Cut:
 
     @contextmanager
     def during(self, world: World, process: Process | None = None) -> Iterator[None]:
-        """Crash within the block; without a process, whose it is does not matter."""
         machine = world.machine
         machine.stop_at(machine.steps + self.step, power=self.power)
         self.came = True
@@ -94,42 +93,34 @@ class World:
         self._pids = 100
 
     def process(self, config: LogConfig | None = None) -> Process:
-        """Open the log in one more process."""
         self._pids += 1
         return Process(self, config or self.config, self._pids)
 
     def lose_power(self, off_seconds: float = 60.0) -> None:
-        """Switch the machine off and on."""
         self.machine.lose_power()
         self.everyone_is_gone(off_seconds)
 
     def everyone_is_gone(self, off_seconds: float = 60.0) -> None:
-        """What a loss of power means to clock and owners."""
         self.neighbourhood.living.clear()
         self.clock.reboot(off_seconds)
 
     def reader(self) -> Journal:
-        """Return the log as a read-only process sees it."""
         journal = Journal(CrashableDisk(self.machine), self.clock, self.path, self.config, None)
         journal.open_for_reading()
         assert not (self.is_whole and journal.lost)
         return journal
 
     def view(self, lsn: int) -> JobView | None:
-        """Return what the files say of a job."""
         return tell(self.reader(), lsn, self.clock.wall_ns())
 
     def records(self) -> list[LogRecord]:
-        """Return every record in the files."""
         journal = self.reader()
         return list(records(journal, journal.start()))
 
     def kinds(self) -> list[int]:
-        """Return the types of all records, without those that say who an owner is."""
         return [record.kind for record in self.records() if record.kind != Kind.OWNER]
 
     def fold(self) -> Facets:
-        """Return a fold of the files by somebody who wrote none of them."""
         facets = Facets(self.reader())
         facets.need_agenda()
         facets.need_dedup()
@@ -153,14 +144,12 @@ class World:
         return report
 
     def remove_oldest(self, count: int) -> None:
-        """Remove the oldest segments, in which nothing is needed, and say so as compaction does."""
         for path in self.segments()[count:][:1]:
             self.machine.put(path.replace(".log", FLOOR), b"")
         for path in self.segments()[:count]:
             self.machine.unlink(path)
 
     def segments(self) -> list[str]:
-        """Paths of the segment files."""
         return [path for path in self.machine.paths() if path.endswith(".log")]
 
 
@@ -195,7 +184,6 @@ class Process:
         return future
 
     def commit(self, requests: list[Request]) -> None:
-        """One batch."""
         self.committer.commit(requests)
         self.committer.take_interest()
         self._hand_out_now()
@@ -220,7 +208,6 @@ class Process:
                 self.here.in_doubt = False
 
     def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
-        """Do as the storage thread for ``Here``."""
         self.committer.commit([request], needs)
         self.committer.take_interest()
         if syncs and self.committer.must_sync():
@@ -230,7 +217,6 @@ class Process:
         return False
 
     def sync(self) -> None:
-        """What must follow a batch, sooner or later."""
         idle = self.committer.unsynced and self.committer.config.durability is Durability.FSYNC
         if self.committer.must_sync() or idle:
             self.committer.sync()
@@ -238,13 +224,11 @@ class Process:
         self._hand_out_later()
 
     def rest(self) -> None:
-        """What the storage thread does when nothing came for a second, and at the end."""
         self.committer.rest()
         self._hand_out_now()
         self._hand_out_later()
 
     def follow(self) -> None:
-        """Look for outcomes that others wrote."""
         self.committer.follow()
         if not self.committer.must_sync():
             self._hand_out_later()
@@ -259,12 +243,10 @@ class Process:
         _resolve(answers)
 
     def kill(self) -> None:
-        """Kill -9."""
         self.disk.kill()
         self.peers.close()
 
     def close(self) -> None:
-        """Leave in peace."""
         self.peers.close()
         self.journal.close()
 
@@ -279,7 +261,6 @@ class Process:
     def enqueue(
         self, body: bytes = b"{}", extras: Extras | None = None, spec: EnqueueSpec = PLAIN
     ) -> int:
-        """Return a new and durable job's lsn."""
         lsn = self.offer(body, extras, spec)
         assert isinstance(lsn, int)
         return lsn
@@ -287,12 +268,10 @@ class Process:
     def offer(
         self, body: bytes = b"{}", extras: Extras | None = None, spec: EnqueueSpec = PLAIN
     ) -> int | Duplicate:
-        """Return the same, or the job that holds the key."""
         answer: int | Duplicate = self.ask(Op.ENQUEUE, (spec, body, extras))
         return answer
 
     def claim(self, count: int = 1) -> list[Delivery]:
-        """Deliveries, at once; [] if there are none."""
         request = ClaimRequest(count, wait_until_ns=0)
         deliveries: list[Delivery] = self.ask(Op.CLAIM, request)
         return deliveries
@@ -308,12 +287,10 @@ class Process:
     def settle_soon(
         self, delivery: Delivery, on_error: Callable[[Settlement, TaskqError], None] | None = None
     ) -> None:
-        """End a delivery without waiting for it."""
         operand = ([Settlement(Kind.SUCCEEDED, delivery, b"done")], on_error or _unexpected)
         self.commit([(Op.SETTLE_SOON, None, None, operand)])
 
     def append(self, body: bytes, count: int = 1) -> None:
-        """Append a frame with any body at all."""
         self.journal.lock()
         try:
             self.journal.append(body, count, self.world.clock.wall_ns())

@@ -30,12 +30,10 @@ class CrashableDisk:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether the process or its machine is gone."""
         return self._is_killed or self._boot != self.machine.boot
 
     @property
     def open_files(self) -> int:
-        """Return how many descriptors the process has."""
         return self.machine.count_open(self)
 
     def kill(self) -> None:
@@ -73,16 +71,13 @@ class CrashableDisk:
         return machine.opened(file, path, self)
 
     def close(self, descriptor: int) -> None:
-        """Give the descriptor back; a process that is gone has given all of them back."""
         if not self.is_dead:
             self._check().closed(descriptor)
 
     def size(self, descriptor: int) -> int:
-        """Return bytes in the file."""
         return len(self._check().describe(descriptor).file.cache)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """At most ``count`` bytes from ``offset``."""
         return self._check().read(descriptor, count, offset)
 
     def write(self, descriptor: int, data: bytes, offset: int) -> int:
@@ -100,14 +95,12 @@ class CrashableDisk:
         return size
 
     def truncate(self, descriptor: int, size: int) -> None:
-        """Cut the file."""
         file, path, _ = self._check().describe(descriptor)
         machine = self._step("truncate", path)
         machine.give_room(len(file.cache) - size)
         file.truncate(size)
 
     def allocate(self, descriptor: int, size: int) -> None:
-        """Set bytes aside: all of them, or none."""
         file, path, _ = self._check().describe(descriptor)
         machine = self._step("allocate", path)
         before = len(file.cache)
@@ -116,48 +109,39 @@ class CrashableDisk:
             file.truncate(size)
 
     def sync(self, descriptor: int) -> None:
-        """Put the file's data on the platter."""
         path = self._check().describe(descriptor).path
         self._step("sync", path).sync_data(descriptor)
 
     def sync_directory(self, path: str) -> None:
-        """Keep the directory's entries."""
         self._step("sync_directory", path).sync_names(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Replace ``target``."""
         if self._check().find(source) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         self._step("rename", target).rename(source, target)
 
     def link(self, source: str, target: str) -> None:
-        """Give a file a second name."""
         file = self._check().find(source)
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         self._step("link", target).link(target, file)
 
     def remove(self, path: str) -> None:
-        """Remove a file if it is there."""
         self._step("remove", path).unlink(path)
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents."""
         if self._check().find(path) is None:
             self.make_directory(parent(path))
             self._step("make_directory", path).link(path, directory=True)
 
     def names(self, path: str) -> list[str]:
-        """Sorted names in a directory."""
         return self._check().listing(path)
 
     def status(self, path: str) -> tuple[int, int, int] | None:
-        """(device, inode, size) of the file of that name; None: there is none."""
         file = self._check().find(path)
         return None if file is None else (1, file.number, len(file.cache))
 
     def modified_ns(self, path: str) -> int | None:
-        """Return when a file was last written or touched."""
         file = self._check().find(path)
         return None if file is None else file.modified_ns
 
@@ -171,21 +155,17 @@ class CrashableDisk:
         file.modified_ns = machine.wall_ns()
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
-        """Return bytes that may still be written."""
         free = self._check().free
         return PLENTY_BYTES if free is None else max(free, 0)
 
     def total_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
-        """Return bytes of the whole disk."""
         return self._check().total
 
     def files(self, path: str) -> tuple[int, int] | None:  # noqa: ARG002 - one disk holds all
-        """(files that may still be made, all that there may be); None: nobody counts them."""
         self._check()
         return self.machine.files
 
     def try_lock(self, descriptor: int) -> bool:
-        """Take the lock if nobody has it."""
         file = self._check().describe(descriptor).file
         if file.holder not in (None, descriptor):
             return False
@@ -199,24 +179,19 @@ class CrashableDisk:
             raise AssertionError(f"{path} is locked by another simulated process: a deadlock")
 
     def unlock(self, descriptor: int) -> None:
-        """Give it back."""
         file = self._check().describe(descriptor).file
         if file.holder == descriptor:
             file.holder = None
 
     def boot_id(self) -> int:
-        """Return the number of this boot."""
         return self._check().boot
 
     def has_living_owners(self, path: str) -> bool:  # noqa: ARG002 - as Disk has it
-        """Return False: its processes know their boot."""
         return False
 
     def identity(self, descriptor: int) -> tuple[int, int]:
-        """Return one device; a number for each file."""
         return 1, self._check().describe(descriptor).file.number
 
     def was_restored(self, descriptor: int) -> bool:
-        """No tool copies anything here."""
         self._check().describe(descriptor)
         return False

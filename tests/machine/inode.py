@@ -40,11 +40,9 @@ class File:
         self._kept_modified_ns = 0
 
     def sector(self, number: int) -> bytes:
-        """Return the bytes of a sector as they read now."""
         return bytes(self.cache[number * SECTOR_BYTES : (number + 1) * SECTOR_BYTES])
 
     def write(self, data: bytes, offset: int) -> None:
-        """Put bytes in the cache."""
         size = len(self.cache)
         if offset > size:
             self._soil(size, offset)
@@ -54,7 +52,6 @@ class File:
         self._note_size(size)
 
     def truncate(self, size: int) -> None:
-        """Cut or extend the cache."""
         before = len(self.cache)
         self._soil(min(size, before), max(size, before))
         self.cache[size:] = bytes(max(size - before, 0))
@@ -71,7 +68,6 @@ class File:
         del self.sizes[:-_VERSIONS_MAX]
 
     def settle(self) -> None:
-        """All of it is on the platter."""
         for number in self.dirty:
             self._put(number, self.sector(number))
         self._resize_platter(len(self.cache))
@@ -80,7 +76,6 @@ class File:
         self._kept_modified_ns = self.modified_ns
 
     def lose(self, chance: random.Random) -> None:
-        """The power fails: the platter gets some of it, and is all that there is."""
         share = chance.choice(_SHARES)
         sizes = [len(self.platter), *self.sizes, len(self.cache)]
         size = chance.choice(sizes) if chance.random() < _EVEN else len(self.cache)
@@ -101,7 +96,6 @@ class File:
         self.modified_ns = self._kept_modified_ns
 
     def forget_dirty(self, chance: random.Random) -> None:
-        """A sync fails: some of it was written, the rest never will be, and nobody can tell."""
         for number in self.dirty:
             if chance.random() < _EVEN:
                 self._put(number, self.sector(number))

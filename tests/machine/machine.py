@@ -113,7 +113,6 @@ class Machine:
             file.lose(self.random)
 
     def corrupt(self, path: str, offset: int, data: bytes) -> None:
-        """Change bytes on the platter and in memory, behind everybody's back."""
         file = self._names[path]
         for held in (file.cache, file.platter):
             held[offset : offset + len(data)] = data
@@ -133,11 +132,9 @@ class Machine:
         return lambda: self._names.update({path: file})
 
     def content(self, path: str) -> bytes:
-        """Return what a file reads back as."""
         return bytes(self._names[path].cache)
 
     def paths(self) -> list[str]:
-        """Return every file, sorted."""
         return sorted(p for p, file in self._names.items() if file not in self._directories)
 
     # -- for the disks ----------------------------------------------------------------------------
@@ -159,11 +156,9 @@ class Machine:
         return False
 
     def find(self, path: str) -> File | None:
-        """Return the file or directory of that path."""
         return self._names.get(path)
 
     def link(self, path: str, file: File | None = None, *, directory: bool = False) -> File:
-        """Make a file, or give one that is there another name."""
         directory_path = parent(path)
         if directory_path not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -179,34 +174,29 @@ class Machine:
         return file
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name in the same directory."""
         file = self._names.pop(source)
         self._release(self._names.get(target))
         self._names[target] = file
         self._changes.setdefault(parent(target), []).append(_Change(target, file, source))
 
     def unlink(self, path: str) -> None:
-        """Remove a name."""
         file = self._names.pop(path, None)
         if file is not None:
             self._release(file)
             self._changes.setdefault(parent(path), []).append(_Change(path, None))
 
     def listing(self, path: str) -> list[str]:
-        """Return names in a directory."""
         return sorted(
             name.rpartition("/")[2] for name in self._names if name != "/" and parent(name) == path
         )
 
     def sync_names(self, path: str) -> None:
-        """Keep what happened to a directory's entries."""
         if path not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         for change in self._changes.pop(path, ()):
             self._keep(change)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """Return bytes from the cache, or EIO."""
         file, path, _ = self.describe(descriptor)
         data = bytes(file.cache[offset : offset + count])
         sectors = range(offset // SECTOR_BYTES, (offset + len(data) - 1) // SECTOR_BYTES + 1)
@@ -215,32 +205,27 @@ class Machine:
         return data
 
     def describe(self, descriptor: int) -> _Open:
-        """Return what a descriptor stands for."""
         result = self._open.get(descriptor)
         if result is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return result
 
     def opened(self, file: File, path: str, owner: object) -> int:
-        """Return a new descriptor."""
         self._descriptors += 1
         self._open[self._descriptors] = _Open(file, path, owner)
         self._seen[self._descriptors] = file.errors
         return self._descriptors
 
     def closed(self, descriptor: int) -> None:
-        """Give a descriptor back, with the lock that it may hold."""
         file = self.describe(descriptor).file
         if file.holder == descriptor:
             file.holder = None
         del self._open[descriptor], self._seen[descriptor]
 
     def count_open(self, owner: object) -> int:
-        """Descriptors of one process."""
         return sum(item.owner is owner for item in self._open.values())
 
     def close_all(self, owner: object) -> None:
-        """A process ends."""
         for descriptor in [number for number, item in self._open.items() if item.owner is owner]:
             self.closed(descriptor)
 
@@ -266,12 +251,10 @@ class Machine:
         self.free -= size
 
     def give_room(self, count: int) -> None:
-        """Bytes are free again."""
         if self.free is not None:
             self.free += count
 
     def sync_data(self, descriptor: int) -> None:
-        """Put a file on the platter, or fail."""
         file = self.describe(descriptor).file
         if self._failing_syncs:
             self._failing_syncs -= 1
@@ -304,5 +287,4 @@ class Machine:
 
 
 def parent(path: str) -> str:
-    """Return the directory that a path is in."""
     return path.rpartition("/")[0] or "/"

@@ -11,7 +11,6 @@ class Neighbourhood:
         self._joined = 0
 
     def join(self) -> SimulatedPeers:
-        """Return one more process."""
         self._joined += 1
         self.living.add(self._joined)
         return SimulatedPeers(self, self._joined)
@@ -33,19 +32,15 @@ class SimulatedPeers:
 
     @property
     def owner(self) -> int:
-        """This process's owner number."""
         return self._owner
 
     def alive(self, owner: int) -> bool:
-        """Return whether that process still has the log open."""
         return owner in self._neighbourhood.living
 
     def is_known(self) -> bool:
-        """Return whether the others can tell that this process lives."""
         return self.alive(self._owner)
 
     def forget(self, owner: int) -> None:
-        """Remove a dead owner's files."""
         assert owner not in self._neighbourhood.living, f"owner {owner} lives"
         self.forgotten.append(owner)
 
@@ -54,16 +49,10 @@ class SimulatedPeers:
         self.woken.append(interest)
 
     def sleep(self, interest: int, timeout_seconds: float | None) -> bool:
-        """Returns at once: a simulation decides itself who runs next."""
         del interest, timeout_seconds
         return False
 
-    def announce(self, interest: int) -> None:
-        """Nobody sleeps here."""
-
-    def poke(self) -> None:
-        """Nobody sleeps here."""
-
+    def announce(self, interest: int) -> None: ...
+    def poke(self) -> None: ...
     def close(self) -> None:
-        """Leave, or die: to the others it is the same."""
         self._neighbourhood.living.discard(self._owner)

@@ -39,7 +39,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path) -> ModuleType:
-    """Load an extension under the name that it has."""
     name = "taskq._native._plain"
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)

@@ -35,8 +35,7 @@ STRANGE: Final[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
-def none(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+def none(*_: Any, **__: Any) -> None: ...
 
 
 class Cases:
@@ -60,7 +59,6 @@ class Cases:
         return b"".join(records), places, jobs, records
 
     def read(self) -> None:
-        """Read a damaged window: the records before the damage, and none that is not whole."""
         chance = self.chance
         data, places, jobs, records = self.windows[chance.randrange(WINDOWS)]
         first, places = places[0], places[:]
@@ -88,7 +86,6 @@ class Cases:
         assert len(read) <= whole or records[: len(read)] == read, (data, places, jobs)
 
     def ask(self) -> None:
-        """Call a function with operands of which some are replaced."""
         chance, extension = self.chance, self.extension
         running: dict[Any, Any] = {1: (2, 3, 4)}
         held = Delivery("tag", 1, 2, 3, 1, LANE, b"record")
@@ -128,7 +125,6 @@ class Cases:
 
 
 def main() -> None:
-    """Run so many cases, and say how long that took."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else COUNT
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**32)
     print(f"seed {seed}", flush=True)

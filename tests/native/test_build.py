@@ -88,7 +88,6 @@ def test_it_is_used_only_where_an_environment_variable_asks_for_it(
 
 
 def test_another_interpreter_has_a_state_of_its_own_or_is_refused(library: Path) -> None:
-    """Refused is one with a GIL of its own, where Python knows such; there Python does the work."""
     use = USE.format(path=str(library))
     said = run_python("-W", "ignore", "-c", IN_TURN.format(use=use), check=True).stdout.split()
     assert said[0] == said[-1] == "works"

@@ -47,7 +47,6 @@ async def fails_late(number: int) -> None:
 
 
 async def cycled(app: TaskQ, tasks: list[Any], jobs: int) -> None:
-    """Enqueue so many from many callers, some calls wrong, and run them."""
     kinds = cycle(tasks)
 
     async def caller() -> None:
@@ -70,7 +69,6 @@ def blocks() -> int:
 
 
 async def grown(path: Path) -> int:
-    """Return how many blocks of memory there are more after so many jobs, behind the first."""
     async with TaskQ(path, durability="os") as app:
         tasks = [
             app.task(retry=retry.never())(function)

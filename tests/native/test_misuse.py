@@ -16,12 +16,10 @@ RUNNING: Final[contextvars.ContextVar[Any]] = contextvars.ContextVar("running")
 PLAIN: Final = bytes(28)
 
 
-async def works(**_: Any) -> None:
-    """Do nothing."""
+async def works(**_: Any) -> None: ...
 
 
 def hot(deliveries: list[Any], **changes: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a slot, and what it keeps at hand."""
     parts: dict[str, Any] = {
         "plan": (lambda _: ((), {}), works, True, False, None),
         "outcomes": [],
@@ -49,7 +47,6 @@ def delivery(record: Any, body_at: Any = 24) -> Delivery:
 
 
 def run(extension: Any, slot: Any, parts: Any, turn: Any = 0.0) -> Any:
-    """Run a slot's jobs, within a context of their own."""
     return contextvars.copy_context().run(extension.run_jobs, slot, turn, None, parts)[1]
 
 
@@ -74,8 +71,6 @@ def test_the_first_token_leads_back_to_where_no_job_ran(extension: Any) -> None:
 
 
 def test_the_success_of_an_abandoned_job_counts_for_nothing(extension: Any) -> None:
-    """As of one that goes on in a forked child."""
-
     async def forks() -> None:
         slot.abandoned = True
 
@@ -191,7 +186,6 @@ async def test_what_is_left_of_a_job_is_a_coroutine_like_any_other(extension: An
 
 @pytest.mark.parametrize(("turn", "expected"), [(0.25, 1), (0.5, 0)])
 def test_the_loop_turns_once_its_time_is_over(extension: Any, turn: float, expected: int) -> None:
-    """It is 1.0 behind each job."""
     slot, parts = hot([delivery(PLAIN)] * 3, limits=(0.5, 256, 0xF0))
     assert run(extension, slot, parts, turn) == expected
     assert len(parts[6].outcomes) == (1 if expected else 3)

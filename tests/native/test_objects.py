@@ -9,7 +9,6 @@ from tests.native.test_misuse import PLAIN, RUNNING, delivery, hot, run
 
 
 def fields(thing: Any) -> dict[str, Any]:
-    """Return all that an object holds in its slots."""
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     return {
         name: vars(type(thing))[name].__get__(thing)
@@ -51,7 +50,6 @@ def test_the_handle_of_a_job(extension: Any) -> None:
 
 
 def test_classes_are_told_apart_and_looked_at_again_once_they_changed(extension: Any) -> None:
-    """Where slots stand is remembered from one object to the next."""
     names = ("_app", "_task", "_tag", "lsn", "duplicate")
     kinds: list[Any] = [
         type("Slots", (), {"__slots__": names}),

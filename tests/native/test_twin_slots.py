@@ -154,7 +154,6 @@ async def nothing(to: str) -> None:
 
 
 async def run_all(app: TaskQ, see: See, *, on_event: Any = None, **options: Any) -> None:
-    """Run what is ready, and what that brings."""
     async with app.worker(burst=True, on_event=on_event, **options) as worker:
         await worker.stopped.wait()
     see(mark.get())

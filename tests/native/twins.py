@@ -50,7 +50,6 @@ def held(app: TaskQ) -> Iterator[None]:
 
 
 def said(error: BaseException | None) -> list[Any]:
-    """Return an error and what it came of, as text."""
     errors: list[Any] = []
     while error is not None:
         errors.append((type(error).__name__, str(error), error.__suppress_context__))
@@ -59,7 +58,6 @@ def said(error: BaseException | None) -> list[Any]:
 
 
 async def outcome(awaitable: Awaitable[Any]) -> list[Any]:
-    """Return what an awaitable gives or raises."""
     try:
         return ["value", await awaitable]
     except BaseException as error:  # noqa: BLE001 - all of them are compared
@@ -67,7 +65,6 @@ async def outcome(awaitable: Awaitable[Any]) -> list[Any]:
 
 
 def jobs_of(path: Path) -> list[Any]:
-    """Return all that a log says of its jobs, but for places and times."""
     if not path.exists():
         return []
     with LogReader.open(str(path)) as reader:
@@ -79,7 +76,6 @@ def jobs_of(path: Path) -> list[Any]:
 
 
 async def noted(scenario: Scenario, path: Path) -> list[str]:
-    """Run a scenario on a new log: what it notes, and what the log tells."""
     notes: list[Any] = []
     app = TaskQ(path, durability="os")
     try:

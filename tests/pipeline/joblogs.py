@@ -36,12 +36,10 @@ class JobLog(NamedTuple):
 
 
 def of_world(world: World, directory: Path) -> JobLog:
-    """Return a world's log; the directory's name is that of the log."""
     return of_directory(save(world.machine, directory))
 
 
 def of_directory(directory: Path) -> JobLog:
-    """Return the log in it. In the rows the directory's name stands for the log's id."""
     name = directory.name
     journal = open_journal(str(directory))
     try:
@@ -65,7 +63,6 @@ def of_directory(directory: Path) -> JobLog:
 
 
 def joined(logs: Iterable[JobLog]) -> JobLog:
-    """Several logs as one."""
     logs = list(logs)
     jobs: Jobs = {}
     for log in logs:
@@ -82,7 +79,6 @@ class FoldedRows(NamedTuple):
 
 
 def folded_rows(records: pa.Table, nows: dict[str, int] | None = None) -> FoldedRows:
-    """Fold all records of some logs at once, as of these moments."""
     logs = logs_of(log_rows(records))
     for log_id, now_ns in (nows or {}).items():
         logs[log_id, 0] = logs[log_id, 0]._replace(now_ns=now_ns)
@@ -91,13 +87,11 @@ def folded_rows(records: pa.Table, nows: dict[str, int] | None = None) -> Folded
 
 
 def plain(jobs: pa.Table) -> list[Row]:
-    """Return the rows of ``jobs``."""
     result: list[Row] = jobs.to_pylist(maps_as_pydicts="strict")
     return result
 
 
 def by_job(rows: Iterable[Row]) -> Jobs:
-    """Return the rows by log and number; each job has one."""
     result: Jobs = {}
     for row in rows:
         key = row["log_id"], row["job"]
@@ -107,7 +101,6 @@ def by_job(rows: Iterable[Row]) -> Jobs:
 
 
 def check_equal(shown: Jobs, wanted: Jobs) -> None:
-    """See that the pipeline tells of jobs as the log does."""
     assert shown.keys() == wanted.keys()
     for key, row in wanted.items():
         got = comparable(shown[key])
@@ -116,7 +109,6 @@ def check_equal(shown: Jobs, wanted: Jobs) -> None:
 
 
 def comparable(row: Row) -> Row:
-    """Return a row of the pipeline's with attempts as the log has them."""
     attempts = [
         {name: item[name] for name in item if name not in {"wait_ns", "run_ns"}}
         for item in row["attempts"]

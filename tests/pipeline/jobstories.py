@@ -167,7 +167,6 @@ def clocks_that_are_set(world: World) -> None:
 
 
 def flows(world: World) -> None:
-    """Held jobs: one that was released and ran, some that were cancelled, one that still waits."""
     process = world.process()
     runs, fails, waits = (
         process.ask(Op.ENQUEUE_MANY, items_of(chord(2, policy)))
@@ -185,7 +184,6 @@ def flows(world: World) -> None:
 
 
 def compacted_logs(world: World) -> None:
-    """Have records that carry it tell what began in segments that are gone."""
     process = world.process()
     keep = Extras(keep_ns=999 * _HOUR_NS, headers={"replay_of": "1"})
     process.enqueue(b"kept", keep)
@@ -210,7 +208,6 @@ def compacted_logs(world: World) -> None:
 
 
 def dead_letters_requeued_in_compacted_logs(world: World) -> None:
-    """Leave of jobs what requeued them as their first records."""
     process = world.process()
     dead = [_dead(process), _dead(process)]
     begun = process.journal.segment
@@ -262,7 +259,6 @@ STORIES: Final[dict[str, Callable[[World], None]]] = {
 
 
 def world_of(story: str) -> World:
-    """Return a world in which it has happened."""
     world = World(config=_TIGHT if story == "compacted_logs" else SMALL)
     STORIES[story](world)
     return world

@@ -72,7 +72,6 @@ COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
 def put(
     lake: Lake, name: str, rows: pa.Table, batch: Batch | None = None, part: str = OVER
 ) -> None:
-    """Commit these rows as a table, in place of what it held."""
     with lake.writer() as writer:
         directory = writer.new_directory(name) / f"part={part}"
         directory.mkdir(parents=True)
@@ -83,7 +82,6 @@ def put(
 
 
 def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
-    """Commit these rows as the tables of a lake, in place of what they held."""
     lake = Lake.open(path, create=True)
     for name, rows in tables.items():
         columns = COLUMNS[name]
@@ -94,7 +92,6 @@ def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
 
 
 def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> None:
-    """Fold records as a batch without Spark."""
     batch = Batch("s", number, offsets)
 
     def write(target: Path) -> None:

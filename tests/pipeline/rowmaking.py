@@ -23,7 +23,6 @@ COLUMNS = as_bytes(DETAILS)
 
 
 def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
-    """Return all records of the logs in a directory, behind the lsns by log in ``after``."""
     batches: list[pa.RecordBatch] = []
     for log in find_logs(root):
         places = segments(log)
@@ -42,13 +41,11 @@ def rows_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
 
 
 def last_lsns(table: pa.Table) -> dict[str, int]:
-    """Return the last lsn of each log."""
     result = table.group_by("log_id").aggregate([("lsn", "max")])
     return dict(zip(result["log_id"].to_pylist(), result["lsn_max"].to_pylist(), strict=True))
 
 
 def cut(table: pa.Table, count: int) -> list[pa.Table]:
-    """Return the rows as so many batches; the records of each log stay in order."""
     size = -(-table.num_rows // count)
     return [table.slice(at, size) for at in range(0, table.num_rows, size)]
 
@@ -104,7 +101,6 @@ async def _settle(log: TaskLog, delivery: Delivery, draw: random.Random) -> None
 
 
 def order_app(path: Path) -> TaskQ:
-    """Return an app with a task whose steps are functions, jobs and a signal."""
     app = TaskQ(path)
 
     @app.task
@@ -125,13 +121,11 @@ def order_app(path: Path) -> TaskQ:
 
 
 async def work(app: TaskQ) -> None:
-    """Run what is ready."""
     async with app.worker(burst=True) as worker:
         await worker.stopped.wait()
 
 
 async def do_steps(path: Path, jobs: int) -> None:
-    """Let jobs of a log do steps: each second one waits for a signal behind its first ones."""
     async with order_app(path) as app:
         for number in range(jobs):
             await app.enqueue_by_name("order", number)

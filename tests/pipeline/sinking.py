@@ -35,7 +35,6 @@ def sink(
     known: TaskQ | None = None,
     **options: str,
 ) -> Published:
-    """Enqueue rows as a data frame's writer does."""
     batch = rows if isinstance(rows, pa.RecordBatch) else table(rows)
     checked = parse_options({"path": str(data_dir), **options})
     result = Encoder(checked, known).all_entries([batch])
@@ -43,7 +42,6 @@ def sink(
 
 
 def enqueued(data_dir: Path) -> list[bytes]:
-    """Return the ENQUEUED records from their type up to their payload, in order."""
     journal = open_journal(str(data_dir))
     try:
         return [
@@ -56,7 +54,6 @@ def enqueued(data_dir: Path) -> list[bytes]:
 
 
 def jobs(data_dir: Path) -> list[LogRecord]:
-    """Return the same records, decoded."""
     journal = open_journal(str(data_dir))
     try:
         return [entry.decode() for entry in entries(journal) if entry.kind == Kind.ENQUEUED]

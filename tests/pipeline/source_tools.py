@@ -51,13 +51,11 @@ def rows_of(
 def batches_of(
     reader: DataSourceReader | DataSourceStreamReader, partition: InputPartition
 ) -> list[pa.RecordBatch]:
-    """Return the batches of one partition."""
     result: list[Any] = list(reader.read(partition))
     return result
 
 
 def read_batch(path: Path, *columns: str, **options: object) -> list[Row]:
-    """Return a batch read of these columns, or all."""
     wanted = pa.schema([DETAILS.field(name) for name in columns]) if columns else SCHEMA
     if not columns and options.get("includeDetails"):
         wanted = DETAILS
@@ -80,21 +78,18 @@ class Stream:
         self.reader = reader
 
     def advance(self, limit: ReadLimit | None = None) -> bool:
-        """Fix the next batch; False when there is nothing to read."""
         self.start = self.end
         limit = limit or self.reader.getDefaultReadLimit()
         self.end = _through_json(self.reader.latestOffset(self.start, limit))
         return self.end != self.start
 
     def rows(self) -> list[Row]:
-        """Return the batch that was fixed; the same however often."""
         return rows_of(self.reader, self.reader.partitions(self.start, self.end))
 
     def step(self, limit: ReadLimit | None = None) -> list[Row]:
         return self.rows() if self.advance(limit) else []
 
     def drain(self) -> list[Row]:
-        """Return all batches until there is nothing left."""
         rows: list[Row] = []
         while self.advance():
             rows += self.rows()
@@ -107,7 +102,6 @@ def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
 
 
 def lsns(rows: list[Row], device: str | None = None) -> list[int]:
-    """Return those of the records; rows that tell of a break are none."""
     records = [row for row in rows if row.get("kind") != "break"]
     return [row["lsn"] for row in records if device in {None, row["device"]}]
 
@@ -116,7 +110,6 @@ ALL = ReadAllAvailable()
 
 
 def begun(path: Path, **options: object) -> tuple[MadeLog, Stream]:
-    """Return a stream that has read a segment and a half of three."""
     made = MadeLog(path / "edge")
     for _ in range(3):
         for _ in range(4):

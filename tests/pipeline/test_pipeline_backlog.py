@@ -51,7 +51,6 @@ def chunk_of(*deliveries: Delivery, concurrency: int = 4) -> Chunk:
 
 
 def run(*deliveries: Delivery, concurrency: int = 4) -> tuple[Ended, ...]:
-    """Return the ends as the driver gets them, in the order of the jobs."""
     (report,) = run_chunks([chunk_of(*deliveries, concurrency=concurrency)])
     back: Report = pickle.loads(pickle.dumps(report))  # noqa: S301 - as Spark does
     assert (back.lost, back.problem) == (False, "")
@@ -203,7 +202,6 @@ def test_context_variables_of_one_job_do_not_reach_the_next(app: TaskQ) -> None:
 
 
 def test_after_its_time_a_chunk_begins_no_further_job(app: TaskQ) -> None:
-    """Jobs that were slower than expected must not keep those behind them from others."""
     now = 0.0
 
     @app.task

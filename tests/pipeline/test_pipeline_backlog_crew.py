@@ -295,8 +295,6 @@ async def test_spark_that_fails_stops_the_worker_and_keeps_the_jobs(
 async def test_no_more_slow_jobs_are_claimed_than_executors_are_free(
     fake: FakeApp, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others may have them: a job is not to wait here behind a slow one."""
-
     def slow(costs: Costs, _: object) -> None:
         costs.usual = 10.0
 

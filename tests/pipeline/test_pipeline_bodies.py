@@ -95,7 +95,6 @@ def test_all_are_stored_when_they_are_to_be_in_files_of_bounded_size(
 def test_a_batch_that_ran_out_of_memory_is_smaller_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is killed says nothing: what was begun and did not end is what counts."""
     words = ("duplicates", "--max-bytes", "4m")
     asyncio.run(lived(tmp_path / "hub" / "edge", [1000]))
     assert run(tmp_path, *words).exit_code == 0

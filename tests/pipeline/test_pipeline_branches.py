@@ -33,7 +33,6 @@ def run(root: Path, *words: object, lake_name: str = "lake") -> Lake:
 
 
 def jobs_of(lake: Lake) -> dict[tuple[int, int], Row]:
-    """Return the rows of one log's jobs by branch and number; of each there is one."""
     rows = lake.dataset("jobs").to_table().to_pylist(maps_as_pydicts="strict")
     result = {(row["branch"], row["job"]): row for row in rows}
     assert len(result) == len(rows)
@@ -41,7 +40,6 @@ def jobs_of(lake: Lake) -> dict[tuple[int, int], Row]:
 
 
 def as_the_log_has_it(rows: dict[tuple[int, int], Row]) -> dict[int, Row]:
-    """Return the jobs of the newest branch as it has them, and those of older ones alone."""
     return {job: row for (_, job), row in sorted(rows.items())}
 
 
@@ -89,7 +87,6 @@ def hub(tmp_path: Path) -> Path:
 
 
 def test_what_was_not_told_of_behind_a_declared_gap_is_lost(tmp_path: Path, hub: Path) -> None:
-    """Not before all was read that the device had then; and a lake that is begun later says so."""
     made = MadeLog(hub / "edge" / "log")
     frames = [made.enqueue(3)]
     other = MadeLog(hub / "other" / "log")

@@ -88,14 +88,12 @@ def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
 
 
 def shown(rows: list[Row]) -> list[dict[str, object]]:
-    """Return what rows of kind "break" say."""
     return [json.loads(row["value"]) for row in rows if row["kind"] == "break"]
 
 
 def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keeps_it(
     tmp_path: Path,
 ) -> None:
-    """Whoever read a part, and whoever comes later: what was sent before the gap is no loss."""
     made = MadeLog(tmp_path / "edge")
     made.enqueue(1)
     stream = Stream(tmp_path)
@@ -116,7 +114,6 @@ def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keep
 
 
 def test_a_gap_that_nobody_declared_is_told_where_reading_goes_over_it(tmp_path: Path) -> None:
-    """Be it found between two segments, or behind the one that was read last."""
     made = MadeLog(tmp_path / "edge")
     frames = []
     for _ in range(3):

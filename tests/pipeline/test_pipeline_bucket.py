@@ -161,7 +161,6 @@ def bucket_change(gone: Any) -> Any:
 def test_a_run_that_is_killed_between_two_files_is_gone_on_with(
     tmp_path: Path, machine: Callable[[str], None], store: S3Store, sent: int
 ) -> None:
-    """What a commit made here and did not send is no part of the lake."""
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 3))
     assert run(tmp_path, LAKE, "duplicates").exit_code == 0
     asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 3))

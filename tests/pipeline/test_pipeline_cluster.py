@@ -80,13 +80,11 @@ class Cluster:
         self.homes = [folder / "worker-1", folder / "worker-2"]
 
     def executors(self) -> list[int]:
-        """Return how many each worker has begun."""
         return [len(list((home / "work").glob("app-*/*"))) for home in self.homes]
 
 
 @contextmanager
 def daemon(name: str, home: Path, *arguments: str) -> Iterator[Path]:
-    """Run one of Spark's programs in a directory of its own; yield the file of what it says."""
     import pyspark  # noqa: PLC0415 - only for its place
 
     home.mkdir()
@@ -109,7 +107,6 @@ def daemon(name: str, home: Path, *arguments: str) -> Iterator[Path]:
 
 
 def wait_until_told(said: Path, text: str, count: int = 1) -> None:
-    """Return once a program has said that so often."""
     with subprocess.Popen(
         ["tail", "-c", "+1", "-F", said], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as tail:

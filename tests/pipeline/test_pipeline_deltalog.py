@@ -87,7 +87,6 @@ def test_a_streaming_reader_sees_each_record_once_while_files_are_compacted(
 
 
 def test_tables_say_what_is_in_them_and_for_how_long(tmp_path: Path) -> None:
-    """Files are chosen by times, states, tasks and devices; a version is read while it is told."""
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 3))
     lake = Lake.open(tmp_path / "lake", create=True)
     fold_rows(lake, rows_of(tmp_path / "hub"), 0)

@@ -138,7 +138,6 @@ def test_a_log_without_segments_is_known_by_what_was_read_of_it(
 
 
 def test_the_one_that_waits_longest_is_looked_for_only_where_it_is_gone(tmp_path: Path) -> None:
-    """File by file, the earliest first: those behind are not even there."""
     jobs = [job(n, enqueued_ns=NOON + n * SECOND) for n in range(20)]
     old = lag_of(tables(jobs=jobs))
     files = [(NOON + n * SECOND, str(tmp_path / f"{n}.parquet")) for n in range(1, 99)]

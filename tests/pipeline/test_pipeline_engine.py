@@ -21,7 +21,6 @@ MIB = 2**20
 
 
 def seconds(cores: int, size_bytes: int) -> tuple[float, float]:
-    """Return what a run is thought to take: directly, and by Spark."""
     mib = size_bytes / MIB
     by_spark = engine.DRIVER_SECONDS + engine.EXECUTOR_SECONDS / cores
     return engine.DIRECT_SECONDS * mib, engine.START_SECONDS + by_spark * mib

@@ -101,7 +101,6 @@ def test_text_of_a_csv_stays_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_lines_of_json_are_calls_as_they_stand(tmp_path: Path) -> None:
-    """What a line does not name is no argument, and dates stay text."""
     file = tmp_path / "rows.jsonl"
     file.write_text(
         '{"to": "a", "at": "2024-01-01T00:00:00"}\n\n'

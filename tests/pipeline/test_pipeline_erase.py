@@ -174,7 +174,6 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
 def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each one is cut short a commit behind the one before it; keys and reasons stand elsewhere."""
     before = last_lsns(rows_of(tmp_path / "hub"))
     asyncio.run(worked(tmp_path / "hub" / "edge-2"))
     fold_rows(lake, rows_of(tmp_path / "hub", before), 2)
@@ -203,7 +202,6 @@ def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
 
 @pytest.mark.timeout(240)
 def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path) -> None:
-    """Before their records came, between them, behind all: also of what compaction wrote again."""
     asyncio.run(do_steps(tmp_path / "hub" / "orders", 4))
     asyncio.run(live(tmp_path / "hub" / "edge-1", 7, 40))
     plain = rows_of(tmp_path / "hub")
@@ -255,7 +253,6 @@ def test_it_waits_until_a_batch_that_was_cut_short_is_whole(
 
 
 def test_old_days_go_and_their_rollups_stay(tmp_path: Path) -> None:
-    """But not what may still change, nor a day that is not over so long."""
     asyncio.run(worked(tmp_path / "hub" / "edge-1"))
     lake = Lake.open(tmp_path / "lake", create=True)
     rows = rows_of(tmp_path / "hub")

@@ -32,7 +32,6 @@ def check(work: Path, shown: str) -> None:
 def test_the_tables_of_a_fleet_equal_the_python_fold_of_its_logs(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """In the session that is there: one of its own takes longer to start than all the rest."""
     assert spark.range(1).count() == 1
     result = CliRunner().invoke(main, [*WORDS, str(tmp_path / "work")])
     assert result.exit_code == 0, result.output

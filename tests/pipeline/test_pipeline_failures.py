@@ -90,7 +90,6 @@ def test_a_dead_job_without_attempts_or_reason_counts_by_itself(kinds: Rows) -> 
 
 
 def poisoned(cases: dict[str, Iterable[dict[str, Any]]]) -> dict[str, list[str]]:
-    """Return for each case, told apart by its task, which of its jobs are poison."""
     rows = [
         {"reason": BROKEN} | row | {"state": "dead", "settled_ns": NOON, "task": case}
         for case, jobs in cases.items()

@@ -26,7 +26,6 @@ LOG = {"device": "edge", "log_id": "a", "branch": 0, "segment": 1, "epoch": "e",
 
 
 def made(*rows: dict[str, Any], read: tuple[int, int] = (1, 999)) -> Rows:
-    """Return the rows of these records of job 1, of which so much was read."""
     plain = {"job_id": "a-1", "queue": "q", "priority": 5, "flags": 0, "moments": 0}
     return rows_of(
         pa.Table.from_pylist([LOG | plain | row for row in rows], COLUMNS),
@@ -55,7 +54,6 @@ CARRIED = {
 
 
 def test_attempts_that_a_record_carries_tell_how_long_they_waited_and_ran() -> None:
-    """The last may have gone on, and has its end from a record of its own."""
     end = {"lsn": 21, "kind": "retried", "cause": "caller", "ts_ns": 33, "attempt": 2}
     rows = made(CARRIED, end, read=(15, 999)).attempts
     assert rows["number"].to_pylist() == [1, 2]
@@ -65,7 +63,6 @@ def test_attempts_that_a_record_carries_tell_how_long_they_waited_and_ran() -> N
 
 
 def test_what_was_told_before_is_not_told_again() -> None:
-    """Of a job that is over, and of one that was carried though its beginning was read."""
     over = {"kind": "told"}
     assert not made(over, {"lsn": 1, "kind": "enqueued", "ts_ns": 0}).jobs.num_rows
     assert not made(CARRIED).jobs.num_rows

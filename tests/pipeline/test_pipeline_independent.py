@@ -155,7 +155,6 @@ def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: Made) -> None:
 
 
 def test_what_a_restored_device_had_done_before_is_told_of_its_other_branch(made: Made) -> None:
-    """Folded in SQL from what its log held then: what was not over is lost."""
     lake, records, left = made
     duck = duckdb.connect()
     duck.register("records", left)

@@ -52,7 +52,6 @@ def tables(lake: Lake) -> list[list[Row]]:
 
 
 def whole(tmp_path: Path) -> list[list[Row]]:
-    """Return the tables of all that there is, folded at once."""
     lake = Lake.open(tmp_path / "whole", create=True)
     fold_rows(lake, pa.concat_tables([rows_of(tmp_path / "hub")]), 0)
     return tables(lake)
@@ -87,7 +86,6 @@ def test_small_batches_are_read_one_after_the_other(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_is_finished_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str | None
 ) -> None:
-    """While a table was committed, or right behind the last."""
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 4))
     assert run(tmp_path, "duplicates").exit_code == 0
     lake = Lake.open(tmp_path / "lake")

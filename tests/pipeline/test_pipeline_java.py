@@ -126,7 +126,6 @@ def test_the_shims_java_tells_its_version_and_exit_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_the_packages_of_the_extras_are_known_with_their_bounds(name: str) -> None:
-    """The bounds here are those of pyproject.toml."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     assert f"{name}{PACKAGES[name]}" in extras["spark"] + extras["parquet"]

@@ -48,7 +48,6 @@ class Folded(NamedTuple):
     attempts: pa.Table
 
     def check(self, *names: str) -> None:
-        """See that the rows of these logs are those of the Python fold."""
         assert names
         for name in names:
             shown = {key: row for key, row in self.jobs.items() if key[0] == name}
@@ -121,7 +120,6 @@ def test_bodies_are_as_they_were_given(folded: Folded) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_logs_are_told_as_they_tell_it(seed: int, folded: Folded) -> None:
-    """Of processes that crash, die, compact against each other, while somebody sets the clock."""
     folded.check(f"mix-{seed}", f"simulation-{seed}", f"history-{seed}")
 
 
@@ -130,7 +128,6 @@ def test_damaged_logs_are_told_as_they_tell_it(folded: Folded) -> None:
 
 
 def test_these_logs_have_all_kinds_of_life_in_them(folded: Folded) -> None:
-    """Else what the tests above say would be worth less."""
     kinds = Counter(
         kind for log in folded.logs.values() for kind in log.records["kind"].to_pylist()
     )

@@ -58,7 +58,6 @@ def _ever(worlds: Iterator[JobLog]) -> JobLog:
 
 
 def _grown(path: Path, seed: int, *, reads: bool = True) -> Iterator[JobLog]:
-    """Yield a log that is read before each time that it is compacted, or at the end only."""
     history = History(seed, steps_of_clock=bool(seed % 2), small=True)
     for turn in range(3):
         history.run(12)
@@ -88,7 +87,6 @@ def _logs(path: Path) -> Iterator[JobLog]:
 
 
 def _cut(log: JobLog, chance: random.Random) -> list[pa.Table]:
-    """Return the records in batches, cut anywhere; some are empty."""
     count = len(log.records)
     ends = [0, *sorted(chance.randint(0, count) for _ in range(BATCHES - 1)), count]
     return [log.records.slice(start, end - start) for start, end in pairwise(ends)]

@@ -121,12 +121,10 @@ class Hub:
                 kill(family(process.pid))
 
     def words(self, *options: str, max_bytes: int = 0) -> tuple[str, ...]:
-        """Return the words of a run."""
         size = str(max_bytes or self.max_bytes)
         return ("run", "--json", *options, "--journals", str(self.journals), "--max-bytes", size)
 
     def killed_at(self, step: str, table: str, *words: str) -> None:
-        """Have a command stand still at that step, and kill it there."""
         for _ in range(TRIES):
             with self.start(*words, step=step, table=table) as process:
                 assert process.stdout is not None
@@ -136,7 +134,6 @@ class Hub:
         pytest.fail(TOO_BUSY)
 
     def erase(self) -> None:
-        """Erase jobs of all states, killed at each step."""
         lake = Lake.open(self.lake)
         self.until = reached(lake).offsets
         jobs = lake.dataset("jobs").to_table(columns=["job_id", "job"])
@@ -149,7 +146,6 @@ class Hub:
         assert process.returncode == 0, self.said.read_text()
 
     def batch(self, process: subprocess.Popen[str]) -> float:
-        """Return the seconds that the next batch of a run takes."""
         assert process.stdout is not None
         for line in process.stdout:
             shown = json.loads(line)
@@ -186,7 +182,6 @@ class Hub:
 
 
 def kill(pids: list[int]) -> None:
-    """Kill processes at one moment, as far as that is possible."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -194,7 +189,6 @@ def kill(pids: list[int]) -> None:
 
 
 def java_of(pids: list[int]) -> list[int]:
-    """Return which of these processes is Java."""
     result = []
     for pid in pids:
         with contextlib.suppress(OSError):

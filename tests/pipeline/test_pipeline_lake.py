@@ -38,7 +38,6 @@ DAYS = ("2026-05-01", "2026-05-02")
 def write(
     writer: LakeWriter, rows: list[int], table: str = "jobs", part: str = OVER, day: str = DAYS[0]
 ) -> Staged:
-    """Write files as Spark leaves them, with what it leaves beside them."""
     directory = writer.new_directory(table)
     target = directory / f"part={part}" / f"date={day}"
     target.mkdir(parents=True)
@@ -283,7 +282,6 @@ def test_a_full_disk_fails_the_commit_and_the_last_batch_stands(
 
 
 def test_what_is_promised_is_on_disk(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data before the commit that names it, the commit before it is seen."""
     synced: list[tuple[str, int]] = []
     real = os.fsync
 
@@ -336,7 +334,6 @@ def test_damage_is_told_with_the_file(lake: Lake) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../far/x", "date=1/../../far/x"])
 def test_a_table_names_no_file_outside_of_it(lake: Lake, path: str) -> None:
-    """Whoever brings a lake along names files in it, and nothing else."""
     with lake.writer() as writer:
         staged = write(writer, [1])
         forged = staged.files[0]._replace(path=path)
@@ -349,7 +346,6 @@ def test_a_table_names_no_file_outside_of_it(lake: Lake, path: str) -> None:
 def test_no_file_of_a_table_is_reached_through_a_link(
     lake: Lake, tmp_path: Path, depth: int
 ) -> None:
-    """Nor is anything removed through one; the lake itself may be named by a link."""
     with lake.writer() as writer:
         append(writer, [1])
     (tmp_path / "named").symlink_to(lake.path)

@@ -174,7 +174,6 @@ def place(number: int) -> str:
 
 @pytest.mark.parametrize("numbers", [(2, 2, 2, 2), (3, 2, 2, 2), (3, 3, 3, 2)])
 def test_a_batch_that_some_tables_have_is_gone_on_with(lake: Lake, numbers: list[int]) -> None:
-    """Earlier versions noted how far it reads the logs behind two lines of Spark's."""
     stand(lake, *numbers)
     there = reached(lake)
     assert (there.stream, there.number, there.offsets["log"].lsn) == ("s", 2, 2)
@@ -206,7 +205,6 @@ def test_tables_of_two_streams_or_without_any_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_path: Path) -> None:
-    """Such as one that a newer taskq wrote: its row tells neither a record nor a time."""
     made = MadeLog(tmp_path / "journals" / "edge-1")
     made.enqueue(3)
     names = ("device", "log_id", "kind")

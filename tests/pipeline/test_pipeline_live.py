@@ -57,7 +57,6 @@ def writing(directory: Path) -> Iterator[None]:
 
 
 def records_of_log(directory: Path) -> list[tuple[str, int]]:
-    """Return (epoch, lsn) of every record, as the log's own readers see them."""
     journal = open_journal(str(directory))
     result = [(f"{entry.epoch:016x}", entry.lsn) for entry in entries(journal)]
     journal.close()
@@ -131,7 +130,6 @@ def test_a_query_of_spark_reads_every_record_once_while_two_processes_write(
 def test_spark_reads_filters_and_explains_what_is_wrong(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Filters are those of their query alone, and errors are as a person sees them."""
     made = [MadeLog(tmp_path / name) for name in ("a", "b")]
     for log in made:
         for _ in range(5):

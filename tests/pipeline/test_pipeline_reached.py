@@ -30,7 +30,6 @@ _DAYS_AGO: Final = 1_700_000_000
 
 
 def commit(writer: LakeWriter, batch: Batch, *tables: str) -> None:
-    """Bring a batch without rows."""
     for table in tables or BASE:
         writer.commit(table, Change(schema=COLUMNS), batch)
 
@@ -41,14 +40,12 @@ def log_files(lake: Lake) -> dict[Path, int]:
 
 
 def moved(draw: random.Random, offsets: Offsets) -> Offsets:
-    """Return the offsets with three logs read further, be they new."""
     logs = (f"log-{draw.randrange(LOGS)}" for _ in range(3))
     ends = {log: Position("edge", 1, 64, draw.randrange(2**40), 7) for log in logs}
     return offsets | ends
 
 
 def test_offsets_of_many_batches_are_read_back_after_the_log_was_cut(tmp_path: Path) -> None:
-    """What tells of some logs is never cut off from what tells of all."""
     lake = Lake.open(tmp_path, create=True)
     draw, wanted = random.Random(1), dict[str, Position]()
     wholes, count = 0, 70

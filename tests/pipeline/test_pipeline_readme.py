@@ -22,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def run_block(title: str, directory: Path, **names: Any) -> dict[str, Any]:
-    """Run the Python under a heading, with its directories in this one: Java has one of its own."""
     _, _, rest = TEXT.partition(f"\n## {title}\n")
     _, _, rest = rest.partition("```python\n")
     code, _, _ = rest.partition("```")
@@ -46,7 +45,6 @@ def test_the_lines_on_tables_give_every_reader_the_same_rows(
 
 
 def test_polars_reads_a_lake_with_a_space_in_its_path_as_the_page_says(tmp_path: Path) -> None:
-    """When it does without, the page may be shorter."""
     lake = fill(tmp_path / "the lake", jobs=[{"job_id": "1"}])
     (words,) = re.findall(r'polars.scan_delta\("the lake/jobs", (.+?)\)`', TEXT)
     assert words == "use_pyarrow=True"

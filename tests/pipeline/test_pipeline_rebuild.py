@@ -101,7 +101,6 @@ def test_what_is_rebuilt_goes_on_as_if_it_had_never_been_lost(lake: Path, tmp_pa
 def test_what_the_logs_tell_no_more_is_kept_of_the_older_copy_or_said(
     lake: Path, tmp_path: Path
 ) -> None:
-    """Of a log that is gone nothing is made anew."""
     shutil.rmtree(tmp_path / "hub" / "edge-0")
     jobs = Lake.open(lake).dataset("jobs").to_table().to_pylist()
     gone = {row["job_id"] for row in jobs if row["device"] == "edge-0"}
@@ -130,7 +129,6 @@ def test_readers_notice_too_and_another_table_is_not_taken_for_it(
 
 
 def test_any_engine_reads_which_versions_go_with_the_last_batch(lake: Path) -> None:
-    """So a reader gets all tables as of one batch, whatever is committed meanwhile."""
     listed = duckdb.read_json(str(lake / "last_batch.json")).pl()
     assert listed.equals(pl.read_ndjson(lake / "last_batch.json"))
     versions = dict(listed.select("table", "version").iter_rows())
@@ -163,7 +161,6 @@ def test_a_run_that_fails_behind_a_rebuild_need_not_rebuild_again(
 
 
 def test_a_copy_from_before_an_erasure_is_an_older_copy(lake: Path, tmp_path: Path) -> None:
-    """Though it is of the same batch."""
     copy = shutil.copytree(lake / "jobs", tmp_path / "jobs")
     assert taskq("pipeline", "erase", "--lake", lake, "--where", "true", "--yes").exit_code == 0
     shutil.rmtree(lake / "jobs")

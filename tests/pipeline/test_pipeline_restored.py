@@ -41,7 +41,6 @@ def restored(tmp_path: Path, *, keep: int = 3) -> tuple[MadeLog, Stream]:
 def test_a_restored_log_is_read_on_as_another_branch_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The device went on in a new epoch."""
     made, stream = restored(tmp_path)
     made.new_epoch()
     made.enqueue(2)
@@ -55,7 +54,6 @@ def test_a_restored_log_is_read_on_as_another_branch_and_named(
 
 
 def test_other_records_of_the_numbers_that_were_read_are_another_branch(tmp_path: Path) -> None:
-    """As after a restore while the machine was up: no new epoch tells of it, but the time does."""
     made, stream = restored(tmp_path, keep=1)
     for _ in range(5):
         made.enqueue(1)
@@ -222,7 +220,6 @@ def test_another_segment_of_the_same_name_is_another_branch(tmp_path: Path) -> N
 
 
 def test_a_log_that_lost_data_is_held_while_the_others_go_on(tmp_path: Path) -> None:
-    """What stands before the gap is read; the offset says what keeps the rest."""
     made, _ = begun(tmp_path)
     other = MadeLog(tmp_path / "other")
     other.enqueue(1)

@@ -57,7 +57,6 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
 
 
 def later(rows: pa.Table, hours: int) -> pa.Table:
-    """Return the rows as if they had been written so many hours later."""
     shifted = pc.add(rows["ts_ns"], hours * HOUR_NS)
     return rows.set_column(rows.schema.get_field_index("ts_ns"), "ts_ns", shifted)
 
@@ -76,7 +75,6 @@ def in_common(rows: pa.Table) -> pa.Table:
 
 
 def refresh(lake: Lake, names: Sequence[str], journals: Path | None = None) -> list[str]:
-    """Return which of the derived tables were behind."""
     options = None if journals is None else RunOptions(journals=journals, max_bytes=2**20)
     sight = None if options is None else look(options.of_source())
     with lake.writer() as writer:
@@ -272,7 +270,6 @@ def test_logs_without_a_record_are_no_error(tmp_path: Path) -> None:
 def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits costs nothing: neither jobs that nobody claims nor dead letters."""
     monkeypatch.setattr(files, "ROWS_MAX", 50)
     root = tmp_path / "journals"
     lake = Lake.open(tmp_path / "lake", create=True)
@@ -291,13 +288,11 @@ def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
 
 
 async def filled(path: Path, jobs: int) -> None:
-    """So many jobs that wait."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         await log.put_many([Put(payload=b"x", attempts=1) for _ in range(jobs)])
 
 
 async def worked(path: Path, jobs: int) -> None:
-    """Run the first of them: every second dies."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         for number, delivery in enumerate(await log.claim(jobs)):
             if number % 2:

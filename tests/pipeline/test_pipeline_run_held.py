@@ -64,7 +64,6 @@ def test_what_is_unread_is_told_without_java(reader: Reader) -> None:
 
 
 def test_a_restored_log_is_read_on_once_it_has_anything_new(reader: Reader) -> None:
-    """Its numbers may be lower than those that were read: it is content that tells."""
     made, other = MadeLog(reader.logs / "edge"), MadeLog(reader.logs / "other")
     made.enqueue(1)
     backup = made.file.read_bytes()
@@ -118,7 +117,6 @@ def pipeline(tmp_path: Path, *words: str) -> Result:
 
 
 def test_one_device_never_stops_the_run_of_the_fleet(tmp_path: Path) -> None:
-    """The others' tables go on; the exit code and the report tell, also when nothing is new."""
     edge, other = MadeLog(tmp_path / "logs" / "edge"), MadeLog(tmp_path / "logs" / "other")
     edge.enqueue(1)
     other.enqueue(2)
@@ -138,7 +136,6 @@ def test_one_device_never_stops_the_run_of_the_fleet(tmp_path: Path) -> None:
 
 
 def test_a_box_that_was_replaced_under_a_new_name_is_read_on(tmp_path: Path) -> None:
-    """The hub keeps both directories: the new one begins with all that the old one has."""
     old, other = MadeLog(tmp_path / "logs" / "box-a"), MadeLog(tmp_path / "logs" / "box-b")
     old.enqueue(2)
     other.enqueue(1)
@@ -196,7 +193,6 @@ def test_a_restored_device_is_folded_and_the_report_tells(tmp_path: Path) -> Non
 def test_a_segment_that_vanishes_between_plan_and_read_holds_its_log_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    """What was planned is planned anew, unless a table has a part of it already."""
     edge, other = MadeLog(tmp_path / "logs" / "edge"), MadeLog(tmp_path / "logs" / "other")
     edge.enqueue(1)
     edge.rotate()
@@ -251,7 +247,6 @@ def states(tmp_path: Path) -> dict[int, str]:
 
 
 def test_a_single_held_log_goes_on_when_it_may(tmp_path: Path) -> None:
-    """The remedy that the message names works, whatever the other logs do; and once is enough."""
     edge = cut_off(tmp_path / "logs")
     edge.enqueue(1)
     for _ in range(2):
@@ -277,7 +272,6 @@ def test_a_vanished_log_alone_is_passed_over_when_it_may_be(tmp_path: Path) -> N
 def test_jobs_that_compaction_took_unread_are_lost_and_no_others_are(
     tmp_path: Path, floor: int, gone: str
 ) -> None:
-    """What a COMPACTED record covers was written again if needed; what was cut off was not."""
     edge = cut_off(tmp_path / "logs")
     edge.frame(claimed(3), encode_compacted(floor, 7))
     assert pipeline(tmp_path, "--ignore-data-loss").exit_code == 0

@@ -15,7 +15,6 @@ PATIENCE_SECONDS = 30
 
 
 def interrupted(stop: Callable[[], None], then: Callable[[threading.Event], None]) -> None:
-    """Work that is interrupted by Ctrl-C, and then does something."""
     with interruptible(stop) as asked:
         signal.raise_signal(signal.SIGINT)
         then(asked)

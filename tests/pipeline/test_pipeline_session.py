@@ -37,7 +37,6 @@ input()
 
 
 def processes_below(pid: int) -> set[int]:
-    """Return the process and all that it started."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -52,7 +51,6 @@ def processes_below(pid: int) -> set[int]:
 
 
 def addresses_listened_on(pids: set[int]) -> set[str]:
-    """Return them in the kernel's own hexadecimal, without the port."""
     inodes = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
@@ -80,7 +78,6 @@ def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
 def test_what_listens_takes_orders_from_who_knows_the_secret_alone(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Loopback is everybody's who has an account on the machine."""
     from taskq_plugins.spark.session import settings  # noqa: PLC0415 - 1 s to import
 
     assert spark.sparkContext.getConf().get("spark.authenticate") == "true"
@@ -164,7 +161,6 @@ def test_a_killed_process_leaves_no_java(tmp_path: Path) -> None:
 
 
 def signal_of_its_end(pidfd: int) -> None:
-    """Return once the process is gone."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     assert poll.poll(60_000), "Java went on without its driver"
@@ -172,7 +168,6 @@ def signal_of_its_end(pidfd: int) -> None:
 
 
 def test_a_master_that_does_not_answer_is_told_at_once() -> None:
-    """Take one of several as enough: the others stand by."""
     from taskq_plugins.spark.session import _check_answers  # noqa: PLC0415 - 1 s to import
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -219,7 +214,6 @@ def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(error: Exce
 
 
 def test_a_connection_that_is_refused_in_a_batch_is_told_as_javas_end(tmp_path: Path) -> None:
-    """Not as one of the disk; and whoever was killed may be there for a while longer."""
     from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
 
     refused = ConnectionRefusedError(111, "Connection refused")

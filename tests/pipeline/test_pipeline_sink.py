@@ -104,7 +104,6 @@ OPTIONS: list[tuple[dict[str, str], dict[str, Any], OptionChanges]] = [
 async def test_options_and_columns_are_those_of_an_enqueue(
     options: dict[str, str], row: dict[str, Any], changes: OptionChanges, tmp_path: Path
 ) -> None:
-    """The row's own word stands against that of all rows."""
     row = {"n": 1, **row}
     arguments = {name: row[name] for name in row if name in {"n", "text"}}
     async with TaskQ(tmp_path / "one", upkeep=False) as app:

@@ -25,7 +25,6 @@ def save(frame: DataFrame, data_dir: Path, mode: str = "append", **options: str)
 
 
 def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_path: Path) -> None:
-    """Each row once, but for those whose key is held; the worker need not be told of anything."""
     app = TaskQ(tmp_path)
     ran: list[int] = []
     begun, done = threading.Event(), threading.Event()

@@ -46,7 +46,6 @@ class Stream:
         return len([item for item in self._commits.glob("*") if item.name.isdigit()])
 
     def kill_behind(self, batches: int, seconds: float) -> None:
-        """Wait for so many batches, then so long, and kill driver, JVM and workers."""
         while self.batches() < batches and self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.05)

@@ -24,7 +24,6 @@ NUMBERS = StructType([StructField("n", LongType())])
 
 
 def batch(data_dir: Path, **options: str) -> Any:
-    """Return a batch's writer as the driver and each executor get it."""
     given = {"path": str(data_dir), "task": "t", **options}
     return pickle.loads(pickle.dumps(batch_writer(given, NUMBERS, overwrite=False)))  # noqa: S301
 
@@ -43,7 +42,6 @@ def bodies(data_dir: Path) -> list[bytes]:
 
 
 def files(data_dir: Path) -> list[str]:
-    """Return what waits or was left behind: manifests and parts."""
     result = [path.name for path in (data_dir / "inbox").glob("*.*")]
     return sorted(name for name in result if not name.endswith(".lock"))
 
@@ -217,8 +215,6 @@ def test_a_write_that_fails_removes_the_part_it_was_at(tmp_path: Path) -> None:
 def test_a_write_stands_though_the_log_cannot_be_opened_right_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is published is written: to fail then would let callers write it a second time."""
-
     def busy(path: Path) -> int:
         raise LogLocked(str(path), 7, "stopped", 30.0)
 

@@ -78,7 +78,6 @@ def test_details_come_when_they_are_asked_for(tmp_path: Path, fleet: dict[str, M
 def test_bytes_are_given_to_whoever_asks_for_them(
     tmp_path: Path, fleet: dict[str, MadeLog]
 ) -> None:
-    """By the option, or by a schema of one's own."""
     assert fleet
     assert source(tmp_path).schema()["value"].dataType == StringType()
     fields = source(tmp_path, binary="true").schema()
@@ -200,7 +199,6 @@ def test_a_batch_begins_and_ends_where_the_options_say(
 
 @pytest.mark.parametrize("spell", ["{ms}", "2023-11-14T22:13:{s}+00:00"])
 def test_a_batch_begins_at_a_moment(tmp_path: Path, fleet: dict[str, MadeLog], spell: str) -> None:
-    """Frames of the made logs are a second apart."""
     for after in (0, 3, 4, 12):
         moment = BEGAN_NS + after * SECOND
         given = spell.format(ms=moment // 1_000_000, s=20 + after)
@@ -298,7 +296,6 @@ def test_a_file_without_the_right_to_read_it_is_named(fleet: dict[str, MadeLog])
 def test_a_file_that_fails_while_it_is_read_is_named(
     tmp_path: Path, fleet: dict[str, MadeLog]
 ) -> None:
-    """It was whole when the batch was planned."""
     assert fleet
     for mode, count in (("fail", 0), ("skip", 30), ("quarantine", 31)):
         reader = source(tmp_path, corruptMode=mode).reader(spark_schema())
@@ -403,7 +400,6 @@ def test_a_segment_that_is_not_a_log_is_damage(tmp_path: Path, fleet: dict[str, 
 
 
 def test_batches_have_the_schema_to_the_letter(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
-    """Spark takes no other: it reads their buffers as what it expects."""
     assert fleet
     wanted = StructType([StructField("lsn", LongType(), nullable=False)])
     reader = source(tmp_path).reader(wanted)

@@ -23,7 +23,6 @@ def test_only_the_path_must_be_given() -> None:
 
 
 def test_names_of_options_are_read_in_any_case() -> None:
-    """Spark hands them over in lower case."""
     options = read_options({"PATH": "x", "maxbytespertrigger": "5", "failOnDataLoss": "FALSE"})
     assert options.max_bytes_per_trigger == 5
     assert options.fail_on_data_loss == "false"

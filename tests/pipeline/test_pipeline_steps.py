@@ -25,7 +25,6 @@ COLUMNS_TOLD = ("job_id", "place", "name", "number", "form", "began_ns", "ended_
 
 
 def told(data_dir: Path, job_ids: list[str]) -> list[tuple[Any, ...]]:
-    """Return the rows as the Python fold of the log has them."""
     rows = []
     with LogReader.open(str(data_dir)) as reader:
         for job_id in job_ids:
@@ -53,7 +52,6 @@ def run(root: Path, lake: str) -> None:
 
 
 async def test_the_rows_are_those_of_the_python_fold_from_run_to_run(tmp_path: Path) -> None:
-    """Steps that come later are appended; those that wait, and jobs without any, have no row."""
     path = tmp_path / "hub" / "edge"
     async with order_app(path) as app:
         jobs = [await app.enqueue_by_name("order", number) for number in range(3)]

@@ -224,7 +224,6 @@ def test_a_frame_that_is_larger_than_the_limit_is_read_alone(tmp_path: Path) -> 
 
 
 def test_large_frames_get_their_turn_among_many_small_ones(tmp_path: Path) -> None:
-    """A share of the trigger is less than one of them."""
     large = MadeLog(tmp_path / "large")
     for _ in range(3):
         large.enqueue(1, size=600_000)
@@ -252,7 +251,6 @@ def test_a_limit_of_files_is_kept_to(tmp_path: Path) -> None:
 
 
 def test_a_limit_of_records_is_kept_to_where_frames_meet(tmp_path: Path) -> None:
-    """And shared by the logs; a frame that has more is read all the same, alone."""
     for name in "ab":
         made = MadeLog(tmp_path / name)
         for _ in range(6):

@@ -97,7 +97,6 @@ class Child:
         return line
 
     def expect(self, word: str, seconds: float = STEP_SECONDS) -> str:
-        """Read lines up to one that starts with ``word``; returns what stands behind it."""
         deadline = time.monotonic() + seconds
         while True:
             line = self.line(max(deadline - time.monotonic(), 0.001))
@@ -105,7 +104,6 @@ class Child:
                 return line[len(word) :].strip()
 
     def lines_so_far(self, seconds: float = 0.01) -> list[str]:
-        """Return the lines that are there; waits a moment for the first."""
         lines: list[str] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -115,33 +113,27 @@ class Child:
         return lines
 
     def rest(self, seconds: float = STEP_SECONDS) -> list[str]:
-        """Return all further lines, up to the end of the output."""
         lines = []
         while (line := self._lines.get(timeout=seconds)) is not None:
             lines.append(line)
         return lines
 
     def say(self, text: str) -> None:
-        """Send a line."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{text}\n")
         self.process.stdin.flush()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill -9, and wait until the process is gone."""
         self.process.kill()
         self.process.wait(STEP_SECONDS)
 
     def wait(self, seconds: float = STEP_SECONDS) -> int:
-        """Wait for the end; returns the exit code."""
         return self.process.wait(seconds)
 
     def state(self) -> str:
-        """Return the letter that the system gives the process: R, S, T, Z."""
         text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
         return text.rpartition(") ")[2][:1]
 
@@ -163,7 +155,6 @@ class Child:
 
 
 def _started(words: list[str], cwd: Path | None) -> subprocess.Popen[str] | Program:
-    """Return a program of ours, without its imports, or any other, as it is."""
     if words[0].endswith(".py"):
         return Program(words, cwd)
     if words[0] == sys.executable and words[1] in {"-m", "-c"}:
@@ -191,7 +182,6 @@ class Pause:
 
 
 def open_here(path: Path, durability: Durability = Durability.OS, **options: float) -> Store:
-    """Return the log, opened in the test's own process."""
     return open_store(str(path), LogConfig(durability=durability, **options))  # type: ignore[arg-type]
 
 
@@ -203,11 +193,9 @@ def put(store: Store, body: bytes, priority: int = 5) -> int:
 
 
 def log_records(path: Path) -> list[LogRecord]:
-    """Return every record of the log, read without a lock."""
     journal = LogReader.open(str(path))._journal
     return list(records(journal, journal.start()))
 
 
 def of_kind(records: list[LogRecord], kind: Kind) -> list[LogRecord]:
-    """Return those of one kind."""
     return [record for record in records if record.kind == kind]

@@ -199,8 +199,6 @@ class _Strike:
 
 
 def _on_changes(look: Callable[[Callable[[], object]], None]) -> None:
-    """Have something look at each change of a disk before it is made."""
-
     def seen(function: Any) -> Any:
         def change(*arguments: Any, **named: Any) -> Any:
             def half() -> None:
@@ -226,8 +224,6 @@ def _on_changes(look: Callable[[Callable[[], object]], None]) -> None:
 
 
 def _fill_disk() -> None:
-    """Let the disk be full: half of what is written still fits."""
-
     def look(half: Callable[[], object]) -> None:
         half()
         raise OSError(errno.ENOSPC, "no room")
@@ -247,7 +243,6 @@ def _live(folder: Path, listening: socket.socket) -> None:
 
 
 def _live_on(folder: Path, listening: socket.socket) -> None:
-    """The same until all is over."""
     for _ in range(_TRIES):
         with contextlib.suppress(TaskqError, OSError):
             asyncio.run(_sent(folder, listening.getsockname()[1]))
@@ -285,7 +280,6 @@ class _Noting(ways.Http):
     async def __call__(
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> ways.Told:
-        """Note a request, and send it."""
         values = [method, path, headers, base64.b64encode(body).decode()]
         with self._file.open("a", encoding="ascii") as file:
             file.write(json.dumps(values) + "\n")
@@ -293,7 +287,6 @@ class _Noting(ways.Http):
 
 
 async def _work(folder: Path) -> None:
-    """Work off what came down."""
     app = TaskQ(folder / _DEVICE)
 
     @app.task(name="update", retry=5)
@@ -351,7 +344,6 @@ async def _sync(place: Path, port: int) -> None:
 
 
 async def _run_over(log: Path) -> None:
-    """Let a limit of the log take what was not sent."""
     limits: dict[str, Any] = {"keep_segments": 1, "reader_lag_bytes": 3 * _SMALL}
     for count in (100, 30):
         async with TaskLog.open(log, segment_bytes=_SMALL, **limits) as opened:
@@ -407,7 +399,6 @@ def _killed(child: int) -> None:
 
 
 def _is_over(child: int, seconds: float = 0.0) -> bool:
-    """Return whether a process is over, so many seconds from now at the latest."""
     with open(os.pidfd_open(child)) as descriptor:  # noqa: PTH123 - a descriptor
         return is_readable(descriptor.fileno(), seconds)
 
@@ -423,7 +414,6 @@ class _Run:
         self._server = 0
 
     def run(self, moment: Moment, nth: int, afterwards: str) -> bool:
-        """Return whether the moment came an nth time."""
         self._server = self._process(_serve, moment, nth)
         ended = _ended(self._process(_live, moment, nth))
         if moment.side == "device":
@@ -443,7 +433,6 @@ class _Run:
         return is_hit
 
     def stop(self) -> None:
-        """Kill the hub, if it runs."""
         if self._server:
             _killed(self._server)
             self._server = 0
@@ -501,7 +490,6 @@ class _Run:
         self, token: str, method: str, path: str, headers: dict[str, str], body: bytes,
         *, cut: bool = False,
     ) -> int:  # fmt: skip
-        """Send a request as it was, or half of it; returns what it is answered."""
         host, port = self._listening.getsockname()
         line = http.client.HTTPConnection(host, port, timeout=_STEP_SECONDS)
         own = {"Authorization": f"Bearer {token}", "Content-Length": str(len(body))}
@@ -530,7 +518,6 @@ class _Run:
         self._check_jobs(log)
 
     def _check_breaks(self, copy: Path, world: str) -> None:
-        """A break is told once, and what it left is what the hub had."""
         file = copy / BREAKS
         lines = (
             [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
@@ -577,7 +564,6 @@ def _bytes_of(folder: Path) -> bytes:
 
 
 def content_of(log: Path, copy: Path) -> bytes:
-    """Return all that a copy has of a log, whose end it reaches byte for byte."""
     content, files = b"", sorted((log / "log").glob("*.log"))
     ahead = {file.name for file in (copy / "log").glob("*.log") if file.name > files[0].name}
     assert ahead <= {file.name for file in files}, "the copy goes on behind the log"
@@ -603,7 +589,6 @@ def _tree(folder: Path) -> dict[str, str]:
 
 
 def _cells(moment: Moment, number: int, times: int) -> Iterator[tuple[int, str]]:
-    """Yield which time of a moment, and what goes wrong then: at the first all of it."""
     after = [AFTERWARDS[(number + item) % len(AFTERWARDS)] for item in range(len(AFTERWARDS))]
     if not times:  # half of a write, or where its file is made
         yield 2 if moment.how == "steps" else 1, after[0]
@@ -614,7 +599,6 @@ def _cells(moment: Moment, number: int, times: int) -> Iterator[tuple[int, str]]
 
 
 def run(folder: Path, times: int, chosen: str = "") -> None:
-    """Kill at each moment, and check; so many times of each at most, 0: once at every third one."""
     for name in _LATE:
         importlib.import_module(name)
     moments = [moment for moment in MOMENTS if chosen in f"{moment.side} {moment.name}"]

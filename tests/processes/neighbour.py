@@ -58,7 +58,6 @@ class Target:
 
 
 def lock_out(name: str) -> Callable[[Target], object]:
-    """A lock needs no right but to read."""
     return lambda at: fcntl.flock(at.open(name, os.O_RDONLY), fcntl.LOCK_SH)
 
 
@@ -142,7 +141,6 @@ NOT_BY_MODE: Final = frozenset((*list(ATTACKS)[-4:], "open the log with taskq"))
 
 
 def switch(user: str) -> None:
-    """Be another user from here on."""
     entry = pwd.getpwnam(user)
     os.setgroups([])
     os.setresgid(*[entry.pw_gid] * 3)
@@ -169,7 +167,6 @@ def fork(user: str, work: Callable[[int], object]) -> tuple[int, int]:
 
 
 def attack(at: Target, inward: int) -> None:
-    """Try everything, tell what it came to, and hold what was got until the parent has seen."""
     came_to: dict[str, str] = {}
     for name, call in ATTACKS.items():
         try:
@@ -185,7 +182,6 @@ def attack(at: Target, inward: int) -> None:
 
 
 def attacked(at: Target, meanwhile: Callable[[], object]) -> dict[str, str]:
-    """Return what each attack of the neighbour came to, "" for success."""
     pid, out = fork(NEIGHBOUR, lambda inward: attack(at, inward))
     with os.fdopen(out, "rb") as answer:
         came_to: dict[str, str] = pickle.loads(answer.read())  # noqa: S301 - our own child's
@@ -196,7 +192,6 @@ def attacked(at: Target, meanwhile: Callable[[], object]) -> dict[str, str]:
 
 
 def work(path: Path, jobs: int | None, inward: int) -> None:
-    """Put, claim and settle jobs, and tell of each; then hold one, asleep."""
     with TaskLog.open(path, durability="os", lock_wait=5) as log:
         while jobs is None or jobs > 0:
             log.put_sync(SECRET)
@@ -211,7 +206,6 @@ def work(path: Path, jobs: int | None, inward: int) -> None:
 
 
 def expect(out: int, count: int) -> None:
-    """Read so many bytes of a writer; more may follow."""
     deadline = time.monotonic() + _SECONDS_MAX
     while count > 0:
         if not is_readable(out, max(deadline - time.monotonic(), 0)):
@@ -276,7 +270,6 @@ def at_work(path: Path) -> tuple[dict[str, str], int]:
 
 
 def opened(path: Path) -> dict[str, str]:
-    """What the attacks come to on a log whose modes were opened to all, which nobody uses."""
     pid, out = fork(VICTIM, lambda inward: work(path, 3, inward))
     expect(out, 4)
     os.kill(pid, signal.SIGKILL)
@@ -289,7 +282,6 @@ def opened(path: Path) -> dict[str, str]:
 
 
 def can_switch() -> bool:
-    """Return whether this process may be two other users."""
     try:
         for user in (VICTIM, NEIGHBOUR):
             pid, out = fork(user, lambda _: None)
@@ -324,7 +316,6 @@ def tried(place: Path) -> tuple[dict[str, dict[str, str]], int]:
 
 
 def main() -> NoReturn:
-    """Print the table."""
     if os.geteuid() != 0 or not can_switch():
         sys.stderr.write(
             f"neighbour: cannot become {VICTIM} and {NEIGHBOUR}, so nothing was tried: run it as "

@@ -43,7 +43,6 @@ class Call(NamedTuple):
 
 @functools.cache
 def recorder() -> Path:
-    """Compile the recorder; returns its library, which goes with this process."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
     flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
@@ -61,7 +60,6 @@ def recorder() -> Path:
 
 
 def record(folder: Path, script: str, *arguments: object) -> list[Call]:
-    """Run a script on ``folder / PATH`` to its end; returns all that it did there and beside it."""
     notes, data = folder / "notes", Path(f"{folder}{PATH}")
     data.parent.mkdir()
     record = {"TASKQ_RECORD": str(notes), "TASKQ_RECORD_UNDER": str(data.parent)}
@@ -90,7 +88,6 @@ def _calls(notes: bytes, folder: bytes) -> Iterable[Call]:
 
 
 def replayed(calls: Iterable[Call], seed: int = 0) -> Machine:
-    """Return a machine to which all of that was done."""
     machine = Machine(seed)
     disk = CrashableDisk(machine)
     disk.make_directory(parent(PATH))
@@ -133,7 +130,6 @@ def _do_to_file(disk: CrashableDisk, descriptor: int, call: Call) -> None:
 
 
 def written_out(machine: Machine, folder: Path) -> Path:
-    """Make real files of those that a machine has below ``PATH``; returns their directory."""
     for path in machine.paths():
         if path.startswith(PATH):
             target = Path(f"{folder}{path}")

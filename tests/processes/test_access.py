@@ -48,13 +48,11 @@ def place() -> Iterator[Path]:
 
 
 def facts(path: Path) -> dict[str, os.stat_result]:
-    """Return all that is in a log, by its name, with the directory itself."""
     seen = [path, *path.rglob("*")]
     return {str(item.relative_to(path)).removeprefix("."): item.lstat() for item in seen}
 
 
 def used(path: Path, *arguments: object) -> dict[str, os.stat_result]:
-    """Return what is in a log while it is used, and what was left of that afterwards."""
     with Child("use_all.py", path, *arguments) as child:
         child.expect("open")
         result = facts(path)
@@ -68,7 +66,6 @@ def used(path: Path, *arguments: object) -> dict[str, os.stat_result]:
 
 
 def modes(values: dict[str, os.stat_result]) -> tuple[set[int], set[int]]:
-    """(modes of the directories, modes of all else)."""
     of = {True: set[int](), False: set[int]()}
     for item in values.values():
         of[stat.S_ISDIR(item.st_mode)].add(stat.S_IMODE(item.st_mode))
@@ -84,7 +81,6 @@ def test_all_that_is_in_a_log_is_its_users_alone_whatever_the_umask(
 
 
 def test_a_directory_that_its_group_shares_is_shared_in_all_that_is_in_it(place: Path) -> None:
-    """2770 and 660 with the directory's group, whoever of the group works in it, and for both."""
     log = place / "log"
     log.mkdir()
     os.chown(log, -1, GROUP)
@@ -98,7 +94,6 @@ def test_a_directory_that_its_group_shares_is_shared_in_all_that_is_in_it(place:
 
 
 def test_what_root_makes_in_a_users_log_is_the_users(place: Path) -> None:
-    """Its owner and group are those of the directory, so that the user's processes go on."""
     log = place / "log"
     log.mkdir(0o700)
     if AM_ROOT:
@@ -113,7 +108,6 @@ def test_what_root_makes_in_a_users_log_is_the_users(place: Path) -> None:
 @pytest.mark.skipif(not AM_ROOT, reason="needs root, to be two users")
 @pytest.mark.parametrize("user", [USER, 0])
 def test_a_directory_that_somebody_else_left_open_is_refused(place: Path, user: int) -> None:
-    """Who made it would see and rule all that is put there: also for root, nothing is written."""
     log = place / "log"
     log.mkdir()
     os.chown(log, OTHER, GROUP)
@@ -125,7 +119,6 @@ def test_a_directory_that_somebody_else_left_open_is_refused(place: Path, user: 
 
 
 def test_mode_group_makes_a_shared_log_and_private_a_private_one(tmp_path: Path) -> None:
-    """By keyword and by setting; what is there already says so itself, and must agree."""
     with TaskLog.open(tmp_path / "shared", mode="group"):
         pass
     assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o2770
@@ -141,7 +134,6 @@ def test_mode_group_makes_a_shared_log_and_private_a_private_one(tmp_path: Path)
 
 
 def test_a_log_in_a_directory_that_a_group_shares_is_private_all_the_same(tmp_path: Path) -> None:
-    """What its own directory says counts, not where somebody put it; an upload may make it, too."""
     tmp_path.chmod(0o2775)
     with TaskLog.open(tmp_path / "opened"):
         pass
@@ -156,7 +148,6 @@ def test_a_log_in_a_directory_that_a_group_shares_is_private_all_the_same(tmp_pa
 def test_a_mode_that_there_is_not_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is given, and in the settings by its variable."""
     with pytest.raises(UsageError, match="mode is 'public', it must be private or group"):
         TaskLog.open(tmp_path, mode="public")  # type: ignore[arg-type]
     monkeypatch.setenv("TASKQ_MODE", "group")
@@ -205,7 +196,6 @@ def test_a_log_that_others_could_reach_is_told_once_and_left_as_it_is(
 
 
 def test_no_attack_of_another_user_succeeds_while_writers_run() -> None:
-    """Each is one, as an open log shows; the writers go on. Without root it says that it cannot."""
     command = (sys.executable, "-m", "tests.processes.neighbour")
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if not AM_ROOT:

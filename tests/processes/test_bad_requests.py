@@ -38,7 +38,6 @@ def wrong_requests(port: ThreadPort) -> list[Pending[Any]]:
 def test_a_request_that_makes_no_sense_fails_alone(
     tmp_path: Path, durability: Durability, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its batch mates are in the log under the numbers they were told, and nothing of it is."""
     caplog.set_level(logging.CRITICAL, "taskq")
     store = open_here(tmp_path, durability)
     port = store.thread_port
@@ -62,7 +61,6 @@ def test_a_request_that_makes_no_sense_fails_alone(
 def test_a_claim_that_makes_no_sense_is_told_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It does not stay behind to break every batch that follows."""
     caplog.set_level(logging.CRITICAL, "taskq")
     store = open_here(tmp_path)
     anything: Any = store.thread_port
@@ -80,7 +78,6 @@ def test_a_claim_that_makes_no_sense_is_told_so(
 def test_a_bad_settlement_is_reported_to_its_callback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for it, so the callback is the only one to tell."""
     caplog.set_level(logging.CRITICAL, "taskq")
     store = open_here(tmp_path)
     port = store.thread_port

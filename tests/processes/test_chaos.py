@@ -133,7 +133,6 @@ def check_story(chaos: Chaos, records: list[LogRecord]) -> None:
 
 
 def check_acknowledged(chaos: Chaos, records: list[LogRecord]) -> None:
-    """What was told is there."""
     bodies = {
         record.lsn: (record.body or b"").decode().strip()
         for record in records
@@ -146,7 +145,6 @@ def check_acknowledged(chaos: Chaos, records: list[LogRecord]) -> None:
 
 
 def check_snapshots(path: Path) -> None:
-    """Check that those that have their name are true, and save work."""
     now_ns = time.time_ns()
     with LogReader.open(str(path)) as reader:
         some, every = (fold_of(reader.journal, trusts_snapshots=trusts) for trusts in (True, False))
@@ -157,7 +155,6 @@ def check_snapshots(path: Path) -> None:
 
 
 def check_that_it_serves(path: Path) -> None:
-    """The first open runs what comes, and none of what has ended."""
     store = open_here(path)
     port = store.thread_port
     fresh = put(store, b"fresh", priority=9)

@@ -32,7 +32,6 @@ def follows(path: Path, owner: int) -> bool:
 
 
 def told(child: Child) -> tuple[int, str, float]:
-    """(lsn, kind, age in seconds) of the next record that it tells of."""
     lsn, kind, ago = child.expect("record").split()
     return int(lsn), kind, int(ago) / 1e9
 
@@ -100,7 +99,6 @@ def test_a_second_process_is_refused_the_name_and_told_who_has_it(tmp_path: Path
 
 @grows
 def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path) -> None:
-    """Kill -9 at any moment, again and again, while others write on."""
     store = open_here(tmp_path, segment_bytes=64 * 1024)
     chance = random.Random(4)
     items: list[Item] = [(EnqueueSpec(), b"x" * 50, None)] * BATCH

@@ -52,7 +52,6 @@ def family(path: Path, how: str, count: int) -> Iterator[tuple[Child, Family]]:
 
 
 def is_open(pid: int, name: str) -> bool:
-    """Return whether a process has a file of this name open."""
     links = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
@@ -132,7 +131,6 @@ def test_forking_at_any_moment_leaks_nothing(tmp_path: Path) -> None:
 
 
 def test_a_fork_while_logs_open_and_close_inherits_no_lock(tmp_path: Path) -> None:
-    """Whatever other threads do at that moment, the child knows each file that they have open."""
     with Child("fork_opening.py", tmp_path, 60) as parent:
         assert parent.expect("inherited") == "0"
         assert parent.wait() == 0

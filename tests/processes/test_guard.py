@@ -108,7 +108,6 @@ def test_a_third_signal_ends_all_at_once(tmp_path: Path) -> None:
 
 
 def test_the_workers_end_when_the_guard_is_killed(tmp_path: Path) -> None:
-    """With nobody left to tell them; what they run is finished, or given back."""
     with start_guard(tmp_path, "--processes", 2, "--drain-timeout", 0) as guard:
         pids = ready_pids(guard, 2)
         with opened(tmp_path) as app:
@@ -209,7 +208,6 @@ def test_a_burst_whose_log_cannot_be_used_ends_the_guard(tmp_path: Path) -> None
 
 
 def test_reload_starts_again_when_code_changes_and_waits_out_a_mistake(tmp_path: Path) -> None:
-    """What runs when the code changes is given back, no attempt burnt."""
     folder, data = tmp_path / "code", tmp_path / "data"
     folder.mkdir()
     module = folder / "changing.py"

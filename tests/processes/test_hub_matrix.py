@@ -14,7 +14,6 @@ from tests.effort import grows, some
 @grows
 @pytest.mark.timeout(300)
 def test_a_hub_and_a_device_that_are_killed_at_a_named_moment_lose_nothing(tmp_path: Path) -> None:
-    """In a process of its own, which forks those that are killed."""
     command = [sys.executable, "-m", "tests.processes.hub_kills", "--matrix"]
     done = subprocess.run(
         [*command, "--times", str(some(0, 10_000)), "--dir", str(tmp_path)],

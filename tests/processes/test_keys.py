@@ -22,7 +22,6 @@ THREADS = 4
 def race(
     path: Path, durability: Durability, conflict: Conflict = Conflict.FIRST, keys: int = KEYS
 ) -> tuple[dict[str, set[int]], Counter[str]]:
-    """(key -> the jobs that were told for it, key -> how often somebody was told "new")."""
     jobs: dict[str, set[int]] = {}
     new: Counter[str] = Counter()
     with ExitStack() as stack:
@@ -44,7 +43,6 @@ def race(
 
 @pytest.mark.parametrize("durability", MODES)
 def test_racing_processes_make_one_job_per_key(tmp_path: Path, durability: Durability) -> None:
-    """Sixteen producers in four processes: one is told "new", all others the same job."""
     jobs, new = race(tmp_path, durability)
     assert len(jobs) == KEYS
     assert all(len(job) == 1 for job in jobs.values())
@@ -63,7 +61,6 @@ def test_racing_processes_make_one_job_per_key(tmp_path: Path, durability: Durab
 
 
 def test_racing_processes_that_replace_leave_one_job_per_key(tmp_path: Path) -> None:
-    """Every producer is told "new"; at any time one job holds a key, and the last one keeps it."""
     jobs, new = race(tmp_path, Durability.OS, Conflict.REPLACE, 40)
     assert set(new.values()) == {PROCESSES * THREADS}
     reference = Reference.of(log_records(tmp_path), lambda _: False, may_fall=False)
@@ -73,7 +70,6 @@ def test_racing_processes_that_replace_leave_one_job_per_key(tmp_path: Path) -> 
 
 
 def test_of_racing_processes_that_raise_one_gets_each_key(tmp_path: Path) -> None:
-    """The others are refused, and told the same job."""
     jobs, new = race(tmp_path, Durability.OS, Conflict.RAISE)
     assert all(len(job) == 1 for job in jobs.values())
     assert set(new.values()) == {1}

@@ -58,7 +58,6 @@ def test_a_worker_that_sleeps_adopts_what_is_published_at_once(tmp_path: Path) -
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_kills_in_the_midst_of_an_adoption_leave_every_job_once(tmp_path: Path, seed: int) -> None:
-    """Two workers adopt and run; one after the other is killed, wherever it is."""
     path, chance = tmp_path / "log", random.Random(seed)
     bodies = [(b"%d" % number).ljust(2_000, b".") for number in range(6_000)]
     for number in range(3):

@@ -68,7 +68,6 @@ def kill(worker: Child, moment: str) -> tuple[float, int]:
 def test_a_killed_workers_job_runs_again_within_a_second_and_the_attempt_counts(
     tmp_path: Path, executor: str, moment: str, successor: str
 ) -> None:
-    """By a worker that was there or by the next one; and no child outlives its worker."""
     run = run_again_by_another if successor == "other" else run_again_after_a_restart
     pid = run(tmp_path, f"matrix.in_{executor}", moment)
     if executor == "process":
@@ -86,7 +85,6 @@ def run_again_after_a_restart(path: Path, task: str, moment: str) -> int:
 
 
 def run_again_by_another(path: Path, task: str, moment: str) -> int:
-    """The other stands still until the first has the job, so that it is not the one to get it."""
     with start_worker(path) as first, start_worker(path) as second:
         first.expect("  ready")
         second.expect("  ready")
@@ -118,7 +116,6 @@ def check_second_attempt(
     "executor", ["async", pytest.param("thread", marks=pytest.mark.slow), "process"]
 )
 def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: str) -> None:
-    """And the worker ends once it has, its children with it."""
     go = tmp_path / "go"
     job = enqueue(tmp_path / "data", f"matrix.until_{executor}", str(go))
     with start_worker(tmp_path / "data") as worker:
@@ -153,7 +150,6 @@ def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: 
 def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
     tmp_path: Path, executor: str, number: signal.Signals
 ) -> None:
-    """And the worker ends soon after the grace period."""
     go = tmp_path / "never"
     job = enqueue(tmp_path / "data", f"matrix.until_{executor}", str(go))
     with start_worker(tmp_path / "data", "--drain-timeout", DRAIN_SECONDS) as worker:

@@ -110,7 +110,6 @@ def make_app(path: Path) -> tuple[TaskQ, Any]:  # noqa: C901 - a task after the 
 
 
 def die_at(count: int) -> None:
-    """Kill this process at the so many-th time that a step begins, is done or waits."""
     turns = 0
 
     def turn() -> None:
@@ -146,7 +145,6 @@ def start_worker(path: Path, *count: object) -> Child:
 
 
 def lines_of(path: Path) -> list[tuple[str, int]]:
-    """(key, wall time) of each effect."""
     written = path / _LINES
     rows = written.read_text().splitlines() if written.exists() else []
     return [(key, int(moment)) for key, moment in (row.split() for row in rows)]
@@ -173,7 +171,6 @@ def check(path: Path, jobs: list[Any], kills: int) -> None:
 
 
 def check_chords(path: Path) -> None:
-    """Check one success a job, one release a callback, with all results and behind its inputs."""
     inputs: dict[int, tuple[int, ...]] = {}
     succeeded: dict[int, int] = {}
     released: dict[int, int] = {}
@@ -283,7 +280,6 @@ def _size(path: Path) -> int:
 
 
 def kill(path: Path, most: int, seed: int = 0) -> None:
-    """Kill so many times, and tell of each part."""
     while most > 0:
         began, part = time.monotonic(), path / str(seed)
         part.mkdir()
@@ -306,8 +302,6 @@ def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(
 def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flight(
     tmp_path: Path,
 ) -> None:
-    """At every await of every step, one after the other; by default at some of them."""
-
     async def run() -> None:
         for count in range(1, 60, every(22)):
             path = tmp_path / str(count)
@@ -329,7 +323,6 @@ def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flig
 
 
 def _dies(worker: Child, path: Path) -> bool:
-    """Wait until it has died, or the job is over; returns whether it died."""
     eventually(lambda: worker.process.poll() is not None or _is_done(path))
     return worker.process.poll() is not None
 

@@ -88,7 +88,6 @@ def check(run: Run) -> None:
 
 
 def compact(path: Path) -> None:
-    """What the killed did not come to."""
     config = LogConfig(
         durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN, keep_bytes=8 * SEGMENT_BYTES_MIN
     )

@@ -49,7 +49,6 @@ def test_threads_with_loops_of_their_own_may_make_them_at_once(tmp_path: Path) -
 
 
 def test_a_claim_served_to_a_loop_that_has_ended_is_given_back(tmp_path: Path) -> None:
-    """The job goes to whoever asks next, and has burnt no attempt."""
     store = open_here(tmp_path)
     waiting = []
 
@@ -107,7 +106,6 @@ async def test_a_loop_keeps_nothing_of_a_log_that_was_closed(tmp_path: Path) -> 
 def test_a_storage_thread_that_fails_leaves_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bug in it closes the log: who waits is told so, and it can be opened again."""
     caplog.set_level(logging.CRITICAL + 1, "taskq")
     store = open_here(tmp_path)
     port = store.thread_port

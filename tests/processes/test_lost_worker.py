@@ -42,14 +42,12 @@ def view(path: Path, job: JobHandle[Any]) -> JobView:
 
 
 def attempt(worker: Child) -> tuple[int, float]:
-    """(attempt, monotonic seconds when it started) of the next attempt that the worker tells."""
     number, moment, _ = worker.expect("attempt").split()
     return int(number), float(moment)
 
 
 @contextmanager
 def killing_orphan(pid: int) -> Iterator[None]:
-    """What the killed worker left running ends with the block."""
     try:
         yield
         assert Path(f"/proc/{pid}").exists(), "the orphan was to outlive its worker"
@@ -69,7 +67,6 @@ def killing_orphan(pid: int) -> Iterator[None]:
 def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(
     tmp_path: Path, task: str, successor: str
 ) -> None:
-    """The child holds copies of what the worker had open; its locks must not live on in it."""
     job = enqueue(tmp_path, task)
     with ExitStack() as stack:
         first = stack.enter_context(start_worker(tmp_path))
@@ -101,7 +98,6 @@ def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(
 def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(
     tmp_path: Path, attempts: int
 ) -> None:
-    """After its attempts, with a reason that says so; and the others' jobs go on."""
     job = enqueue(tmp_path, "jobs.kills_its_worker", attempts=attempts)
     for number in range(1, attempts + 1):
         with start_worker(tmp_path) as worker:

@@ -47,7 +47,6 @@ def test_a_full_mailbox_makes_threads_wait(tmp_path: Path) -> None:
 
 
 async def test_a_full_mailbox_makes_coroutines_wait(tmp_path: Path) -> None:
-    """The same on an event loop, which goes on meanwhile."""
     store = await asyncio.to_thread(open_here, tmp_path)
     port = store.port()
     pause = await asyncio.to_thread(Pause, store)
@@ -63,7 +62,6 @@ async def test_a_full_mailbox_makes_coroutines_wait(tmp_path: Path) -> None:
 
 
 def test_close_answers_everything(tmp_path: Path) -> None:
-    """What was sent is done, what waits is told, and a second close is no error."""
     store = open_here(tmp_path, Durability.FSYNC)
     port = store.thread_port
     job = put(store, b"x")
@@ -128,7 +126,6 @@ def test_a_request_that_slips_in_after_the_end_is_answered(tmp_path: Path) -> No
 
 
 def test_room_is_no_trap_at_the_end(tmp_path: Path) -> None:
-    """Whoever waits for room when the log closes goes on, and is told so by the next call."""
     store = open_here(tmp_path)
     port = store.thread_port
     store.close()
@@ -182,7 +179,6 @@ def test_a_claim_cancelled_between_look_and_answer_gives_its_job_back(tmp_path: 
 
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
 def test_leaving_without_close_loses_nothing_acknowledged(tmp_path: Path, durability: str) -> None:
-    """A script that ends, or dies of an exception, leaves its jobs behind."""
     with Child("answer.py", tmp_path, f"durability={durability}") as child:
         child.expect("open")
         for number in range(3):

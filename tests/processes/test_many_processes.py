@@ -65,7 +65,6 @@ class Fleet:
 
 
 def check_each_job_once(records: list[LogRecord], jobs: int) -> None:
-    """One enqueue, one claim and one success for each, and each payload once."""
     enqueued = {record.lsn: record for record in of_kind(records, Kind.ENQUEUED)}
     assert len(enqueued) == jobs
     assert len({job.body for job in enqueued.values()}) == jobs

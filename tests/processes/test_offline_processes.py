@@ -31,7 +31,6 @@ DOWN_SECONDS: Final = 0.5
 
 
 def make_app(directory: str, port: int, clock: TravelClock) -> TaskQ:
-    """Return an app with one task that needs the host."""
     app = TaskQ(directory)
     use_clock(app, clock)
 
@@ -50,7 +49,6 @@ def make_app(directory: str, port: int, clock: TravelClock) -> TaskQ:
 
 
 async def work(directory: str, port: int) -> None:
-    """Tell when jobs are kept back, and go ahead a day when told to."""
     clock = TravelClock()
     app = make_app(directory, port, clock)
     async with app, Worker(app, concurrency=CONCURRENCY) as worker:

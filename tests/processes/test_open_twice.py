@@ -25,7 +25,6 @@ SPEC = EnqueueSpec()
 
 
 def test_a_second_open_in_one_process_shares_the_log(tmp_path: Path) -> None:
-    """The same object comes back, whatever the path is called; the last close closes."""
     first = open_here(tmp_path / "log")
     (tmp_path / "link").symlink_to(tmp_path / "log")
     second = open_here(tmp_path / "link")
@@ -38,7 +37,6 @@ def test_a_second_open_in_one_process_shares_the_log(tmp_path: Path) -> None:
 
 
 def test_a_second_open_with_other_options_is_refused(tmp_path: Path) -> None:
-    """It says so, and the first goes on undisturbed."""
     store = open_here(tmp_path)
     with pytest.raises(UsageError, match="other options"):
         open_here(tmp_path, Durability.FSYNC)
@@ -47,7 +45,6 @@ def test_a_second_open_with_other_options_is_refused(tmp_path: Path) -> None:
 
 
 def test_threads_that_open_at_once_share_one_log(tmp_path: Path) -> None:
-    """Sixteen threads, one store; each closes its own hold."""
     barrier = threading.Barrier(16)
     stores = []
 
@@ -69,7 +66,6 @@ def test_threads_that_open_at_once_share_one_log(tmp_path: Path) -> None:
 
 
 def test_a_log_can_be_opened_again_after_close(tmp_path: Path) -> None:
-    """Each open is an owner of its own, and what the first wrote is there."""
     first = open_here(tmp_path)
     owner = first.owner
     first.thread_port.enqueue(SPEC, b"x").result(10)
@@ -128,8 +124,6 @@ def test_exclusive_keeps_others_out_at_once_and_names_the_holder(tmp_path: Path)
 def test_exclusive_is_so_from_the_first_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes while it still opens is refused at once, too, and does not queue up."""
-
     def join_slowly(*given: Any) -> LocalPeers:
         with Child("answer.py", tmp_path) as other:
             assert other.expect("refused", seconds=5).startswith("LogLocked: ")
@@ -145,8 +139,6 @@ def test_exclusive_is_so_from_the_first_moment(
 def test_an_exclusive_open_that_fails_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock goes with the failure."""
-
     def fail(*given: Any) -> LocalPeers:
         raise LogError(f"{given}")
 
@@ -160,7 +152,6 @@ def test_an_exclusive_open_that_fails_keeps_nobody_out(
 
 
 def test_two_threads_may_close_at_once(tmp_path: Path) -> None:
-    """Both return when the log is closed, not before."""
     store = open_here(tmp_path)
     pause = Pause(store)
     closers = [threading.Thread(target=store.close) for _ in range(2)]
@@ -176,7 +167,6 @@ def test_two_threads_may_close_at_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_exclusive_holder_keeps_nobody_out(tmp_path: Path) -> None:
-    """Its lock goes with it, also while it is still a zombie."""
     with Child("answer.py", tmp_path, "exclusive=True") as holder:
         holder.expect("open")
         holder.process.kill()

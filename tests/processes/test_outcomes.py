@@ -27,7 +27,6 @@ def jobs_in(path: Path) -> list[int]:
 def test_an_outcome_that_does_not_read_back_is_told_as_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And the batch that it came with stands, once."""
     caplog.set_level(logging.CRITICAL, "taskq")
     monkeypatch.setattr(watchers, "read_outcome", fail)
     store = open_here(tmp_path)
@@ -50,7 +49,6 @@ def test_an_outcome_that_does_not_read_back_is_told_as_an_error(
 def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The batch stands, and once the log can be read again the outcome is told."""
     caplog.set_level(logging.CRITICAL, "taskq")
     store = open_here(tmp_path)
     port = store.thread_port

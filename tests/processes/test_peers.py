@@ -19,7 +19,6 @@ SLOT = struct.Struct("<QB7x")
 
 
 def board(path: Path) -> dict[int, int]:
-    """Owner -> what it sleeps for."""
     data = (path / "owners" / "board").read_bytes()
     return {owner: wanted for owner, wanted in SLOT.iter_unpack(data) if owner}
 
@@ -51,7 +50,6 @@ def test_an_owner_is_named_after_its_program_or_its_package(
 
 
 def test_a_full_pipe_is_no_trouble(tmp_path: Path) -> None:
-    """Whoever is woken a hundred thousand times before it looks is awake all the same."""
     first, second = (LocalPeers(str(tmp_path), "") for _ in range(2))
     second.announce(INTEREST_READY)
     for _ in range(100_000):
@@ -124,7 +122,6 @@ def test_a_poke_after_the_end_writes_to_nobody(tmp_path: Path) -> None:
 
 
 def test_a_signal_handler_may_poke_in_the_middle_of_a_poke(tmp_path: Path) -> None:
-    """Ctrl-Z of a busy worker does so; whatever the poke holds must not stop it."""
     peers = LocalPeers(str(tmp_path), "")
     poked = threading.Event()
 

@@ -31,7 +31,6 @@ ROUNDS: Final = 25
 
 
 def answers(calls: list[Call]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of the call, words) of each answer that the program had."""
     for number, call in enumerate(calls):
         if call.path == ANSWERS and call.operation == "write":
             yield number, call.data.decode().split()
@@ -56,7 +55,6 @@ def test_the_record_leaves_nothing_out(folder: Path, fsynced: list[Call]) -> Non
 
 
 def unsynced(calls: list[Call], answered: int, mark: str) -> bool:
-    """Whether a job was answered for before a sync of the file that its payload was written to."""
     written = next(
         number
         for number in range(answered)
@@ -94,7 +92,6 @@ def test_an_answer_comes_behind_its_write_and_where_that_is_promised_behind_its_
 async def test_a_power_cut_loses_nothing_that_was_answered_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsynced: list[Call], seed: int
 ) -> None:
-    """Cut behind any call: of what was not synced any sectors are there, in any state, or torn."""
     cut = random.Random(seed).randrange(len(fsynced))
     machine = replayed(fsynced[:cut], seed)
     machine.lose_power()

@@ -21,7 +21,6 @@ def start_worker(path: Path) -> Child:
 
 
 async def test_what_one_process_requeues_another_ones_worker_runs(tmp_path: Path) -> None:
-    """Under its old id; whoever holds the job gets the new result."""
     needed = tmp_path / "server"
     async with TaskQ(tmp_path / "data", durability="os") as app:
         with start_worker(tmp_path / "data") as worker:
@@ -64,7 +63,6 @@ async def _make_letters(path: Path) -> list[str]:
 
 
 def test_two_processes_that_requeue_everything_share_the_letters(tmp_path: Path) -> None:
-    """Each letter is requeued by one of them; the other passes it over."""
     asyncio.run(_make_letters(tmp_path))
     with Child("letters.py", tmp_path) as first, Child("letters.py", tmp_path) as second:
         lines = first.rest() + second.rest()

@@ -68,11 +68,9 @@ class FastClock:
         return self.since_ns + (now - self.since_ns) * self.rate
 
     def wall_ns(self) -> int:
-        """Return nanoseconds since 1970."""
         return self.start_ns - self.since_ns + self.steady_ns()
 
     def let_pass(self, seconds: float) -> None:
-        """Wait while so many of its seconds go by."""
         threading.Event().wait(seconds / self.rate)
 
 
@@ -93,7 +91,6 @@ def make_app(path: Path, clock: FastClock) -> TaskQ:
 
 
 async def work(path: Path, clock: FastClock) -> None:
-    """Run a worker process until SIGTERM."""
     # By such a clock every fsync takes minutes.
     logging.getLogger("taskq").setLevel(logging.ERROR)
     app = make_app(path, clock)
@@ -105,13 +102,11 @@ async def work(path: Path, clock: FastClock) -> None:
 
 
 async def begin(path: Path, clock: FastClock) -> None:
-    """Let the log know the schedules."""
     async with make_app(path, clock) as app:
         await Scheduler(app).look(app.store())
 
 
 async def finish(path: Path, clock: FastClock) -> dict[str, datetime]:
-    """Run what is left; return up to when each schedule is done with."""
     app = make_app(path, clock)
     await Worker(app, burst=True).run()
     views = await app.schedules.list()
@@ -120,7 +115,6 @@ async def finish(path: Path, clock: FastClock) -> dict[str, datetime]:
 
 
 def expected(name: str, start: datetime, end: datetime) -> set[datetime]:
-    """Return the moments of a schedule behind ``start`` and up to ``end``, worked out by hand."""
     if name == "nightly":
         days = [start.date() + timedelta(days=number) for number in range(12)]
         nights = [

@@ -74,7 +74,6 @@ def test_a_process_stopped_inside_the_lock_is_named_to_the_others(
 
 
 def test_a_process_stopped_at_the_turnstile_is_named_to_the_others(tmp_path: Path) -> None:
-    """It has no lock, but nobody passes it: the error must not blame whoever wrote last."""
     store = open_impatient(tmp_path)
     with Child("stop.py", tmp_path, "turnstile") as next_in_line:
         next_in_line.expect("open")
@@ -98,7 +97,6 @@ def test_a_process_stopped_at_the_turnstile_is_named_to_the_others(tmp_path: Pat
 
 
 def test_waiting_at_the_turnstile_and_for_the_lock_is_one_wait(tmp_path: Path) -> None:
-    """So the limit counts both."""
     disk = LocalDisk()
     first, second = (WriterLock(disk, str(tmp_path), pid) for pid in (1, 2))
     in_the_way = list(first.descriptors)
@@ -147,7 +145,6 @@ def test_settlements_and_claims_outlive_a_long_wait(tmp_path: Path) -> None:
 
 
 def test_a_claim_with_a_time_limit_does_not_wait_for_the_lock_for_ever(tmp_path: Path) -> None:
-    """One that waits as long as it takes goes on waiting; the other is told who is in its way."""
     store = open_impatient(tmp_path)
     port = store.thread_port
     # The other process has to have started by then.
@@ -169,7 +166,6 @@ def test_a_claim_with_a_time_limit_does_not_wait_for_the_lock_for_ever(tmp_path:
 
 
 def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None:
-    """It returns after the limit, and nobody waits for ever."""
     store = open_impatient(tmp_path)
     port = store.thread_port
     job = put(store, b"first")
@@ -198,7 +194,6 @@ def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Pat
 
 
 def test_a_process_ends_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None:
-    """Its exit waits for the limit, not for whoever holds the lock."""
     with Child("answer.py", tmp_path, f"lock_wait_seconds={LIMIT_SECONDS}") as child:
         child.expect("open")
         with Child("stop.py", tmp_path, "before") as stopped:

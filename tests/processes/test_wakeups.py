@@ -26,7 +26,6 @@ IDLE_SHARE_MAX = 0.01
 
 
 def sleeps_for(path: Path, owner: int, interest: int) -> bool:
-    """Return whether that owner has announced that it sleeps for this."""
     data = (path / "owners" / "board").read_bytes()
     return (owner, interest) in SLOT.iter_unpack(data)
 
@@ -41,7 +40,6 @@ def check_wait(what: str, seconds: list[float]) -> None:
 def test_a_waiting_claim_gets_another_processs_job_at_once(
     tmp_path: Path, durability: Durability
 ) -> None:
-    """Within 10 ms at the median, from before the enqueue to after the delivery."""
     store = open_here(tmp_path, durability)
     waits = []
     with Child("answer.py", tmp_path, f"durability={durability}") as claimer:
@@ -84,7 +82,6 @@ def test_who_was_alone_until_then_wakes_who_came(tmp_path: Path) -> None:
 def test_whoever_waits_for_an_outcome_elsewhere_gets_it_at_once(
     tmp_path: Path, durability: Durability
 ) -> None:
-    """In a process that is no worker: within 10 ms at the median."""
     store = open_here(tmp_path, durability)
     port = store.thread_port
     waits = []
@@ -106,7 +103,6 @@ def test_whoever_waits_for_an_outcome_elsewhere_gets_it_at_once(
 
 
 def test_a_job_that_was_settled_before_anyone_asked_is_told_at_once(tmp_path: Path) -> None:
-    """Whoever comes late needs no wake-up."""
     store = open_here(tmp_path)
     port = store.thread_port
     job = put(store, b"x")
@@ -123,7 +119,6 @@ def test_a_job_that_was_settled_before_anyone_asked_is_told_at_once(tmp_path: Pa
 
 
 def test_a_due_job_wakes_a_waiting_claim_without_help(tmp_path: Path) -> None:
-    """Nobody writes when a delay is over: whoever waits looks at the clock itself."""
     store = open_here(tmp_path)
     delay_ns, waits = SECOND_NS // 20, []
     with Child("answer.py", tmp_path) as claimer:
@@ -160,7 +155,6 @@ def test_every_waiting_process_gets_its_share(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("beside", ["nothing", "a running job", "an outcome"])
 def test_waiting_costs_no_cpu(tmp_path: Path, beside: str) -> None:
-    """A claim that waits for two seconds uses under 1 % of a core, whatever others hold."""
     store = open_here(tmp_path)
     put(store, b"x")
     [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)

@@ -19,7 +19,6 @@ STOP_SECONDS = 5.0
 
 
 def signal_thread(child: Child, thread: int, number: signal.Signals) -> None:
-    """Send a signal that this thread of the process takes."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "tgkill"):
         pytest.skip("this C library has no tgkill")
@@ -53,7 +52,6 @@ def test_a_worker_that_was_stopped_ends_when_it_is_told_to_and_goes_on(tmp_path:
 
 
 def test_a_process_that_a_task_forks_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    """It is no worker: SIGTERM is not for it to drain by."""
     job = enqueue(tmp_path, "jobs.terminates_a_child")
     with start_worker(tmp_path):
         eventually(lambda: view(tmp_path, job).state is State.SUCCEEDED, STOP_SECONDS)

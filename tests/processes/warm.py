@@ -90,19 +90,16 @@ class Program:
             return None
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it ended just now
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill -9."""
         self.send_signal(signal.SIGKILL)
 
 
 @functools.cache
 def _forker() -> socket.socket:
-    """Return the line to the process with the imports, which ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     words = [sys.executable, "-m", __name__, str(theirs.fileno())]
     process = subprocess.Popen(words, cwd=ROOT, pass_fds=[theirs.fileno()])
@@ -147,7 +144,6 @@ def _serve(line: socket.socket) -> list[str]:
 
 
 def _keep(program: int, line_back: socket.socket, line: socket.socket) -> None:
-    """Tell of a program's start and end; kill it when the other end of one of the lines is gone."""
     ended, poll = os.pidfd_open(program), select.poll()
     poll.register(ended, select.POLLIN)
     for at in (line_back, line):

@@ -32,7 +32,6 @@ Key = tuple[str, ...]
 
 
 def samples(text: str) -> Mapping[Key, float]:
-    """Return the values of a scrape."""
     return {
         (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
         for family in text_string_to_metric_families(text)

@@ -19,7 +19,6 @@ MANY = 2 * LETTERS_MAX + 345
 
 
 async def die(log: TaskLog, *jobs: Put, reason: str = "ValueError: no") -> list[str]:
-    """Put these jobs and let them die at once."""
     ids = await log.put_many(jobs)
     while deliveries := await log.claim(4_000):
         await asyncio.gather(*(log.nack(delivery, reason) for delivery in deliveries))

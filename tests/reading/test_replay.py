@@ -18,7 +18,6 @@ from taskq.views import JobView
 
 
 async def one_of_each(log: TaskLog) -> dict[str, str]:
-    """Return jobs by what became of them."""
     ids = {
         "succeeded": await log.put(b"1", queue="mail", priority=9, headers={"a": "b"}, key="k"),
         "dead": await log.put(b"2", queue="mail", priority=8, attempts=1, headers={"c": "d"}),

@@ -23,7 +23,6 @@ async def read(stream: Stream) -> list[Record]:
 
 
 async def some_of_each(log: TaskLog) -> dict[str, str]:
-    """Return a log with records of most kinds; job ids by what became of them."""
     ids = {"won": await log.put(b"1", queue="mail", priority=9, headers={"from": "here"}, key="k")}
     ids["lost"] = await log.put(b"2", queue="mail", priority=8, attempts=2, expires="1d")
     ids["late"] = await log.put(b"3", delay="1h")
@@ -40,7 +39,6 @@ async def some_of_each(log: TaskLog) -> dict[str, str]:
 
 
 async def follows(log: TaskLog) -> None:
-    """Wait until a stream waits at the end of the log."""
     storage = log._connection.store()._open
     async with within():
         while not storage.committer.waiters.growth:  # noqa: ASYNC110 - nobody tells
@@ -77,7 +75,6 @@ async def test_records_are_values(log: TaskLog) -> None:
 
 
 async def test_a_stream_that_follows_gets_what_is_written_meanwhile(log: TaskLog) -> None:
-    """Also while segments come and go under it."""
     expected = [b"%d" % n * 500 for n in range(400)]
     bodies: list[bytes | None] = []
 
@@ -179,7 +176,6 @@ async def test_filters_choose_by_kind_queue_and_task(tmp_path: Path) -> None:
 
 
 async def test_a_filter_knows_jobs_that_began_before_the_stream(log: TaskLog) -> None:
-    """What is said of a job later names neither queue nor task: they are looked up."""
     await log.put_many([Put(payload=b"x" * 5_000, queue=f"q{n % 2}") for n in range(100)])
     claimed = await log.claim(100)
     for delivery in claimed:
@@ -234,7 +230,6 @@ async def test_a_wrong_argument_is_named_at_once(
 
 
 async def test_a_wait_that_is_given_up_loses_nothing(log: TaskLog) -> None:
-    """However often, and whatever the stream was about just then."""
     bodies: list[bytes | None] = []
     async with log.stream(kinds=["enqueued"]) as stream:
         for number in range(60):
@@ -304,7 +299,6 @@ async def test_a_stream_whose_closing_is_cancelled_is_closed_all_the_same(
 
 
 async def test_a_reader_that_is_cancelled_as_its_stream_closes_is_cancelled(log: TaskLog) -> None:
-    """Else a time limit around the loop would never be heard of."""
     stream = log.stream()
     reading = asyncio.ensure_future(read(stream))
     await follows(log)
@@ -347,7 +341,6 @@ async def test_a_stream_of_a_closed_log_ends_with_an_error(tmp_path: Path) -> No
 async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
     log: TaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What may be lost is not handed out; after a new start it is, for it was saved."""
     await log.put(b"1")
     stream = log.stream(reader="billing", kinds=["enqueued"])
     assert (await anext(stream)).payload == b"1"
@@ -372,7 +365,6 @@ async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
 
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
 async def test_a_stream_holds_what_a_scan_does(tmp_path: Path, durability: str) -> None:
-    """Whatever was written, and in however many segments."""
     path = tmp_path / "log"
     async with TaskLog.open(
         path, durability=durability, interval="5ms", segment_bytes=SEGMENT_BYTES_MIN

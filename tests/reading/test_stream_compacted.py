@@ -18,7 +18,6 @@ async def read(stream: Stream) -> list[Record]:
 
 
 async def dead_letters(log: TaskLog, count: int) -> list[str]:
-    """Return jobs that died at the very beginning of the log."""
     ids = await log.put_many(
         [
             Put(payload=b"%d" % n * 300, queue="mail", attempts=1, headers={"n": str(n)})
@@ -31,7 +30,6 @@ async def dead_letters(log: TaskLog, count: int) -> list[str]:
 
 
 async def fill(log: TaskLog) -> None:
-    """Segments of jobs that are over."""
     await log.put_many([Put(payload=b"x" * 9_000)] * 40)
     await asyncio.gather(*(log.ack(delivery) for delivery in await log.claim(40)))
     await log.put(b"the segment that is written to stays")
@@ -56,7 +54,6 @@ async def test_a_stream_tells_of_jobs_that_were_written_again(log: TaskLog) -> N
 
 
 async def test_a_filter_knows_jobs_that_were_written_again(log: TaskLog) -> None:
-    """Also where the stream begins behind both of their records."""
     ids = await dead_letters(log, 3)
     await fill(log)
     await log.compact(keep=0.000_001)

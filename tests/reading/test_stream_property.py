@@ -44,7 +44,6 @@ async def write(log: TaskLog, what: str, number: int, size: int) -> None:
 
 
 async def read(log: TaskLog, number: int, size: int) -> list[int]:
-    """So many records at most; of the last, nothing is said if ``size`` is 0."""
     numbers: list[int] = []
     async with log.stream(reader="billing", follow=False) as stream:
         for _ in range(number):
@@ -60,7 +59,6 @@ async def read(log: TaskLog, number: int, size: int) -> list[int]:
 
 
 async def live(path: str, steps: list[tuple[str, int, int]]) -> tuple[list[int], int]:
-    """Take the steps; returns (what the reader read, lsn that it was last moved to)."""
     result: list[int] = []
     start = 0
     numbers = count()

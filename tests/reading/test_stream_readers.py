@@ -36,7 +36,6 @@ async def put(log: TaskLog, count: int, size: int = 10) -> None:
 
 
 async def lsns(stream: Stream, count: int | None = None) -> list[int]:
-    """Read so many records, handle them all, and leave."""
     numbers: list[int] = []
     async with stream:
         async for record in stream:
@@ -48,7 +47,6 @@ async def lsns(stream: Stream, count: int | None = None) -> list[int]:
 
 
 def found_position(log: TaskLog) -> Position:
-    """Return what the reader's file says now."""
     store = log._connection.store()
     position = read_position(LocalDisk(), store.path, store.log_id, "billing")
     assert position is not None
@@ -63,7 +61,6 @@ def segments(log: TaskLog) -> list[Path]:
 
 
 async def test_a_record_whose_handler_raises_comes_again(log: TaskLog) -> None:
-    """And nothing before it does; the name is free at once."""
     await put(log, 10)
     handled: list[int] = []
 
@@ -82,7 +79,6 @@ async def test_a_record_whose_handler_raises_comes_again(log: TaskLog) -> None:
 
 
 async def test_a_stream_left_by_an_error_keeps_no_name(log: TaskLog) -> None:
-    """Without the help of a garbage collection."""
     await put(log, 3)
     gc.disable()
     try:
@@ -120,7 +116,6 @@ async def test_what_no_filter_wanted_is_not_read_again(log: TaskLog) -> None:
 
 
 async def test_a_position_is_saved_while_the_stream_waits(log: TaskLog) -> None:
-    """So that whoever is killed then has nothing come again."""
     await put(log, 5)
     stream = log.stream(reader="billing")
     for _ in range(5):
@@ -289,7 +284,6 @@ async def test_a_forgotten_reader_begins_anew(log: TaskLog) -> None:
 
 
 async def test_a_reader_whose_next_record_was_removed_is_told_so(log: TaskLog) -> None:
-    """Never a silent skip."""
     for _ in range(40):
         await put(log, 5, 1_000)
     await lsns(log.stream(reader="billing"), 10)
@@ -312,7 +306,6 @@ async def test_a_reader_whose_next_record_was_removed_is_told_so(log: TaskLog) -
 
 
 async def test_a_stream_that_is_overtaken_while_it_reads_is_told_so(log: TaskLog) -> None:
-    """It has read a segment to its end; that one and the next are removed before it goes on."""
     for _ in range(40):
         await put(log, 5, 1_000)
     first, second, third = (int(path.stem) for path in segments(log)[:3])
@@ -388,7 +381,6 @@ async def test_a_log_that_was_put_back_from_a_copy_is_an_error_with_a_name(
 
 
 async def test_a_reader_finds_its_place_in_frames_that_were_moved(tmp_path: Path) -> None:
-    """After a failed fsync whole frames move to a segment of their own; they are the same."""
     path = tmp_path / "log"
     async with TaskLog.open(path, durability="os") as log:
         for _ in range(6):

@@ -97,7 +97,6 @@ async def test_a_job_is_found_by_handle_id_and_number(app: TaskQ) -> None:
 
 
 async def test_the_beginning_of_a_number_finds_the_only_job_of_it(app: TaskQ) -> None:
-    """A number that is no job itself: record 2 cancels job 1."""
     async with app:
         task = app.task(send)
         first = await task.enqueue("a")

@@ -14,7 +14,6 @@ from taskq.log.read import why as asking
 
 
 async def test_a_job_is_behind_those_that_its_workers_claim_first(tmp_path: Path) -> None:
-    """Only jobs that these workers would take count."""
     async with TaskLog.open(tmp_path) as log:
         await log.claim(queues=["q"])
         ids = [await log.put(b"x", queue="q") for _ in range(3)]
@@ -54,7 +53,6 @@ async def test_a_job_that_is_not_there_has_no_reason(tmp_path: Path) -> None:
 async def test_a_process_that_keeps_the_writer_lock_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one that holds it for a batch: it must have it at several looks."""
     monkeypatch.setattr(asking, "_LOOK_SECONDS", 0)
     async with TaskLog.open(tmp_path) as log:
         await log.claim()

@@ -27,7 +27,6 @@ own = TaskQ(Path(os.environ["OWN_DATA"]))
 
 @own.task(runs_in="process")
 def of_main(number: int) -> tuple[int, int]:
-    """Tell who ran it."""
     return number, os.getpid()
 
 

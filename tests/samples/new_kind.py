@@ -40,7 +40,6 @@ store.close()
 
 
 def run(*words: str) -> str:
-    """Return what a command prints."""
     done = CliRunner().invoke(main, [*words, "-d", path], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output

@@ -35,12 +35,10 @@ HOUR_NS = 60 * MINUTE_NS
 
 
 def at(text: str, zone: Any = BERLIN, fold: int = 0) -> int:
-    """Return a wall time there, in nanoseconds."""
     return int(datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold).timestamp()) * SECOND_NS
 
 
 def told(rule: Rule, start: str, count: int) -> list[str]:
-    """Return the next moments as a person in Berlin reads them."""
     return [
         moment_in(BERLIN, item).strftime(
             "%m-%d %H:%M %Z" if len(str(rule).split()) == 5 else "%m-%d %H:%M:%S %Z"
@@ -117,7 +115,6 @@ def test_from_within_the_hour_that_comes_twice_nothing_comes_again() -> None:
 def test_the_latest_moments_are_those_that_a_walk_ends_with(
     expression: str, start: int, is_autumn: bool, length: int, count: int
 ) -> None:
-    """Also from within the hours that are left out, or come twice."""
     cron = parse_cron(expression, "Europe/Berlin")
     after = (start + (210 * 86_400 if is_autumn else 0)) * SECOND_NS
     until = after + length * SECOND_NS
@@ -132,7 +129,6 @@ def test_the_latest_moments_are_those_that_a_walk_ends_with(
 
 
 def clock_changes(zone: ZoneInfo) -> Iterator[int]:
-    """Yield when a zone's clocks are changed from 2000 to 2030, in seconds."""
     day = at("2000-01-01 00:00", UTC) // SECOND_NS
     while day < at("2031-01-01 00:00", UTC) // SECOND_NS:
         low, day = day, day + 86_400
@@ -152,7 +148,6 @@ def shown(zone: ZoneInfo, second: int) -> int:
 
 
 def by_looking(expression: str, zone: ZoneInfo, begin: int, end: int) -> list[int]:
-    """Return the ticks of a span, by a look at each half minute of it."""
     sets = [
         range(size)[:: int(field[2:] or 1)] if field[0] == "*" else set(map(int, field.split(",")))
         for field, size in zip(expression.split()[:3], (60, 60, 24), strict=True)
@@ -308,7 +303,6 @@ START = at("2024-06-01 00:00", UTC)
 
 
 def due(catch_up: str, hours_asleep: float, minutes_late: float = 0, rule: Rule = HOURLY) -> Due:
-    """Return what is due so long after the last tick."""
     now = START + round(hours_asleep * HOUR_NS + minutes_late * MINUTE_NS)
     return due_ticks("s", rule, catch_up, 0, START, now)
 
@@ -349,7 +343,6 @@ def test_nothing_is_due_while_the_clock_stands_before_what_is_done() -> None:
 def test_with_jitter_each_tick_comes_once_in_order_and_in_its_time(
     steps: list[int], most: int
 ) -> None:
-    """However often somebody looks, and whoever does."""
     most_ns, every = most * SECOND_NS, Every(MINUTE_NS)
     done, now = START, START
     ticks: list[int] = []

@@ -70,16 +70,13 @@ class Log(FakePort):
 
     @property
     def is_steady(self) -> bool:
-        """Return whether it always has jobs, and always answers."""
         return not self.moments and self.stalls[1] <= 0
 
     def answers_at(self, moment: float) -> float:
-        """Return when it answers what it would have answered then."""
         begin, end = self.stalls
         return end if begin <= moment < end else moment
 
     def switch(self) -> None:
-        """Begin to have jobs, or cease to."""
         self.has_jobs = not self.has_jobs
         claims, self.claims = self.claims, []
         for request, future in claims:
@@ -107,14 +104,10 @@ class Log(FakePort):
 
     def settle_soon(
         self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
-    ) -> None:
-        """There are always more."""
-
+    ) -> None: ...
     def succeed_soon(
         self, deliveries: list[Delivery], on_error: Callable[[Settlement, TaskqError], None]
-    ) -> None:
-        """There are always more."""
-
+    ) -> None: ...
     def settle(self, items: list[Settlement]) -> asyncio.Future[list[Settled]]:
         future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
         future.set_result([None] * len(items))
@@ -158,7 +151,6 @@ class Run:
         self.worker: Worker
 
     def run(self) -> None:
-        """Run it on its own clock."""
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             try:
                 runner.run(self._main())

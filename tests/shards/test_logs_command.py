@@ -76,7 +76,6 @@ def states(log: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("guard", [[], ["--processes", "1"]])
 def test_the_command_works_several_logs(tmp_path: Path, guard: list[str]) -> None:
-    """What jobs enqueue goes into their own log, also from child processes."""
     for log in ("a", "b=c"):
         put(log, "root", "x")
         put(log, "child", "y")
@@ -97,7 +96,6 @@ def start_worker() -> subprocess.Popen[bytes]:
 async def test_jobs_of_all_logs_of_a_killed_worker_run_again_within_a_second(
     tmp_path: Path,
 ) -> None:
-    """By the next worker over these logs, which claims already."""
     app = TaskQ(tmp_path / "own")
     again: dict[str, float] = {}
     all_again = asyncio.Event()

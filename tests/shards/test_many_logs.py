@@ -29,7 +29,6 @@ from tests.workers.slots.resting import App, make_deterministic, run_seeds
 
 
 async def put(app: TaskQ, path: Path, task: Any, *calls: Any, **options: Any) -> list[str]:
-    """Enqueue a job for each argument into a log; their ids."""
     log = over(app, path)
     async with log:
         jobs = await log._send_here([task.options(**options).call(argument) for argument in calls])
@@ -37,14 +36,12 @@ async def put(app: TaskQ, path: Path, task: Any, *calls: Any, **options: Any) ->
 
 
 async def all_over(app: TaskQ, path: Path, count: int) -> None:
-    """Just so many jobs of a log are over, and all succeeded."""
     async with over(app, path) as log:
         (queue,) = (await log.stats()).queues
         assert (queue.succeeded, queue.dead, queue.ready, queue.running) == (count, 0, 0, 0)
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Return once it holds: what it asks of tells nobody."""
     async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -301,7 +298,6 @@ def test_at_rest_a_ready_job_of_any_log_and_a_free_slot_never_coexist(
 def test_a_worker_stands_still_only_when_all_its_logs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the process would be stopped while one of its storage threads holds its writer lock."""
     stopped, is_free = threading.Event(), threading.Event()
     monkeypatch.setattr("taskq_workers.process.supervisor._pause", stopped.set)
     stores = [open_store(str(tmp_path / name), LogConfig()) for name in ("one", "two")]
@@ -323,7 +319,6 @@ def test_a_worker_stands_still_only_when_all_its_logs_do(
 async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The others begin what they have, although it was the turn of that log."""
     apps = [App(TaggedLog(Random(number), f"log{number}")) for number in range(2)]
     running, hold = asyncio.Event(), asyncio.Event()
 

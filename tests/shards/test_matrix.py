@@ -82,7 +82,6 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
 
 
 def found(where: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
-    """Yield every command's full name, and whether it may be told a log's directory."""
     context = click.Context(main)
     for name in where.list_commands(context):
         command = where.get_command(context, name)
@@ -125,7 +124,6 @@ def refuse() -> None:
 
 
 def run(name: str, path: Path, root: Path, tmp_path: Path) -> Any:
-    """Run a command on a path, of jobs of the second shard."""
     with TaskQ(root / "1.001", durability="os") as app:
         if name == "reader forget":
             app.seek_sync("billing", "end")
@@ -217,7 +215,6 @@ def jobs_of(app: TaskQ) -> Any:
 
 
 async def use_ids(app: TaskQ, job: JobHandle[int], waiting: str) -> None:
-    """Ask all that goes by an id, of a job that succeeded and of one that waits."""
     for name, options in BY_ID.items():
         given = getattr(app, name)(waiting, **options)
         assert (given if name == "job" else await given) is not None

@@ -192,7 +192,6 @@ async def test_a_schedule_ticks_in_one_shard(tmp_path: Path) -> None:
 
 
 async def test_a_job_may_not_take_a_key_along_that_another_shard_holds(tmp_path: Path) -> None:
-    """Outside of its transaction it may enqueue anything."""
     app = sharded(tmp_path, bits=3)
     refused: list[str] = []
 

@@ -128,7 +128,6 @@ async def test_a_drain_can_go_ahead_to_the_end_of_all_retries(shop: _Shop, box: 
 
 
 async def test_a_worker_that_waits_sees_that_time_has_passed(shop: _Shop, box: Sandbox) -> None:
-    """Not only a drain: the log itself is told that its clock was moved."""
     job = await shop.send.options(delay="1d").enqueue("a@b.c", "later")
     async with shop.app.worker():
         box.clock.advance("1d")
@@ -302,7 +301,6 @@ def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
 
 
 def test_a_real_log_in_a_test_is_refused_when_that_is_strict(pytester: pytest.Pytester) -> None:
-    """Before anything is made."""
     pytester.makepyfile(jobs=_MODULE, test_jobs=_REAL)
     pytester.makeini("[pytest]\ntaskq_strict = error\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
@@ -400,7 +398,6 @@ _SECOND_NS = 1_000_000_000
 
 
 async def test_a_delayed_job_runs_once_its_app_s_clock_was_sent_ahead(tmp_path: Path) -> None:
-    """The times in the log are the clock's, not the machine's."""
     app = TaskQ(tmp_path)
     clock = TravelClock(START_SECONDS)
     use_clock(app, clock)

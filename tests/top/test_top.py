@@ -34,7 +34,6 @@ LINES: Final = 40
 
 
 def fill(path: Path) -> dict[str, str]:
-    """Return a log with jobs of each kind; their ids."""
     app = TaskQ(path, durability="os")
 
     @app.task(name="send", queue="mail", retry=1)
@@ -87,11 +86,9 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Return what stands on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait(self, *wanted: str, without: str = "\0") -> str:
-        """Return the screen, once it shows all of this and none of that."""
         until = time.monotonic() + PATIENCE_SECONDS
         while not (all(job in self.text for job in wanted) and without not in self.text):
             assert time.monotonic() < until, f"{wanted} is not to be seen:\n{self.text}"
@@ -105,7 +102,6 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def end(self) -> int:
-        """Press q; returns the exit code."""
         self.press("q")
         code = self._process.wait(PATIENCE_SECONDS)
         assert termios.tcgetattr(self._slave) == self.before, "the terminal is not as it was"
@@ -281,7 +277,6 @@ def test_no_line_is_wider_than_the_terminal_and_none_too_many(path: Path, width:
 
 
 def test_an_idle_log_is_hardly_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody wrote to is told as it was, until time may have changed it."""
     fill(path)
     with LogReader.open(str(path)) as reader:
         watcher = Watcher(reader)

@@ -23,7 +23,6 @@ SECRET: Final = "s" * 43
 async def stranger(
     path: Path, *, allow_actions: bool = False, show_secrets: bool = False
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Keys]]:
-    """Somebody who has shown nothing yet, and what there is to show."""
     hosts = (HOST, "localhost:8321")
     place = Place(
         scheme="http", hosts=hosts, allow_actions=allow_actions, show_secrets=show_secrets
@@ -39,7 +38,6 @@ async def stranger(
 
 @contextlib.asynccontextmanager
 async def running(site: Any) -> AsyncIterator[None]:
-    """A site between its start and its stop, as a server sees to it."""
     events = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
     values: list[Any] = []
     started, stopping = anyio.Event(), anyio.Event()
@@ -65,7 +63,6 @@ async def running(site: Any) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def browser(path: Path, **place: bool) -> AsyncIterator[httpx.AsyncClient]:
-    """Somebody who opened the printed address."""
     async with stranger(path, **place) as (client, keys):
         entered = await client.get(ENTRY, params={"token": keys.entry()})
         assert entered.status_code == 200
@@ -75,7 +72,6 @@ async def browser(path: Path, **place: bool) -> AsyncIterator[httpx.AsyncClient]
 
 @contextlib.asynccontextmanager
 async def program(path: Path, *, allow_actions: bool = False) -> AsyncIterator[httpx.AsyncClient]:
-    """A program that knows the secret."""
     async with stranger(path, allow_actions=allow_actions) as (client, _):
         client.headers["Authorization"] = f"Bearer {SECRET}"
         yield client

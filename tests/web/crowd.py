@@ -30,7 +30,6 @@ def check(item: int) -> None:
 
 
 def charge(order: int) -> dict[str, int]:
-    """Return a receipt."""
     return {"order": order, "cents": 1_999}
 
 
@@ -44,7 +43,6 @@ async def ship(order: int) -> str:
 
 
 async def fill() -> None:
-    """Enqueue what comes to all of it; the first of them is the one that is looked for."""
     async with app:
         await crawl.enqueue("https://needle.example")
         await check.enqueue_many([(item,) for item in range(DEAD)])

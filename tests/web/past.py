@@ -19,7 +19,6 @@ use_clock(app, clock)
 
 
 def work(seconds: float, fails: float, error: Exception) -> None:
-    """Take a while, and fail now and then."""
     clock.advance(chance.uniform(seconds / 5, seconds))
     if chance.random() < fails:
         raise error

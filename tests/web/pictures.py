@@ -46,14 +46,12 @@ def save(name: str, png: bytes) -> None:
 
 
 def shown(text: str) -> str:
-    """Return what a terminal printed, as a page."""
     console = Console(record=True, width=TOP_COLUMNS, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     console.print(Text.from_ansi(text))
     return console.export_html(inline_styles=True)
 
 
 def main() -> None:
-    """Make them all."""
     with contextlib.ExitStack() as stack:
         # It is seen in the pictures, and whoever made them is not.
         folder = Path(tempfile.gettempdir()) / "shop"

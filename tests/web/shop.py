@@ -21,7 +21,6 @@ def _is_there(name: str) -> bool:
 
 
 def vpn_is_up() -> bool:
-    """Return whether the machine is in the office's network."""
     return _is_there("vpn-is-up")
 
 
@@ -81,7 +80,6 @@ async def tidy() -> None: ...
 
 
 async def fill() -> None:
-    """Enqueue a day's work."""
     async with app:
         await app.pause("newsletter")
         await send.options(queue="newsletter").enqueue_many(

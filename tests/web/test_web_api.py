@@ -27,7 +27,6 @@ async def data(tmp_path: Path) -> Path:
 
 
 async def made(folder: Path) -> Path:
-    """Return a log with a job that succeeded, two of a kind that died, and one that waits."""
     app = TaskQ(folder / "data", durability="os")
 
     @app.task(name="mail.send", queue="mail", retry=retry.fixed(1, 0))

@@ -185,7 +185,6 @@ async def test_a_command_is_copied(app: TaskQ, visit: Visit) -> None:
 
 
 async def every_page(app: TaskQ) -> list[str]:
-    """Addresses of pages that have something to show."""
     dead = await enqueue(app, "mail.send", to="x" * 400)
     await ended(dead)
     waits = await enqueue(app, "nobody.knows", text="y" * 400)

@@ -41,7 +41,6 @@ async def log(tmp_path: Path) -> Path:
 
 
 def tabs(page: str) -> dict[str, str]:
-    """Return the counts that stand on the tabs of states."""
     return dict(re.findall(r"<span[^>]*>(\w+)</span> <b>([\d,]+)</b>", page))
 
 
@@ -188,7 +187,6 @@ async def test_code_is_python_whatever_a_task_is_called(
 
 
 async def test_the_code_of_a_callback_is_that_of_a_step(tmp_path: Path) -> None:
-    """Its first argument is the list of what the members of the chord give."""
     async with TaskQ(tmp_path, durability="os") as app:
 
         @app.task(name="total")

@@ -122,7 +122,6 @@ async def test_nobody_is_answered_without_a_key(
 
 
 async def test_a_refusal_looks_like_the_page(data: Path) -> None:
-    """Files that tell nothing of the log are for everybody."""
     async with stranger(data) as (client, _):
         page = (await client.get("/")).text
         files = re.findall(r'"(/static/[^"]+)"', page)

@@ -144,7 +144,6 @@ async def test_a_page_that_is_gone_has_no_file_open_though_no_lifespan_ran(app: 
 async def test_a_form_of_one_process_is_taken_by_another_behind_the_same_address(
     app: TaskQ,
 ) -> None:
-    """As with several workers of a web server: whoever loads the page meets any of them."""
     await app.enqueue_by_name("a")
     async with (
         outside(app, allow_actions=True) as client,

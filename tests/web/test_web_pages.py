@@ -413,7 +413,6 @@ async def _compact(path: Path) -> None:
 
 
 async def _log_of(path: Path, parts: frozenset[str]) -> None:
-    """Make a log that has these parts, in the order in which they come about."""
     app = TaskQ(path, durability="os")
 
     @app.task(name="mail.send", queue="mail", retry=1)
@@ -446,7 +445,6 @@ _PARTS = ("schedules", "dead", "compacted", "waiting", "paused")
 async def test_every_page_and_endpoint_answers_in_every_state_of_the_log(
     tmp_path: Path, count: int
 ) -> None:
-    """An exception within the site is one of the test: httpx passes it on."""
     for number, parts in enumerate(itertools.combinations(_PARTS, count)):
         path = tmp_path / str(number)
         await _log_of(path, frozenset(parts))

@@ -60,7 +60,6 @@ def test_as_many_half_requests_as_there_are_lines_shut_nobody_out(
 def test_what_does_not_come_ends_its_line(
     address: tuple[str, int], half: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also that of a body which comes a byte at a time, and of a second request on a line."""
     monkeypatch.setattr(patience, "HEAD_SECONDS", 0.3)
     monkeypatch.setattr(patience, "BODY_SECONDS", 0.3)
     whole = b"GET /api/stats HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -75,7 +74,6 @@ def test_what_does_not_come_ends_its_line(
 
 
 async def test_small_answers_are_sent_at_once() -> None:
-    """Else the kernel waits up to 40 ms for more (Nagle), since asyncio knows no TCP by proto 0."""
     served = asyncio.Event()
     nodelay: list[int] = []
 

@@ -52,25 +52,21 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def worker(shop: Path) -> Child:
-    """Return a worker of the shop."""
     return Child(*WORDS, "worker", "crowd:app", "-c", 8, cwd=shop)
 
 
 def counts(shop: Path, task: str) -> Counter[str]:
-    """Return how many jobs of a task there are, by state."""
     with LogReader.open(str(shop / "data")) as reader:
         lanes = reader.lanes()
     return next(counted for (_, name), counted in lanes.items() if name == task)
 
 
 def running(shop: Path) -> int:
-    """Return how many jobs run."""
     with LogReader.open(str(shop / "data")) as reader:
         return sum(owner.running for owner in reader.owners())
 
 
 def health(shop: Path) -> str:
-    """Return what a shell is told of the log."""
     asked = [*WORDS, "health", "-d", str(shop / "data")]
     return subprocess.run(asked, check=False, capture_output=True, text=True).stdout
 
@@ -213,8 +209,6 @@ async def all_that_fit_is_all(visit: Visit, shop: Path) -> None:
 
 
 def screens(shop: Path) -> dict[str, str]:
-    """Return the addresses of all kinds of screens, by name."""
-
     def newest(reader: LogReader, task: str, state: State) -> str:
         return f"/jobs/{reader.jobs({state}, None, task, 1)[0].job_id}"
 
@@ -235,7 +229,6 @@ def screens(shop: Path) -> dict[str, str]:
 
 
 async def every_screen(visit: Visit, shop: Path) -> None:
-    """No screen shuts anybody out, or is wider than its window."""
     await each(visit, screens(shop))
     await visit.context.clear_cookies()
     await each(visit, {"login": "/"})

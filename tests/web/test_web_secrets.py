@@ -51,7 +51,6 @@ async def test_nothing_that_a_browser_gets_has_a_secret_in_it(data: tuple[Path, 
     "word", [HIDDEN, '"password":"h', '"h', "'h", "password='h", '"x":"h', '"pwd:h"', "key:h"]
 )
 async def test_search_tells_no_secret_letter_by_letter(data: tuple[Path, str], word: str) -> None:
-    """What is found must not depend on what is not shown: words that fit it find nothing."""
     path, _ = data
     async with browser(path) as client:
         for query in (word, *word.split()):

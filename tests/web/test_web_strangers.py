@@ -120,13 +120,11 @@ def test_a_worker_in_plain_javascript_runs_a_hundred_jobs(site: Site) -> None:
 
 
 async def kinds(path: Path) -> Counter[str]:
-    """Return how many records of each kind the log holds."""
     every = look_at_records(str(path), 10**6, Choice(), follow=False, body_bytes_max=0)
     return Counter([record.kind async for record in every])
 
 
 async def run_the_rest(path: Path) -> None:
-    """End well whatever a worker gets, those whose claimer is gone among it."""
     async with TaskLog.open(path, durability="os") as log:
         for queue in (await log.stats()).queues:
             await log.resume(queue.queue)

@@ -36,7 +36,6 @@ class Visit:
         self.said: list[str] = []
 
     async def enter(self) -> None:
-        """Open the printed address."""
         self.context = await self._chromium.new_context()
         self.page = await self._watched(self.context)
         await self.page.goto(self.entry)
@@ -50,12 +49,10 @@ class Visit:
         return page
 
     async def other(self, **how: Any) -> Any:
-        """Return a page of the same person that looks otherwise."""
         state = await self.context.storage_state()
         return await self._watched(await self._chromium.new_context(storage_state=state, **how))
 
     async def open(self, path: str) -> Any:
-        """Go to a page of the site."""
         await self.page.goto(self.home + path)
         return self.page
 
@@ -72,7 +69,6 @@ async def visited(chromium: Any, path: Path, *more: str) -> AsyncIterator[Visit]
 
 
 async def faults(page: Any) -> list[tuple[str, str]]:
-    """Return what axe finds wrong with a page, and where first; skips where there is no axe."""
     if not AXE.exists():
         pytest.skip(f"needs axe-core at {AXE}, or where TASKQ_AXE says: see tests/README.md")
     await page.evaluate(AXE.read_text())

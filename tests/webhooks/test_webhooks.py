@@ -35,7 +35,6 @@ class Receiver:
         return self.answers.pop(0) if self.answers else httpx.Response(204)
 
     def told(self) -> list[tuple[str, str]]:
-        """(type, task) of each message."""
         bodies = [json.loads(request.content) for request in self.posted]
         return [(body["type"], body["data"]["task"]) for body in bodies]
 
@@ -53,7 +52,6 @@ def tasks_of(app: TaskQ) -> tuple[Any, Any]:
 
 
 async def burst(app: TaskQ, *calls: Any) -> list[Any]:
-    """Run the calls, then what was left to tell of their deaths."""
     async with app:
         jobs = [await app.enqueue(call) for call in calls]
         for _ in range(2):
@@ -148,7 +146,6 @@ async def test_only_what_was_asked_for_is_told_and_two_receivers_each_get_theirs
 
 
 async def test_a_redirect_is_not_followed(app: TaskQ) -> None:
-    """It could lead what is signed to anybody."""
     receiver = Receiver(httpx.Response(302, headers={"location": "https://elsewhere.invalid"}))
     Webhooks(app, URL, SECRET, transport=receiver.transport)
     fine, _ = tasks_of(app)
@@ -184,7 +181,6 @@ def test_what_was_changed_on_the_way_is_not_genuine(changed: dict[str, str]) -> 
 
 
 def test_the_signature_is_that_of_the_standard() -> None:
-    """The example that the standard's own libraries are tested with."""
     key = key_of("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     headers = signed(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="

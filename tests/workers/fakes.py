@@ -53,7 +53,6 @@ class FakePort:
         return delivery
 
     def when_closed(self, _: Callable[[], list[Settlement]]) -> Callable[[], None]:
-        """Its loop is not closed while anybody looks."""
         return lambda: None
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -63,7 +62,6 @@ class FakePort:
             await self._called.wait()
 
     def poke(self) -> None:
-        """Look at the conditions again."""
         self._called.set()
 
     async def settlements(self, count: int) -> list[Settlement]:
@@ -108,18 +106,15 @@ class FakePort:
         return future
 
     def adopt(self) -> asyncio.Future[int]:
-        """Nothing was ever published."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         future.set_result(0)
         return future
 
     async def look(self, look: Callable[..., object]) -> None:
-        """Nobody is told what waits here."""
         del look
         await asyncio.Event().wait()
 
     async def waiting_jobs(self) -> tuple[dict[tuple[str, str], Waiting], set[str]]:
-        """Nothing waits; a worker that is told nothing asks once more as it ends."""
         return {}, set()
 
     def surrender(self) -> list[Delivery]:
@@ -160,16 +155,12 @@ class FakeStore:
         return cast("LoopPort", self._port)
 
     def on_cancel(self, call: Callable[..., object]) -> Callable[[], None]:
-        """Nobody cancels anything here."""
         del call
         return lambda: None
 
     @property
-    def thread_port(self) -> None:
-        """Nothing is ever given back from a thread here."""
-
+    def thread_port(self) -> None: ...
     def live_workers(self) -> tuple[OwnerView, ...]:
-        """No other worker is there."""
         return ()
 
     def steady_ns(self) -> int:

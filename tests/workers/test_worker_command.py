@@ -93,7 +93,6 @@ class Process:
         self.lines: list[str] = []
 
     def until(self, words: str) -> str:
-        """Return the first line that holds the words, read now or before."""
         assert self.popen.stdout is not None
         for line in itertools.chain(list(self.lines), self._new_lines(self.popen.stdout)):
             if words in line:
@@ -177,7 +176,6 @@ def test_a_burst_prints_a_banner_and_a_line_for_each_job_then_ends(
 def test_quiet_prints_no_job_lines_and_the_queues_and_directory_are_as_told(
     start: Any, tmp_path: Path
 ) -> None:
-    """An exit in a task that a job has started is told all the same, and ends no worker."""
     queue = TaskQ(tmp_path / "other")
     call = queue.call_by_name("jobs.add", a=1, b=2)
     taken = queue.enqueue_sync(call.options(queue="mail")).id
@@ -198,7 +196,6 @@ def test_quiet_prints_no_job_lines_and_the_queues_and_directory_are_as_told(
 def test_a_first_signal_lets_the_running_job_finish(
     start: Any, queue: TaskQ, tmp_path: Path, number: int
 ) -> None:
-    """Also of a worker that was stopped and continued."""
     job = put(queue, "gate")
     worker = start("jobs:app", start_new_session=True)
     worker.until("HERE")
@@ -419,7 +416,6 @@ def test_without_a_level_warnings_are_told_and_all_is_kept(
 
 
 def _lines(queue: TaskQ, job_id: str) -> str:
-    """Return what the job's only attempt logged, as far as it was kept."""
     with LogReader.open(str(queue.data_dir)) as reader:
         view = reader.job(reader.parse_id(job_id))
     assert view is not None

@@ -33,7 +33,6 @@ SECONDS = 30
 
 
 def end_loop(but: str = "") -> list[asyncio.Task[object]]:
-    """Cancel all tasks but this one, as a loop that ends does; these."""
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     # Not the runner of the tests, which waits for this very task.
     others = [other for other in others if other.get_name().startswith("taskq")]
@@ -68,7 +67,6 @@ class Slow:
         self.leaves = asyncio.Event()
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        """Leave only when the loop ends."""
         del store
         task_status.started()
         try:
@@ -127,7 +125,6 @@ async def test_a_hook_and_a_job_that_hang_share_the_time_of_the_drain(app: TaskQ
 
 class Broken(Slow):
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        """Fail."""
         del store, task_status
         raise RuntimeError("it does not begin")
 

@@ -26,7 +26,6 @@ def found(path: Path, config: LogConfig | None = None) -> dict[str, bool]:
 
 
 def ask(*arguments: object) -> tuple[int, Any]:
-    """(exit code, what it printed)."""
     words = ["health", *map(str, arguments), "--json"]
     result = CliRunner().invoke(main, words)
     return result.exit_code, json.loads(result.stdout)
@@ -45,7 +44,6 @@ async def test_all_is_well_while_a_worker_claims(app: TaskQ) -> None:
 
 
 async def test_a_process_that_claims_nothing_is_live_and_not_ready(app: TaskQ) -> None:
-    """As a worker is while it drains."""
     async with app:
         assert ask("-d", app.data_dir)[0] == 1
         assert ask("-d", app.data_dir, "--live")[0] == 0

@@ -64,7 +64,6 @@ async def test_a_worker_starts_once(fake: FakeApp) -> None:
 
 
 async def test_a_worker_with_tasks_that_could_store_nothing_refuses_to_start(app: TaskQ) -> None:
-    """Their work would be done, and lost; each is named."""
     effects: list[int] = []
 
     @app.task
@@ -125,8 +124,6 @@ async def test_whatever_stands_around_an_async_function_its_coroutine_is_awaited
 
 @pytest.mark.parametrize("store_result", [True, False])
 async def test_a_coroutine_that_nobody_awaits_is_no_success(app: TaskQ, store_result: bool) -> None:
-    """Nothing shows that it is one before the function returns it."""
-
     @app.task(store_result=store_result, retry=1)
     def hidden(number: int) -> Any:
         return add(1, number)
@@ -535,7 +532,6 @@ async def test_thousands_of_jobs_each_succeed_once_whatever_they_do(app: TaskQ) 
 async def test_a_burst_runs_a_child_that_a_claim_took_while_it_was_withdrawn(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log was faster than the loop: the job goes back, and the burst ends behind it."""
     ran = []
     worker = Worker(app, burst=True)
 

@@ -16,7 +16,6 @@ TOLD: list[str] = []
 
 
 def teller(app: TaskQ) -> None:
-    """Tells of jobs that begin, succeed and die."""
     TOLD.append("taken up")
 
     @app.middleware

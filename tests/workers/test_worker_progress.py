@@ -27,7 +27,6 @@ from tests.cli.helpers import taskq, taskq_json
 
 
 async def told(job: JobHandle[Any], message: str) -> Progress:
-    """Return what the job says, once that is this."""
     async with asyncio.timeout(30):
         while True:
             result = await job.progress()
@@ -212,7 +211,6 @@ def test_a_board_forgets_who_is_gone_and_has_an_end(tmp_path: Path) -> None:
     "content", ["", "{", "7", "[7]", "[[1,2]]", '[["a",1,0.5,"",1]]', "[" * 100_000]
 )
 async def test_what_is_no_progress_is_passed_over(app: TaskQ, tmp_path: Path, content: str) -> None:
-    """The file may be anybody's."""
     began, go_on = asyncio.Event(), asyncio.Event()
 
     @app.task

@@ -135,7 +135,6 @@ async def test_child_processes_import_a_reloaded_module_anew(
 async def test_what_the_new_form_requires_holds_from_then_on(
     app: TaskQ, notebook: Notebook
 ) -> None:
-    """A condition that was added keeps its jobs back, and one that was taken away no more."""
     asked = asyncio.Event()
 
     def is_open() -> bool:

@@ -25,8 +25,7 @@ async def echo(text: str) -> str:
     return text
 
 
-async def later() -> None:
-    """It is not due in these tests."""
+async def later() -> None: ...
 
 
 async def run_rounds(app: TaskQ, *, while_over: bool) -> JobHandle[str]:
@@ -74,7 +73,6 @@ async def test_without_upkeep_nothing_goes(tmp_path: Path) -> None:
 
 
 def upload(app: TaskQ, path: Path, count: int) -> None:
-    """Publish so many jobs in bulk."""
     call = app.call_by_name("echo", "x")
     part = PartWriter(path, "night")
     part.add_many(encode_tail(call.spec), [call.body] * count)
@@ -84,7 +82,6 @@ def upload(app: TaskQ, path: Path, count: int) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 async def test_a_burst_leaves_no_upload(tmp_path: Path, count: int, when: str) -> None:
-    """Of none of its logs, be it published before it began or by a job of its own."""
     app = TaskQ(tmp_path / "own")
     logs = [tmp_path / str(number) for number in range(count)]
     app.task(name="echo")(echo)

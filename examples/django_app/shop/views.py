@@ -51,7 +51,6 @@ def _enqueue(order_id: int, jobs: list[JobHandle[str]]) -> None:
 
 @require_GET
 def show(request: HttpRequest, job_id: str) -> JsonResponse:
-    """Return a job's state with its result or the reason of its failure."""
     del request
     try:
         job = app.job(job_id)

@@ -29,7 +29,6 @@ for _name, _function in told.FUNCTIONS.items():
 
 
 def launch() -> None:
-    """Make the database if there is none, and work on the queue."""
     DBOS(config={"name": "bench", "system_database_url": URL})
     DBOS.launch()
     DBOS.register_queue(QUEUE)
@@ -46,7 +45,6 @@ class DbosCaller(Caller):
         self.client = DBOSClient(system_database_url=URL)
 
     def call(self, task: str, number: int) -> object:
-        """Enqueue one through the client."""
         options: Any = {"workflow_name": task, "queue_name": QUEUE}
         return self.client.enqueue(options, number, SUBJECT)
 
@@ -68,7 +66,6 @@ class DbosCaller(Caller):
                 )
 
     def counts(self) -> tuple[int | None, int]:
-        """From its table."""
         with sqlite3.connect(DATABASE) as database:
             counted = dict(
                 database.execute("select status, count(*) from workflow_status group by status")
@@ -79,7 +76,6 @@ class DbosCaller(Caller):
         return ended, waiting
 
     def close(self) -> None:
-        """Close its connections."""
         self.client.destroy()
 
 

@@ -11,7 +11,6 @@ from dbos import DBOS
 
 
 def add(number: int) -> int:
-    """Do nothing."""
     return number
 
 
@@ -19,7 +18,6 @@ step: Any = DBOS.step()(add)
 
 
 def many(count: int) -> float:
-    """Do so many steps; returns the seconds of one."""
     began = time.perf_counter()
     for number in range(count):
         step(number)

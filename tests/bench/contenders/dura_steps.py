@@ -11,7 +11,6 @@ from dura import DurableEngine, process_task
 
 
 def main(path: Path, count: int) -> None:
-    """Do the steps, fail, and do them once more."""
     engine: Any = DurableEngine(str(path / "dura.db"))
     spent: list[float] = []
 

@@ -30,17 +30,14 @@ class FlexiqCaller(Caller):
     )
 
     def call(self, task: str, number: int) -> object:
-        """Call ``delay``."""
         return TASKS[task].delay(number, SUBJECT)
 
     def fill(self, task: str, jobs: int) -> None:
-        """In batches."""
         for start in range(0, jobs, MANY_COUNT):
             numbers = range(start, min(start + MANY_COUNT, jobs))
             TASKS[task].map([(number, SUBJECT) for number in numbers])
 
     def counts(self) -> tuple[int | None, int]:
-        """From its statistics."""
         stats = queue.stats()
         assert not stats["failed"] + stats["dead"] + stats["cancelled"], stats
         return stats["completed"], stats["pending"] + stats["running"]

@@ -31,11 +31,9 @@ class HueyCaller(Caller):
     )
 
     def call(self, task: str, number: int) -> object:
-        """Call the task."""
         return TASKS[task](number, SUBJECT)
 
     def fill(self, task: str, jobs: int) -> None:
-        """Insert what it inserts in one transaction, which it has no call for."""
         storage = huey.storage
         rows = (
             (storage.name, huey.serialize_task(TASKS[task].s(number, SUBJECT)), 0)
@@ -45,11 +43,9 @@ class HueyCaller(Caller):
             cursor.executemany("insert into task (queue, data, priority) values (?, ?, ?)", rows)
 
     def counts(self) -> tuple[int | None, int]:
-        """Return what waits; of the rest nothing is kept."""
         return None, huey.pending_count()
 
     def close(self) -> None:
-        """Close the connection."""
         huey.storage.close()
 
 

@@ -103,7 +103,6 @@ def drain(stage: Stage, jobs: int) -> dict[str, Any]:
 
 
 def calls(stage: Stage, jobs: int) -> dict[str, Any]:
-    """Enqueue by one caller, each after the answer to the last; nobody works."""
     begin = time.monotonic()
     latencies = stage.caller.enqueue_each(jobs)
     seconds = time.monotonic() - begin
@@ -113,7 +112,6 @@ def calls(stage: Stage, jobs: int) -> dict[str, Any]:
 
 
 def lone(stage: Stage, jobs: int) -> dict[str, Any]:
-    """Do so, and await as many if there is that."""
     taken = calls(stage, jobs)
     if await_each := getattr(stage.caller, "await_each", None):
         begin = time.monotonic()
@@ -138,7 +136,6 @@ def latency(stage: Stage, jobs: int) -> dict[str, Any]:
 
 
 def start(stage: Stage, jobs: int) -> dict[str, Any]:
-    """From the start of a worker's process to the first line of a job that waits for it."""
     stage.caller.fill("stamp", jobs)
     begin = time.monotonic()
     with stage.worker():
@@ -161,7 +158,6 @@ def memory(stage: Stage, jobs: int) -> dict[str, Any]:
 
 
 def rest(pid: int) -> int:
-    """Wait until the process's memory grows no more, and tell it."""
     until = time.monotonic() + REST_SECONDS_MAX
     before, now = 0, rss_bytes(pid)
     while now > 1.01 * before and time.monotonic() < until:

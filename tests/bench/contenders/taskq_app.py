@@ -48,19 +48,15 @@ class TaskqCaller(Caller):
         self.runner.run(app.open())
 
     def call(self, task: str, number: int) -> object:
-        """Enqueue one as a thread does that has no loop."""
         return self.tasks[task].enqueue_sync(number, SUBJECT)
 
     def await_each(self, jobs: int) -> None:
-        """Await each in turn."""
         self.runner.run(produce(noop.enqueue, jobs, 1))
 
     def enqueue_at_once(self, jobs: int) -> None:
-        """From asyncio tasks."""
         self.runner.run(produce(noop.enqueue, jobs, CALLERS))
 
     def fill(self, task: str, jobs: int) -> None:
-        """In transactions."""
         self.runner.run(self._fill(task, jobs))
 
     async def _fill(self, task: str, jobs: int) -> None:
@@ -69,14 +65,12 @@ class TaskqCaller(Caller):
             await self.tasks[task].enqueue_many([(i, SUBJECT) for i in numbers])
 
     def counts(self) -> tuple[int | None, int]:
-        """From the log's statistics."""
         queues = self.runner.run(app.stats()).queues
         assert not any(queue.dead + queue.cancelled + queue.expired for queue in queues), queues
         waiting = sum(queue.ready + queue.scheduled + queue.running for queue in queues)
         return sum(queue.succeeded for queue in queues), waiting
 
     def close(self) -> None:
-        """Close the log and the loop."""
         self.runner.run(app.close())
         self.runner.close()
 

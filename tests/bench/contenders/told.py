@@ -35,7 +35,6 @@ class HangsError(Exception):
 
 
 def tell(word: str) -> None:
-    """Write one line, at once."""
     os.write(_writer(), f"{word} {time.monotonic()!r}\n".encode())
 
 
@@ -45,7 +44,6 @@ def _writer() -> int:
 
 
 def ran() -> None:
-    """Count one no-op; the first and the last are told. Safe in threads: one call of C."""
     number = next(_ran)
     if number == 1:
         tell("first")
@@ -54,17 +52,14 @@ def ran() -> None:
 
 
 def noop(i: int, subject: str) -> None:
-    """Do what jobs of cycles and drains do, which is nothing."""
     ran()
 
 
 def stamp(i: int, subject: str) -> None:
-    """Tell the moment of a job."""
     tell("stamp")
 
 
 def hold(i: int, subject: str) -> None:
-    """Tell that a job began, and keep its thread."""
     tell("held")
     time.sleep(HOLD_SECONDS)
 
@@ -82,7 +77,6 @@ class Listener:
         self._rest = b""
 
     def hear(self, word: str, seconds: float) -> float:
-        """Wait for the next line of that word, and give its moment; others are passed over."""
         until = time.monotonic() + seconds
         while True:
             line, result, rest = self._rest.partition(b"\n")
@@ -109,7 +103,6 @@ class Caller:
         raise NotImplementedError
 
     def fill(self, task: str, jobs: int) -> None:
-        """Enqueue so many in whatever way is the fastest; nobody measures it."""
         raise NotImplementedError
 
     def counts(self) -> tuple[int | None, int]:
@@ -119,11 +112,8 @@ class Caller:
         """
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Let go of the store."""
-
+    def close(self) -> None: ...
     def enqueue(self, task: str) -> None:
-        """Enqueue one."""
         self.call(task, 0)
 
     def enqueue_each(self, jobs: int) -> list[float]:

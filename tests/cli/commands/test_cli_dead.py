@@ -90,7 +90,6 @@ def test_requeue_by_id_works_once(path: Path, ids: dict[str, str]) -> None:
 
 
 def test_requeue_by_filter_asks_first(path: Path, ids: dict[str, str]) -> None:
-    """Where there is nobody to ask it wants --yes; --dry-run changes nothing."""
     result = taskq("dead", "requeue", "-d", path, "-Q", "sync")
     assert result.exit_code == 2
     assert "add --yes" in result.stderr

@@ -20,7 +20,6 @@ from tests.cli.helpers import Sample, taskq, taskq_json
 
 
 def lines(*arguments: object) -> list[dict[str, Any]]:
-    """Return what ``taskq export`` prints."""
     result = taskq("export", *arguments)
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
@@ -233,7 +232,6 @@ def test_what_cannot_be_meant_is_wrong_usage(
 def test_nothing_that_waits_under_a_temporary_name_is_written_to(
     sample: Sample, tmp_path: Path
 ) -> None:
-    """As a link that somebody put into a directory for all."""
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "out.jsonl.tmp").symlink_to(tmp_path / "victim")
     written = taskq("export", "-d", sample.path, "-o", tmp_path / "out.jsonl")

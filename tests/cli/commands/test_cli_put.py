@@ -15,7 +15,6 @@ from tests.programs import run_taskq
 
 
 def put(path: Path, *arguments: str, data: bytes | None = None) -> str:
-    """Put a job; returns its id."""
     result = taskq("put", "-d", path, *arguments, data=data)
     assert result.exit_code == 0, result.output
     return result.stdout.strip()

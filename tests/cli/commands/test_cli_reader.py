@@ -117,7 +117,6 @@ def test_a_command_that_reads_leaves_a_copied_log_as_it_is(
 
 
 def _files(path: Path) -> dict[str, tuple[int, bytes]]:
-    """Return the files of a log, when each was written, and what it holds."""
     return {
         str(item.relative_to(path)): (item.stat().st_mtime_ns, item.read_bytes())
         for item in path.rglob("*")

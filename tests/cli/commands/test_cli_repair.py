@@ -26,7 +26,6 @@ def damaged(sample: Sample, tmp_path: Path) -> Path:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """Return every file of a directory."""
     return {str(path): path.read_bytes() for path in path.rglob("*") if path.is_file()}
 
 

@@ -185,7 +185,6 @@ def test_a_zip_that_is_no_case_file_is_refused_and_nothing_leaves_its_folder(
 def test_a_case_file_is_looked_at_before_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, message: str
 ) -> None:
-    """Whoever sent it: what it cannot be is told in a line, not by a full disk or a traceback."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("taskq.cli.casefile._UNPACKED_BYTES_MAX", 1 << 30)
     packing = zipfile.ZIP_LZMA if harm == "packing" else zipfile.ZIP_STORED

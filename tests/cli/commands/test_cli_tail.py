@@ -121,7 +121,6 @@ def test_tail_leaves_no_trace(sample: Sample) -> None:
 
 
 def test_tail_f_goes_on_with_what_is_written(tmp_path: Path) -> None:
-    """By other processes, in new segments, without a lock or a byte written."""
     path = tmp_path / "q"
     first, second = put(path, b"1", b"2")
     with start("-d", path, "-f", "-n", "1") as process:
@@ -140,7 +139,6 @@ def test_tail_f_goes_on_with_what_is_written(tmp_path: Path) -> None:
 
 
 def test_tail_of_a_log_that_was_just_made_waits_for_its_first_record(tmp_path: Path) -> None:
-    """A process died between naming the log and writing to it."""
     path = tmp_path / "q"
     put(path, b"1")
     for file in (path / "log").iterdir():
@@ -154,7 +152,6 @@ def test_tail_of_a_log_that_was_just_made_waits_for_its_first_record(tmp_path: P
 
 
 def test_tail_f_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
-    """Also while nothing is written."""
     put(tmp_path / "q", b"1")
     read, write = os.pipe()
     with start("-d", tmp_path / "q", "-f", stdout=write) as process:

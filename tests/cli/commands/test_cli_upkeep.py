@@ -91,7 +91,6 @@ def test_nothing_goes_before_its_time(grown: tuple[Path, str, str]) -> None:
 def test_the_settings_that_it_obeys_are_named_before_anything_goes(
     grown: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log's own; those of the working directory only where no directory is named."""
     path, _, _ = grown
     here = tmp_path / "here"
     here.mkdir()

@@ -48,7 +48,6 @@ def test_why_of_a_job_that_is_not_there_says_so(sample: Sample) -> None:
 
 
 async def _told(job: JobHandle[Any]) -> None:
-    """Wait until what was served before is told: that happens between two batches."""
     for _ in range(2):
         await job.status()
 

@@ -70,7 +70,6 @@ class Model:
         tasks: frozenset[str] | None,
         without: Collection[int] = (),
     ) -> list[int]:
-        """Return every job that a claim may return, in the order in which claims return them."""
         ready = [
             job
             for job in self.jobs.values()
@@ -124,7 +123,6 @@ class Model:
     def edit(
         self, number: int, priority: int, queue: str, due: int | None, *, is_wall: bool
     ) -> None:
-        """``due``: wall time, or None for as it waits."""
         job = self.jobs[number]
         job.priority, job.queue = priority, queue
         if due is None:
@@ -145,13 +143,11 @@ class Model:
         self.jobs[number].state = ends[kind]
 
     def expiry(self, job: Job) -> int | None:
-        """Wall time."""
         if job.expires is None or job.expires_is_wall:
             return job.expires
         return job.expires + self.shift
 
     def expired(self) -> set[int]:
-        """Waiting jobs whose time has passed."""
         passed = [
             job
             for job in self.jobs.values()

@@ -30,7 +30,6 @@ class Clocked:
         return self.agenda.queues.lane(priority, bytes((1, len(task))) + b"q" + task.encode())
 
     def enqueue(self, priority: int, count: int = 1, task: str = "t") -> int:
-        """Return the first job's number."""
         first = self.lsn + 1
         self.lsn += count
         self.agenda.begin_frame(first, self.now)
@@ -68,7 +67,6 @@ def clocked() -> Clocked:
 
 @pytest.mark.parametrize("level", range(1, 10))
 def test_a_job_rises_one_level_for_each_window(clocked: Clocked, level: int) -> None:
-    """It passes a job of any higher priority the moment that so many windows are over."""
     low = clocked.enqueue(0)
     clocked.wait(level * WINDOW - 1)
     rival = clocked.enqueue(level)
@@ -115,7 +113,6 @@ def test_no_retried_job_starves_behind_others_that_come_back_before_it() -> None
 
 
 def test_a_window_of_zero_turns_ageing_off() -> None:
-    """For whoever claims, and for whoever only looks at what is next, and why."""
     clocked = Clocked(0)
     low, late = clocked.enqueue(0), clocked.schedule(0, START + 1)
     clocked.wait(10**9)
@@ -127,7 +124,6 @@ def test_a_window_of_zero_turns_ageing_off() -> None:
 
 
 def test_a_job_is_told_who_is_ahead_of_it(clocked: Clocked) -> None:
-    """Those of a higher level now, risen or born, and the older ones of its own."""
     risen = clocked.enqueue(3)
     clocked.wait(3 * WINDOW)
     older, asked = clocked.enqueue(5), clocked.enqueue(5)

@@ -35,7 +35,6 @@ def claim(agenda: Agenda, count: int = 1_000) -> list[int]:
 
 
 def entries(agenda: Agenda) -> int:
-    """Entries of the timetable, stale ones among them."""
     times = agenda.times
     expiries = times._expiries_shifted.size + times._expiries_wall.size
     return times._shifted.size + times._wall.size + expiries
@@ -60,7 +59,6 @@ def test_higher_priorities_go_first_and_the_oldest_of_one() -> None:
 
 
 def test_a_job_that_was_released_often_is_claimed_once() -> None:
-    """Each release by another process leaves an entry behind; only one of them counts."""
     agenda = Agenda()
     enqueue(agenda, lane_of(agenda), 1, 2, 3)
     for token in range(10, 30):
@@ -186,7 +184,6 @@ def test_the_location_of_an_unknown_job_is_an_error() -> None:
 def test_successes_side_by_side_are_those_of_one_after_another(
     of: str, has_others_first: bool, count: int
 ) -> None:
-    """Whatever else the agenda knows of such jobs, before or behind as many that are plain."""
     together, in_turn = Agenda(), Agenda()
     for agenda in (together, in_turn):
         stepping = []
@@ -243,7 +240,6 @@ def test_scheduled_jobs_that_are_cancelled_leave_nothing(is_wall: bool) -> None:
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_ready_jobs_that_are_cancelled_leave_nothing(step: int) -> None:
-    """Of 20 000 ready jobs all but one are cancelled, in either order: a claim finds it at once."""
     agenda = Agenda()
     lane = lane_of(agenda)
     jobs = range(1, 20_001)
@@ -271,7 +267,6 @@ def test_what_other_processes_claim_leaves_nothing() -> None:
 
 
 def test_a_place_counts_as_freed_only_where_all_were_taken() -> None:
-    """Whoever hears of one looks for jobs: of places that were free before nobody is told."""
     agenda = Agenda()
     agenda.groups.tell({"t": Limit(concurrency=2)}, 0)
     enqueue(agenda, lane_of(agenda), 1, 2, 3, 4)

@@ -223,7 +223,6 @@ class AgendaMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.in_state(State.READY))
     @rule(pick=PICK, count=st.integers(1, 9), oldest=st.booleans())
     def another_process_claims(self, pick: int, count: int, oldest: bool) -> None:
-        """Of its own queues and tasks, so from anywhere; also from lanes that we have blocked."""
         ready = self.model.claimable(None, None) if oldest else self.model.in_state(State.READY)
         for number in ready[0 if oldest else pick % len(ready) :][:count]:
             self.lsn += 1
@@ -245,7 +244,6 @@ class AgendaMachine(RuleBasedStateMachine):
         self.note_rated(number)
 
     def note_rated(self, number: int) -> None:
-        """The record of another process's claim says that it counts against a rate."""
         if self.model.jobs[number].task in self.model.rates:
             self.agenda.apply_rated(number, 3, RATE_WINDOW_NS_MIN)
 
@@ -261,7 +259,6 @@ class AgendaMachine(RuleBasedStateMachine):
 
     @rule(pick=PICK, count=st.integers(0, 20))
     def settle_run(self, pick: int, count: int) -> None:
-        """Of jobs that run here, and of some that the agenda does not know any more."""
         running = self.model.in_state(State.RUNNING)
         jobs = running[pick % (len(running) + 1) :][:count]
         settled = self.model.in_state(State.SUCCEEDED)[:2]
@@ -328,7 +325,6 @@ class AgendaMachine(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     def records_of_unknown_jobs_change_nothing(self, pick: int) -> None:
-        """Of settled jobs, of numbers that are no job's, of jobs whose record was damaged."""
         known = self.model.in_state(State.SCHEDULED, State.READY, State.RUNNING)
         job = pick % (self.lsn + 2)
         if job in known:

@@ -14,7 +14,6 @@ FRAMES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 300)), min_size=1,
 
 
 def noted(frames: list[tuple[int, int]], window: int = WINDOW) -> tuple[Ages, list[int], list[int]]:
-    """Return the ages, and the true (first lsn, moment) of each frame."""
     ages, lsns, moments = Ages(window), [1], [1_000]
     for count, span in frames:
         lsns.append(lsns[-1] + count)
@@ -53,7 +52,6 @@ def test_without_a_window_nothing_is_kept_and_nobody_is_old() -> None:
 
 
 def test_a_clock_that_seems_to_fall_dates_nothing() -> None:
-    """As it may where the record of its step is damaged."""
     ages, _, _ = noted([(5, 1_000)])
     ages.note(20, 500)
     ages.note(30, -5)

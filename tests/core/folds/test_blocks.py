@@ -78,7 +78,6 @@ class Checked:
 
 @given(steps=STEPS)
 def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
-    """After every step: the same pairs, size and first key as a plain sorted list."""
     checked = Checked()
     for step in steps:
         checked.step(*step)
@@ -157,7 +156,6 @@ def test_it_tells_which_pairs_it_has_in_whatever_order_it_is_asked(
 
 
 def test_many_pairs_of_one_key_are_asked_for_without_looking_through_them() -> None:
-    """A million jobs of one date: whoever holds the writer lock must not look at each for each."""
     held = SortedBlocks()
     for value in range(4_000):
         held.add(7, value)

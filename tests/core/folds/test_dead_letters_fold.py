@@ -29,7 +29,6 @@ def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
 def test_dead_letters_are_counted_once_however_they_came_and_wherever_a_tally_stands(
     tallied_at: int,
 ) -> None:
-    """A tally tells of all that ended before it; letters among them may be carried behind it."""
     agenda = Agenda()
     lane = agenda.queues.lane(5, KEY)
     for number in range(4):

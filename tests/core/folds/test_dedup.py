@@ -92,7 +92,6 @@ class DedupMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(pick=PICK)
     def take_over(self, pick: int) -> None:
-        """The key is another job's now, whatever it was held for."""
         holder = self.held.pop(pick % len(self.held))
         self.dedup.apply_dropped(holder.hashed, holder.job)
         self.dedup.apply_dropped(holder.hashed, holder.job)
@@ -126,7 +125,6 @@ class DedupMachine(RuleBasedStateMachine):
 
     @invariant()
     def pages_are_sorted_and_bounded(self) -> None:
-        """What bisection relies on. Only keys of one hash may fill a page beyond its size."""
         table = self.dedup
         assert table._firsts[0] == 0
         assert table._firsts == sorted(set(table._firsts))
@@ -149,7 +147,6 @@ def holders(table: Dedup, hashed: int, now: int) -> list[int]:
 
 
 def test_jobs_whose_hashes_collide_are_all_candidates() -> None:
-    """The caller tells them apart by their records; freeing one leaves the others."""
     table = Dedup()
     for job in range(1, 101):
         table.apply_taken(7, job, job * 8, 0, 0)
@@ -202,7 +199,6 @@ def test_the_hash_of_a_key_is_fixed_for_ever() -> None:
 
 
 def test_a_record_that_moves_tells_whether_its_job_holds_the_key() -> None:
-    """Else it would be taken for a new holder beside the old."""
     held = Dedup()
     for job in (1, 2):
         held.apply_taken(7, job, job, 0, 0)

@@ -78,7 +78,6 @@ def retried(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
 
 
 def left_over_of_many(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
-    """Of many jobs, one in ten is left."""
     ready(agenda, dedup, lane)
     for job in range(1, JOBS + 1):
         if job % 10:
@@ -165,8 +164,6 @@ def test_what_is_left_of_many_jobs_costs_few_bytes() -> None:
 
 
 def test_settled_jobs_cost_nothing() -> None:
-    """Keyed jobs with an expiry, all settled: what stays does not depend on them."""
-
     def fill(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
         hashes = Random(1)
         known = [hashes.getrandbits(64) or 1 for _ in range(1_000)]

@@ -71,12 +71,10 @@ def rich() -> Driven:
 
 @cache
 def example() -> Driven:
-    """Not to be changed."""
     return rich()
 
 
 def every(root: object) -> list[Any]:
-    """Return all objects of the folds' own classes that are reached from one."""
     values: dict[int, object] = {}
     left = [root]
     while left:
@@ -95,7 +93,6 @@ def every(root: object) -> list[Any]:
 
 @cache
 def example_of_each() -> list[Any]:
-    """Return an object of each class."""
     parts = [*every(example().agenda), *every(example().dedup)]
     return list({type(part): part for part in parts}.values())
 
@@ -132,7 +129,6 @@ def test_the_folds_are_made_of_no_other_classes() -> None:
 
 
 def test_the_rich_example_leaves_something_in_every_attribute_that_is_kept() -> None:
-    """Else the comparisons below would compare nothing."""
     driven = example()
     fresh = {type(path): path for root in (Agenda(), Dedup()) for path in every(root)}
     fresh |= {Lane: Lane(0, b"\0\0", 0), Chunk: Chunk(0), Returned: Returned()}
@@ -154,7 +150,6 @@ def test_the_rich_example_leaves_something_in_every_attribute_that_is_kept() -> 
 @settings(max_examples=some(20, 60), deadline=None)
 @given(before=STEPS, after=STEPS)
 def test_what_was_frozen_goes_on_as_what_was_not(before: list[Step], after: list[Step]) -> None:
-    """The same to the last counter, and so is all that it is asked and told from then on."""
     driven = Driven()
     driven.do(before)
     twin = driven.twin()

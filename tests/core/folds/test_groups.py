@@ -12,7 +12,6 @@ _KEYS = (b"\x01\x01qt", b"\x01\x01pt")
 
 
 def _limited(concurrency: int, jobs: int = 6) -> Agenda:
-    """Return jobs of one task in two queues."""
     agenda = Agenda()
     agenda.groups.tell({"t": Limit(concurrency=concurrency)}, 0)
     for job in range(1, jobs + 1):
@@ -35,7 +34,6 @@ def test_a_limit_that_is_told_late_holds_for_what_runs_already(most: int) -> Non
 
 
 def test_claims_under_another_name_count_for_the_group_that_has_none_of_its_jobs_left() -> None:
-    """And the group of that name is forgotten with them."""
     rate = Rate(2, SECOND_NS)
     agenda = _limited(0, jobs=2)
     for job in (1, 2):

@@ -62,7 +62,6 @@ class Checked:
             self.last = max(self.last, job)
 
     def insert_run(self, number: int) -> None:
-        """Some of the ids from one on that are not there, up to three chunks of them."""
         first = 1 + number % (self.last + 3)
         jobs = [job for job in range(first, first + number % (3 * CHUNK)) if job not in self.jobs]
         if jobs:
@@ -137,7 +136,6 @@ def test_any_history_equals_a_dict(steps: list[tuple[str, int]]) -> None:
 @settings(max_examples=some(100, 200))
 @given(steps=STEPS)
 def test_chunks_stay_sorted_and_their_counts_true(steps: list[tuple[str, int]]) -> None:
-    """What bisection relies on: first ids equal the chunks', rising, and no chunk is forgotten."""
     check_counts(history(steps).table)
 
 
@@ -152,7 +150,6 @@ def check_counts(table: JobTable) -> None:
 @settings(max_examples=some(100, 200))
 @given(steps=STEPS)
 def test_settled_jobs_hold_no_room_for_long(steps: list[tuple[str, int]]) -> None:
-    """Room is within a few chunks, or a multiple of the jobs that are left."""
     checked = history(steps)
     assert checked.capacity() <= 4 * CHUNK + 8 * len(checked.jobs)
 

@@ -84,7 +84,6 @@ def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> 
 
 
 def test_a_job_that_leaves_takes_its_entry_along_unless_an_older_one_waits() -> None:
-    """Stale entries before it go, too; behind a job that waits it stays, and is swept out later."""
     held = lane()
     for job in range(1, 8):
         held.push(job)
@@ -127,7 +126,6 @@ def test_a_family_shows_the_lanes_with_the_oldest_jobs_and_keeps_them(most: int)
 
 
 def test_a_job_that_came_back_just_then_is_within_that_moment() -> None:
-    """Else the head that is within it is taken for nobody's, and found again without end."""
     held = lane()
     held.give_back(3, 100)
     for moment, head in ((99, NO_JOB), (100, 3)):

@@ -29,7 +29,6 @@ def _little_patience() -> object:
 @example(steps=[("until", 1, 10), ("clock", 1, 60), ("over", 1, 0)])
 @given(steps=STEPS)
 def test_any_history_equals_a_dict_of_deadlines(steps: list[tuple[str, int, int]]) -> None:
-    """Each claim that has ended is handed out once; nobody who waits for ``next_ns`` is late."""
     held, model, now = Leases(), dict[int, int](), 1_000
     for name, job, number in steps:
         if name == "until":

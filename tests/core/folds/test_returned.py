@@ -62,7 +62,6 @@ def test_any_history_equals_a_dict(steps: list[tuple[str, int, int, int]]) -> No
 
 
 def test_blocks_without_a_job_that_waits_so_long_are_passed_over() -> None:
-    """Of a hundred blocks one holds any: its jobs alone are looked at."""
     held = Returned()
     for job in range(400):
         held.put(job, 5 if 200 <= job < 204 else 50)
@@ -81,7 +80,6 @@ def test_blocks_without_a_job_that_waits_so_long_are_passed_over() -> None:
 def test_a_run_comes_to_what_its_jobs_come_to_one_by_one(
     held: dict[int, int], jobs: frozenset[int], moment: int
 ) -> None:
-    """Behind all that are here, among them, or over some that are known."""
     at_once, one_by_one = Returned(), Returned()
     for job, since in held.items():
         at_once.put(job, since)

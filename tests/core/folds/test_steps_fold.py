@@ -17,7 +17,6 @@ BYTES_MAX: Final = 200
 
 
 def filled(*, waits: bool) -> tuple[Agenda, int]:
-    """Return an agenda whose jobs wait, and the bytes that it takes."""
     packed = pack_waits([Wait(Form.EVENT, "paid", 1)])
     gc.collect()
     tracemalloc.start()

@@ -19,19 +19,16 @@ CONFIG: Final = LogConfig(
 
 
 def request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
-    """Return a request of a thread, and its answer."""
     future: Future[Any] = Future()
     return (op, None, future, operand), future
 
 
 def reserve_size(world: World) -> int:
-    """Return bytes of the reserve, 0 if it was given up."""
     paths = world.machine.paths()
     return len(world.machine.content(RESERVE_PATH)) if RESERVE_PATH in paths else 0
 
 
 def state(world: World, job: int) -> State:
-    """Return a job's state."""
     view = world.view(job)
     assert view is not None
     return view.state

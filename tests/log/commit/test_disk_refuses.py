@@ -23,7 +23,6 @@ def _request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
 
 
 def _fill(world: World) -> None:
-    """Take the room away, as another program does."""
     world.machine.free = 0
 
 

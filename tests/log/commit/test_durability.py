@@ -24,7 +24,6 @@ def _two() -> tuple[World, Process, Process]:
 
 
 def _waits_for(process: Process, future: Future[Any]) -> Any:
-    """The answer comes with the sync, not before."""
     assert not future.done()
     assert process.committer.must_sync()
     process.sync()
@@ -57,7 +56,6 @@ def test_a_refusal_that_rests_on_an_unsynced_record_waits_for_it() -> None:
 def test_a_job_with_a_durable_claim_runs_only_once_that_is_on_disk_in_every_mode(
     spec: EnqueueSpec, durability: Durability
 ) -> None:
-    """A claim beside it that does not ask for it goes out at once."""
     for seed in range(some(2, 5)):
         world = World(seed)
         config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)

@@ -45,7 +45,6 @@ def _use_up(place: Path) -> None:
 
 
 def test_without_an_inode_everything_that_was_enqueued_can_still_be_settled() -> None:
-    """Also beyond the size at which the next segment is due."""
     world = World(config=_CONFIG)
     first, second = world.process(), world.process()
     jobs = [first.enqueue(b"x" * 500) for _ in range(100)]

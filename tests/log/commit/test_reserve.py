@@ -33,7 +33,6 @@ _NO_MIN_FREE: Final = LogConfig(
 
 
 def _fill(world: World) -> None:
-    """Another program takes all the room."""
     world.machine.free = 0
     world.clock.advance(1)
 
@@ -108,7 +107,6 @@ def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
 
 
 def test_a_quota_that_the_free_bytes_do_not_show_is_a_full_disk_too() -> None:
-    """The reserve is given up for settlements, and enqueues get none of it."""
     world = World(config=CONFIG)
     first = world.process()
     for _ in range(3):
@@ -179,7 +177,6 @@ def test_a_disk_that_is_full_for_good_is_named_at_opening() -> None:
 
 
 def _story(world: World, done: list[tuple[str, int]]) -> None:
-    """Make the reserve, fill the disk, give the reserve up, get room, make it again."""
     first = world.process()
     done.extend(("job", first.enqueue(b"x" * 50)) for _ in range(4))
     delivery = first.claim()[0]

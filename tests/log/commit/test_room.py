@@ -27,7 +27,6 @@ from tests.log.world import PATH, PLAIN, Process, World
 
 
 def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return what the disk was asked of, each time."""
     asked: list[int] = []
     free_bytes = process.disk.free_bytes
 

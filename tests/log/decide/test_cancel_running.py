@@ -18,7 +18,6 @@ TWICE = EnqueueSpec("mail", "mail.send", attempts=2)
 
 
 def asked(process: Process, spec: EnqueueSpec = TWICE, **rest: Any) -> Delivery:
-    """Return a delivery of a job that somebody wants cancelled."""
     job = process.enqueue(spec=spec, **rest)
     (delivery,) = process.claim()
     assert process.ask(Op.CANCEL, job) is Cancel.ASKED
@@ -86,7 +85,6 @@ def test_a_lease_that_is_over_ends_it_and_extending_tells_of_it(world: World) ->
 
 
 def test_compaction_carries_the_wish(world: World) -> None:
-    """The segment that holds the ask goes; whoever folds what is left knows of it."""
     world = World(config=keeping(keep_bytes=200_000, keep_seconds=None))
     process = world.process()
     delivery = asked(process)

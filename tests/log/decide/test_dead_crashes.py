@@ -114,13 +114,11 @@ class Story:
         process.close()
 
     def states(self) -> list[tuple[bool, bool]]:
-        """(alive, dead) of each job as somebody sees it who has written nothing."""
         agenda = self.world.fold().need_agenda()
         return [(is_live(agenda, job), is_dead(agenda, job)) for job in self.jobs]
 
 
 def check_cut(cut: Cut, act: Act, seed: int, *, dead: bool) -> None:
-    """Do it until then, and look."""
     story = Story(seed, dead=dead)
     world, jobs = story.world, story.jobs
     before = [(not dead, dead)] * len(jobs)

@@ -21,7 +21,6 @@ ALL = 2**62
 
 
 def kill(process: Process, job: int, reason: bytes = b"ValueError: no") -> None:
-    """Claim the job and settle it as dead."""
     (delivery,) = [delivery for delivery in process.claim(99) if delivery.job == job]
     process.settle(delivery, Kind.DEAD, body=reason, cause=Cause.EXHAUSTED)
 
@@ -59,7 +58,6 @@ def outcome(process: Process, job: int) -> Outcome:
 
 
 def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew() -> None:
-    """And everything that it was enqueued with; the timeline keeps the attempts before."""
     world = World()
     process = world.process()
     extras = Extras(headers={"trace": "abc"}, key=b"k", window_ns=60 * SECOND_NS)
@@ -117,7 +115,6 @@ def test_another_process_runs_what_one_requeued() -> None:
 
 
 def test_who_waits_for_a_requeued_job_gets_its_new_end() -> None:
-    """In the process that saw it die, in one that did not, and in one that only looks."""
     world = World()
     first, second, third = world.process(), world.process(), world.process()
     job = dead_letter(first, reason=b"the first end")
@@ -136,7 +133,6 @@ def test_who_waits_for_a_requeued_job_gets_its_new_end() -> None:
 
 
 def expiring(world: World, *, is_wall: bool, due_ns: int = 0) -> Extras:
-    """Of a job that expires a minute from now."""
     moment_ns = 60 * SECOND_NS + (world.clock.wall_ns() if is_wall else 0)
     return Extras(due_ns=due_ns, expires_ns=moment_ns, expires_is_wall=is_wall, headers={"a": "b"})
 
@@ -162,7 +158,6 @@ def test_the_due_time_of_the_first_life_is_over_and_an_expiry_that_has_passed(
 
 @pytest.mark.parametrize("is_wall", [False, True])
 def test_a_requeued_job_does_not_expire(is_wall: bool) -> None:
-    """To everybody: the one that requeued it, one that reads it anew, views, and the record."""
     world = World()
     process = world.process()
     job = process.enqueue(b"x", expiring(world, is_wall=is_wall))

@@ -21,7 +21,6 @@ ONCE = EnqueueSpec(attempts=1, task="mail")
 
 
 def told(world: World) -> list[bytes]:
-    """Return the bodies of the jobs that tell, each in the frame of a death."""
     records = world.records()
     deaths = [record for record in records if record.kind == Kind.DEAD]
     jobs = [record for record in records if (record.kind, record.task) == (Kind.ENQUEUED, b"tell")]
@@ -30,8 +29,6 @@ def told(world: World) -> list[bytes]:
 
 
 def telling(process: Process) -> Process:
-    """Let two apps of the process tell of deaths by jobs of the same task."""
-
     def write(letter: DeadLetter) -> list[Any]:
         return [(TELL, letter.job_id.rpartition("-")[2].encode(), None)]
 
@@ -89,7 +86,6 @@ def test_each_death_is_told_once_in_its_own_frame(
 
 
 def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths() -> None:
-    """Else a worker that waits would sleep over it."""
     world = World()
     process = telling(world.process())
     process.enqueue(spec=ONCE)

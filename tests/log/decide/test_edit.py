@@ -23,7 +23,6 @@ URGENT = EnqueueSpec("mail", "send", 9)
 
 
 def claimed(process: Process, count: int = 99, **wanted: Any) -> list[tuple[int, str, int]]:
-    """(job, queue, priority) of what a claim gets."""
     request = ClaimRequest(count, wait_until_ns=0, **wanted)
     return [
         (delivery.job, delivery.queue, delivery.priority)

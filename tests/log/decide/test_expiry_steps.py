@@ -33,7 +33,6 @@ _FILL: Final = EnqueueSpec("fill", "run", 1)
 
 
 def _expiring(process: Process, seconds: float = _HOUR, due_seconds: float = 0) -> int:
-    """Return a job that expires so long after now, whatever the clock says then."""
     extras = Extras(
         expires_ns=int(seconds * SECOND_NS), due_ns=int(due_seconds * SECOND_NS), key=b"k"
     )
@@ -59,7 +58,6 @@ def _state(process: Process, job: int) -> State:
 
 
 def _left_seconds(world: World, job: int) -> float:
-    """Return how long the job is said to have."""
     return (_view(world, job).expires_ns - world.clock.wall_ns()) / SECOND_NS
 
 
@@ -142,7 +140,6 @@ def test_every_way_to_look_at_a_job_tells_the_same_moment() -> None:
 
 
 def _compact(process: Process, job: int) -> None:
-    """Take the job's segment out of the log, and with it every step so far."""
     _fill(process, 5)
     tend(process)
     assert process.journal.files.lsns[0] > job
@@ -162,7 +159,6 @@ def _compact(process: Process, job: int) -> None:
 def test_a_job_that_was_claimed_does_not_expire_however_it_was_given_back(
     kind: Kind, cause: Cause, is_wall: bool, compacts: bool
 ) -> None:
-    """To the process that claimed it, one that reads anew, and its view; also when carried."""
     world = World(config=_COMPACTED)
     process, other = world.process(), world.process()
     extras = Extras(expires_ns=_HOUR * SECOND_NS + is_wall * world.clock.wall_ns())
@@ -200,7 +196,6 @@ def test_a_job_that_was_claimed_does_not_expire_however_it_was_given_back(
 
 @pytest.mark.parametrize("seed", range(some(2, 20)))
 def test_whatever_the_clock_does_a_job_expires_neither_early_nor_late(seed: int) -> None:
-    """By real time, through compaction."""
     chance = random.Random(seed)
     world = World(seed, config=_COMPACTED)
     processes = [world.process(), world.process()]

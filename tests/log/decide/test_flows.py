@@ -29,7 +29,6 @@ ACTS: Final = ("put", "claim", "claim", "settle", "settle", "settle", "kill", "p
 
 
 def put(process: Process, node: Node) -> list[int]:
-    """Return the lsns of the flow's jobs, the last to run first."""
     lsns: list[int] = process.ask(Op.ENQUEUE_MANY, items_of(node))
     return lsns
 
@@ -40,7 +39,6 @@ def states(process: Process, jobs: list[int]) -> list[State]:
 
 
 def test_what_runs_whatever_fails_counts_each_input_once() -> None:
-    """Also one that is requeued while the others run: it is waited for once more."""
     world = World()
     process = world.process()
     callback, *_ = put(process, chord(2, Policy.RUN))
@@ -102,7 +100,6 @@ def test_compaction_keeps_counts_and_the_results_that_are_still_taken_in(drops: 
 
 
 def fill_segment_beside(process: Process) -> None:
-    """Seal a segment while jobs of a flow are there."""
     fill_segment(process)
 
 
@@ -174,7 +171,6 @@ class Crashing:
         self.processes = []
 
     def drain(self) -> Process:
-        """Run what is left to its end."""
         for process, _ in self.processes:
             process.kill()
         self.world.machine.stop_at(None)

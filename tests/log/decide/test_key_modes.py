@@ -38,7 +38,6 @@ def holders(world: World, name: str = "k", queue: str = "default") -> list[int]:
 def test_keys_that_hash_alike_are_told_apart(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table knows a key by 64 bits of it; the record of its holder tells the rest."""
     monkeypatch.setattr("taskq.log.decide.enqueue.key_hash", lambda *_: 7)
     first = process.enqueue(extras=key("a"))
     other_key = process.enqueue(extras=key("b"))
@@ -55,7 +54,6 @@ def test_keys_that_hash_alike_are_told_apart(
 def test_a_job_whose_record_does_not_read_frees_its_key_as_it_ends(
     world: World, process: Process, extras: Extras
 ) -> None:
-    """For all who know of it, also where the disk gives the record back later on."""
     other = world.process()
     job = process.enqueue(b"", extras)
     other.catch_up()

@@ -67,7 +67,6 @@ class LimitedMix(Mix):
         self.observer.ask(Op.ENROL, [Enrolment(TICKED, b"rule", b"{}")])
 
     def join(self) -> None:
-        """One more process; all of them write snapshots often."""
         super().join()
         _, care = self.tended[-1]
         care._snapshots._policy = SnapshotPolicy(3_000, 10**6)
@@ -169,7 +168,6 @@ class LimitedMix(Mix):
         process.ask(Op.STEER, Steer(TICKED, self.random.choice(["pause", "resume", "resume"])))
 
     def crash(self, process: Process) -> None:
-        """Within the next accesses to the disk."""
         machine = self.world.machine
         machine.stop_at(machine.steps + self.random.choice([1, 2, 3, 5]), power=False)
         try:
@@ -212,7 +210,6 @@ class LimitedMix(Mix):
             check_lanes(item)
 
     def drain(self) -> None:
-        """Run whatever there is; nothing may stay behind."""
         process, _ = self.tended[0]
         process.ask(Op.RESUME, "other")
         for _ in range(600):
@@ -246,7 +243,6 @@ def all_of(facets: Facets, now_ns: int) -> dict[str, Any]:
 
 
 def parts_of(agenda: Agenda, now_ns: int) -> dict[str, Any]:
-    """Return what limits and flows come to."""
     shift_ns = agenda.times.shift_ns
     return {
         "held": dict(agenda.flows.held),
@@ -271,7 +267,6 @@ def check_running(agenda: Agenda) -> None:
 
 
 def check_lanes(agenda: Agenda) -> None:
-    """The lanes count what the table has, and those that may be claimed from stand ready."""
     counts: dict[int, list[int]] = {}
     for chunk, at in agenda.table:
         counts.setdefault(chunk.lanes[at], [0] * 8)[chunk.metas[at] & STATE_MASK] += 1

@@ -32,7 +32,6 @@ def of(key: str) -> Extras:
 
 
 def claim(process: Process, count: int = 9) -> list[Delivery]:
-    """Return what a worker that knows the limits gets at once."""
     request = ClaimRequest(count, tasks=frozenset(LIMITS), wait_until_ns=0, limits=LIMITS)
     deliveries: list[Delivery] = process.ask(Op.CLAIM, request)
     return deliveries
@@ -91,7 +90,6 @@ def test_the_moment_at_which_a_rate_allows_more_is_known_to_who_sleeps() -> None
 
 
 def test_compaction_loses_no_claim_of_a_window() -> None:
-    """Those of jobs whose records are gone, too."""
     slow = {"post": Limit(rate=Rate(3, 3_600 * SECOND_NS), scope="post")}
     world = World(config=SMALL)
     process = world.process()
@@ -119,7 +117,6 @@ def test_compaction_loses_no_claim_of_a_window() -> None:
 def test_claims_under_an_old_name_of_a_task_count_after_all_of_it_was_folded_anew(
     compacts: bool,
 ) -> None:
-    """Who compacts need not know that two names are one task."""
     limit = Limit(rate=Rate(3, 3_600 * SECOND_NS), scope="post")
     limits = {"post": limit, "posted": limit}
     world = World(config=SMALL)

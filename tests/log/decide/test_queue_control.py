@@ -20,7 +20,6 @@ ALL = 2**62
 
 
 def found(process: Process, **wanted: Any) -> list[int]:
-    """Waiting jobs that fit."""
     process.catch_up()
     return waiting_page(process.committer.sight, WaitingFilter(**wanted), 0, ALL, 10_000).items
 

@@ -147,7 +147,6 @@ def test_a_wait_that_is_over_already_leaves_the_job_ready() -> None:
 
 
 def test_a_wait_counts_from_when_it_began_whatever_becomes_of_the_attempt() -> None:
-    """To the process itself, one that reads anew, a snapshot of it, and behind compaction."""
     world = World(config=keeping(keep_bytes=1))
     process = world.process()
     job = process.enqueue()
@@ -175,7 +174,6 @@ def test_a_wait_counts_from_when_it_began_whatever_becomes_of_the_attempt() -> N
 
 
 def test_large_steps_are_read_without_their_bodies_a_part_at_a_time() -> None:
-    """One look stays small however large the steps are; a body is there for who asks."""
     world = World()
     process = world.process()
     job = process.enqueue()
@@ -200,7 +198,6 @@ def test_large_steps_are_read_without_their_bodies_a_part_at_a_time() -> None:
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("detach", [False, True])
 def test_the_jobs_that_a_job_called_are_cancelled_with_it(runs: bool, detach: bool) -> None:
-    """Those that wait and those that run, by whoever writes next, unless they are detached."""
     world = World()
     process = world.process()
     job = process.enqueue()
@@ -229,7 +226,6 @@ def test_the_jobs_that_a_job_called_are_cancelled_with_it(runs: bool, detach: bo
 def test_more_jobs_than_fit_into_a_frame_are_cancelled_with_their_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A crash in between loses none: whoever writes next goes on."""
     monkeypatch.setattr(cancel, "ORPHANS_MAX", 3)
     world = World()
     process = world.process()
@@ -471,7 +467,6 @@ def test_compaction_carries_the_steps_of_jobs_that_may_run_again() -> None:
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_run_finds_its_steps_where_another_process_compacts_the_log(*, is_told: bool) -> None:
-    """In the middle of its look, or before and killed as it was about to say where the log ends."""
     world = World(config=keeping(keep_seconds=1))
     here, other = world.process(), world.process()
     here.enqueue()
@@ -543,7 +538,6 @@ def shown(world: World, job: int) -> tuple[StepView, ...]:
 @pytest.mark.parametrize("upkeep", ["between", "last"])
 @pytest.mark.parametrize("segments", [1, 2, 3])
 def test_a_finished_job_that_is_kept_keeps_its_steps(segments: int, upkeep: str) -> None:
-    """They stand in so many segments; some of those go while the job lives, or all after it."""
     queues = {"mail": QueuePolicy(keep_seconds=10_000)}
     world = World(config=keeping(keep_seconds=1, queues=queues))
     process = world.process()

@@ -110,7 +110,6 @@ class Attempt:
         self.asked: Any = None
 
     def act(self) -> None:
-        """Go on by one request, or end."""
         try:
             answer = None if self.asked is None else self.asked.result(0)
             request = self.steps.send(answer)
@@ -164,7 +163,6 @@ class Attempt:
             self.told.result = body
 
     def load(self) -> Generator[Ask, Any, dict[Title, Stepped]]:
-        """Read the steps; whoever holds the job finds all that anybody was told."""
         is_held, known = self.is_held, dict(self.told.done)
         seen = yield look(look_at_steps, job=self.delivery.job)
         steps = [step for step in seen.steps if step.form not in BESIDE]
@@ -233,7 +231,6 @@ class Attempt:
             yield from self.await_children(step)
 
     def fails(self, title: Title) -> Generator[Ask, Any, bool]:
-        """Let some tries fail; whether the next one is later."""
         if self.play.chance.random() < 0.9:
             return False
         yield Ask(Op.STEP, NewStep(self.delivery, Form.TRIED, *title))
@@ -263,7 +260,6 @@ class Attempt:
             yield Ask(Op.STEP, NewStep(self.delivery, Form.UNDO, *UNDONE))
 
     def undo(self, done: dict[Title, Stepped]) -> Generator[Ask, Any, None]:
-        """Undo what was done, and end as the log says."""
         assert self.undoing is not None
         if UNDONE not in done:
             self.told.effects[UNDONE] += 1
@@ -411,7 +407,6 @@ class Play:
                 self.told.setdefault(job, Told()).is_cancelled = True
 
     def change(self) -> None:
-        """The code is another from now on."""
         self.is_new = True
 
     def requeue(self) -> None:

@@ -69,7 +69,6 @@ class Week:
         self._read: Cursor | None = None
 
     def step(self) -> None:
-        """Somebody does something."""
         while len(self.processes) < 3:
             self.processes.append(self.world.process())
             self._ask(self.processes[-1], Op.ENROL, [_enrolment(plan) for plan in PLANS])
@@ -95,7 +94,6 @@ class Week:
         self.read()
 
     def _look(self, process: Process) -> None:
-        """Find what is due, and keep it for later."""
         states = process.catch_up().need_agenda().schedules
         plan = self.chance.choice(PLANS)
         state, now_ns = states[plan.name], self.world.clock.wall_ns()
@@ -140,7 +138,6 @@ class Week:
         self._read = reader.end()
 
     def finish(self) -> None:
-        """Let what is left be written."""
         self.world.clock.advance(2 * 3_600)
         process = self.world.process()
         self.processes = [process]

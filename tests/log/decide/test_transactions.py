@@ -68,7 +68,6 @@ class Scene:
         )
 
     def states(self) -> dict[bytes, State]:
-        """Of every job, by its payload; a claim counts as none: it may be lost with the power."""
         lsns = [record.lsn for record in self.world.records() if record.kind == Kind.ENQUEUED]
         views = [view for lsn in lsns if (view := self.world.view(lsn)) is not None]
         states = {view.payload: view.state for view in views}
@@ -78,7 +77,6 @@ class Scene:
 
     @property
     def after(self) -> dict[bytes, State]:
-        """Return where everything stands once it was done."""
         return {
             b"0": State.SUCCEEDED, b"1": State.SCHEDULED, b"2": State.READY, b"3": State.CANCELLED,
             b"later": State.CANCELLED, b"new": State.READY, b"newer": State.READY,
@@ -102,7 +100,6 @@ def test_what_runs_is_asked_to_end_what_is_settled_is_not_cancelled_and_the_rest
 
 
 def bad_parts(scene: Scene) -> dict[str, tuple[type[TaskqError], dict[str, Any]]]:
-    """Return what each adds to the transaction, and the error that it brings."""
     process, held = scene.process, scene.held
     stale = held[2]._replace(token=held[2].token + 1)
     big = b"x" * 1_000_000
@@ -128,7 +125,6 @@ def _new_key() -> Extras:
 
 @pytest.mark.parametrize("name", list(bad_parts(Scene())))
 def test_one_bad_part_refuses_all_of_it(name: str) -> None:
-    """Each is the last of its kind, behind good ones: nothing is written, and all goes on."""
     scene = Scene()
     kinds, folds = scene.world.kinds(), scene.process.committer.facets.need_agenda()
     error, bad = bad_parts(scene)[name]
@@ -187,7 +183,6 @@ def test_a_log_cut_at_any_byte_holds_all_of_a_transaction_or_nothing() -> None:
 
 @pytest.mark.parametrize("power", [True, False])
 def test_a_crash_at_any_disk_step_leaves_all_of_a_transaction_or_nothing(power: bool) -> None:
-    """And what was acknowledged is there."""
     seen = set[bool]()
     for cut in cuts(power=power):
         for seed in range(some(2, 6)):

@@ -127,7 +127,6 @@ def test_a_bomb_that_lies_about_its_size_is_cut_short(way: Compression, flag: in
 
 
 def test_a_frame_that_asks_for_a_huge_window_is_refused() -> None:
-    """By itself zstd would set 128 MiB aside for it."""
     parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frame = compressor.compress(TEXT) + compressor.flush()

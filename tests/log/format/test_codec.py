@@ -185,7 +185,6 @@ def test_the_options_of_one_record_always_fit_their_length_field() -> None:
 def test_a_frame_reads_back_in_its_place_and_nowhere_else(
     body: bytes, count: int, lsn: int, epoch: int, time: int, seed: int, offset: int
 ) -> None:
-    """Another offset, another segment or another log has another seed."""
     frame = codec.encode_frame(body, count, lsn, epoch, time, lsn - 1, seed, offset)
     header = codec.decode_frame_header(frame, 0, seed, offset)
     assert header is not None
@@ -224,7 +223,6 @@ def test_random_bytes_are_no_frame_and_no_segment(data: bytes, at: int, seed: in
 
 @given(data=st.binary(max_size=200), at=st.integers(0, 220), size=st.integers(0, 2**16))
 def test_options_never_reach_beyond_their_bounds(data: bytes, at: int, size: int) -> None:
-    """Whatever lengths stand there, what comes out was in there."""
     result = list(each_option(data, at, size))
     assert sum(3 + len(value) for _, value in result) <= max(len(data) - at, 0) + 3
     assert all(value in data for _, value in result)
@@ -266,7 +264,6 @@ RECORDS = (
 
 @st.composite
 def spoiled_bodies(draw: st.DrawFn) -> bytes:
-    """Records of every shape, with some bytes changed, behind a checksum that says all is well."""
     body = bytearray(b"".join(draw(st.lists(st.sampled_from(RECORDS), max_size=6))))
     for at, value in draw(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)))):
         if body:
@@ -276,7 +273,6 @@ def spoiled_bodies(draw: st.DrawFn) -> bytes:
 
 @given(body=spoiled_bodies())
 def test_a_fold_of_nonsense_ends_or_says_that_the_format_is_unknown(body: bytes) -> None:
-    """No other error: what a fold meets is somebody's log, and the error must say so."""
     header = codec.FrameHeader(len(body), 7, 1, 7, NOW, 0, 0)
     watch = Watch()
     watch.jobs.update((1, 2))
@@ -296,7 +292,6 @@ def test_a_salvage_returns_only_records_whose_checksum_fits(body: bytes, lsn: in
 
 @given(body=spoiled_bodies())
 def test_decoding_nonsense_gives_a_record_or_says_that_the_format_is_unknown(body: bytes) -> None:
-    """As long as the length fits the type, which whoever cuts a frame up has checked."""
     if len(body) < codec.PREFIX.size or len(body) < codec.FIXED_SIZES.get(body[4], 0):
         return
     try:

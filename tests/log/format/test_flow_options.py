@@ -51,7 +51,6 @@ def test_what_is_no_shape_is_refused(shape: bytes) -> None:
 
 @pytest.mark.parametrize("length", [16, 9, 65_535])
 def test_an_end_that_names_more_than_its_record_holds_is_refused(length: int) -> None:
-    """What stands behind it in the frame is no list of held jobs."""
     world = World()
     process = world.process()
     first, *_ = process.ask(Op.ENQUEUE_MANY, items_of(chord(1)))

@@ -452,7 +452,6 @@ def test_a_segment_header_has_these_bytes() -> None:
 
 
 def test_a_segment_header_with_a_link_has_these_bytes() -> None:
-    """Its own CRC starts from that of the frame it names, which so is checked, too."""
     header = codec.SegmentHeader(21, _EPOCH, _LOG_ID.bytes, 77, codec.Link(0x1238, 0xDEADBEEF))
     data = codec.encode_segment_header(header)
     assert data == bytes.fromhex(_LINKED)

@@ -39,7 +39,6 @@ NOW: Final = 10**18
 
 
 def test_the_specification_has_the_table_of_kinds() -> None:
-    """Write it anew with python -m tests.tables."""
     source = Path(codec.__file__).read_text(encoding="utf-8")
     assert specified(source) == source
 
@@ -120,7 +119,6 @@ class Written:
         return claimed + [int(kinds.DEATH)] * (state is State.DEAD)
 
     def add(self, kind: int, due_ns: int = 0) -> None:
-        """Add such a record for each job, as short as one may be."""
         row = TABLE[kind]
         for job in self.jobs:
             if row.layout is CLAIM or row.body is Body.RESULT:
@@ -130,7 +128,6 @@ class Written:
                 self.records.append(codec.encode(kind, 1, job, job, *due, lsn=lsn))
 
     def states(self, *, is_alone: bool) -> tuple[list[State], list[State]]:
-        """(what the agenda, what the stories of the jobs come to)."""
         data = b"".join(self.records)
         header = codec.FrameHeader(len(data), len(self.records), 1, 7, NOW, 1, 0)
         agenda, dedup = Agenda(), None if is_alone else Dedup()

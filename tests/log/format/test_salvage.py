@@ -60,7 +60,6 @@ def test_whatever_is_wrong_in_one_record_all_others_that_have_a_checksum_are_sav
 
 
 def test_records_of_frames_behind_one_whose_header_is_lost_are_saved_too() -> None:
-    """What stands between them, a header and padding, is passed over."""
     first = b"".join(_enqueued(b"%d" % n, n) for n in range(5, 9))
     second = b"".join(_enqueued(b"%d" % n, n) for n in range(9, 12))
     data = first + bytes(3) + b"a lost header of fifty-six bytes".ljust(56, b"!") + second
@@ -68,7 +67,6 @@ def test_records_of_frames_behind_one_whose_header_is_lost_are_saved_too() -> No
 
 
 def test_a_record_of_another_place_in_a_payload_is_never_taken_for_one() -> None:
-    """Its number would have to be among those that can stand there."""
     inner = b"".join(_enqueued(b"stranger", lsn) for lsn in (1, 4, 500))
     data = bytearray(_enqueued(inner, 5) + _enqueued(b"next", 6))
     data[1] ^= 0x7F

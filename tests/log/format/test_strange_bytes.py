@@ -65,7 +65,6 @@ def test_a_frame_that_claims_four_gigabytes_costs_no_memory(*, whole_header: boo
 
 
 def test_a_record_that_claims_four_gigabytes_costs_no_memory_and_is_named(tmp_path: Path) -> None:
-    """In a frame whose CRC is right it was written so, by whatever program."""
     world = World()
     first = world.process()
     first.enqueue(b"kept")

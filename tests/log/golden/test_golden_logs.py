@@ -19,7 +19,6 @@ GOLDEN = sorted(path.stem for path in HERE.glob("*.zip"))
 
 
 async def opened(name: str, path: Path) -> None:
-    """Unpack a golden log there, read it, and let it go on; fails where it tells something else."""
     with zipfile.ZipFile(HERE / f"{name}.zip") as source:
         source.extractall(path)
     expected = json.loads((path / EXPECTED).read_text())

@@ -37,7 +37,6 @@ _PLAIN: Final = EnqueueSpec(task="plain.run")
 
 
 def said(path: Path, seconds: float) -> dict[str, Any]:
-    """Tell what a log holds at a time, in values of JSON: counts of queues, and all jobs."""
     with LogReader.open(str(path), FakeClock(seconds)) as reader:
         queues = [
             [queue.queue, queue.scheduled, queue.ready, queue.running, queue.succeeded, queue.dead,
@@ -61,7 +60,6 @@ def said(path: Path, seconds: float) -> dict[str, Any]:
 
 
 def _plain(process: Process) -> None:
-    """One job of each fate."""
     extras = Extras(headers={"kind": "golden"}, key=b"k", until_settled=True)
     process.enqueue(b"keyed", extras, _MAIL)
     process.enqueue(b"late", Extras(expires_ns=SECOND_NS), _MAIL)
@@ -80,14 +78,12 @@ def _plain(process: Process) -> None:
 
 
 def _rested(process: Process) -> None:
-    """Sync points, and claims behind one of them."""
     _plain(process)
     process.rest()
     process.claim(2)
 
 
 def _edited(process: Process) -> None:
-    """A job in another queue than the one that it began in."""
     _plain(process)
     job = process.enqueue(b"moved", Extras(key=b"m"), _PLAIN)
     item = waiting_job(process.committer.sight, job)
@@ -124,7 +120,6 @@ def _stepped(process: Process) -> None:
 
 
 def _carried_steps(process: Process) -> None:
-    """The same, written again."""
     _stepped(process)
     for _ in range(3):
         fill_segment(process)
@@ -152,7 +147,6 @@ def _pack(name: str, directory: Path, seconds: float) -> None:
 
 
 def world_of(name: str) -> World:
-    """Return a world whose log is as the golden one of that name was when it was written."""
     world = World(config=keeping(keep_bytes=1, keep_seconds=None, min_free_bytes=0))
     process = world.process()
     LOGS[name](process)

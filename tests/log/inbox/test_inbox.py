@@ -158,7 +158,6 @@ def test_a_publisher_who_is_stopped_with_the_lock_stops_nobody_else() -> None:
 def test_compaction_keeps_what_tells_how_far_an_upload_has_come(
     finished: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of one that is adopted as a whole, but was not tidied away."""
     small_chunks(monkeypatch, 2)
     world = World(config=keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None))
     process = world.process()
@@ -239,7 +238,6 @@ def test_what_was_checked_is_not_read_as_a_whole_each_time_that_the_disk_has_no_
 def test_an_upload_ends_on_a_full_disk_since_that_frees_its_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of its jobs are in the log; what says so takes bytes of the reserve."""
     small_chunks(monkeypatch, 2)
     reserve = 64 * 1024
     world = World(config=replace(SMALL, reserve_bytes=reserve))

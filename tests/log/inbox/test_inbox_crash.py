@@ -31,7 +31,6 @@ BODIES: Final = numbered(7)
 
 
 def recover(world: World) -> Process:
-    """After a crash: publish again whatever happened before, and adopt what there is."""
     world.machine.stop_at(None)
     upload(world, "nightly@1", BODIES)
     process = world.process()
@@ -75,7 +74,6 @@ def test_no_crash_while_parts_are_written_and_published_loses_a_job_or_brings_on
 def test_no_crash_while_an_upload_is_adopted_loses_a_job_or_brings_one_twice(
     power: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every step: of slices, of the end, and of tidying up."""
     small_chunks(monkeypatch, 3)
     for cut in cuts(power=power):
         for seed in range(some(1, 4)):
@@ -119,7 +117,6 @@ def test_a_failed_sync_at_the_end_keeps_the_upload_until_the_log_was_opened_agai
 def test_jobs_of_a_publication_that_does_not_last_are_taken_by_nobody(
     power: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name is there, but not on disk: the disk refuses that, or forgets it."""
     small_chunks(monkeypatch, 2)
     world = World(seed)
     process = world.process()
@@ -145,7 +142,6 @@ def test_jobs_of_a_publication_that_does_not_last_are_taken_by_nobody(
 def test_who_is_told_that_nothing_was_published_is_told_the_truth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever then publishes under another name would have all jobs twice."""
     world = World()
     disk = CrashableDisk(world.machine)
     disk.make_directory(PATH)

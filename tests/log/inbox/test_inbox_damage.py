@@ -204,7 +204,6 @@ def test_a_manifest_under_another_name_is_none() -> None:
 
 
 def test_damage_of_the_log_itself_refuses_no_upload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame whose header is damaged still tells how far the upload had come in it."""
     small_chunks(monkeypatch, 2)
     world = World()
     process = world.process()

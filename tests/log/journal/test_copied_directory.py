@@ -72,7 +72,6 @@ def _restored_over(path: Path) -> Path:
 
 
 def _restored_over_longer(path: Path) -> Path:
-    """Return the same, after segments came that the backup does not have; they stay."""
     backup = _copied(path)
     _written(path, 80)
     return shutil.copytree(backup, path, dirs_exist_ok=True, copy_function=shutil.copyfile)
@@ -98,7 +97,6 @@ def test_what_a_copy_and_its_original_write_never_has_the_same_name(
 
 
 def _hints() -> dict[str, TailHint]:
-    """A hint as it was written, and what a hostile writer may make of each of its numbers."""
     world = World()
     process = world.process()
     for _ in range(3):
@@ -136,7 +134,6 @@ _HINTS: Final = _hints()
 
 @pytest.mark.parametrize("name", _HINTS)
 def test_a_hint_of_odd_numbers_costs_neither_a_job_nor_a_process(name: str) -> None:
-    """Whoever can write the lock's file can put anything there: no number is used unchecked."""
     world = World()
     first = world.process()
     jobs = [first.enqueue() for _ in range(3)]

@@ -28,7 +28,6 @@ def _files(world: World) -> Files:
 
 
 def _revive(files: Files, *, same_boot: bool) -> World:
-    """Return the same directory, all of it on disk, on this boot of the machine or the next."""
     world = World()
     world.process().close()
     for path, data in files.items():
@@ -51,7 +50,6 @@ def _frames(world: World) -> list[Frame]:
 
 
 def _three_frames(middle: list[bytes]) -> tuple[Files, list[list[int]], Frame]:
-    """Frames of which each was synced before the next was written; the middle one."""
     world = World()
     process = world.process()
     jobs = [_enqueue_together(process, bodies) for bodies in ([b"a"], middle, [b"y", b"z"])]
@@ -64,7 +62,6 @@ def _three_frames(middle: list[bytes]) -> tuple[Files, list[list[int]], Frame]:
 
 
 def _last_three(*, together: bool) -> tuple[Files, list[int], list[int], list[tuple[int, int]]]:
-    """(files, jobs before, last three jobs, where each one's frame ends, twice)."""
     world = World()
     process = world.process()
     before = [process.enqueue(b"first"), *_enqueue_together(process, [b"second", b"third"])]
@@ -203,7 +200,6 @@ def test_verify_names_segment_offset_lsns_and_the_jobs_concerned(tmp_path: Path)
 
 @pytest.mark.parametrize("seed", range(some(6, 60)))
 def test_random_damage_never_keeps_a_log_from_opening(seed: int) -> None:
-    """Whatever is wrong with a segment's frames, the next open works, and so does a new job."""
     chance = random.Random(seed)
     files, jobs, _ = _three_frames([bytes(chance.randrange(300)) for _ in range(5)])
     data = bytearray(files[_FIRST])
@@ -251,7 +247,6 @@ def test_a_sector_that_cannot_be_read_costs_only_what_is_in_it() -> None:
 
 
 def test_a_job_whose_record_rots_while_it_waits_ends_as_a_dead_letter() -> None:
-    """It can never run; the others can."""
     world = World()
     process = world.process()
     jobs = [process.enqueue(b"payload %d" % number) for number in range(3)]

@@ -36,7 +36,6 @@ class Failed:
         self.first.sync()
 
     def check(self, process: Process, *, may_lose: bool) -> None:
-        """Everything acknowledged is there, and of the failed frame all or nothing."""
         views = [self.world.view(job) for job in self.kept]
         assert all(view is not None for view in views)
         bodies = [view.payload for view in views if view is not None]
@@ -74,7 +73,6 @@ def test_another_process_with_a_frame_in_the_air_is_told_the_same(*, reaches_all
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("others_live", [True, False])
 def test_the_next_open_writes_again_what_reads_back(before: int, *, others_live: bool) -> None:
-    """So it holds all that was acknowledged and the failed frames, also after a power loss."""
     for seed in range(some(3, 10)):
         failed = Failed(seed, before)
         if not others_live:
@@ -161,7 +159,6 @@ def test_a_late_error_of_a_failure_that_was_repaired_does_not_fail_the_log_again
 
 
 def test_a_failed_sync_of_a_full_segment_refuses_the_batch_that_needed_the_next() -> None:
-    """Not as a full disk: what stands in the old segment may be lost."""
     world = World()
     first, second = world.process(), world.process()
     answered = [first.enqueue(b"x" * 5_000)]
@@ -261,7 +258,6 @@ def test_a_recovery_cut_short_at_any_step_is_repeated_by_the_next_open(
 
 
 def test_a_segment_that_is_written_again_as_a_whole_begins_as_it_began() -> None:
-    """Its header tells of the end before it: who compares copies or looks for gaps needs that."""
     world = World()
     first = world.process()
     first.enqueue(b"one")

@@ -44,7 +44,6 @@ def _claimed(process: Process) -> list[int]:
 
 @pytest.mark.parametrize("fall", [-0.001, -1, -4.9])
 def test_a_small_fall_is_smoothed_out(fall: float) -> None:
-    """Log time stands still until wall time has caught up."""
     world = World()
     first = world.process()
     first.enqueue()
@@ -71,13 +70,11 @@ def test_a_step_is_recorded_once_before_anything_else_in_its_frame(step: float) 
 
 
 def _dated(process: Process, seconds: float) -> int:
-    """Return a job that expires at a date, so many seconds from now as the clock stands."""
     moment = process.world.clock.wall_ns() + int(seconds * SECOND_NS)
     return process.enqueue(extras=Extras(expires_ns=moment, expires_is_wall=True))
 
 
 def test_nothing_expires_in_the_first_frame_after_a_step() -> None:
-    """The new time may be corrected again: what would expire can still be claimed, or wait."""
     world = World()
     first = world.process()
     job = _dated(first, 100)
@@ -156,7 +153,6 @@ def test_whatever_the_clock_does_nothing_runs_early_and_everything_runs(seed: in
 
 
 def test_whoever_looks_after_a_step_of_the_clock_makes_nothing_run_early() -> None:
-    """The look comes before the step is recorded: by the log's own time the job is not due."""
     world = World()
     process = world.process()
     job = _delayed(process, _HOUR)

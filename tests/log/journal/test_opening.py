@@ -26,7 +26,6 @@ def _steps_of_first_open() -> int:
 def test_a_first_open_killed_at_any_step_leaves_a_directory_that_the_next_one_uses(
     step: int,
 ) -> None:
-    """What the killed process left in the page cache only is made durable by who builds on it."""
     for seed in range(some(2, 8)):
         world = World(seed)
         world.machine.stop_at(step, power=False)

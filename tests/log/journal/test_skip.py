@@ -36,7 +36,6 @@ def test_what_is_written_behind_a_skip_is_above_what_was_seen_and_of_another_epo
 
 
 def test_a_skip_below_the_logs_end_begins_an_epoch_at_its_end() -> None:
-    """What was seen may be of another branch: what comes has another epoch all the same."""
     world = World()
     process = world.process()
     process.ask(Op.SKIP, _SEEN)

@@ -59,7 +59,6 @@ def _written(durability: Durability, *, rests: bool) -> tuple[World, list[int]]:
 
 
 def _frame_offsets(world: World) -> list[int]:
-    """Return where the frames of the only segment start, sync points among them."""
     journal = world.reader()
     scanner = journal.files.scanner(
         journal.segment, journal.files.size(journal.segment), 1, sealed=True
@@ -82,7 +81,6 @@ def _verdict(process: Process) -> tuple[set[tuple[int, int]], int]:
 def test_who_reads_and_who_writes_come_to_the_same_verdict_on_any_flipped_byte(
     durability: Durability, *, rests: bool, has_hint: bool, same_boot: bool
 ) -> None:
-    """Whatever the one calls damage the other keeps, and what the other cuts the one calls torn."""
     world, jobs = _written(durability, rests=rests)
     files = {path: world.machine.content(path) for path in world.machine.paths()}
     path = world.segments()[0]
@@ -115,7 +113,6 @@ def test_who_reads_and_who_writes_come_to_the_same_verdict_on_any_flipped_byte(
 
 
 def _rewrite_hint(world: World, data: bytes) -> None:
-    """The lock's file as it was, as one that was written on this boot and never copied."""
     process = CrashableDisk(world.machine)
     descriptor = process.open(_LOCK, create=True)
     process.write(descriptor, data, 0)

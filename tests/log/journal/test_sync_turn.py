@@ -30,7 +30,6 @@ def test_who_is_covered_by_anothers_sync_does_none(turns: tuple[SyncTurn, SyncTu
 def test_a_process_that_is_stopped_in_its_turn_holds_nobody_up(
     turns: tuple[SyncTurn, SyncTurn],
 ) -> None:
-    """The others wait a few milliseconds, then they sync for themselves."""
     first, second = turns
     assert first.take(BOOT, GENERATION, 10)
     assert second.take(BOOT, GENERATION, 12)

@@ -58,7 +58,6 @@ def test_without_proc_the_boot_is_one_after_a_sleep(
 
 
 def test_two_containers_of_one_machine_are_in_one_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a machine id of its own, or none; the kernel's number of the boot is the same."""
     boots = set()
     monkeypatch.setattr(machine_disk, "_boot", machine_disk._boot.__wrapped__)  # each time anew
     for machine in (b"one image's", b"another image's", None):
@@ -218,7 +217,6 @@ def test_where_the_system_sets_nothing_aside_it_is_written(
 
 
 def _after_power_loss(seed: int, act: Callable[[CrashableDisk], None]) -> tuple[Machine, bytes]:
-    """What a file that was durable as 2000 times "a" holds after ``act`` and a power loss."""
     machine = Machine(seed)
     disk = CrashableDisk(machine)
     disk.make_directory("/d")

@@ -43,7 +43,6 @@ PLANTED = [plant_link, plant_dangling, os.mkfifo, os.mkdir]
 def test_only_regular_files_are_opened_and_at_once(
     tmp_path: Path, plant: Callable[[Path], object], opening: Callable[[str], int]
 ) -> None:
-    """A link, a pipe or a directory is an error that says so; what a link names stays untouched."""
     (tmp_path / "log").mkdir()
     plant(tmp_path / "log/reserve")
     with pytest.raises(OSError, match=r"symbolic link|no regular file|Is a directory"):
@@ -54,7 +53,6 @@ def test_only_regular_files_are_opened_and_at_once(
 
 
 def test_nothing_is_written_through_a_linked_directory(tmp_path: Path) -> None:
-    """Neither a file nor a directory is made in what a link inside a log names."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
     for act in (
@@ -69,7 +67,6 @@ def test_nothing_is_written_through_a_linked_directory(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_opened_where_a_pipe_is_expected_and_nothing_else(tmp_path: Path) -> None:
-    """A file in its place is refused, and nothing is written to it."""
     os.close(make_pipe(tmp_path / "pipe"))
     pipe = open_pipe(tmp_path / "pipe", os.O_RDWR)
     assert stat.S_ISFIFO(os.fstat(pipe).st_mode)
@@ -89,7 +86,6 @@ def link_to(path: Path) -> Path:
 
 
 def test_what_is_refused_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    """However often it is tried."""
     os.mkfifo(tmp_path / "pipe")
     before = len(os.listdir("/dev/fd"))  # noqa: PTH208 - as many as there are
     for _ in range(10):
@@ -152,7 +148,6 @@ def test_the_data_directory_itself_may_be_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["log", "owners", "inbox", "readers", "snapshot", "torn"])
 def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name: str) -> None:
-    """By whoever writes or reads, with what to do instead."""
     log = tmp_path / "log"
     with TaskLog.open(log):
         pass
@@ -171,7 +166,6 @@ def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name
 def test_a_reserve_that_is_something_else_grows_nothing(
     tmp_path: Path, plant: Callable[[Path], object]
 ) -> None:
-    """The log opens without its reserve, or with one of its own."""
     log = tmp_path / "log"
     with TaskLog.open(log):
         pass

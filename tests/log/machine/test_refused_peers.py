@@ -115,7 +115,6 @@ def test_a_board_that_cannot_be_read_wakes_nobody_and_raises_nothing(
 def test_files_of_the_dead_that_cannot_be_removed_stop_nobody(
     tmp_path: Path, two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither who takes their jobs back nor who opens the log."""
     dead = tmp_path / "owners" / f"{7:016x}.lock"
     dead.write_bytes(b"{}")
     monkeypatch.setattr(Path, "unlink", _refuse)
@@ -134,7 +133,6 @@ def test_an_owner_that_cannot_be_asked_lives(
 
 
 def test_an_enqueue_stands_and_is_done_beside_a_board_of_odd_size(tmp_path: Path) -> None:
-    """Who was told that it failed would enqueue the job once more."""
     store = open_store(str(tmp_path), LogConfig())
     other = LocalPeers(str(tmp_path), "")
     store._open.writer.is_alone = False

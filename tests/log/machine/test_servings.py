@@ -46,7 +46,6 @@ def test_what_workers_claim_is_read_as_it_was_told(
 @pytest.mark.parametrize("value", [None, 1, "a", [], ["a"], {}, {"a": "b"}], ids=repr)
 @pytest.mark.parametrize("name", ["queues", "tasks", "slots", "holds", "limits"])
 def test_a_value_of_another_type_is_left_out(name: str, value: object, tmp_path: Path) -> None:
-    """The file may be of a later version, or anybody's."""
     (tmp_path / f"{7:016x}.serves").write_text(json.dumps([{name: value}, {"slots": 3}]))
     serving, whole = read_servings(tmp_path, 7)
     fits = {"queues": list, "tasks": list, "slots": int}.get(name)

@@ -43,7 +43,6 @@ _WRONG: Final[dict[str, Callable[..., int]]] = {
 
 
 def _library(wrong: dict[str, Callable[..., int]]) -> Any:
-    """Return the C library with some calls of it exchanged."""
     real = _PyDLL(None, use_errno=True)
     return SimpleNamespace(**{name: wrong.get(name) or getattr(real, name) for name in _CALLS})
 
@@ -99,7 +98,6 @@ class Times:
         return len(data)
 
     def gives_up(self, pace: syscalls.Pace, takes: float = 0.0, size: int = 3) -> bool:
-        """Return whether a write that takes so long gives the GIL up."""
         self.takes = takes
         assert syscalls.write_at(pace, 0, bytes(size), 0) == size
         return self.patient
@@ -144,7 +142,6 @@ def test_whichever_call_was_slow_the_next_ones_give_the_gil_up(
 
 
 def test_to_wait_for_the_gil_is_not_to_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a thread that computes it takes a switch interval to get it back."""
     times, pace = Times(monkeypatch), syscalls.Pace()
     times.gives_up(pace, 0.05)
     times.now += syscalls.PATIENT_SECONDS

@@ -70,7 +70,6 @@ def test_jobs_are_chosen_by_state_queue_task_and_time_of_their_enqueue() -> None
 
 
 def test_what_compaction_wrote_again_is_told_once() -> None:
-    """Whether the segment that a job began in is gone, or is about to go."""
     world = World()
     process = world.process()
     done, waiting = process.enqueue(b"done"), process.enqueue(b"waiting")

@@ -63,7 +63,6 @@ def test_only_what_is_on_disk_may_be_read(durability: Durability) -> None:
 
 
 def test_a_stream_sees_what_another_process_wrote_and_syncs_it_itself() -> None:
-    """A claim, say, which its own process syncs only by the way."""
     world = World()
     writer, reader = world.process(), world.process()
     writer.enqueue()
@@ -99,7 +98,6 @@ def test_every_append_wakes_those_that_follow_and_nothing_else_does() -> None:
 
 
 def test_a_stream_of_a_log_whose_fsync_failed_is_told_so() -> None:
-    """And handed nothing of what may be lost."""
     world = World()
     process = world.process()
     process.enqueue()
@@ -129,7 +127,6 @@ def onlooker(world: World) -> Onlooker:
 
 
 def onlooker_without_a_hint(world: World) -> Onlooker:
-    """Of a log that nobody has written to since it was copied here."""
     show = world.machine.hide(HINT)
     looking = onlooker(world)
     show()

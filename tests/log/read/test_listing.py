@@ -65,7 +65,6 @@ def _expected(every: list[JobView], wanted: Wanted) -> list[JobView]:
 def test_a_list_is_what_asking_for_every_job_would_give(
     seed: int, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the jobs are told by one walk or looked up each."""
     monkeypatch.setattr(listing, "_is_far", lambda *_: far)
     monkeypatch.setattr(listing, "_OTHERS", 0)  # then all segments are read where there are any
     history = History(seed)
@@ -122,7 +121,6 @@ def test_a_rare_task_is_found_without_reading_what_others_did(
 def test_a_rare_end_is_found_without_reading_other_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing at all is read for an end that no job had."""
     with TaskQ(tmp_path, durability="os", upkeep=False) as app:
 
         @app.task(name="often")
@@ -142,7 +140,6 @@ def test_a_rare_end_is_found_without_reading_other_records(
 
 
 async def test_what_only_looks_like_the_end_of_a_job_is_none(tmp_path: Path) -> None:
-    """Neither of one that waits, nor once more of one that ended."""
     forged = b"".join(
         bytes((kind,)) + bytes(11) + number.to_bytes(8, "little")
         for kind in (CANCEL, EXPIRY)

@@ -41,7 +41,6 @@ def long_log(tmp_path: Path) -> str:
 def test_a_list_of_the_newest_jobs_reads_no_more_segments_than_it_needs(
     long_log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list used to walk the whole log, twice."""
     with LogReader.open(long_log) as reader:
         lsns = list(reader._journal.files.lsns)
         assert len(lsns) == 6
@@ -69,7 +68,6 @@ def test_a_reader_gives_its_files_back_and_may_be_closed_twice(long_log: str) ->
 def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
     long_log: str, at: Moment | None
 ) -> None:
-    """What it wrote again stands behind the end that was known: the answer is begun anew."""
     seen: list[tuple[int, ...]] = []
 
     def read(journal: Journal, _: Facets, __: int) -> int:

@@ -159,7 +159,6 @@ def test_whoever_asks_whether_a_reader_lives_does_not_shut_one_out(tmp_path: Pat
 
 
 def test_a_lock_file_that_was_forgotten_meanwhile_is_no_lock(tmp_path: Path) -> None:
-    """Between a second reader's open and its lock the first one may have removed the file."""
     first = take(tmp_path)
     first.save(HERE)
 

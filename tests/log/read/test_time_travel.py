@@ -44,7 +44,6 @@ def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
 @grows
 @pytest.mark.parametrize("seed", range(some(1, 6)))
 def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> None:
-    """And of none before it something wrong: carried jobs stand behind the moments before."""
     history = History(seed, small=True)
     for count in (13, 10, 6):
         history.compact()

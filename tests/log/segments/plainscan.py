@@ -46,7 +46,6 @@ class Scan:
 
     @classmethod
     def of(cls, journal: Journal) -> Scan:
-        """Walk from the start to the known end."""
         scan = cls()
         for _, item in journal.frames(journal.start()):
             assert not isinstance(item, Gap)
@@ -81,7 +80,6 @@ class Writer:
         return self._process.journal.next_lsn + len(self._records)
 
     def write(self, frames: int) -> None:
-        """Append so many frames; segments end where they are full."""
         chance, clock = self._chance, self._process.world.clock
         for _ in range(frames):
             self._process.journal.lock()
@@ -96,7 +94,6 @@ class Writer:
                 clock.step(chance.choice((-20, -3, 20)))
 
     def _add(self, make: Callable[[Writer], bytes]) -> None:
-        """One record, or a run of like ones."""
         seed = self._chance.random()
         for _ in range(self._chance.choice((1, 1, 2, 40, 300))):
             is_alike = self._chance.random() < 0.97

@@ -29,7 +29,6 @@ _FAR: Final = 2**40
 
 
 def save(process: Process) -> None:
-    """Write the indexes that are missing."""
     process.journal.refresh()
     for _ in process.journal.indexes.upkeep_steps():
         pass
@@ -102,7 +101,6 @@ def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
 @given(st.integers(0, 2**32))
 @settings(max_examples=some(2, 4), deadline=None)
 def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> None:
-    """With indexes that are caught up, sealed and saved in between."""
     process = World(seed).process()
     other = process.world.process()
     writer = Writer(process, seed)
@@ -118,7 +116,6 @@ def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> 
 @given(st.integers(0, 2**32), st.integers(1, 40))
 @settings(max_examples=some(5, 15), deadline=None)
 def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, records: int) -> None:
-    """Whoever asks in between feeds the rest."""
     journal = random_log(seed, frames=6).world.reader()
     whole, stepped = IndexBuilder(1), IndexBuilder(1)
     for number, (_, item) in enumerate(journal.frames(journal.start())):
@@ -138,7 +135,6 @@ def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, re
 
 
 def test_jobs_that_share_their_lower_bits_are_told_apart() -> None:
-    """A log of more than four billion records."""
     process = World().process()
     low = process.enqueue(b"low")
     for job in (low, low + 2**32):
@@ -180,7 +176,6 @@ def test_a_long_index_is_sorted_in_parts() -> None:
 
 
 def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
-    """Return what ``tell`` says, from a walk over all that follows the job's record."""
     story: Story | None = None
     for record in records(journal, journal.start()):
         if record.lsn == job and record.kind == Kind.ENQUEUED:
@@ -217,7 +212,6 @@ def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: 
 
 
 def test_a_salvaged_job_has_its_story() -> None:
-    """It can be claimed, so it can be told; also once the damage lies in a sealed segment."""
     world = World()
     process = world.process()
     first = process.enqueue(b"first")

@@ -110,7 +110,6 @@ def test_the_index_of_a_segment_that_was_longer_or_ended_otherwise_is_written_an
 
 
 def _rotated(process: Process, body: bytes) -> dict[str, bytes]:
-    """Return the files of a log with one sealed segment of jobs with that body."""
     while process.journal.offset < SEGMENT_BYTES_MIN:
         process.enqueue(body)
     process.enqueue(b"next")
@@ -133,7 +132,6 @@ def test_a_file_that_cannot_be_read_is_made_do_without(saved: dict[str, bytes]) 
 def test_what_rots_in_a_segment_after_it_was_indexed_is_told_by_nobody(
     saved: dict[str, bytes], seed: int
 ) -> None:
-    """A lookup finds the record as it was written, or none."""
     chance = random.Random(seed)
     world = _revive(saved)
     scan = Scan.of(world.reader())
@@ -154,7 +152,6 @@ def test_what_rots_in_a_segment_after_it_was_indexed_is_told_by_nobody(
 
 
 def test_a_damaged_segment_gets_no_file(saved: dict[str, bytes]) -> None:
-    """What does not read back today may be repaired tomorrow."""
     world = _revive({path: data for path, data in saved.items() if path != _FIRST})
     segment = _FIRST.replace(".idx", ".log")
     world.machine.corrupt(segment, 5_000, b"\xff\xff")
@@ -170,7 +167,6 @@ def test_a_damaged_segment_gets_no_file(saved: dict[str, bytes]) -> None:
 def test_a_crash_at_any_step_of_writing_costs_nothing(
     saved: dict[str, bytes], *, power: bool
 ) -> None:
-    """The file is whole or not there; the next upkeep writes it, and clears up."""
     rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
     for cut in cuts(power=power):
         world = _revive(rest)
@@ -223,7 +219,6 @@ def test_lookups_between_the_steps_of_indexing_are_right(saved: dict[str, bytes]
 
 
 def test_a_segment_is_indexed_in_small_steps() -> None:
-    """The storage thread has other things to do."""
     process = World().process(LogConfig(segment_bytes=1024 * 1024))
     while len(process.world.segments()) < 2:
         for _ in range(30):
@@ -298,7 +293,6 @@ def test_the_file_is_as_its_format_says(saved: dict[str, bytes]) -> None:
 def test_a_count_that_does_not_fit_is_not_taken(
     saved: dict[str, bytes], place: int, count: int
 ) -> None:
-    """Whatever the CRC of the head says."""
     data = bytearray(saved[_FIRST])
     data[place : place + 4] = struct.pack("<I", count)
     data[108:112] = struct.pack("<I", codec.crc32(bytes(data[:108])))
@@ -306,7 +300,6 @@ def test_a_count_that_does_not_fit_is_not_taken(
 
 
 def test_the_index_of_a_segment_that_is_gone_is_open_in_no_process() -> None:
-    """As long as one has it open, the disk gets nothing back of a file that was removed."""
     process = random_log(3)
     save(process)
     other = process.world.process()

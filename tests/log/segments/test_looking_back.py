@@ -15,7 +15,6 @@ from tests.log.world import Process, World
 
 
 def _old_jobs() -> tuple[Process, list[int]]:
-    """Two jobs that ended in different ways, one that did not, and two segments behind them."""
     process = World().process()
     jobs = [process.enqueue(b"%d" % number) for number in range(3)]
     first, second = process.claim(2)
@@ -29,7 +28,6 @@ def _old_jobs() -> tuple[Process, list[int]]:
 
 
 def test_a_number_that_is_no_job_is_refused() -> None:
-    """That of a claim, of a later record, and none at all."""
     process, jobs = _old_jobs()
     claim = jobs[-1] + 1
     other = process.world.process()
@@ -39,7 +37,6 @@ def test_a_number_that_is_no_job_is_refused() -> None:
 
 
 def test_jobs_are_looked_up_without_the_writer_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take as long as it takes to index a segment."""
     process, jobs = _old_jobs()
     other = process.world.process()
     indexes, writer = other.journal.indexes, other.journal.writer
@@ -59,7 +56,6 @@ def test_jobs_are_looked_up_without_the_writer_lock(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_segment_that_compaction_takes_away_meanwhile_costs_no_answer() -> None:
-    """The list of segments is older than the lookup."""
     process, _ = _old_jobs()
     young = process.enqueue(b"young")
     reader = process.world.process()

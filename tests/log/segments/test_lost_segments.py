@@ -69,7 +69,6 @@ def _frame_ends(world: World, path: str) -> list[int]:
 
 
 def _cuts(world: World, path: str, chance: random.Random) -> list[int | None]:
-    """Sizes to cut a segment to, None to remove it."""
     ends = _frame_ends(world, path)
     return [None, 0, _HEAD, chance.choice(ends[:-1]), chance.choice(ends[:-1]) + 20]
 
@@ -123,7 +122,6 @@ def test_any_segment_that_is_removed_or_cut_is_told_with_what_it_held(
 def test_a_segment_of_which_nothing_reads_is_repaired_however_many_others_there_are(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than files are kept open at once."""
     monkeypatch.setattr(files, "_DESCRIPTORS_MAX", 2)
     world, _ = _written(3)
     path = world.segments()[number]
@@ -160,7 +158,6 @@ def test_what_stands_beside_the_log_tells_of_its_last_segments(witness: str) -> 
 
 
 def test_a_log_whose_segments_name_nothing_is_taken_as_it_is() -> None:
-    """Who wrote it did not say what came before."""
     world, _ = _written(3)
     disk = CrashableDisk(world.machine)
     for path in world.segments():
@@ -178,7 +175,6 @@ def test_a_log_whose_segments_name_nothing_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_jobs_of_a_lost_segment_are_not_claimed_from_a_snapshot(number: int) -> None:
-    """The others are: a snapshot that knows what is gone is not believed."""
     world = World()
     process = world.process()
     jobs = [process.enqueue(FILLER) for _ in range(90)]
@@ -216,7 +212,6 @@ def test_a_segment_beside_a_loss_is_not_compacted_until_a_person_accepts_it(
 
 
 def test_looking_for_losses_ends_though_compaction_is_always_faster() -> None:
-    """Who opens a log waits for nobody: after some looks what was found has to do."""
     world, _ = _written(1)
     journal = world.reader()
     looks = 0

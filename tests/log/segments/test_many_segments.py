@@ -22,7 +22,6 @@ HIGH = EnqueueSpec("default", "mail.send", 9, 3)
 
 
 def backlog(process: Process, segments: int, spec: EnqueueSpec = PLAIN) -> list[int]:
-    """Waiting jobs, until the log has so many segments."""
     jobs = [process.enqueue(FILLER, None, spec)]
     while len(process.world.segments()) < segments:
         jobs.append(process.enqueue(FILLER, None, spec))
@@ -30,7 +29,6 @@ def backlog(process: Process, segments: int, spec: EnqueueSpec = PLAIN) -> list[
 
 
 def _opened(monkeypatch: pytest.MonkeyPatch, world: World) -> Counter[str]:
-    """Return how often each segment is opened from now on."""
     opened: Counter[str] = Counter()
     open_file = CrashableDisk.open
 
@@ -44,7 +42,6 @@ def _opened(monkeypatch: pytest.MonkeyPatch, world: World) -> Counter[str]:
 
 
 def test_at_most_so_many_segments_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the last one, which is written to, always is."""
     monkeypatch.setattr("taskq.log.segments.segments._DESCRIPTORS_MAX", 3)
     world = World()
     process = world.process()
@@ -76,7 +73,6 @@ def test_a_writers_opening_looks_once_into_each_segment(monkeypatch: pytest.Monk
 def test_reading_opens_no_segment_but_the_last_until_somebody_asks_for_losses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And who asks then is told of all that is lost."""
     world = World()
     world.is_whole = False
     writer = world.process()
@@ -121,7 +117,6 @@ def test_claiming_opens_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("is_snapped", [False, True])
 def test_old_jobs_of_low_priority_are_claimed_after_a_restart(is_snapped: bool) -> None:
-    """They lie segments before those of high priority that were claimed first."""
     world = World()
     process = world.process()
     low = [process.enqueue(b"low", None, LOW) for _ in range(3)]

@@ -40,7 +40,6 @@ def test_a_record_that_does_not_read_back_is_never_one_of_them(backlog: Process)
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_claim_takes_the_records_that_are_at_hand_and_reads_the_others(is_damaged: bool) -> None:
-    """One that does not read back costs no other job its record."""
     world = World()
     process = world.process()
     process.catch_up().need_agenda()
@@ -62,7 +61,6 @@ def test_a_claim_takes_the_records_that_are_at_hand_and_reads_the_others(is_dama
 
 
 def test_a_backlog_is_read_in_pieces_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at one record reads 16 KiB; whoever goes on behind it soon reads 256."""
     world = World(0, LogConfig())
     process = world.process()
     for number in range(3_000):

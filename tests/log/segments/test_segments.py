@@ -11,7 +11,6 @@ _LARGE: Final = b"x" * 20_000
 
 
 def _fill(process: Process) -> list[int]:
-    """Enqueue until the next batch needs a new segment."""
     jobs = []
     while process.journal.offset < SEGMENT_BYTES_MIN:
         jobs.append(process.enqueue(_LARGE))

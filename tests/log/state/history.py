@@ -82,7 +82,6 @@ class History:
             self.offset += codec.frame_size(size)
 
     def add(self, record: bytes) -> int:
-        """Returns the record's location when its batch is one frame."""
         if not self.batches:
             self.batches.append(Batch(self.time_ns, self.lsn))
         batch = self.batches[-1]
@@ -233,8 +232,6 @@ class History:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """Return the frames as the log reads them."""
-
     def read(count: int, offset: int) -> bytes:
         return data[offset : offset + count]
 

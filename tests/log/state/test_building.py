@@ -80,7 +80,6 @@ async def test_whatever_needs_the_fold_is_answered_as_if_it_had_been_there(tmp_p
 def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
     names: str, *, was_alone: bool
 ) -> None:
-    """Also by who was alone with the log when he last looked."""
     world = World()
     process, other = world.process(), world.process()
     process.committer.builds_in_steps = True
@@ -113,7 +112,6 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
 
 
 def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> None:
-    """What came while the fold was built is read at once, however much of it there is."""
     world = World()
     process, other = world.process(), world.process()
     process.committer.builds_in_steps = True
@@ -138,7 +136,6 @@ def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> No
 def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who was told that the job could not be acknowledged may run it again: so it runs still."""
     world = World()
     process, other = world.process(), world.process()
     process.committer.builds_in_steps = True
@@ -167,7 +164,6 @@ def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
 def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_to_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The disk is full when it is had at last, and the reserve is given up for what is left."""
     world = World(config=replace(SMALL, reserve_bytes=100_000))
     process = world.process()
     job = process.enqueue()

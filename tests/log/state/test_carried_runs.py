@@ -93,7 +93,6 @@ def _fold(parts: Sequence[bytes], dedup: Dedup | None = None) -> Agenda:
 
 
 def _picture(agenda: Agenda) -> object:
-    """Return all that it says of jobs; how they lie in the table's chunks is all the same."""
     rows = [
         (chunk.ids[at], chunk.locations[at], agenda.lanes[chunk.lanes[at]].key, chunk.metas[at])
         for chunk, at in agenda.table
@@ -109,7 +108,6 @@ def _picture(agenda: Agenda) -> object:
 def test_carried_jobs_fold_in_runs_to_what_they_fold_to_one_by_one(
     jobs: list[tuple[EnqueueSpec, str, int]],
 ) -> None:
-    """Whatever stands between them: other lanes, claims, moments, a job that was there before."""
     records = _records(jobs)
     in_runs = _picture(_fold([b"".join(records)]))
     assert in_runs == _picture(_fold(records))

@@ -73,7 +73,6 @@ def test_a_waiting_job_keeps_what_it_waits_for() -> None:
 
 
 def test_a_record_that_carries_a_job_still_known_changes_nothing() -> None:
-    """Compaction died before it removed the segment."""
     process = World().process()
     job = _settled(process)
     before = _carry(process, job, dies=True)

@@ -50,7 +50,6 @@ def fold(data: bytes) -> tuple[Agenda, Dedup]:
 def test_frames_fold_in_small_steps_to_what_they_fold_to_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Folds are built between batches: no frame may hold those up."""
     monkeypatch.setattr(fold_module, "_RECORDS_A_STEP", 3)
     monkeypatch.setattr(fold_module, "_KEYS_A_STEP", 3)
     history = History()
@@ -76,7 +75,6 @@ def payload_at(data: bytes, location: int) -> bytes:
 
 
 def check_same(history: History, agenda: Agenda, dedup: Dedup) -> None:
-    """All that a decision is made from, now and later."""
     live, jobs = history.agenda, range(1, history.lsn)
     for item in (live, agenda):
         item.promote(history.time_ns, ALL)
@@ -118,7 +116,6 @@ def test_a_fold_equals_what_was_applied_while_writing(steps: list[Step]) -> None
 
 @pytest.mark.parametrize("size", [codec.PREFIX.size, codec.PREFIX.size + 8])
 def test_what_a_later_version_may_add_is_passed_over_however_short(size: int) -> None:
-    """At once and in steps: the records around it fold as they would without it."""
     spec = SPECS[0]
     later = codec.PREFIX.pack(size, 200, 0, 0, 0).ljust(size, b".")
     jobs = [codec.encode_checked(spec.tail, b"{}", lsn) for lsn in (1, 3)]

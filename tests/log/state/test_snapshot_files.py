@@ -68,7 +68,6 @@ class Small:
         return told(folded(self.world, trusts_snapshots=True), self.now_ns)
 
     def cursor(self, facet: str) -> int | None:
-        """Return where the snapshot ends that a fold would begin with."""
         place = self.world.reader()
         if facet == "agenda":
             loaded: tuple[object, Cursor] | None = load_newest(place, AGENDA)
@@ -97,7 +96,6 @@ def _lsns(small: Small, facet: str) -> list[int]:
 def test_any_byte_that_changed_makes_it_ignored(
     small: Small, facet: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next older one takes its place, and what is folded is the same."""
     newest, older = _lsns(small, facet)
     path = small.newest(facet)
     data = small.contents[path]
@@ -136,7 +134,6 @@ def test_without_a_whole_one_the_log_is_folded_from_its_start(small: Small) -> N
 
 
 def test_one_of_another_log_is_ignored(small: Small, caplog: pytest.LogCaptureFixture) -> None:
-    """Though it has the same lsns."""
     other = Small()
     for path in small.paths:
         small.put(path, other.contents[path])
@@ -179,7 +176,6 @@ def _with_fields(data: bytes, **changes: int) -> bytes:
 def test_one_of_a_newer_taskq_is_ignored_and_kept(
     small: Small, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever goes back to an older taskq for a day loses nothing but time."""
     path = small.newest("agenda")
     small.put(path, _with_fields(small.contents[path], **{what: 99}))
     assert small.told() == small.truth

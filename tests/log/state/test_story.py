@@ -38,7 +38,6 @@ def forward(steps: list[Step]) -> list[Step]:
 @settings(max_examples=some(20, 150))
 @given(steps=STEPS)
 def test_a_story_ends_where_the_agenda_stands(steps: list[Step]) -> None:
-    """States and attempts of every job, now and when all that waits is due."""
     history = History()
     history.run(forward(steps))
     result = stories(history.segment())

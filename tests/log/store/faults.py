@@ -57,7 +57,6 @@ class Faults:
             setattr(disk, name, call)
 
     def fail_at(self, number: int, code: int, fault: Fault) -> None:
-        """Refuse that call."""
         self._at, self._code, self._fault = number, code, fault
 
     def _call(self, name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:

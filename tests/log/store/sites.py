@@ -99,11 +99,9 @@ class Sites:
         self._watch_peers(monkeypatch)
 
     def fail(self, site: Site | None, code: int = 0) -> None:
-        """Let the first call there fail; None: none."""
         self._at, self._code, self.hit = site, code, False
 
     def fail_no_more(self) -> None:
-        """Let all go on as it is."""
         self._at = None
 
     def _watch_peers(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,6 @@ class Scene:
         self.asked: dict[str, Future[Any]] = {}
 
     def send(self, **operands: tuple[Op, Any]) -> None:
-        """One batch."""
         requests: list[Request] = []
         for name, (op, operand) in operands.items():
             future: Future[Any] = Future()
@@ -79,7 +78,6 @@ class Scene:
             self.process.committer.sync()
 
     def act(self) -> None:
-        """Two batches, with one of each kind of request."""
         until_ns = self.world.clock.steady_ns() + _LIMIT_SECONDS * SECOND_NS
         self.send(
             plain=(Op.ENQUEUE, (PLAIN, b"plain", None)),
@@ -204,7 +202,6 @@ def test_done_is_kept_and_refused_is_not_whatever_the_disk_refuses(durability: D
 def test_a_job_whose_frame_lacks_zeros_alone_is_not_called_refused(
     missing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frame is whole without the zeros behind it: whoever opens next takes it as it is."""
     world = World()
     process = world.process()
     process.enqueue(b"first")
@@ -259,7 +256,6 @@ def held_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskQ]:
 async def test_a_claim_is_not_told_that_there_is_nothing_while_the_log_is_held_up(
     held_up: TaskQ,
 ) -> None:
-    """Nobody has looked: it gets the error that names who holds the log up."""
     log = TaskLog(held_up._connection)
     with pytest.raises(LogLocked, match="the writer lock is held"):
         await log.claim(wait=0.1)

@@ -55,7 +55,6 @@ def _unexpected(item: Settlement, error: TaskqError) -> None:
 
 
 def _fill(store: Store, size: int) -> list[int]:
-    """Enqueue until the disk is full."""
     jobs: list[int] = []
     refused: AppendFailed | None = None
     while refused is None:
@@ -72,7 +71,6 @@ def _fill(store: Store, size: int) -> list[int]:
 
 
 def _use_up(place: Path) -> None:
-    """Another program takes every byte."""
     with (place / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
         while True:
             ballast.write(bytes(4_096))
@@ -243,7 +241,6 @@ def test_a_full_disk_takes_jobs_again_once_a_hundred_and_twenty_have_ended(
 def test_a_single_large_segment_goes_from_a_full_disk_once_its_jobs_have_ended(
     tmp_path: Path,
 ) -> None:
-    """As of a log whose disk was large when it was filled."""
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(_mounted(tmp_path / "disk", 6 * _SIZE_BYTES))
         store = open_store(str(place / "data"), LogConfig())
@@ -257,7 +254,6 @@ def test_a_single_large_segment_goes_from_a_full_disk_once_its_jobs_have_ended(
 
 
 def _enqueue_within(store: Store, count: int, size: int) -> None:
-    """Enqueue so many jobs, as the log makes room for them."""
     give_up_at = time.monotonic() + _SECONDS
     while count:
         assert time.monotonic() < give_up_at, f"stuck {count} jobs before the end"

@@ -30,14 +30,12 @@ def _segments(path: Path) -> list[Path]:
 
 
 def _replace(path: Path) -> None:
-    """Put a backup in its place."""
     shutil.copytree(path, path.with_name("backup"), ignore=shutil.ignore_patterns("*.pipe"))
     _remove(path)
     path.with_name("backup").rename(path)
 
 
 def _restore_segment(path: Path) -> None:
-    """As rsync does it: a new file under the old name."""
     segment = _segments(path)[-1]
     copy = segment.with_suffix(".new")
     shutil.copy(segment, copy)
@@ -127,7 +125,6 @@ async def test_who_only_waits_is_told_within_a_second_or_so(
 
 
 async def test_a_process_that_others_must_take_for_dead_notices_in_a_second(path: Path) -> None:
-    """Without its file in owners/ its claims are given to others."""
     app, clock = TaskQ(path), FakeClock()
     use_clock(app, clock)
     await app.enqueue_by_name("a.b")

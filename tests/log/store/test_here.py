@@ -44,7 +44,6 @@ OS: Final = LogConfig(durability=Durability.OS)
 
 
 def on_thread(call: Callable[[], Any]) -> Any:
-    """Call it on a thread of its own: pytest has handlers of its own on the main thread."""
     with futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result(SECONDS)
 
@@ -202,7 +201,6 @@ def test_nobody_waits_in_a_loop_for_another_process(
 def test_what_a_caller_committed_is_synced_in_time(
     stores: Callable[[LogConfig], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Durability ``interval``: the storage thread sleeps, and is told of the first that waits."""
     store = stores(LogConfig(durability=Durability.INTERVAL, interval_seconds=0.01))
     synced = threading.Event()
     sync = Tail.sync
@@ -227,7 +225,6 @@ class Naps:
         self.take = self.leave = lambda: None
 
     def sleep(self, interest: int, seconds: float) -> bool:
-        """Let so many callers commit meanwhile."""
         del interest
         self.slept.append(seconds)
         self.count += self.counts.pop(0)
@@ -242,7 +239,6 @@ class Naps:
 def test_the_thread_sleeps_on_while_callers_commit_but_not_for_ever(
     counts: list[int], slept: list[float]
 ) -> None:
-    """Else each moment it would have what one of them brings next sent to it."""
     thread: Any = Naps(counts)
     StorageThread._sleep(thread, 0, 1, 10)
     assert thread.slept == slept
@@ -292,7 +288,6 @@ async def _calm_within(handlers: Handlers) -> bool:
 
 
 def test_a_look_at_the_handlers_calls_nothing_written_in_python() -> None:
-    """It is made for each commit on the main thread, and there are 64 of them."""
     handlers, calls = Handlers(), []
     handlers.are_calm()
     sys.setprofile(lambda frame, event, _: calls.append(frame) if event == "call" else None)
@@ -396,11 +391,9 @@ class Sweep:
         self.causes: Counter[type | None] = Counter()
 
     def send(self, port: ThreadPort, body: bytes) -> Pending[Any]:
-        """Send what is swept."""
         return port.enqueue(SPEC, body)
 
     def step(self, at: int) -> bool:
-        """Interrupt it there; False if it was over before."""
         asleep(self.store)
         raiser, body = Raiser(at), b"at %d" % at
         answer: Any = None
@@ -442,7 +435,6 @@ class Many(Sweep):
 
 
 def counts_of(store: Store) -> Any:
-    """Return what its folds say."""
     queues = store.thread_port.stats().result(SECONDS).queues
     return [(queue.queue, queue.ready, queue.running, queue.succeeded) for queue in queues]
 

@@ -27,7 +27,6 @@ def sources() -> Iterator[Path]:
 
 
 def test_no_module_of_the_log_logs_or_warns_but_by_reports() -> None:
-    """A logger's handlers are the program's, and have locks."""
     reporting = [path for path in sources() if path.name != "reports.py"]
     for path in reporting:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -146,7 +145,6 @@ def test_no_code_of_an_event_loop_runs_on_the_storage_thread(app: TaskQ) -> None
 
 
 def test_an_answer_is_given_while_its_waiting_thread_is_interrupted() -> None:
-    """Giving it takes no lock that whoever waits may hold."""
     answer: Pending[int] = Pending()
     held = [
         lock for lock in map(answer.__getattribute__, Pending.__slots__) if hasattr(lock, "locked")

@@ -43,7 +43,6 @@ def _run(seeds: range, steps: int = _STEPS, **options: Any) -> None:
 
 @pytest.mark.parametrize("start", range(0, 6 * _SEEDS, _SEEDS))
 def test_every_answer_holds_through_crashes_and_power_losses(start: int) -> None:
-    """In ``fsync`` mode: whatever was told to anybody is what the log says ever after."""
     _run(range(start, start + _SEEDS))
 
 
@@ -90,14 +89,12 @@ class _Story:
         self.told: set[int] = set()
 
     def begin(self) -> tuple[Process, Process, list[Delivery]]:
-        """Return the part before the first crash."""
         first, second = self.world.process(), self.world.process()
         for number in range(3):
             first.enqueue(b"early %d" % number)
         return first, second, second.claim(2)
 
     def play(self, first: Process, second: Process, held: list[Delivery]) -> None:
-        """The part that is cut at every step."""
         keyed = Extras(key=b"k")
         self._send(first, "job", Op.ENQUEUE, (PLAIN, b"one", None))
         self._send(second, "job", Op.ENQUEUE, (PLAIN, b"two", keyed))
@@ -119,7 +116,6 @@ class _Story:
         self.answers.append((what, operand, process.send(op, operand)))
 
     def check(self) -> None:
-        """Everything that was answered is true."""
         process = self.world.process()
         assert not process.catch_up().damage
         bodies = [record.body for record in self.world.records() if record.kind == Kind.ENQUEUED]
@@ -155,7 +151,6 @@ class _Story:
 
 
 def _cut(seed: int, step: int, *, power: bool) -> bool:
-    """Play it until that step; False if it ended before."""
     story = _Story(seed)
     world = story.world
     first, second, held = story.begin()

@@ -50,7 +50,6 @@ class Party:
         self.store = scene.open()
 
     def ask(self, send: Callable[[Any], Pending[Any]]) -> Any:
-        """Ask, and once more if that was refused."""
         for attempt in range(2):
             try:
                 answer = self.wait(send(self.store.thread_port))
@@ -75,7 +74,6 @@ class Party:
             raise AssertionError("nobody answers") from None
 
     def put(self, name: str, spec: EnqueueSpec = _STAY, size: int = 0, **more: Any) -> int:
-        """Enqueue a job of that name, and one of another if the disk refused that."""
         extras = Extras(**more) if more else None
         output = self.scene.told
 
@@ -89,11 +87,9 @@ class Party:
         return answer if isinstance(answer, int) else answer.lsn
 
     def claim(self, count: int = 1) -> Any:
-        """Claim what is ready."""
         return self.ask(lambda port: port.claim(ClaimRequest(count, _QUEUES, wait_until_ns=0)))
 
     def settle(self, *deliveries: Any) -> None:
-        """End them well."""
         ends = [Settlement(Kind.SUCCEEDED, delivery, b"done") for delivery in deliveries]
         self.ask(lambda port: port.settle(ends))
 
@@ -103,7 +99,6 @@ class Party:
             eventually(lambda: self.store.mailbox.asleep, _WAKE_SECONDS)
 
     def again(self) -> None:
-        """Open the log again."""
         self.store.close()
         self.store = self.scene.open()
 
@@ -118,11 +113,9 @@ class Scene:
         self.errors: list[str] = []
 
     def note(self, error: BaseException) -> None:
-        """Remember what somebody was told."""
         self.errors.append(type(error).__name__)
 
     def open(self) -> Store:
-        """Open the log; who cannot does it again."""
         for _ in range(2):
             store = Store(self.path, _CONFIG)
             try:
@@ -134,7 +127,6 @@ class Scene:
         raise AssertionError("it does not open")
 
     def act(self) -> None:
-        """All that is done once; each step is repeated if the log had to be opened again."""
         first, second = Party(self), Party(self)
         try:
             for step in (self._meet, self._wake, self._lose_one, self._grow, self._shrink):
@@ -160,7 +152,6 @@ class Scene:
         second.ask(lambda port: port.view(gone))
 
     def _wake(self, first: Party, second: Party) -> None:
-        """Each wakes the other within seconds, also if a call was lost."""
         limit = first.store.steady_ns() + _SECONDS * SECOND_NS // 2
         claim = first.store.thread_port.claim(ClaimRequest(1, _QUEUES, wait_until_ns=limit))
         first.asleep()
@@ -186,7 +177,6 @@ class Scene:
             party.asleep()
 
     def _lose_one(self, first: Party, second: Party) -> None:
-        """A third takes a job and is gone."""
         first.put("left", _RUN)
         third = Party(self)
         try:
@@ -212,7 +202,6 @@ class Scene:
         first.put("stays")
 
     def check(self) -> None:
-        """Whoever opens it afterwards finds what was told, once."""
         party = Party(self)
         try:
             party.put("stays")
@@ -243,13 +232,11 @@ class Sweep:
         self.sites = sites
 
     def cases(self) -> list[tuple[Site, int]]:
-        """Return each site of an undisturbed scene, with each error that may come there."""
         for _ in range(2):
             self.play()
         return [(site, code) for site in self.sites.seen for code in ERRORS.get(site.call, ())]
 
     def play(self, site: Site | None = None, code: int = 0) -> str:
-        """Return what became of it: what people were told; nothing if nobody noticed."""
         path = tempfile.mkdtemp(prefix="taskq-site-")
         try:
             scene = Scene(path)
@@ -269,7 +256,6 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 
 def _fault(text: str, site: Site) -> str:
-    """Return what is wrong with how that ended, if anything is."""
     if site.call == "sync":
         return ""  # nobody knows what is on disk: the log is to be opened again
     ended = {"LogFailed", "LogClosed"} & set(text.split(", "))

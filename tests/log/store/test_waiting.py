@@ -59,7 +59,6 @@ class Logs:
         return lambda: self.waits.claim(ClaimRequest(1)), lambda: put(self.writer, b"second")
 
     def for_a_due_job(self) -> Wait:
-        """Who waits learns when the job is due, and looks at the clock itself."""
         self.writes.cancel(self.job).result(SECONDS)
         soon = Extras(due_ns=SECOND_NS // 1_000)
         return (
@@ -161,7 +160,6 @@ def test_what_is_written_at_any_step_wakes_who_waits(
 def test_a_look_at_the_log_hides_nothing_from_who_waits(
     logs: Logs, waits: Callable[[Logs], Wait], looks: str
 ) -> None:
-    """It learns of what was written just now, for itself alone."""
     begin, act = waits(logs)
     answer = begin()
     logs.waits.view(logs.job).result(SECONDS)

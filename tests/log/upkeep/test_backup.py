@@ -99,7 +99,6 @@ def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged
 def test_what_compaction_takes_behind_the_copied_end_is_no_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was written again behind that end: a list of segments made later does not belong to it."""
     data, target = tmp_path / "data", tmp_path / "backup"
     opened = 0
     with TaskQ(data, segment_bytes=SEGMENT_BYTES, keep=0, upkeep=False) as app:

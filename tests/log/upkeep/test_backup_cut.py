@@ -32,7 +32,6 @@ class Cut:
         self.left, self.full = left, full
 
     def step(self, operation: str) -> bool:
-        """Count one; whether it is refused."""
         if self.full and operation not in GROWING:
             return False
         self.left -= 1
@@ -150,7 +149,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def ends_early(case: Case, target: Path, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Back up until the cut; return whether that came before the end."""
     with monkeypatch.context() as patched:
         patched.setattr(backup, "LocalDisk", cut_disk(cut))
         try:

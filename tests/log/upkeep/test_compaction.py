@@ -29,7 +29,6 @@ def world_of(config: LogConfig) -> tuple[World, Process]:
 
 
 def grown(process: Process, segments: int = 4) -> list[int]:
-    """So many sealed segments of finished jobs."""
     return [fill_segment(process) for _ in range(segments)]
 
 
@@ -50,7 +49,6 @@ def test_a_log_with_a_limit_of_bytes_loses_its_oldest_finished_jobs_and_no_other
 
 
 def test_time_counts_from_the_end_of_a_job() -> None:
-    """One that waited and ran for ten days is kept for a week from then on."""
     world, process = world_of(WEEK)
     slow = process.enqueue(b"slow", Extras(due_ns=10 * DAY * SECOND_NS))
     quick = process.enqueue(b"quick")
@@ -115,7 +113,6 @@ def test_a_job_that_is_gone_is_not_found() -> None:
 
 
 def test_a_segment_that_is_needed_for_the_most_part_stays_until_the_log_has_grown() -> None:
-    """A backlog over the limit is not written again and again."""
     world, process = world_of(SMALL)
     while len(world.segments()) < 6:
         process.enqueue(FILLER)
@@ -158,7 +155,6 @@ class _Nobody:
 
 
 def test_a_damaged_segment_is_kept_with_all_behind_it(caplog: pytest.LogCaptureFixture) -> None:
-    """What does not read back may hold a job: it is a person's decision."""
     world, process = world_of(SMALL)
     grown(process, 8)
     path = world.segments()[0]
@@ -190,7 +186,6 @@ def mixed(world: World, process: Process) -> None:
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.timeout(180)
 def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(power: bool) -> None:
-    """Whoever opens next finds the same jobs, keys and dead letters, and can go on compacting."""
     step, survived = 0, 0
     while not survived:
         world = World(seed=step, config=SMALL)

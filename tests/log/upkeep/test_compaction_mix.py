@@ -15,7 +15,6 @@ from tests.log.mix import ACTS, CONFIGS, Mix
 
 
 def history(seed: int) -> int:
-    """Returns how many segments went."""
     mix = Mix(seed, CONFIGS[seed % 3], locked=seed % 5 == 0)
     for number in range(ACTS):
         mix.act()

@@ -29,7 +29,6 @@ OTHER = EnqueueSpec("other", "mail.send", 2, 3)
 
 
 def steps(process: Process) -> Iterator[int]:
-    """Do all the upkeep that there is to do, with something between any two steps."""
     care = Upkeep(process.committer)
     process.catch_up()
     for number in range(100_000):
@@ -83,7 +82,6 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
 
 @pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
 def test_a_dead_letter_that_was_requeued_does_not_keep_its_old_segment(kind: Kind) -> None:
-    """Its queue keeps it for long; but what is needed of it stands where it was requeued."""
     config = keeping(keep_seconds=DAY, queues={"other": QueuePolicy(keep_seconds=30 * DAY)})
     world = World(config=config)
     process = world.process()
@@ -144,7 +142,6 @@ def test_a_segment_that_is_read_in_the_midst_of_many_others_is_no_damaged_one(
 def test_what_nobody_thought_of_does_not_end_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is logged, whoever asked is told, and upkeep tries again later."""
     world = World(config=SMALL)
     process = world.process()
     for _ in range(6):

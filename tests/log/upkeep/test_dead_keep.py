@@ -18,7 +18,6 @@ HOUR = 3_600
 
 
 def dead_letters(process: Process, count: int, queue: str = "mail") -> list[int]:
-    """Return jobs that die now."""
     spec = EnqueueSpec(queue=queue)
     jobs: list[int] = process.ask(Op.ENQUEUE_MANY, [(spec, b"x", None)] * count)
     deliveries = process.claim(count)

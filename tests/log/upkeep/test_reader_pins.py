@@ -15,7 +15,6 @@ LIMITS = [{"keep_bytes": 2 * 64 * 1024}, {"keep_segments": 1}, {"keep_seconds": 
 
 
 def read_up_to(process: Process, name: str, segment: int, lsn: int) -> None:
-    """A reader of that name has had all before that lsn."""
     log_id = process.journal.identity.log_id
     reader = NamedReader.take(process.disk, PATH, log_id, name)
     reader.load()
@@ -28,7 +27,6 @@ def grow(process: Process, segments: int) -> list[int]:
 
 
 def tended(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
-    """Upkeep looks again at what it may look at every ten seconds."""
     process.world.clock.advance(60)
     return tend(process, upkeep)
 
@@ -60,7 +58,6 @@ def test_a_pin_is_told_once_with_the_readers_name(caplog: pytest.LogCaptureFixtu
 def test_a_reader_that_is_too_far_behind_is_let_go_with_a_warning_that_names_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Only what the policy calls too far: a log of that size is kept for it still."""
     world = World(config=keeping(keep_segments=1, reader_lag_bytes=5 * 64 * 1024))
     process = world.process()
     first = grow(process, 3)[0]

@@ -62,7 +62,6 @@ def _flip(world: World, offset: int, segment: int = 0) -> None:
 
 
 def _in_record(world: World, frame: Frame, number: int) -> int:
-    """Return an offset inside the payload of a frame's record."""
     body = frame.data[frame.at : frame.at + frame.header.body_size]
     at = -1
     for _ in range(number + 1):
@@ -83,7 +82,6 @@ def _the_segment_header(world: World) -> None:
 
 
 def _a_claim(world: World) -> None:
-    """What has no check of its own is lost with its frame: that a job was claimed."""
     _flip(world, _frames(world)[3].end - 12)
 
 
@@ -109,7 +107,6 @@ DAMAGES: Final = [
 
 
 def _picture(world: World) -> Any:
-    """Return all that can be claimed now or later, and all counts."""
     facets = Facets(world.reader())
     agenda = facets.need_agenda()
     agenda.promote(world.clock.wall_ns(), 2**62)
@@ -160,7 +157,6 @@ def test_jobs_that_are_lost_are_named_as_far_as_other_records_tell() -> None:
 
 
 def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> None:
-    """For whoever only reads, the log ends before it."""
     world, groups = _written()
     for offset in (17, codec.SEGMENT_HEADER.size + 20):
         _flip(world, offset, 1)

@@ -13,7 +13,6 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 
 
 def _open_files(path: Path) -> list[str]:
-    """Return the names of the files below a directory that this process has open."""
     targets: list[str] = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -19,7 +19,6 @@ LOOK = LOOK_NS // SECOND_NS
 
 
 def holders(world: World) -> list[str]:
-    """Return the files that hold the marker."""
     return [path for path in world.machine.paths() if MARK in world.machine.content(path)]
 
 
@@ -62,7 +61,6 @@ def work_on(process: Process, upkeep: Upkeep, seconds: float, pause: float) -> N
     ],
 )
 def test_what_is_kept_for_an_hour_is_gone_ten_minutes_later(kind: str, pause: float) -> None:
-    """From a log that rests, and from one that is worked with all along."""
     world = World(config=keeping(keep_seconds=HOUR, keep_dead_seconds=0))
     process = world.process()
     settled(process, kind)
@@ -76,7 +74,6 @@ def test_what_is_kept_for_an_hour_is_gone_ten_minutes_later(kind: str, pause: fl
 
 
 def test_a_log_that_rests_is_left_alone_once_nothing_in_it_is_to_go() -> None:
-    """Neither a job that waits, nor a dead letter, nor one that is kept for longer rolls a file."""
     policies = {"kept": QueuePolicy(keep_seconds=30 * 24 * HOUR)}
     world = World(config=keeping(keep_seconds=1, queues=policies))
     process = world.process()
@@ -94,7 +91,6 @@ def test_a_log_that_rests_is_left_alone_once_nothing_in_it_is_to_go() -> None:
 
 
 def test_who_reads_along_passes_over_a_last_segment_that_was_sealed_and_went_meanwhile() -> None:
-    """Between the look at where the log ends and that at its file others may do all of that."""
     world = World(config=keeping(keep_seconds=0))
     process, other = world.process(), world.process()
     upkeep = Upkeep(process.committer)

@@ -16,7 +16,6 @@ from tests.log.world import Process, World
 
 
 def rotate(process: Process) -> None:
-    """Fill the segment, and end everything, in the next one."""
     process.enqueue(bytes(SEGMENT_BYTES_MIN))
     for delivery in process.claim(9):
         process.settle(delivery)
@@ -51,7 +50,6 @@ def test_who_waits_for_a_job_is_told_of_its_end_though_the_segment_with_the_star
 
 @pytest.mark.parametrize("facet", ["agenda", "dedup"])
 def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None:
-    """Each time at the oldest that is left."""
     world = World()
     busy = world.process()
     for _ in range(3):

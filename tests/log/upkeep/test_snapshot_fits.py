@@ -62,7 +62,6 @@ def test_what_is_moved_while_a_snapshot_is_written_keeps_it_from_its_name() -> N
 
 
 def test_a_process_that_does_not_know_yet_that_frames_were_moved_writes_none() -> None:
-    """Those of a segment before the last: sizes and position would fit, but not the places."""
     world = World()
     first, second = world.process(), world.process()
     for number in range(5):
@@ -156,7 +155,6 @@ def test_the_oldest_segments_may_be_gone() -> None:
 def test_a_disk_that_refuses_leaves_no_snapshot_and_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """At every step; the log itself is not touched, and goes on."""
     for number in range(60):
         world = World()
         process = world.process()
@@ -195,7 +193,6 @@ def test_a_sync_of_a_snapshot_that_fails_is_no_failure_of_the_log() -> None:
 
 
 def test_there_is_none_when_the_disk_is_short() -> None:
-    """Room is for jobs; a snapshot is only of use."""
     world = World(config=LogConfig(min_free_bytes=10_000, reserve_bytes=0))
     process = world.process()
     fill(process)

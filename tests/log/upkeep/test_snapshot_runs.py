@@ -25,7 +25,6 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", range(some(2, 10)))
 def test_it_is_the_same_when_compaction_took_segments_since(seed: int) -> None:
-    """Jobs that it knows in them were written again behind it; or it is of no use any more."""
     chance = random.Random(seed)
     world = World(seed, keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None))
     process, idle = world.process(), world.process()

@@ -97,7 +97,6 @@ def test_at_close_one_is_written_if_the_tail_is_long(monkeypatch: pytest.MonkeyP
 
 
 def test_no_step_writes_more_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And between two of them the process that writes it goes on with its batches."""
     monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", 4_096)
     world = World()
     process = world.process()

@@ -38,7 +38,6 @@ STEPS: dict[str, tuple[Any, str, bool]] = {
 
 
 def stand_still(step: str, table: str) -> None:
-    """Have the process stand still where that comes."""
     owner, name, has_returned = STEPS[step]
     act: Callable[..., Any] = getattr(owner, name)
 

@@ -47,7 +47,6 @@ class Session:
         tell(f"enqueued {self.port.enqueue(SPEC, body.encode()).result()}")
 
     def claim(self, count: str = "1") -> None:
-        """Tell each delivery, once there are any, and how many nanoseconds ago it was enqueued."""
         future: Pending[list[Delivery]] = self.port.claim(ClaimRequest(int(count)))
         tell("waiting")
         for delivery in future.result():
@@ -62,7 +61,6 @@ class Session:
         tell(f"settled {self.port.settle(done).result()}")
 
     def outcome(self, lsn: str) -> None:
-        """Tell the result, and how many nanoseconds ago it was given."""
         future = self.port.outcome(int(lsn))
         tell("waiting")
         result = future.result()

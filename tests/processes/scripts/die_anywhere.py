@@ -67,7 +67,6 @@ def run(path: str, step: int) -> tuple[int, list[int]]:
 
 
 def check(path: str, numbers: list[int]) -> int:
-    """Open the log at the first try; returns a new job."""
     store = open_store(path, CONFIG)
     fresh = put(store)
     store.close()

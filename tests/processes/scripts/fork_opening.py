@@ -22,7 +22,6 @@ def open_and_close(path: str, stop: threading.Event) -> None:
 
 
 def inherited() -> int:
-    """Return how many files of locks are open here."""
     names = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

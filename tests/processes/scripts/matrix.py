@@ -55,7 +55,6 @@ Attempt = Annotated[int, PlainSerializer(after)]
 
 
 def begin(moment: str) -> int:
-    """Tell of this attempt; 0 if it is to last for ever."""
     global _moment  # noqa: PLW0603 - the serializer gets the value alone
     _moment = moment
     attempt = current_job().attempt

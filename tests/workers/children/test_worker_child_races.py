@@ -20,8 +20,7 @@ from tests.effort import within
 from tests.workers.fakes import FakeApp
 
 
-def work() -> None:
-    """What no child really runs here."""
+def work() -> None: ...
 
 
 class FakeChild:
@@ -49,7 +48,6 @@ class FakeChild:
         return self._job
 
     def rest(self) -> None:
-        """Be ready for a job, or end the one it has."""
         job, self._job = self._job, None
         if job is not None:
             job.set_result(Done(Ended(0, 0, None, 0, 0, (), 0.0), 0))
@@ -99,7 +97,6 @@ class Jobs:
         self._app, self._task, self._call = fake, task, self.runner.caller(task)
 
     def start(self) -> asyncio.Task[Ended]:
-        """Run one more."""
         job = JobContext(self._app.put(self._task), self._app)
 
         async def run() -> Ended:
@@ -152,7 +149,6 @@ async def test_a_child_that_dies_as_it_is_handed_over_costs_its_next_job_nothing
 
 
 async def test_no_job_waits_for_a_child_of_a_runner_that_has_ended(fake: FakeApp) -> None:
-    """Be it there before, or come later: it goes back."""
     jobs = Jobs(fake, 1)
     early = jobs.start()
     await turn()

@@ -44,8 +44,6 @@ def is_there(pid: int) -> bool:
 
 
 async def pid_in(path: Path) -> int:
-    """The process id that a job wrote; looked for, since the job cannot tell this process."""
-
     def written() -> str:
         return path.read_text(encoding="ascii") if path.exists() else ""
 
@@ -72,7 +70,6 @@ async def test_an_async_function_may_run_in_a_thread() -> None:
 
 
 async def test_a_cancelled_slot_kills_its_child_before_the_job_goes_back(tmp_path: Path) -> None:
-    """And burns no attempt."""
     path = tmp_path / "pid"
     job = await afar_jobs.lasts.enqueue(str(path))
     async with Worker(app, drain_timeout=0):

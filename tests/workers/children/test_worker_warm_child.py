@@ -59,7 +59,6 @@ async def test_a_child_knows_its_job_and_its_deadline() -> None:
 
 
 async def test_jobs_enqueued_in_a_child_join_its_success() -> None:
-    """Of an attempt that failed there is none."""
     job = await afar_jobs.parent.enqueue(fails=True)
     assert await job.result(SECONDS) == "enqueued"
     records = [item async for item in app.stream(kinds=["enqueued"], follow=False)]
@@ -84,7 +83,6 @@ async def test_payloads_and_results_larger_than_a_pipe_pass() -> None:
 async def test_a_child_that_dies_costs_its_job_one_attempt_and_another_nothing(
     tmp_path: Path,
 ) -> None:
-    """A segmentation fault, a kill, an exit."""
     go = tmp_path / "go"
     other = await afar_jobs.waits_for.enqueue(str(go))
     for how in ("null", "kill", "exit"):

@@ -23,14 +23,12 @@ class Switch:
         return self.on
 
     async def probed(self, times: int = 1) -> None:
-        """Return once it was probed so often from now on."""
         goal = self.probes + times
         while self.probes < goal:
             self._probed.clear()
             await self._probed.wait()
 
     def condition(self, name: str = "the switch is on") -> Condition:
-        """It as a condition that is probed often."""
         return condition(self, name=name, every="10ms")
 
 

@@ -146,7 +146,6 @@ async def test_while_its_probe_does_not_hold_no_job_is_tried(app: TaskQ) -> None
     RuntimeError("over quota"), ExceptionGroup("", [ValueError(), RuntimeError("over quota")]),
 ])  # fmt: skip
 async def test_an_error_counts_if_the_app_says_so(app: TaskQ, error: Exception) -> None:
-    """Of a group, each that is in it."""
     app.breaker("mail", failures=1, pause="1h", pause_max="1h",
                 is_failure=lambda error: "quota" in str(error))  # fmt: skip
 

@@ -43,7 +43,6 @@ class Crowd:
 
 
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often whether conditions that held still do."""
     monkeypatch.setattr("taskq_workers.gates.gate.TRIAL_SECONDS", 0.05)
     monkeypatch.setattr("taskq_workers.gates.gate.HELD_SECONDS", 0.05)
 
@@ -64,7 +63,6 @@ async def _results(jobs: list[JobHandle[None]]) -> None:
 
 
 def _host(port: int = 0) -> socket.socket:
-    """A host that is up: the kernel takes connections, whether or not anybody accepts them."""
     return socket.create_server(("127.0.0.1", port), backlog=1_000)
 
 

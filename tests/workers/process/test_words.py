@@ -39,8 +39,6 @@ def test_ctrl_c_while_the_command_is_imported_prints_nothing() -> None:
 def test_ctrl_c_is_an_interruption_whatever_python_makes_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An interrupt within ``__set_name__`` is a RuntimeError to Python 3.11."""
-
     def interrupted() -> None:
         raise RuntimeError("Error calling __set_name__ on …") from KeyboardInterrupt()
 

@@ -47,7 +47,6 @@ def check(*words: object) -> tuple[int, dict[str, tuple[bool, str]]]:
 
 
 def module(text: str) -> str:
-    """Return a module of that text in the working directory, of a name that nothing has."""
     name = f"checked_{next(numbers)}"
     Path(f"{name}.py").write_text(text)
     return f"{name}:app"

@@ -30,7 +30,6 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
 
 
 def told(manager: socket.socket, word: str) -> list[str]:
-    """Return the lines of the next message whose first one begins so."""
     while True:
         lines = manager.recv(4_096).decode().splitlines()
         if lines[0].startswith(word):

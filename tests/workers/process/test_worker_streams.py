@@ -97,7 +97,6 @@ def test_a_worker_whose_reader_went_away_runs_its_jobs_and_ends_well(queue: Task
 
 
 def test_a_program_without_streams_runs_jobs_in_children_that_print() -> None:
-    """Its children would print into the channel that takes the number of the missing stream."""
     Path("program.py").write_text(PROGRAM)
     assert run(">&- 2>&- <&-", "program.py") == (0, "")
     assert Path("told").read_text() == "[1, 2]"

@@ -148,7 +148,6 @@ def test_what_a_program_forks_after_run_worker_keeps_the_programs_handlers(app: 
 
 
 def handle(number: int, frame: object) -> None:
-    """The program's own."""
     del number, frame
 
 

@@ -289,7 +289,6 @@ async def test_workers_that_take_turns_on_a_loop_leave_nothing_on_it(app: TaskQ)
 
 
 def test_a_forked_child_that_comes_back_ends_and_says_so(tmp_path: Path) -> None:
-    """On the loop, in a thread and in a child process; those that come after it run once."""
     tasks = ["on_loop", "plain", "that_waits", "plain", "in_thread", "plain", "in_process", "plain"]
     names = [f"{forking_jobs.__name__}.{task}" for task in tasks]
     with TaskQ(tmp_path, durability="os") as app:

@@ -61,7 +61,6 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def worker(*words: str) -> Result:
-    """Return what the command says that ends before it has begun."""
     return CliRunner().invoke(main, ["worker", *words])
 
 

@@ -191,5 +191,4 @@ def kept(app: TaskQ, job_id: str) -> list[str]:
 
 
 def _untimed(lines: str) -> list[str]:
-    """Return the lines without the moments that they begin with."""
     return [line.split(" ", 2)[2] for line in lines.splitlines()]

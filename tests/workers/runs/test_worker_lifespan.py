@@ -358,8 +358,6 @@ def test_a_process_without_a_loop_gets_the_resources_from_a_thread(app: TaskQ) -
 
 
 def test_tasks_that_take_nothing_keep_their_bare_function(app: TaskQ) -> None:
-    """The hot path pays nothing for what is not used."""
-
     @app.task
     async def plain(row: int) -> None: ...
 

@@ -109,6 +109,5 @@ def test_a_long_reason_keeps_its_first_line_and_its_end() -> None:
 
 
 def test_a_refused_call_is_told_from_a_failure_within() -> None:
-    """Only the frames of this test stand between, which count as the user's."""
     assert not raised_by_call(caught(deep, 1))
     assert raised_by_call(TypeError("never raised"))

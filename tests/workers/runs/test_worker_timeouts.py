@@ -160,7 +160,6 @@ async def test_a_thread_that_outlasts_its_timeout_is_given_up_and_says_so(
 async def test_when_all_threads_are_held_sync_jobs_wait_and_the_log_says_why(
     fake: FakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The time of one that waits for a thread has not begun."""
     go_on, began = threading.Event(), threading.Event()
 
     @fake.task(timeout=FAST)

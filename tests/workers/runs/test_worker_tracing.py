@@ -207,7 +207,6 @@ async def test_spans_and_baggage_of_a_sync_task_reach_its_thread(
 async def test_a_traced_job_leaves_no_span_behind_so_that_its_slot_goes_on(
     app: TaskQ, traces: Traces
 ) -> None:
-    """A slot whose context variables a job has changed is replaced by a new one."""
     ran_in = []
 
     @app.task

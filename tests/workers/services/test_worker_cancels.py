@@ -147,7 +147,6 @@ async def test_a_thread_frees_its_slot_and_learns_of_it(app: TaskQ) -> None:
 
 
 async def test_a_job_that_waits_in_the_buffer_is_not_begun(app: TaskQ) -> None:
-    """It was claimed ahead of a slot."""
     began, ran = asyncio.Event(), list[int]()
     go_on = asyncio.Event()
 

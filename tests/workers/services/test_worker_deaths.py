@@ -42,7 +42,6 @@ def add_tasks(app: TaskQ) -> None:
 
 
 async def end_of(app: TaskQ, *names: str) -> list[str]:
-    """Run these tasks to their end."""
     jobs = [await app.enqueue_by_name(name) for name in names]
     await asyncio.gather(*(job.result(timeout=20) for job in jobs), return_exceptions=True)
     return [job.id for job in jobs]
@@ -66,7 +65,6 @@ async def test_each_death_is_told_once_with_its_reason(
 
 
 async def test_the_letter_is_in_the_log_when_the_hook_is_called(app: TaskQ) -> None:
-    """So that it can be looked up, and requeued, from there; a hook may be async."""
     add_tasks(app)
     states: list[State] = []
     done = asyncio.Event()
@@ -163,7 +161,6 @@ def test_jobs_of_killed_workers_that_are_taken_back_as_dead_are_told() -> None:
 
 
 def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
-    """What came with a request that makes no sense is decided again without it."""
     world = World()
     process = world.process()
     process.enqueue(spec=EnqueueSpec(attempts=1))

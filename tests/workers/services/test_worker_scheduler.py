@@ -47,13 +47,11 @@ async def look(app: TaskQ, *schedulers: Scheduler) -> float:
 
 
 async def jobs(app: TaskQ) -> list[JobView]:
-    """Return the jobs that were enqueued, the oldest first."""
     waiting: list[JobView] = await app.store().port().peek(5_000)
     return waiting
 
 
 async def moments(app: TaskQ) -> list[str]:
-    """For when they are."""
     return [job.headers["taskq-scheduled-at"][5:16] for job in await jobs(app)]
 
 

@@ -128,7 +128,6 @@ async def test_a_part_that_cannot_begin_stops_its_worker(app: TaskQ) -> None:
 
 
 def test_a_worker_says_at_once_that_it_needs_a_loop_of_asyncio(app: TaskQ) -> None:
-    """As it is under trio, whose loop drives coroutines as this test does."""
     with pytest.raises(Exception, match="none runs here: under trio use") as caught:
         Worker(app).start().send(None)
     assert "\n" not in str(caught.value)

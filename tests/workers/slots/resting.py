@@ -163,7 +163,6 @@ class Log(FakePort):
     # Inside.
 
     def end(self, item: Settlement) -> None:
-        """Carry an outcome out; each delivery has one."""
         delivery = self.running.pop(item.delivery.token)
         if item.kind in {Kind.RETRIED, Kind.RELEASED}:
             attempt = delivery.attempt + (item.kind is Kind.RETRIED)
@@ -263,8 +262,7 @@ def _resolve(future: asyncio.Future[Any], value: object) -> None:
         future.set_result(value)
 
 
-def _tell() -> None:
-    """Something has changed."""
+def _tell() -> None: ...
 
 
 def refusal() -> AppendFailed:
@@ -307,7 +305,6 @@ class Jobs:
         ]
 
     def let_go(self, count: int) -> None:
-        """End some of those that hold their slots; what runs in threads first."""
         for _ in range(min(count, len(self._threads))):
             self.parked -= 1
             self._threads.pop(self._random.randrange(len(self._threads))).set()
@@ -410,7 +407,6 @@ class Schedule:
             self.loop.on_wait = None
 
     def begin(self) -> Worker:
-        """Return the worker, with its first jobs."""
         plan = self.plan
         self.log = Log(self.random)
         self.app = App(self.log)
@@ -422,11 +418,9 @@ class Schedule:
         )  # fmt: skip
 
     def put_one(self, task: Any, kind: str) -> None:
-        """Let a job arrive."""
         self.app.put(task, kind)
 
     def unpause(self) -> None:
-        """Let all queues give their jobs."""
         self.log.paused.clear()
 
     @property
@@ -442,7 +436,6 @@ class Schedule:
         return min(threads.busy, len(threads._threads)) > self.jobs.parked
 
     def _on_rest(self, seconds: float | None) -> None:
-        """Nothing moves any more: look, and do the next thing."""
         if self.worker._phase is Phase.RUNNING:
             self._check()
         if self.left > 0:
@@ -498,7 +491,6 @@ class Schedule:
         act()
 
     def _arrive_one_by_one(self) -> None:
-        """Some turns of the loop lie between them."""
         left = self.random.randint(1, 8)
 
         def one() -> None:
@@ -526,7 +518,6 @@ class Schedule:
         self.log._serve_soon()
 
     def _cancel_slot(self) -> None:
-        """Somebody cancels whatever asyncio tasks there are."""
         slots = sorted(self.crew.slots, key=lambda idle: idle.task.get_name())
         if slots:
             self.random.choice(slots).task.cancel()
@@ -537,7 +528,6 @@ class Schedule:
             CancelListener(self.crew)._stop((self.log.running[token].job, token))
 
     def _surrender(self) -> None:
-        """As the watch does when the loop stands still."""
         for settlement in self.crew.surrender():
             self.log.end(settlement)
 
@@ -568,17 +558,12 @@ class Seeded(Protocol):
     """A run of a seed; it raises AssertionError where something does not hold."""
 
     @property
-    def plan(self) -> object:
-        """Return what is special about it."""
-        ...
+    def plan(self) -> object: ...
 
-    def run(self) -> None:
-        """Run it."""
-        ...
+    def run(self) -> None: ...
 
 
 def run_seeds(kind: Callable[[int], Seeded], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a schedule for each seed."""
     for seed in seeds:
         # Slots that let the loop turn after each job, and such that never do.
         monkeypatch.setattr(slot, "TURN_SECONDS", 0.0 if seed % 3 == 0 else math.inf)

@@ -30,7 +30,6 @@ DENSE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX).hex()
 
 
 async def seen(port: LoopPort, lsn: int) -> JobView:
-    """Return a job as the log has it."""
     view = await port.view(lsn)
     assert view is not None
     return view
@@ -46,8 +45,6 @@ async def put_stored(app: TaskQ, task: Any, stored: bytes, flags: int) -> Any:
 
 
 async def test_a_bomb_ends_as_a_dead_letter_at_once(app: TaskQ) -> None:
-    """Whether it tells its size or lies about it: no retry would make it smaller."""
-
     @app.task(retry=retry.fixed(5, delay=0))
     async def never(text: str) -> None: ...
 
@@ -70,8 +67,6 @@ async def test_a_bomb_ends_as_a_dead_letter_at_once(app: TaskQ) -> None:
 async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No attempt is burnt, nothing is lost, and both log and program say what is missing."""
-
     @app.task(compress="zstd", retry=1)
     async def length(text: str) -> int:
         return len(text)
@@ -157,7 +152,6 @@ async def test_results_are_stored_as_their_task_queue_or_log_says(tmp_path: Path
 
 
 async def test_results_of_the_largest_size_that_come_at_once_are_all_kept(app: TaskQ) -> None:
-    """Together they are more than one frame of the log holds."""
     together = asyncio.Barrier(5)
 
     @app.task
@@ -173,8 +167,6 @@ async def test_results_of_the_largest_size_that_come_at_once_are_all_kept(app: T
 
 
 async def test_a_success_may_bring_a_large_result_and_large_jobs(app: TaskQ) -> None:
-    """Compressed or as given; one that is too large is refused with a way out."""
-
     @app.task
     async def length(text: str) -> int:
         return len(text)

@@ -228,7 +228,6 @@ def test_what_is_no_middleware_is_refused(app: TaskQ, kind: str) -> None:
 
 
 async def test_sentry_hears_of_a_failure_with_the_job_it_befell(app: TaskQ) -> None:
-    """As the README shows it."""
     sent: list[Any] = []
 
     class Kept(Transport):
@@ -296,8 +295,6 @@ def afar(tmp_path: Path) -> Iterator[TaskQ]:
 
 
 async def end_of(afar: TaskQ, kind: str) -> str:
-    """Run one job of its kind, then one whose middleware does not hang; how the first failed."""
-
     @afar.task(name="on_loop", **ONCE)
     async def on_loop() -> int:
         return 1
@@ -381,7 +378,6 @@ async def test_a_middleware_sees_the_timeout_of_the_task_and_may_clean_up(afar: 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 async def test_what_middleware_takes_is_no_more_the_tasks(afar: TaskQ, kind: str) -> None:
-    """One deadline holds for both."""
     deadlines: list[datetime | None] = []
 
     @afar.middleware

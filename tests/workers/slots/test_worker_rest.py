@@ -71,8 +71,6 @@ async def test_beside_jobs_that_came_together_and_take_long_one_more_runs_at_onc
 
 
 async def test_in_place_of_a_slot_that_its_job_spoilt_another_asks_for_work(fake: FakeApp) -> None:
-    """It is the only one, and ends long after its worker has looked for what it left behind."""
-
     @fake.task
     async def spoil() -> None:
         await checkpoint()
@@ -109,7 +107,6 @@ async def test_a_burst_runs_what_comes_while_it_still_has_a_job(fake: FakeApp) -
 async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
     app: TaskQ, runs_in: str
 ) -> None:
-    """Those come in one transaction, and each later one by itself."""
     hold = threading.Event()
     loop = asyncio.get_running_loop()
     begun: asyncio.Queue[int] = asyncio.Queue()
@@ -210,8 +207,6 @@ async def test_what_a_gate_claims_beside_the_common_claim_counts_as_well(
 
 
 async def test_what_a_gate_sends_back_as_it_shuts_counts_for_nothing(fake: FakeApp) -> None:
-    """It was claimed while the gate was open, and has not run."""
-
     class Shutting:
         shuts = True
 

@@ -28,7 +28,6 @@ def clock(app: TaskQ) -> TravelClock:
 
 
 async def settled(job: Any) -> JobView:
-    """Return the job, once it has ended."""
     with pytest.raises(JobFailed):
         await job.result(timeout=20)
     view: JobView = await job.view()
@@ -44,7 +43,6 @@ async def until_waiting(job: Any) -> JobView:
 
 
 def due_seconds(view: JobView) -> float:
-    """Return how long after its last attempt the job is due."""
     return (view.due_ns - view.attempts[-1].ended_ns) / SECOND_NS
 
 

@@ -63,7 +63,6 @@ async def test_no_more_run_than_there_are_slots(fake: FakeApp) -> None:
 async def test_jobs_that_never_suspend_run_in_one_task_and_no_other(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch, turn_seconds: float
 ) -> None:
-    """Even where the loop turns behind each: nobody is called to a buffer that is being emptied."""
     monkeypatch.setattr(slot, "TURN_SECONDS", turn_seconds)
     tasks: set[asyncio.Task[Any] | None] = set()
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,7 +83,6 @@ async def test_jobs_that_never_suspend_run_in_one_task_and_no_other(
 
 
 async def test_jobs_that_suspend_all_run_after_a_few_turns_of_the_loop(fake: FakeApp) -> None:
-    """Where the slots that were called all have one, twice as many are called next."""
     begun, gate = 0, asyncio.Event()
 
     @fake.task
@@ -491,8 +489,6 @@ async def test_what_runs_is_told_with_how_long_it_runs(fake: FakeApp) -> None:
 async def test_an_end_that_the_log_did_not_keep_is_told_with_the_reason(
     fake: FakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its claim was over: somebody else has the job, and it is no end of this worker's."""
-
     @fake.task
     async def work(number: int) -> None: ...
 

@@ -18,11 +18,9 @@ class Command(BaseCommand):
     help = "Runs background jobs."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add what may follow on the command line."""
         parser.add_argument("--concurrency", type=int, default=4)
         parser.add_argument("--burst", action="store_true", help="stop when no job is ready")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        """Run the worker."""
         self.stdout.write(f"running jobs of {app.data_dir}")
         app.run_worker(concurrency=options["concurrency"], burst=options["burst"])
