@@ -31,10 +31,9 @@ from taskq.core.folds.steps import Form
 from taskq.core.parsing import check_name
 from taskq.core.retry import policy_of
 from taskq.durable.attempt import Suspended, step_here
-from taskq.durable.stepping import StepPolicy
-from taskq.durable.undoing import Run, Undo
+from taskq.durable.stepping import StepPolicy, Undo
 from taskq.durable.values import is_async_function, parameters_of
-from taskq.durable.waiting import EventTimeout, OnFailure, Part
+from taskq.durable.waiting import EventTimeout, OnFailure, Part, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 from contextlib import nullcontext
 from random import random
 from typing import TYPE_CHECKING, Any, Final
@@ -14,20 +15,23 @@ from taskq.connection import tracing
 from taskq.connection.blocking import run
 from taskq.core.durations import spoken
 from taskq.core.errors import InvalidStep, UsageError
-from taskq.core.folds.steps import Form, Wait
+from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS
-from taskq.core.retry import RetryAfter, Snooze
+from taskq.core.retry import RetryAfter, Snooze, exponential
 from taskq.core.values import NamedTuple
-from taskq.durable.attempt import IN_PLACE_NS, Attempt, Tries, step_here
+from taskq.durable.attempt import IN_PLACE_NS, Attempt, Suspended, Tries, step_here, undoing_here
 from taskq.durable.values import called, codec_of, is_async_function
+from taskq.log.decide.ends import UNDO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taskq.app.context import JobContext
     from taskq.calls.serialization import ResultCodec
     from taskq.core.retry import Decision, RetryPolicy
 
 _ERROR_CHARACTERS_MAX: Final = 1_000
+_log: Final = logging.getLogger("taskq")
 
 
 class StepPolicy(NamedTuple):
@@ -37,8 +41,64 @@ class StepPolicy(NamedTuple):
     timeout_ns: int | None
 
 
-class Stepping(Attempt):
-    """An attempt that runs steps."""
+#: Of an undo without a policy of its own.
+_UNDO_POLICY: Final = StepPolicy(exponential(attempts=10), None)
+
+
+class Undone(NamedTuple):
+    """The end of a job whose steps were undone; with a ``kind`` of 0 what that waits for."""
+
+    kind: int
+    cause: int
+    body: str | bytes
+
+
+class Undo:
+    """A block whose work is undone by a step if the job fails for good or is cancelled in it."""
+
+    def __init__(
+        self,
+        here: StepAttempt,
+        name: str,
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        policy: StepPolicy | None,
+    ) -> None:
+        self._here = here
+        self.name = name
+        self.number = here.number(name, Form.UNDO, fn)
+        self.call = fn, args, kwargs, policy or _UNDO_POLICY
+
+    async def __aenter__(self) -> None:
+        """Note the step in the log; from now on it runs if the job ends badly."""
+        await self._here.enter(self)
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Forget it, if the block has done what it should."""
+        if error is None:
+            self._here.undos.remove(self)
+
+    def __enter__(self) -> None:
+        """Do as ``async with`` in a task that runs in a thread."""
+        run(self._here.enter(self))
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Forget it, if the block has done what it should."""
+        if error is None:
+            self._here.undos.remove(self)
+
+
+class StepAttempt(Attempt):
+    """An attempt that runs steps, and undoes them.
+
+    Attributes:
+        undos: steps that run if the job fails for good or is cancelled now, the newest last.
+    """
+
+    def __init__(self, job: JobContext, *, in_thread: bool) -> None:
+        super().__init__(job, in_thread=in_thread)
+        self.undos: list[Undo] = []
 
     async def step(
         self,
@@ -242,6 +302,52 @@ class Stepping(Attempt):
 
     def _key(self, name: str, number: int) -> str:
         return f"{self._job.id}:{name}#{number}"
+
+    async def enter(self, undo: Undo) -> None:
+        """Note that the job may have to undo something."""
+        title = undo.name, undo.number
+        self._check_goes_on()
+        await self._loaded()
+        if title not in self._registered:
+            await self._stop_if_unwinding()
+            await self._record(Form.UNDO, *title)
+            self._registered.add(title)
+        self._unasked.discard(title)
+        self.undos.append(undo)
+
+    def unwinds(self, *, is_end: bool) -> bool:
+        """Return whether steps are to be undone before the job ends, or waits again."""
+        if self.unwinding is not None:
+            return is_end or self.suspended
+        return is_end and bool(self.undos)
+
+    async def undo(self, kind: int, cause: int, reason: str) -> Undone:
+        """Undo, the newest first, and return how the job ends; by default as given.
+
+        A step that fails for good is named in the reason, and those before it are undone still.
+        """
+        token = undoing_here.set(True)
+        notes = []
+        try:
+            if self.unwinding is None:
+                self.unwinding = {"kind": kind, "cause": cause, "reason": reason}
+                await self._record(Form.UNDOING, UNDO, 1, json.dumps(self.unwinding).encode())
+            self._waits.clear()
+            for undo in reversed(self.undos):
+                title = f"{undo.name}#{undo.number}"
+                fn, args, kwargs, policy = undo.call
+                try:
+                    await self.step(undo.name, undo.number, fn, args, kwargs, policy)
+                    notes.append(f"undone: {title}")
+                except Exception as error:  # noqa: BLE001 - the others are undone still
+                    _log.exception("job %s: %s could not be undone", self._job.id, title)
+                    notes.append(f"not undone: {title} ({summary(error)})")
+        except Suspended:
+            return Undone(0, 0, pack_waits(self._waits.values()))
+        finally:
+            undoing_here.reset(token)
+        why = self.unwinding
+        return Undone(why["kind"], why["cause"], "\n".join(filter(None, [why["reason"], *notes])))
 
 
 def summary(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from taskq.core.folds.steps import Form, Wait
 from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
 from taskq.core.values import NamedTuple
 from taskq.durable.attempt import CALL, IN_PLACE_NS, seen_before
-from taskq.durable.stepping import Stepping
+from taskq.durable.stepping import StepAttempt
 from taskq.flows.building import Failed
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_signals
 
@@ -106,7 +106,7 @@ class Part(Coroutine[Any, Any, T]):
         self._coroutine.close()
 
 
-class Waiting(Stepping):
+class Run(StepAttempt):
     """An attempt that waits."""
 
     def sleep(self, span_ns: int) -> Part[None]:
