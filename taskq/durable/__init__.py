@@ -10,12 +10,13 @@
         return await durable.step("ship", ship, order_id, paid)
 
 The result of a finished step is a record of the log, on disk before the next line runs. When the
-job runs again, such steps answer from the log, and the rest runs. Waiting for a time, a signal or
-other jobs holds no slot: the run ends by ``Suspended``, and the job runs again once it is there.
+job runs again, finished steps answer from the log, and the rest runs. Waiting for a time, a signal
+or other jobs holds no slot: the run ends by ``Suspended``, and the job runs again when the wait is
+over.
 
-A step is known by its name and by which call of that name it is, counted when it is called. So
-steps may run side by side, and end in any order. Between the effect of a step and its record a
-crash repeats the effect; ``key()`` is a text to make it once.
+A step is identified by its name and the number of its call, counted when it is called. So steps may
+run side by side and end in any order. A crash between the effect of a step and its record repeats
+the effect; ``key()`` is an idempotency key against that.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ from taskq.core.folds.steps import Form
 from taskq.core.parsing import check_name
 from taskq.core.retry import policy_of
 from taskq.durable.attempt import Suspended, step_here
-from taskq.durable.stepping import StepPolicy, Undo
-from taskq.durable.values import is_async_function, parameters_of
-from taskq.durable.waiting import EventTimeout, OnFailure, Part, Run
+from taskq.durable.steps import (
+    UNDO_POLICY,
+    StepCall,
+    StepPolicy,
+    Undo,
+    is_async_function,
+    parameters_of,
+)
+from taskq.durable.waits import EventTimeout, OnFailure, Part, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -133,7 +140,7 @@ def step(
 
 
 def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run a function once, and keep what it returns.
+    """Run a function once, and keep its result.
 
     An async function runs in this loop, any other in a thread. If it raises, nothing is kept, and
     the next attempt runs it again.
@@ -142,21 +149,21 @@ def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
         name: of the step, as for events: 1 to 255 bytes that print, without "#".
         fn: the function.
         args: its arguments.
-        retry: tries that the step has in each attempt of its job: a policy, or how many. Failed
-            ones are records, and burn no attempt; a delay of over a second takes no slot.
-        timeout: of each try, over which it fails by TimeoutError. A thread cannot be stopped, so
-            what a plain function still does counts for nothing.
-        kwargs: its arguments by name. One that is called "retry" or "timeout" is for
+        retry: tries of the step in each attempt of its job: a policy, or their number. A failed
+            try is a record and burns no attempt; a delay of over a second takes no slot.
+        timeout: limit of each try, which fails by TimeoutError after it. A thread cannot be
+            stopped: a plain function goes on, and its result is dropped.
+        kwargs: its arguments by name. An argument "retry" or "timeout" needs
             ``functools.partial``.
 
     Raises:
-        InvalidStep: the name is none or belongs to something else, the value cannot be kept, or
-            does not fit what the function returns today. The job is dead at once.
+        InvalidStep: the name is invalid or belongs to another kind of step, the value cannot be
+            kept, or does not fit the function's return type today. The job is dead at once.
         UsageError: no job runs here.
     """
     here = Run.here("step")
     policy = _policy(name, fn, kwargs) if kwargs else None
-    return here.step(name, here.number(name, Form.STEP, fn), fn, args, kwargs, policy)
+    return here.step(StepCall(name, here.number(name, Form.STEP, fn), fn, args, kwargs, policy))
 
 
 @overload
@@ -193,7 +200,8 @@ def step_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -
     """
     here = Run.here("step", in_thread=True)
     policy = _policy(name, fn, kwargs) if kwargs else None
-    return here.step_in_thread(name, here.number(name, Form.STEP, fn), fn, args, kwargs, policy)
+    number = here.number(name, Form.STEP, fn)
+    return here.step_in_thread(StepCall(name, number, fn, args, kwargs, policy))
 
 
 def as_step(
@@ -233,7 +241,7 @@ def as_step(
             here = Run.here(title, in_thread=in_thread)
             number = here.number(title, Form.STEP, fn)
             do = here.step_in_thread if in_thread else here.step
-            return do(title, number, fn, args, kwargs, policy)
+            return do(StepCall(title, number, fn, args, kwargs, policy))
 
         return call
 
@@ -241,7 +249,7 @@ def as_step(
 
 
 def _policy(name: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> StepPolicy | None:
-    """Take the step's own options out of what its function gets."""
+    """Move the step's own options out of the function's arguments."""
     own = {option: kwargs.pop(option, None) for option in ("retry", "timeout")}
     for option, value in own.items():
         if value is not None and option in parameters_of(fn):
@@ -265,7 +273,7 @@ def _policy_of(retry: RetryPolicy | int | None, timeout: Duration | None) -> Ste
 
 
 def undo(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Undo:
-    """Undo what a block does, by a step, if the job fails for good or is cancelled in it.
+    """Undo a block by a step, if the job fails for good or is cancelled in the block.
 
     ::
 
@@ -273,22 +281,24 @@ def undo(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Und
         async with durable.undo("refund", refund, receipt):
             await durable.step("ship", ship, order)
 
-    Several are undone the newest first, whatever died in between. A block that ends without an
-    error is not undone.
+    Several are undone the newest first, also after a crash. A block that ends without an error is
+    not undone.
 
     Args:
-        name: of the step that undoes.
-        fn: what it runs; an async function in this loop, any other in a thread.
+        name: of the undoing step.
+        fn: its function; an async one runs in this loop, any other in a thread.
         args: its arguments.
-        kwargs: its arguments by name, and ``retry`` and ``timeout`` as for ``step``; ten tries
-            unless given. One that fails for good is named in the job's reason.
+        kwargs: its arguments by name, and ``retry`` and ``timeout`` as for ``step``; ten tries by
+            default. If it fails for good, the job's reason names it.
 
     Raises:
         InvalidStep: as ``step``.
         UsageError: no job runs here.
     """
     here = Run.here("undo")
-    return Undo(here, name, fn, args, kwargs, _policy(name, fn, kwargs) if kwargs else None)
+    policy = (_policy(name, fn, kwargs) if kwargs else None) or UNDO_POLICY
+    number = here.number(name, Form.UNDO, fn)
+    return Undo(here, StepCall(name, number, fn, args, kwargs, policy))
 
 
 def undo_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Undo:
@@ -298,7 +308,7 @@ def undo_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -
 
 
 def sleep(duration: Duration) -> Part[None]:
-    """Wait so long without a slot, counted from the first time; less than a second in place.
+    """Wait without a slot, counted from the first attempt; less than a second in place.
 
     Raises:
         InvalidStep: that is no duration.
@@ -339,16 +349,16 @@ def event(
     timeout: Duration | None = None,
     where: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Wait without a slot for a signal: what ``app.signal(job, name, value)`` tells this job.
+    """Wait without a slot for a signal that ``app.signal(job, name, value)`` sends to this job.
 
-    Each call of a name takes the next signal of it that fits, the oldest first; one that came
-    before is kept. One that does not fit stays, for another call.
+    Each call of a name takes the oldest signal of that name that fits, also one that came earlier.
+    A signal that does not fit stays, for another call.
 
     Args:
         name: of the signal.
         kind: type of its value; None for plain JSON.
-        timeout: how long to wait, counted from the first time; None for ever.
-        where: which value fits; a plain function without effects, called again in each attempt.
+        timeout: how long to wait, counted from the first attempt; None for ever.
+        where: whether a value fits; a plain function without effects, called again in each attempt.
 
     Raises:
         EventTimeout: none came in time.
@@ -415,15 +425,15 @@ def call(calls: Any, *, on_failure: OnFailure = "raise", detach: bool = False) -
     as long as this job lives.
 
     Args:
-        calls: what ``task.call(...)`` returns; a list of them, or a single one.
-        on_failure: "raise" what ``result()`` of a job raises that failed; "run": a ``Failed``
-            stands for its result.
-        detach: the jobs go on if this one is cancelled, which else cancels them with it.
+        calls: one ``task.call(...)``, or a list of them.
+        on_failure: of a job: "raise" the error of its ``result()``; "run": a ``Failed`` stands for
+            its result.
+        detach: the jobs go on if this one is cancelled; by default they are cancelled with it.
 
     Raises:
-        JobFailed, JobCancelled, JobExpired: so a job ended, the first of them in order.
-        InvalidStep: a call has a key, it is another number of calls than last time, or together
-            they are over TRANSACTION_BYTES_MAX.
+        JobFailed, JobCancelled, JobExpired: end of the first failed job, in order.
+        InvalidStep: a call has a key, the number of calls differs from an earlier attempt's, or
+            they are over TRANSACTION_BYTES_MAX together.
     """
     return Run.here("call").call(calls, on_failure, detach=detach)
 
@@ -458,18 +468,18 @@ def first(*parts: Part[R]) -> Coroutine[Any, Any, R]: ...
 
 
 def first(*parts: Part[Any]) -> Any:
-    """Wait without a slot for the first of several waits, and return what it gives.
+    """Wait without a slot for the first of several waits, and return its value.
 
     ::
 
         paid = await durable.first(durable.event("paid", Payment), durable.sleep("2d"))
 
     The log's order decides, once: every later attempt gets the same. Signals and jobs come before
-    times that have passed. The others are not waited for: their signals stay for later events, and
+    times that have passed. The other waits are dropped: their signals stay for later events, and
     their jobs go on.
 
     Args:
-        parts: what ``event``, ``sleep`` and ``call`` return, not awaited. New ones go to the end.
+        parts: results of ``event``, ``sleep`` and ``call``, not awaited. Add new ones at the end.
 
     Raises:
         EventTimeout: an event's ``timeout`` came first.
@@ -505,10 +515,10 @@ def version(current: str, *, before: str | None = None) -> Coroutine[Any, Any, s
 
     Args:
         current: the version of this code.
-        before: what jobs get that had done steps before they first asked; None: ``current``.
+        before: version of jobs with steps that are older than this call; None: ``current``.
 
     Raises:
-        InvalidStep: a version is no short text.
+        InvalidStep: a version is not a short text.
     """
     here = Run.here("version")
     for text in (current, before):
@@ -529,8 +539,7 @@ def version_sync(current: str, *, before: str | None = None) -> str:
 def key() -> str:
     """Return a text that is the same in every attempt at this step, and in no other step.
 
-    For ``Idempotency-Key`` headers and unique columns: they make an effect once that a crash would
-    repeat.
+    Use it in ``Idempotency-Key`` headers and unique columns, so that a crash repeats no effect.
 
     Raises:
         UsageError: no step runs here.

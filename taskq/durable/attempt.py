@@ -1,11 +1,14 @@
-"""One run of a job with steps: what it has done, what it does, and what it waits for."""
+"""One run of a job with steps: its finished steps, its current step, its waits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import inspect
 import json
 import logging
+import math
 import sys
 from collections import Counter
 from contextvars import ContextVar
@@ -29,13 +32,12 @@ from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, State
 from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
-from taskq.durable.awaits import misuse_of
 from taskq.log.decide.steps import NewStep
 from taskq.log.read.flows import End, look_at_body, look_at_steps
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
     from types import CodeType
 
     from taskq.app.context import JobContext
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("taskq")
 #: A shorter sleep waits in place, and is no step.
 IN_PLACE_NS: Final = SECOND_NS
-#: Of several tasks of one run one waits: so long after the last step the others have had a turn.
+#: If one task of a run waits, the others get this long after the last step to ask for another.
 _GRACE_SECONDS: Final = 0.01
-#: What calls of jobs are called; numbered like steps that people name.
+#: Name of the steps that call jobs; numbered like steps that people name.
 CALL: Final = "call"
-#: The step that code runs for.
+#: Key of the step that runs here.
 step_here: Final[ContextVar[str]] = ContextVar("taskq_step")
 T = TypeVar("T")
 #: Set while steps of a run that is over are undone.
@@ -58,14 +60,14 @@ undoing_here: Final[ContextVar[bool]] = ContextVar("taskq_undoing", default=Fals
 
 
 class Suspended(BaseException):
-    """Ends the run of a job that waits; it runs again, and comes back to the same line.
+    """Ends the run of a job that waits; the job runs again later and comes back to the same line.
 
     Let it pass: ``finally`` and ``async with`` do. A task that catches it and goes on fails.
     """
 
 
 class Tries(NamedTuple):
-    """The failed tries of a step, since it was last given up."""
+    """Failed tries of a step since it last ran out of them."""
 
     failed: int
     due_ns: int
@@ -79,9 +81,9 @@ class Attempt:
     """The steps of one attempt at a job. Used by one event loop.
 
     Attributes:
-        suspended: the run is over, since it waits; what it still does counts for nothing.
-        broken: what is wrong with how it waits: no attempt can go on.
-        unwinding: how the job ends once its steps are undone; None if it goes on.
+        suspended: the run is over, since it waits; anything that it still does is ignored.
+        broken: misuse of waits, which no other attempt would survive.
+        unwinding: end of the job once its steps are undone; None if the job goes on.
     """
 
     def __init__(self, job: JobContext, *, in_thread: bool) -> None:
@@ -90,40 +92,39 @@ class Attempt:
         self._in_thread = in_thread
         self._job = job
         self._connection = job.app.connection
-        #: how its values are stored
+        #: compression of its values
         self._packing = self._connection.config.packing(job.queue)
-        #: by name and number: the steps that are done, and those of them that nobody asked for
+        #: by name and number: finished steps; and the ones among them not asked for yet
         self._done: dict[tuple[str, int], Stepped] = {}
         self._unasked: set[tuple[str, int]] = set()
-        #: places of steps whose bodies are read when they are asked for
+        #: places of steps whose bodies are read on demand
         self._large: set[int] = set()
-        #: by name and number of a step: how often it failed
         self._tries: dict[tuple[str, int], Tries] = {}
-        #: by the number of a call: jobs of it that had failed
+        #: by the number of a call: its failed jobs
         self._failed: dict[int, dict[int, End]] = {}
-        #: what it waited for when it was woken, and what it waits for now
+        #: waits of earlier runs, and of this one
         self._begun: dict[tuple[str, int], Wait] = {}
         self._waits: dict[tuple[str, int], Wait] = {}
         self._waiters: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}
-        #: the tasks whose wait ended the run
+        #: tasks whose wait ended the run
         self._ended: WeakSet[asyncio.Task[Any]] = WeakSet()
-        #: what each name stands for, and how often it was called
+        #: form and number of calls of each name
         self._forms: dict[str, Form] = {}
         self._counts: Counter[str] = Counter()
         self._loading, self._versioning = asyncio.Lock(), asyncio.Lock()
         self._had_steps = False
-        #: the steps that may undo something; and how the job ends once they have
+        #: undos with a record in the log
         self._registered: set[tuple[str, int]] = set()
         self.unwinding: dict[str, Any] | None = None
         self._busy = 0
-        #: the tasks that asked for steps, and when one did so last, by the loop
+        #: ids of the tasks that asked for steps; loop time of the last step
         self._tasks: set[int] = set()
         self._active = 0.0
         self._time_ns = self._read_at_ns = 0
 
     @classmethod
     def here(cls, what: str, *, in_thread: bool | None = None) -> Self:
-        """Return that of the job which runs here.
+        """Return the attempt at the job that runs here.
 
         Raises:
             InvalidStep: in another process, within a step, or it would stop the loop.
@@ -154,16 +155,16 @@ class Attempt:
         here: Self | None = getattr(job, "durable", None)
         if here is None:
             here = job.durable = cls(job, in_thread=asyncio._get_running_loop() is None)
-            # What it returns is looked at once more: whether it ended as it should.
+            # Its worker calls ``problem()`` before it takes the result.
             job.packs = True
             job.children = job.children or []
         return here
 
     def number(self, name: str, form: Form, fn: object = callable) -> int:
-        """Return which call of this name this is.
+        """Count a call of this name.
 
         Raises:
-            InvalidStep: that is no name of a step, it is another kind of step, or no function.
+            InvalidStep: the name is invalid or belongs to another form, or ``fn`` is no function.
         """
         known = self._forms.get(name)
         if known is None:
@@ -191,12 +192,7 @@ class Attempt:
     # -- the log ----------------------------------------------------------------------------------
 
     async def _begin(self, form: Form, name: str, number: int) -> Stepped | None:
-        """Return the step if it is done.
-
-        Raises:
-            Suspended: the run is over.
-            InvalidStep: it was something else, or the run should be over and goes on.
-        """
+        """Return the step if it is done."""
         self._check_goes_on()
         if not self._read_at_ns:
             await self._loaded()
@@ -218,18 +214,17 @@ class Attempt:
         return done
 
     async def _stop_if_unwinding(self) -> None:
-        """End a run that has come to where the job was when it failed or was cancelled."""
+        """End a run that replayed everything up to the failure or the cancellation of its job."""
         if self.unwinding is not None and not undoing_here.get():
             await self._wait()
 
     def _check_goes_on(self) -> None:
-        """Raise if the run is over."""
         if undoing_here.get():
             return
         if self.broken is not None:
             raise self.broken
         if self.suspended:
-            # Its own end may still be on its way: in ``finally``, or in what a group cancels.
+            # Its end may still be under way: in ``finally``, or in tasks of a cancelled group.
             current = None if self._in_thread else asyncio.current_task()
             if current in self._ended and not _is_handled(sys.exc_info()[1]):
                 raise self._break(_SWALLOWED.format(self._job.task))
@@ -240,7 +235,7 @@ class Attempt:
         return self.broken
 
     async def _loaded(self) -> None:
-        """Read the steps of the attempts before, once."""
+        """Read the steps of earlier attempts, once."""
         async with self._loading:
             if not self._read_at_ns:
                 await self._load()
@@ -292,7 +287,7 @@ class Attempt:
         }
 
     def now_ns(self) -> int:
-        """Return the time as the log has it: what decides whether a wait is over."""
+        """Return the log's time, which decides whether a wait is over."""
         return self._time_ns + self._steady_ns() - self._read_at_ns
 
     def _steady_ns(self) -> int:
@@ -310,12 +305,7 @@ class Attempt:
         signal: int = 0,
         detach: bool = False,
     ) -> Stepped | None:
-        """Write the step; it is as durable as the app says when this returns.
-
-        Raises:
-            Suspended: another runs the job now.
-            InvalidStep: the log cannot take it, ever.
-        """
+        """Write the step; it is as durable as the app's setting when this returns."""
         self._check_goes_on()
         delivery, packing = self._job.delivery, self._packing
         self._busy += 1
@@ -347,18 +337,14 @@ class Attempt:
         return done
 
     async def _ready(self) -> None:
-        """Return once the log takes what a step that is to run now will leave.
-
-        Raises:
-            Suspended: it never will here.
-        """
+        """Return once the log has room for the record of a step that is about to run."""
         try:
             await self._connection.ready_for_step()
         except LogError as error:
             raise self._cut_off(error) from None
 
     def _cut_off(self, error: TaskqError) -> Suspended:
-        """The log takes nothing of this run any more: another runs the job, or it failed."""
+        """Mark the run as over: the log failed, or another worker has the job now."""
         if not isinstance(error, StaleDelivery):
             _log.warning("job %s stops where it is: %s", self._job.id, error)
         self._end()
@@ -376,9 +362,9 @@ class Attempt:
     # -- waiting ----------------------------------------------------------------------------------
 
     async def _reached(self, wait: Wait) -> Wait:
-        """Return the wait as it was when it was first reached: its time counts from there.
+        """Return the wait as first reached, since its time counts from there.
 
-        That is written before anything else, whatever becomes of this attempt.
+        It is written at once, so that a crash of this attempt does not start the time anew.
         """
         title = wait.name, wait.number
         if title not in self._begun:
@@ -389,11 +375,6 @@ class Attempt:
         return self._begun[title]
 
     async def _written(self, send: Callable[[LoopPort], Awaitable[T]]) -> T:
-        """Return what the log answers, once it takes the request.
-
-        Raises:
-            Suspended: it takes nothing of this run any more.
-        """
         self._busy += 1
         try:
             return await self._connection.patiently(send)
@@ -404,13 +385,9 @@ class Attempt:
             self._look_soon()
 
     async def _wait(self, *waits: Wait) -> Never:
-        """End the run as soon as no step of it goes on any more.
+        """End the run as soon as none of its steps is under way.
 
-        A wait that is cancelled before that is not waited for.
-
-        Raises:
-            Suspended: the run is over.
-            InvalidStep: it is awaited in a way that would not let the run end.
+        A wait that is cancelled before that is forgotten.
         """
         titles = [(wait.name, wait.number) for wait in waits]
         self._waits.update(zip(titles, waits, strict=True))
@@ -432,7 +409,7 @@ class Attempt:
         raise AssertionError("a run that waits does not come back")
 
     def _check_awaited(self, waiter: asyncio.Future[None]) -> bool:
-        """Return whether a wait is awaited so that the run can end; else it ends by an error."""
+        """Return whether the run can end here; if not, its waiter gets an error."""
         task = self._waiters.get(waiter)
         if waiter.done() or task is None:
             return True
@@ -443,7 +420,7 @@ class Attempt:
         callers = [it for it in misuse.futures if it is not None and not it.done()]
         for future in callers or (waiter,):
             future.set_exception(error)
-        waiter.cancel()  # or nobody retrieved its error
+        waiter.cancel()  # nobody would retrieve its error
         return False
 
     @cached_property
@@ -465,7 +442,7 @@ class Attempt:
             return
         loop = asyncio.get_running_loop()
         left = self._active + _GRACE_SECONDS - loop.time()
-        if len(self._tasks) > 1 and left > 0:  # what a step gave may lead to another one yet
+        if len(self._tasks) > 1 and left > 0:  # a finished step may lead to another
             loop.call_later(left, self._look)
             return
         if not all(map(self._check_awaited, list(self._waiters))):
@@ -480,21 +457,21 @@ class Attempt:
     def _end(self) -> None:
         self.suspended = True
 
-    # -- what its worker asks ---------------------------------------------------------------------
+    # -- questions of its worker ------------------------------------------------------------------
 
     def waits_after(self, error: BaseException) -> bytes | None:
-        """Return what the job waits for, packed, if its run ended by that; else None."""
+        """Return the packed waits of the job if its run ended by waiting; else None."""
         return pack_waits(self._waits.values()) if self.suspended and _is_suspended(error) else None
 
     def problem(self) -> InvalidStep | None:
-        """Return what is wrong with a run that returned; None: nothing is."""
+        """Return the misuse in a run that returned; None if it ended properly."""
         if self.suspended and self.broken is None:
             return self._break(_SWALLOWED.format(self._job.task))
         if self.broken is not None:
             return self.broken
-        if self._unasked and self._job.task not in seen_before:
+        if self._unasked and self._job.task not in warned:
             name = min(self._unasked)
-            seen_before.add(self._job.task)
+            warned.add(self._job.task)
             _log.warning(
                 "%s: job %s did not ask for step %s#%d%s: was its code changed meanwhile?",
                 self._job.task, self._job.id, *name,
@@ -525,20 +502,20 @@ _WHAT: Final[dict[int, str]] = {
     Form.FIRST: "the first of several waits", Form.VERSION: "the version of the code",
     Form.UNDO: "a step that undoes",
 }  # fmt: skip
-#: Forms that people name: a name stands for one of them. Others share the numbers of their names.
+#: Forms that people name, one form a name. The other forms count on with steps of their names.
 _NAMED: Final = frozenset({Form.STEP, Form.EVENT, Form.UNDO})
-#: They stand beside the step of their name and number.
+#: Records beside the step of the same name and number.
 _BESIDE: Final = frozenset({Form.FAILED, Form.TRIED, Form.UNDO, Form.UNDOING})
 _SWALLOWED: Final = (
     "{} caught durable.Suspended and went on: the run was over there, and what it did since counts "
     "for nothing. Catch Exception, not BaseException, or raise it again"
 )
-#: Tasks whose unasked steps were told of, and signals that were.
-seen_before: Final[set[str | tuple[str, int]]] = set()
+#: Tasks and signals whose warning was logged, each once.
+warned: Final[set[str | tuple[str, int]]] = set()
 
 
 def _is_handled(error: BaseException | None) -> bool:
-    """Return whether the end of a run is among the errors that are handled now."""
+    """Return whether an ``except`` or ``finally`` block handles the end of a run now."""
     while error is not None:
         if isinstance(error, asyncio.CancelledError | GeneratorExit) or _is_suspended(error):
             return True
@@ -547,5 +524,167 @@ def _is_handled(error: BaseException | None) -> bool:
 
 
 def _is_suspended(error: BaseException) -> bool:
-    """Return whether a run ended by waiting, or by what that cancelled."""
+    """Return whether an error is only the end of a run that waits."""
     return all(is_a(item, Suspended) for item in failures(error))
+
+
+# -- awaits that swallow the end of a run, or limit it in vain -------------------------------------
+#
+# A run ends while it waits, so ``asyncio.timeout()`` around a wait never fires, and
+# ``asyncio.wait`` takes the end of the run for a result. Both show in the tasks and coroutines
+# between the run and the wait, while these are suspended.
+
+_FIRST: Final = (
+    "write await durable.first(...) for the first of several waits, and await asyncio.gather(...) "
+    "or a TaskGroup for all of them"
+)
+_LIMIT: Final = (
+    "write durable.event(..., timeout=...), or await durable.first(wait, durable.sleep(...))"
+)
+#: Callbacks of asyncio's functions: the function, the advice, and the variable with the future that
+#: the function's caller awaits.
+_CALLBACKS: Final = {
+    "_wait.<locals>._on_completion": ("asyncio.wait()", _FIRST, "waiter"),
+    "as_completed.<locals>._on_completion": ("asyncio.as_completed()", _FIRST, ""),
+    "shield.<locals>._inner_done_callback": (
+        "asyncio.shield()",
+        "leave it out: a wait goes on where it was, whatever ends the run",
+        "outer",
+    ),
+}
+_GATHER: Final = "gather.<locals>._done_callback"
+#: Path of the worker's code, whose limits end a run properly.
+_WORKERS: Final = "taskq_workers"
+_DEPTH_MAX: Final = 100
+
+
+class Misuse(NamedTuple):
+    """A problem, and the futures by which the caller gets the error besides the wait itself."""
+
+    problem: str
+    futures: tuple[Any, ...] = ()
+
+
+def misuse_of(task: asyncio.Task[Any], function: CodeType | None) -> Misuse | None:
+    """Return a misuse in a suspended task, or in the tasks and futures that await it.
+
+    ``function`` is the code of the run's own function: limits outside of it are its worker's.
+    """
+    future: Any = task
+    for _ in range(_DEPTH_MAX):
+        if isinstance(future, asyncio.Task):
+            limit = _limit_around(future.get_coro(), function)
+            if limit:
+                return Misuse(
+                    f"{limit} around a wait never fires, since the run ends while it waits: "
+                    f"{_LIMIT}"
+                )
+        for callback, *_ in getattr(future, "_callbacks", None) or ():
+            above = _above(callback)
+            if isinstance(above, Misuse):
+                return above
+            if above is not None:
+                future = above
+                break
+        else:
+            return None
+    return None
+
+
+def _above(callback: Callable[..., Any]) -> Any:  # noqa: PLR0911 - a case each
+    """Return the future that a callback will complete, a Misuse, or None."""
+    name = getattr(callback, "__qualname__", "")
+    if name == _GATHER:
+        variables = _variables(callback)
+        outer = variables.get("outer")
+        if variables.get("return_exceptions"):
+            return Misuse(
+                f"asyncio.gather(..., return_exceptions=True) takes the end of the run for a "
+                f"result: leave return_exceptions out, or {_FIRST}",
+                (outer,),
+            )
+        return outer
+    if name in _CALLBACKS:
+        what, instead, waiter = _CALLBACKS[name]
+        futures = (_variables(callback).get(waiter),) if waiter else ()
+        return Misuse(f"{what} takes the end of the run for a result: {instead}", futures)
+    if getattr(getattr(callback, "func", None), "__name__", "") == "_release_waiter":
+        return Misuse(
+            f"asyncio.wait_for() of a wait never fires, since the run ends while it waits: {_LIMIT}"
+        )
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):  # it awaits the one below
+        return owner
+    if owner is None and name.endswith("task_done"):  # a task group of anyio
+        group = _variables(callback).get("self")
+        return getattr(getattr(group, "cancel_scope", None), "_host_task", None)
+    return getattr(owner, "_parent_task", None)
+
+
+def _variables(function: Callable[..., Any]) -> dict[str, Any]:
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    values: dict[str, Any] = {}
+    for name, cell in zip(names, cells, strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            values[name] = cell.cell_contents
+    return values
+
+
+def _limit_around(coroutine: Any, function: CodeType | None) -> str:
+    """Return the time limit within a suspended coroutine and its awaited ones; "" if none."""
+    limit = ""
+    for _ in range(_DEPTH_MAX):
+        code = _attribute(coroutine, "code")
+        if code is None:  # an object that awaits in its own way
+            below = (it for it in gc.get_referents(coroutine) if inspect.iscoroutine(it))
+            coroutine = next(below, None)
+        else:
+            if code is function:
+                limit = ""  # limits outside are middleware's, and may end the run
+            if _WORKERS not in code.co_filename:
+                limit = limit or _limit_among(gc.get_referents(coroutine))
+            awaited = _attribute(coroutine, "await")
+            if awaited is None and inspect.isgenerator(coroutine):
+                awaited = coroutine.gi_yieldfrom or next(
+                    (it for it in gc.get_referents(coroutine) if inspect.iscoroutine(it)), None
+                )
+            coroutine = awaited
+        if coroutine is None or isinstance(coroutine, asyncio.Future):
+            break
+    return limit
+
+
+def _attribute(coroutine: Any, name: str) -> Any:
+    for prefix in ("cr_", "gi_", "ag_"):
+        value = getattr(coroutine, prefix + name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _limit_among(referents: Iterable[Any]) -> str:
+    """Return the time limit whose ``with`` block holds a coroutine: the exit is a referent."""
+    for referent in referents:
+        if getattr(referent, "__name__", "") in {"__exit__", "__aexit__"}:
+            limit = _limit_of(getattr(referent, "__self__", None))
+            if limit:
+                return limit
+    return ""
+
+
+def _limit_of(manager: Any) -> str:
+    """Return the common name of a context manager that limits time; "" for another."""
+    kind = type(manager)
+    if isinstance(manager, asyncio.Timeout):
+        return "asyncio.timeout()" if manager.when() is not None else ""
+    if kind.__module__.startswith("anyio") and kind.__name__ == "CancelScope":
+        is_set = getattr(manager, "deadline", math.inf) != math.inf
+        return "anyio.move_on_after() or fail_after()" if is_set else ""
+    if kind.__module__.startswith("async_timeout"):
+        return "async_timeout.timeout()" if getattr(manager, "deadline", None) else ""
+    generator = getattr(manager, "gen", None)  # made by contextlib
+    if generator is not None:
+        return _limit_among(gc.get_referents(generator))
+    stack = getattr(manager, "_exit_callbacks", None)
+    return _limit_among(callback for _, callback in stack) if stack else ""

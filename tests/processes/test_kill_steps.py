@@ -26,7 +26,7 @@ from taskq import TaskQ, chord, durable, retry
 from taskq.core import kinds
 from taskq.core.folds.steps import Form
 from taskq.core.records import Cause, Kind
-from taskq.durable.waiting import Run
+from taskq.durable.waits import Run
 from taskq.log.format.flows import takes_of
 from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader

@@ -20,8 +20,8 @@ from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait
 from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
 from taskq.core.values import NamedTuple
-from taskq.durable.attempt import CALL, IN_PLACE_NS, seen_before
-from taskq.durable.stepping import StepAttempt
+from taskq.durable.attempt import CALL, IN_PLACE_NS, warned
+from taskq.durable.steps import StepAttempt
 from taskq.flows.building import Failed
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_signals
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from taskq.log.read.flows import SignalSeen
     from taskq.log.requests import Item
 
-    #: Gives the step that enqueued the jobs of a call.
+    #: Returns the step that enqueued the jobs of a call.
     Enqueued: TypeAlias = Callable[[], Awaitable[Stepped | None]]
 
 _log: Final = logging.getLogger("taskq")
 SLEEP: Final = "sleep"
 FIRST: Final = "first"
 VERSION: Final = "durable.version"
-#: How one that failed is handed over.
+#: A failed job raises, or gives a ``Failed``.
 OnFailure = Literal["raise", "run"]
 T = TypeVar("T")
 
 
 class EventTimeout(TaskqError, TimeoutError):
-    """No signal came in time; so it stays, whatever comes later.
+    """No signal came in time. A later attempt raises it again, even if a signal came meanwhile.
 
     Attributes:
         name: of the signal.
@@ -56,7 +56,7 @@ class EventTimeout(TaskqError, TimeoutError):
         self.name = name
 
 
-class Wanted(NamedTuple):
+class EventWait(NamedTuple):
     """The signal that an event waits for."""
 
     name: str
@@ -67,15 +67,15 @@ class Wanted(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Place in the log's order of something that a job may wait for, the lesser first."""
+    """Place of an awaited thing in the log's order; the least came first."""
 
-    #: 0: its step is done; 1: it is in the log; 2: a time passed
+    #: 0: its step is done; 1: it is in the log; 2: its time has passed
     rank: int
     place: int
 
 
 class Part(Coroutine[Any, Any, T]):
-    """A wait that is to be awaited, alone or among others by ``durable.first``."""
+    """A wait: await it, or give it to ``durable.first`` among others."""
 
     __slots__ = ("_coroutine", "look", "title")
 
@@ -140,17 +140,17 @@ class Run(StepAttempt):
         self, name: str, kind: Any, limit_ns: int | None, where: Callable[[Any], object] | None
     ) -> Part[Any]:
         """Return what ``durable.event`` does."""
-        wanted = Wanted(name, self.number(name, Form.EVENT), kind, limit_ns, where)
+        event = EventWait(name, self.number(name, Form.EVENT), kind, limit_ns, where)
         readers = event_readers.setdefault(name, {}).setdefault(self._job.task, {})
         readers[repr(kind)] = partial(_valid, kind)
-        look = partial(self._look_at_event, wanted)
-        return Part((name, wanted.number), look, self._event(wanted))
+        look = partial(self._look_at_event, event)
+        return Part((name, event.number), look, self._event(event))
 
-    async def _event(self, wanted: Wanted) -> Any:
-        name, number = wanted.name, wanted.number
+    async def _event(self, event: EventWait) -> Any:
+        name, number = event.name, event.number
         done = await self._begin(Form.EVENT, name, number)
         while done is None:
-            fitting, wait = await self._find(wanted)
+            fitting, wait = await self._find(event)
             if fitting is not None:
                 done = await self._record(Form.EVENT, name, number, signal=fitting.number)
             elif 0 < wait.until_ns <= self.now_ns():
@@ -159,51 +159,51 @@ class Run(StepAttempt):
                 await self._wait(wait)
         if done.form == Form.TIMEOUT:
             raise EventTimeout(name, self._job.id)
-        return self._read(done, wanted.kind, await self._unpacked(done))
+        return self._read(done, event.kind, await self._unpacked(done))
 
-    async def _look_at_event(self, wanted: Wanted) -> Arrival | Wait:
-        done = await self._begin(Form.EVENT, wanted.name, wanted.number)
+    async def _look_at_event(self, event: EventWait) -> Arrival | Wait:
+        done = await self._begin(Form.EVENT, event.name, event.number)
         if done is not None:
             return Arrival(0, done.place)
-        fitting, wait = await self._find(wanted)
+        fitting, wait = await self._find(event)
         if fitting is not None:
             return Arrival(1, fitting.location)
         is_over = 0 < wait.until_ns <= self.now_ns()
         return Arrival(2, wait.until_ns) if is_over else wait
 
-    async def _find(self, wanted: Wanted) -> tuple[SignalSeen | None, Wait]:
-        """Return the oldest signal that fits, and what to wait for if none does."""
-        name, job = wanted.name, self._job.delivery.job
-        until_ns = 0 if wanted.limit_ns is None else self.now_ns() + wanted.limit_ns
-        wait = Wait(Form.EVENT, name, wanted.number, until_ns)
+    async def _find(self, event: EventWait) -> tuple[SignalSeen | None, Wait]:
+        """Return the oldest signal that fits, and the wait for a later one."""
+        name, job = event.name, self._job.delivery.job
+        until_ns = 0 if event.limit_ns is None else self.now_ns() + event.limit_ns
+        wait = Wait(Form.EVENT, name, event.number, until_ns)
         seen, encoded = 0, name.encode("utf-8", "surrogatepass")
         while True:
             port = await self._connection.port()
             look = partial(look_at_signals, job=job, name=encoded, after=seen)
             signals = await port.look(look)
             for signal in signals:
-                if await self._fits(wanted, signal):
+                if await self._fits(event, signal):
                     return signal, wait
                 seen = signal.number
             if not signals:
                 return None, (await self._reached(wait))._replace(first=seen)
 
-    async def _fits(self, wanted: Wanted, signal: SignalSeen) -> bool:
-        """Return whether a signal is one that is waited for; it stays where it is if not."""
-        body, what = signal.body, f"signal {wanted.name!r} of job {self._job.id}"
+    async def _fits(self, event: EventWait, signal: SignalSeen) -> bool:
+        """Return whether the event takes a signal."""
+        body, what = signal.body, f"signal {event.name!r} of job {self._job.id}"
         if signal.flags:
             body = await self._connection.packer.unpacked(body, signal.flags, what)
         try:
-            value = _valid(wanted.kind, body)
+            value = _valid(event.kind, body)
         except ValueError as error:
-            if (self._job.id, signal.number) not in seen_before:
-                seen_before.add((self._job.id, signal.number))
+            if (self._job.id, signal.number) not in warned:
+                warned.add((self._job.id, signal.number))
                 _log.warning(
                     "%s: passed over, since it does not fit %s (%s)",
-                    what, inspect.formatannotation(wanted.kind), cause_of(error),
+                    what, inspect.formatannotation(event.kind), cause_of(error),
                 )  # fmt: skip
             return False
-        return wanted.where is None or bool(wanted.where(value))
+        return event.where is None or bool(event.where(value))
 
     def call(self, calls: Any, on_failure: OnFailure, *, detach: bool) -> Part[Any]:
         """Return what ``durable.call`` does."""
@@ -284,7 +284,7 @@ class Run(StepAttempt):
                 part.close()
 
     async def _chosen(self, number: int, parts: Sequence[Part[Any]]) -> int:
-        """Return which of the waits came first; it is decided once."""
+        """Return the index of the wait that came first; it is decided once."""
         done = await self._begin(Form.FIRST, FIRST, number)
         if done is not None:
             chosen = int(await self._unpacked(done))
@@ -319,7 +319,7 @@ class Run(StepAttempt):
             return chosen
 
     async def _keep_failed(self, done: Stepped, ends: list[End]) -> None:
-        """Write which jobs failed: one that is requeued later may succeed, a success stays."""
+        """Write the failed jobs, since a requeued one may succeed before the next attempt."""
         failed = [
             (end.job - done.first, int(end.state), _reason(end))
             for end in ends
@@ -354,9 +354,9 @@ class Run(StepAttempt):
         return items
 
     async def _ends(self, done: Stepped, failed: dict[int, End]) -> list[End] | None:
-        """Return how the jobs of a call ended; None as long as one has not.
+        """Return the ends of a call's jobs; None while one of them lives.
 
-        ``failed`` are those of which that is known already.
+        ``failed``: ends that an earlier attempt recorded.
         """
         ends: list[End] = []
         jobs = [*range(done.first, done.first + done.jobs)]
