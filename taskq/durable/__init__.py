@@ -351,7 +351,7 @@ def event(
 ) -> Any:
     """Wait without a slot for a signal that ``app.signal(job, name, value)`` sends to this job.
 
-    Each call of a name takes the oldest signal of that name that fits, also one that came earlier.
+    Each call of a name takes the oldest signal of that name that fits, also an earlier one.
     A signal that does not fit stays, for another call.
 
     Args:

@@ -261,7 +261,7 @@ class StepAttempt(Attempt):
             raise self._about(call.name, call.number, error) from None
 
     def _encode(self, call: StepCall, codec: ResultCodec, value: object) -> tuple[bytes, Any]:
-        """(a value as JSON, the value as every later attempt gets call)."""
+        """Return a value as JSON, and the value that later attempts will read."""
         try:
             body = codec.encode(value)
         except UsageError as error:
