@@ -27,7 +27,7 @@ from taskq import TaskLog, TaskQ
 from taskq.cli.main import main
 from taskq.core.parsing import check_name
 from taskq.errors import JobFailed
-from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.registry import Registry
 from tests.cli.helpers import taskq as invoke
 

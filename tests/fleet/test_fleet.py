@@ -19,7 +19,7 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins import fleet
 from taskq_plugins.fleet import FleetError, LogTwice, Mark
-from taskq_plugins.fleet.segmentfile import SegmentFile
+from taskq_plugins.fleet.inventory import SegmentFile
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:

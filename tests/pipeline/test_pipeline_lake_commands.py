@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
-from taskq_plugins.fleet.segmentfile import START
+from taskq_plugins.fleet.inventory import START
 from taskq_plugins.spark.lake import Batch, Lake
 from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.lake.progress import log_progress

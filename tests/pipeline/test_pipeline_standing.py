@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from taskq_plugins.fleet import listing, marks, places
-from taskq_plugins.fleet.segmentfile import SegmentFile
+from taskq_plugins.fleet import inventory, places
+from taskq_plugins.fleet.inventory import SegmentFile
 from taskq_plugins.spark.source import standing
 from taskq_plugins.spark.source.options import read_options
 from tests.fleet.made_logs import MadeLog
@@ -26,8 +26,8 @@ def seen(hub: Path) -> tuple[list[Standing], int]:
     """Return the logs of a directory, and how many files of them were opened to see them."""
     opened = mock.Mock(wraps=SegmentFile)
     with (
-        mock.patch.object(listing, "SegmentFile", opened),
-        mock.patch.object(marks, "SegmentFile", opened),
+        mock.patch.object(inventory, "SegmentFile", opened),
+        mock.patch.object(inventory, "SegmentFile", opened),
     ):
         return standing.look(read_options({"path": str(hub)})).standings, opened.call_count
 

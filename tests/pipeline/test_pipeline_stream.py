@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxFiles, ReadMaxRows
 
 from taskq.core.errors import LogDamaged, UsageError
-from taskq_plugins.fleet.marks import durable_end
+from taskq_plugins.fleet.inventory import durable_end
 from taskq_plugins.spark.source import standing
 from taskq_plugins.spark.source.problems import (
     DataLoss,
@@ -24,7 +24,7 @@ from tests.pipeline.source_tools import ALL, Stream, begun, lsns, segment
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.fleet.marks import End
+    from taskq_plugins.fleet.inventory import End
     from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 
 

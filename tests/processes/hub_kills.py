@@ -25,7 +25,7 @@ from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
-from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.kept import faults
 from taskq_plugins.hub.registry import Registry

@@ -43,7 +43,7 @@ from taskq.core.records import Kind
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
-from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device import line as ways
 from taskq_plugins.hub.device.line import Line

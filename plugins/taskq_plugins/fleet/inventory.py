@@ -1,32 +1,389 @@
-"""What there is of each log: its segments with their first and last records, and what is missing.
-
-Lsns have gaps by design, so numbers alone tell nothing. A segment begins at the very lsn where the
-one before it ended, or, after an unclean start, in a new epoch and 2^20 further on; and its header
-holds the time of the last frame before it. So between two segments nothing is missing when
-
-- the second begins at or below the lsn after the last frame of the first (below: a recovery wrote
-  frames again, elsewhere), or
-- its header holds the time of that frame, or
-- the first one's end is damaged, so that its last frame is unknown, and what is damaged has room
-  for the records up to the second, or an epoch begins.
-
-Anything else is a gap. What compaction took from the front of a log is none.
-"""
+"""Read one segment's file by its frames' headers: no body, unless somebody asks for it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from uuid import UUID
 
-from taskq.engine import Replica
+from taskq.arrow.problems import SegmentUnreadable, shown
+from taskq.engine import (
+    Border,
+    Gap,
+    LocalDisk,
+    Replica,
+    Scanner,
+    open_file,
+    read_file,
+    segment_lsn,
+    segment_name,
+)
 from taskq.errors import LogError
-from taskq_plugins.fleet.memory import Memory
-from taskq_plugins.fleet.problems import tell
-from taskq_plugins.fleet.segmentfile import START, SegmentFile
+from taskq.values import parse_json
+from taskq_plugins.fleet.places import (
+    FleetError,
+    LogPlace,
+    Mark,
+    Memory,
+    SegmentPlace,
+    facts_of,
+    tell,
+)
 
 if TYPE_CHECKING:
-    from taskq_plugins.fleet.marks import End
-    from taskq_plugins.fleet.places import LogPlace, SegmentPlace
+    from taskq.engine import FrameHeader
+
+#: Where the first frame stands.
+START: Final = Replica.START
+
+
+class SegmentFile:
+    """An open segment. Use ``with``.
+
+    Attributes:
+        scanner: reads its frames, and their headers.
+        size_bytes: of the file when it was opened.
+        inode: of the file: a recovery may put another in its place.
+        header: returns what its header says, or its name and first frame; None if neither reads.
+        frame_at: returns the header of the frame that starts at an offset, None if none does.
+        first_from: returns (offset, header) of the first frame from an offset to before another.
+        last_before: likewise of the last one before an offset, from ``start`` on.
+    """
+
+    def __init__(self, path: str, log_id: str, first_lsn: int) -> None:
+        self.path = path
+        self.first_lsn = first_lsn
+        try:
+            self._descriptor = open_file(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SegmentUnreadable(path, error.strerror or str(error)) from error
+        facts = os.fstat(self._descriptor)
+        self.size_bytes, self.inode = facts.st_size, facts.st_ino
+        self.modified_ns = facts.st_mtime_ns
+        own = UUID(log_id)
+        self.scanner = Scanner.of_segment(
+            self.read, own, first_lsn, self.size_bytes, name=shown(path)
+        )
+        self.header = partial(self.scanner.segment_header, own, first_lsn)
+        self.frame_at, self.first_from = self.scanner.header_at, self.scanner.first_from
+        self.last_before = partial(self.scanner.last_before, start=START)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        os.close(self._descriptor)
+
+    def read(self, count: int, offset: int) -> bytes:
+        """Return at most ``count`` bytes; fewer at the end of the file.
+
+        Raises:
+            SegmentUnreadable: the disk does not give them.
+        """
+        try:
+            return os.pread(self._descriptor, count, offset)
+        except OSError as error:
+            raise SegmentUnreadable(self.path, f"{error.strerror} at offset {offset}") from error
+
+    def sync(self) -> bool:
+        with contextlib.suppress(OSError):
+            os.fsync(self._descriptor)
+            return True
+        return False
+
+    def hop(self, offset: int, end: int) -> Iterator[tuple[int, FrameHeader]]:
+        return takewhile(lambda frame: frame[0] + frame[1].size <= end, self.scanner.hop(offset))
+
+
+#: Frames that are stepped back over for one that is declared synced, before the segment is read
+#: from its start.
+_STEPS_BACK: Final = 64
+
+
+class End(NamedTuple):
+    """A mark, and the frame before it: where it stands (0: there is none) and its time."""
+
+    mark: Mark
+    frame: int
+    time_ns: int
+
+
+class _Known(NamedTuple):
+    inode: int
+    size_bytes: int
+    modified_ns: int
+    end: End
+
+
+NOWHERE: Final = End(Mark(0, 0, 0, 0), 0, 0)
+_known: Final[Memory[str, _Known]] = Memory()
+
+
+def durable_end(log: LogPlace, places: list[SegmentPlace]) -> End:
+    """Return the durable end of a log with these segments: what was read up to there stays.
+
+    Hops over frame headers from the mark that this process knew before; bodies are read only of
+    frames that nothing declares synced yet.
+
+    Raises:
+        SegmentUnreadable: the last segment cannot be read.
+        FormatError: a newer taskq wrote it.
+    """
+    usable = [place for place in places if place.epoch]
+    if not usable:
+        return NOWHERE
+    failed_lsn = Replica.failed_lsn(LocalDisk(), log.path)
+    if failed_lsn is not None:
+        return _declared_end(log, usable, failed_lsn)
+    try:
+        return _end_of(log, usable[-1])
+    except FileNotFoundError:
+        return NOWHERE
+
+
+def _end_of(log: LogPlace, place: SegmentPlace) -> End:
+    known = _known.get(place.path)
+    with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
+        if known is not None and _facts(file) == known[:3]:
+            return known.end
+        begin = known.end if known is not None and _stands(file, known) else _near_end(file, place)
+        declared, _ = _declared(file, begin, 0)
+        end = _whole(file, declared)
+        # Whoever finds that an fsync failed says so in the marker, perhaps just now.
+        if end != declared and (
+            not file.sync() or Replica.failed_lsn(LocalDisk(), log.path) is not None
+        ):
+            return declared
+        _known[place.path] = _Known(*_facts(file), end)
+        return end
+
+
+def _facts(file: SegmentFile) -> tuple[int, int, int]:
+    return file.inode, file.size_bytes, file.modified_ns
+
+
+def _stands(file: SegmentFile, known: _Known) -> bool:
+    end = known.end
+    if known.inode != file.inode or end.mark.offset > file.size_bytes:
+        return False
+    header = file.frame_at(end.frame) if end.frame else None
+    return header is not None and _behind(file, end.frame, header) == end
+
+
+def _behind(file: SegmentFile, offset: int, header: FrameHeader) -> End:
+    mark = Mark(file.first_lsn, offset + header.size, header.next_lsn, header.epoch)
+    return End(mark, offset, header.time_ns)
+
+
+def _near_end(file: SegmentFile, place: SegmentPlace) -> End:
+    last = file.last_before(file.size_bytes)
+    synced_through = last[1].synced_through if last is not None else 0
+    for _ in range(_STEPS_BACK):
+        if last is None:
+            break
+        offset, header = last
+        if header.next_lsn <= synced_through:
+            return _behind(file, offset, header)
+        last = file.last_before(offset)
+    return _start(file, place)
+
+
+def _start(file: SegmentFile, place: SegmentPlace) -> End:
+    header = file.header()
+    mark = Mark(place.first_lsn, START, place.first_lsn, place.epoch)
+    return End(mark, 0, header.created_ns if header is not None else 0)
+
+
+def _declared(file: SegmentFile, begin: End, synced_through: int) -> tuple[End, int]:
+    for _, header in file.hop(begin.mark.offset, file.size_bytes):
+        synced_through = max(synced_through, header.synced_through)
+    end = begin
+    for offset, header in file.hop(begin.mark.offset, file.size_bytes):
+        if header.next_lsn > synced_through:
+            break
+        end = _behind(file, offset, header)
+    return end, synced_through
+
+
+def _whole(file: SegmentFile, begin: End) -> End:
+    end = begin
+    for item in file.scanner.frames(begin.mark.offset, begin.mark.next_lsn):
+        if not isinstance(item, Gap):
+            end = _behind(file, item.offset, item.header)
+        elif item.torn:
+            break
+        else:
+            mark = Mark(file.first_lsn, item.resume, item.next_lsn, end.mark.epoch)
+            end = End(mark, 0, end.time_ns)
+    return end
+
+
+# -- after a failed fsync -------------------------------------------------------------------------
+
+
+def _declared_end(log: LogPlace, usable: list[SegmentPlace], durable: int) -> End:
+    end = NOWHERE
+    for place in reversed(usable):
+        try:
+            with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
+                end, durable = _declared(file, _start(file, place), durable)
+        except FileNotFoundError:
+            continue
+        if end.frame:
+            break
+    return end
+
+
+#: The file, in the directory of a copy.
+BREAKS: Final = "breaks.jsonl"
+_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class Break(NamedTuple):
+    """A break that was declared: from ``at`` on the log is another.
+
+    Attributes:
+        is_fork: the device was restored and wrote other records; else it lost what came next.
+        left: where the copy ended before.
+        at: where the device goes on.
+        end_lsn: behind the last record that the device had when it declared the break.
+        cause: in words.
+        high_lsn: no record that the copy ever had reaches it.
+        old: the directory of what was left, once it was carried out.
+    """
+
+    is_fork: bool
+    left: Border
+    at: Border
+    end_lsn: int
+    cause: str
+    high_lsn: int
+    old: str = ""
+
+    @property
+    def lsn(self) -> int:
+        return (self.at if self.is_fork else self.left).next_lsn
+
+    def left_segment(self, first_lsn: int) -> str:
+        return f"{self.old}/log/{segment_name(first_lsn)}"
+
+
+def breaks(log: LogPlace) -> list[Break]:
+    path = f"{log.path}/{BREAKS}"
+    try:
+        data = read_file(path, _BYTES_MAX) if facts_of(path) else b""
+    except OSError:
+        return []
+    begun: dict[int, Break] = {}
+    done: list[Break] = []
+    for line in data.splitlines():
+        try:
+            values: dict[str, Any] = parse_json(line)
+            number = int(values["n"])
+            if values["step"] == "done":
+                done.append(begun[number])
+            else:
+                begun[number] = decode_break(values)._replace(old=f"{log.path}/old/{number}")
+        except (ValueError, LookupError, TypeError):
+            break
+    return done
+
+
+def decode_break(values: dict[str, Any]) -> Break:
+    """Return what a line of the file says that was noted when a break was begun.
+
+    Raises:
+        ValueError, LookupError, TypeError: it is none.
+    """
+    return Break(
+        values["kind"] == "fork",
+        Border.from_list(values["left"]),
+        Border.from_list(values["at"]),
+        int(values["end_lsn"]),
+        str(values["cause"]),
+        int(values.get("high_lsn", 0)),
+    )
+
+
+#: Segments that one log may have: 128 TiB of the usual size.
+SEGMENTS_MAX: Final = 2_000_000
+#: Epochs of segments, by path, inode and time: a header is written once, but a file that is brought
+#: back from a backup may get the number of the one before it.
+_epochs: Final[Memory[tuple[str, int, int], int]] = Memory()
+
+
+def segments(
+    log: LogPlace, *, on_problem: Callable[[LogError], None] | None = None
+) -> list[SegmentPlace]:
+    """Return the log's segments, oldest first; none when the log has none yet or is gone.
+
+    Of a hub's copy also those from before each gap, which it set aside.
+
+    A file that holds no more than a part of a header is none. Sizes are final but for the last's.
+
+    Args:
+        log: whose.
+        on_problem: told of a segment that cannot be used; without it the problem is raised.
+
+    Raises:
+        SegmentUnreadable: a file cannot be opened.
+        FormatError: a newer taskq wrote one.
+        FleetError: the directory cannot be read.
+    """
+    places: list[SegmentPlace] = []
+    for lsn, path in segment_paths(log).items():
+        try:
+            place = _look(log, lsn, path)
+        except FileNotFoundError:
+            continue  # compaction took it meanwhile
+        except LogError as error:
+            tell(error, on_problem)
+            continue
+        if place is not None:
+            places.append(place)
+    return places
+
+
+def segment_paths(log: LogPlace) -> dict[int, str]:
+    gaps = [f"{left.old}/log" for left in breaks(log) if not left.is_fork]
+    paths = {lsn: path for place in (*gaps, f"{log.path}/log") for lsn, path in _paths(place)}
+    if len(paths) > SEGMENTS_MAX:
+        raise FleetError(f"{shown(log.path)}/log holds more than {SEGMENTS_MAX} segments")
+    return dict(sorted(paths.items())) if gaps else paths
+
+
+def _paths(directory: str) -> list[tuple[int, str]]:
+    # All names before any size: a segment that has a successor in the list has its final size.
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 - names are all that is wanted
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise FleetError(f"{shown(directory)} cannot be read ({error.strerror})") from error
+    return sorted(
+        (lsn, f"{directory}/{name}") for name in names if (lsn := segment_lsn(name)) is not None
+    )
+
+
+def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
+    facts = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
+    key = (path, facts.st_ino, facts.st_mtime_ns)
+    epoch = _epochs.get(key)
+    if epoch is None:
+        with SegmentFile(path, log.log_id, lsn) as file:
+            header = file.header()
+            if header is None and file.size_bytes <= START:
+                return None
+            epoch = header.epoch if header is not None else 0
+        if header is not None:
+            _epochs[key] = epoch
+    return SegmentPlace(lsn, path, facts.st_size, facts.st_mtime_ns, epoch)
 
 
 class Edges(NamedTuple):
@@ -72,11 +429,11 @@ def edges(log: LogPlace, place: SegmentPlace) -> Edges:
     known = _edges.get(key)
     if known is None:
         with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
-            known = _edges[key] = _look(file, place)
+            known = _edges[key] = _inventory_look(file, place)
     return known
 
 
-def _look(file: SegmentFile, place: SegmentPlace) -> Edges:
+def _inventory_look(file: SegmentFile, place: SegmentPlace) -> Edges:
     header = file.header()
     created_ns = header.created_ns if header is not None else 0
     last = file.last_before(place.size_bytes)

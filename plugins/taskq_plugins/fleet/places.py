@@ -3,19 +3,76 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from taskq.arrow.problems import shown
 from taskq.engine import Identity, LocalDisk, Replica, segment_lsn, segment_name
 from taskq.errors import LogError
 from taskq.values import SECOND_NS
-from taskq_plugins.fleet.memory import Memory
-from taskq_plugins.fleet.problems import FleetError, LogTwice, tell
+
+K = TypeVar("K")
+V = TypeVar("V")
+#: Files that are remembered at once.
+ENTRIES_MAX: Final = 200_000
+
+
+class Memory(Generic[K, V]):
+    """Map keys to values, and forget what was put in longest ago."""
+
+    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._entries_max = entries_max
+
+    def get(self, key: K) -> V | None:
+        return self._entries.get(key)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._entries_max:
+            self._entries.popitem(last=False)
+
+
+_log: Final = logging.getLogger("taskq")
+
+
+class FleetError(LogError):
+    """A directory of logs, or one of them, cannot be used as asked; the message says which."""
+
+
+class LogTwice(FleetError):
+    """Two directories hold a log of the same id, and neither is the beginning of the other.
+
+    Attributes:
+        log_id: of both.
+        paths: where they are.
+    """
+
+    def __init__(self, log_id: str, first: str, second: str) -> None:
+        super().__init__(
+            f"log {log_id} is there twice, in {shown(first)} and in {shown(second)}, and each has "
+            f"records that the other lacks: move the wrong one out of there"
+        )
+        self.log_id = log_id
+        self.paths = (first, second)
+
+
+def tell(error: LogError, on_problem: Callable[[LogError], None] | None) -> None:
+    if on_problem is None:
+        raise error
+    on_problem(error)
+
+
+def log_problem(error: LogError) -> None:
+    _log.warning("left out: %s", error)
+
 
 #: Logs that one directory may hold.
 LOGS_MAX: Final = 100_000

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.engine import Border, replace_file, segment_lsn, segment_name, write_all
-from taskq_plugins.fleet.breaks import BREAKS, decode_break
+from taskq_plugins.fleet.inventory import BREAKS, decode_break
 from taskq_plugins.hub.kept import IDENTITY, LOG, SEALS, opened, whole_lines
 from taskq_plugins.hub.messages import Declare, Kind
 

@@ -17,7 +17,7 @@ import aiofiles
 from taskq.engine import DurableLog, LogConfig, PatientDisk, back_up, restore, segment_name
 from taskq.errors import LogError
 from taskq.hooks import HubSettings
-from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.device.allowance import Allowance
 from taskq_plugins.hub.device.push import Push

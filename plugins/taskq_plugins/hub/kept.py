@@ -16,7 +16,7 @@ from uuid import UUID
 
 from taskq.engine import LogReader, PatientDisk, Replica, segment_name
 from taskq.errors import LogError
-from taskq_plugins.fleet.breaks import BREAKS
+from taskq_plugins.fleet.inventory import BREAKS
 
 if TYPE_CHECKING:
     from taskq.engine import Disk

@@ -23,7 +23,7 @@ from pyarrow import dataset
 from taskq.arrow import BREAK
 from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
-from taskq_plugins.fleet.memory import Memory
+from taskq_plugins.fleet.places import Memory
 from taskq_plugins.spark.lake import Batch, Change, Lake, LakeWriter
 from taskq_plugins.spark.lake.files import DataFile, in_part, write_rows
 from taskq_plugins.spark.lake.progress import positions

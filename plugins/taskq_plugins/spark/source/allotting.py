@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from taskq_plugins.fleet.inventory import edges
+from taskq_plugins.fleet.inventory import START, edges
 from taskq_plugins.fleet.places import SegmentPlace
-from taskq_plugins.fleet.segmentfile import START
 from taskq_plugins.spark.source.positions import Position
 from taskq_plugins.spark.source.standing import Standing, at_lsn
 

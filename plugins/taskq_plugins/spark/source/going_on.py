@@ -12,12 +12,9 @@ import pyarrow.compute as pc
 from taskq.arrow import DETAILS, Break, Corrupt, Piece, decode
 from taskq.engine import Kind, kinds, segment_name
 from taskq.errors import LogError
-from taskq_plugins.fleet.breaks import Break as Declared
-from taskq_plugins.fleet.breaks import breaks
-from taskq_plugins.fleet.inventory import Edges, edges, follows
-from taskq_plugins.fleet.marks import End
+from taskq_plugins.fleet.inventory import START, Edges, End, SegmentFile, breaks, edges, follows
+from taskq_plugins.fleet.inventory import Break as Declared
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
-from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.positions import Position
 from taskq_plugins.spark.source.problems import DataLoss, loss_handler
 from taskq_plugins.spark.source.standing import Standing, at_lsn, at_time

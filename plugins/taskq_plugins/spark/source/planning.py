@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.arrow import Piece
-from taskq_plugins.fleet.problems import FleetError
-from taskq_plugins.fleet.segmentfile import START, SegmentFile
+from taskq_plugins.fleet.inventory import START, SegmentFile
+from taskq_plugins.fleet.places import FleetError
 from taskq_plugins.spark.source.allotting import Backlog, Limits, allot, left
 from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
 from taskq_plugins.spark.source.positions import Bound, Offsets, Position

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ca
 
 from taskq.errors import UsageError
 from taskq.values import parse_json
-from taskq_plugins.fleet.segmentfile import START
+from taskq_plugins.fleet.inventory import START
 
 if TYPE_CHECKING:
-    from taskq_plugins.fleet.marks import End
+    from taskq_plugins.fleet.inventory import End
 
 _LSN_MAX: Final = 2**63
 _LOGS_MAX: Final = 100_000

@@ -26,8 +26,7 @@ from taskq.arrow import (
 from taskq.arrow.problems import SegmentUnreadable, shown
 from taskq.engine import LogReader
 from taskq.errors import FormatError, LogError
-from taskq_plugins.fleet.listing import segments
-from taskq_plugins.fleet.marks import durable_end
+from taskq_plugins.fleet.inventory import durable_end, segments
 from taskq_plugins.fleet.places import LogPlace
 from taskq_plugins.spark.source.problems import DataLoss, Unreadable
 from taskq_plugins.spark.source.standing import Standing, at_lsn

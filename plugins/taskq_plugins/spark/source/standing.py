@@ -11,21 +11,29 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.errors import LogError
-from taskq_plugins.fleet.breaks import BREAKS, Break, breaks
-from taskq_plugins.fleet.listing import segment_paths, segments
-from taskq_plugins.fleet.marks import End, durable_end
-from taskq_plugins.fleet.memory import Memory
+from taskq_plugins.fleet.inventory import (
+    BREAKS,
+    START,
+    Break,
+    End,
+    SegmentFile,
+    breaks,
+    durable_end,
+    segment_paths,
+    segments,
+)
 from taskq_plugins.fleet.places import (
     SETTLED_NS,
     Facts,
     LogPlace,
+    LogTwice,
     Mark,
+    Memory,
     SegmentPlace,
     facts_of,
     find_logs,
+    log_problem,
 )
-from taskq_plugins.fleet.problems import LogTwice, log_problem
-from taskq_plugins.fleet.segmentfile import START, SegmentFile
 from taskq_plugins.spark.source.positions import Given, Lsn, Position
 from taskq_plugins.spark.source.problems import OptionError, Unreadable
 
