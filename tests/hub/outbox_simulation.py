@@ -22,8 +22,7 @@ from taskq.log.requests import EnqueueSpec, Op, Trait
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub.messages import JOB, Append, Declare, Given, Question, Stored, Synced
-from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, Handing
-from taskq_plugins.hub.outbox.reading import Identified
+from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, Handing, Identified
 from taskq_plugins.hub.outbox.taking import Taking, look
 from taskq_plugins.hub.wire import HubError, as_json, decode_given, encode_given, read
 from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation, at_once

@@ -22,8 +22,7 @@ from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device.allowance import last_note
-from taskq_plugins.hub.device.line import Http, Line, Told
+from taskq_plugins.hub.device.line import Http, Line, Told, last_note
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync

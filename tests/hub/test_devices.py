@@ -22,7 +22,7 @@ from taskq.log.read.reader import LogReader
 from taskq_plugins.hub.care import Stick, fetched, given_back, taken_in
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate.quota import used_bytes
+from taskq_plugins.hub.gate.server import used_bytes
 from taskq_plugins.hub.messages import Sync, Synced
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Own, sync

@@ -11,7 +11,7 @@ import pytest
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate import quota
+from taskq_plugins.hub.gate import server
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import is_copy
 
@@ -78,7 +78,7 @@ async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
 async def test_a_disk_that_fills_up_within_a_part_leaves_whole_frames_and_goes_on(
     place: Place, resize: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota, "_FREE_BYTES_MIN", 0)
+    monkeypatch.setattr(server, "_FREE_BYTES_MIN", 0)
     await place.write(5)
     await place.sync()
     resize(_MIB)

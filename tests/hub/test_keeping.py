@@ -22,7 +22,7 @@ from taskq_plugins.hub.wire import HubError
 from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:
-    from taskq_plugins.hub.copy import Copy
+    from taskq_plugins.hub.copies import Copy
     from taskq_plugins.hub.kept import Kept
     from tests.hub.place import Place
 

@@ -17,9 +17,8 @@ from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device import allowance
-from taskq_plugins.hub.device.allowance import Allowance, HubWaits, last_note
-from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device import line
+from taskq_plugins.hub.device.line import Allowance, HubWaits, Line, last_note
 from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
@@ -63,7 +62,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr(allowance, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(line, "LOOK_SECONDS", 0.0)
     made = Network(folder)
     made.is_metered(True)
     return made

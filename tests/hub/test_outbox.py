@@ -31,8 +31,7 @@ from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device.line import Line
 from taskq_plugins.hub.gate.server import Server
 from taskq_plugins.hub.messages import Given
-from taskq_plugins.hub.outbox.handing import Handing
-from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, There
+from taskq_plugins.hub.outbox.handing import NUMBER, Handing, Identified, Reading, There
 from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Synced, sync

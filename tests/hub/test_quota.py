@@ -11,7 +11,7 @@ import pytest
 
 from taskq.engine import DurableLog, LocalDisk
 from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate.quota import used_bytes
+from taskq_plugins.hub.gate.server import used_bytes
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Again,

@@ -20,8 +20,7 @@ from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.device.line import check_url
 from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate.bodies import Body
-from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.gate.server import Body, Server
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops

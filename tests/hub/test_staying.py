@@ -19,8 +19,7 @@ from anyio import fail_after, to_thread
 from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
-from taskq_plugins.hub.device.allowance import last_note
-from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.device.line import Line, last_note
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import _pause, follow, sync
 from taskq_plugins.hub.wire import HubError

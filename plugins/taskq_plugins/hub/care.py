@@ -19,7 +19,7 @@ from taskq.errors import LogError
 from taskq.hooks import HubSettings
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.device.allowance import Allowance
+from taskq_plugins.hub.device.line import Allowance
 from taskq_plugins.hub.device.push import Push
 from taskq_plugins.hub.kept import (
     IDENTITY,

@@ -4,27 +4,58 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
-from taskq.engine import Identity
+from taskq.engine import (
+    Border,
+    Identity,
+    Replica,
+    replace_file,
+    segment_lsn,
+    segment_name,
+    write_all,
+)
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import messages
-from taskq_plugins.hub.copy import MARK_BYTES, Copy
-from taskq_plugins.hub.kept import Floor, Kept, Old, due, kept
+from taskq_plugins.hub.kept import (
+    AGAIN,
+    IDENTITY,
+    LOG,
+    PART,
+    SEALS,
+    SHA,
+    Breaks,
+    Floor,
+    Kept,
+    Notes,
+    Old,
+    content,
+    due,
+    first_young,
+    kept,
+    opened,
+)
 from taskq_plugins.hub.messages import (
     NOWHERE,
+    Again,
     Answer,
     Append,
     Declare,
+    Kind,
+    Missing,
     Question,
     Refusal,
     Refused,
     Request,
+    Seal,
+    Stored,
     Sync,
     Synced,
     Trouble,
@@ -33,6 +64,320 @@ from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
     from taskq.engine import Disk
+    from taskq_plugins.hub.registry import Hint
+
+_START: Final = Replica.START
+#: How far a copy grows before it notes what of it is durable: no more is looked at, and written
+#: once more, when it is opened after a crash.
+MARK_BYTES: Final = 4 * 1024 * 1024
+
+
+class Copy:
+    """One copy, as its only writer has it. After an ``OSError`` it is to be opened anew.
+
+    ``mark`` is where it notes how far it is durable; ``mark_bytes`` as MARK_BYTES.
+
+    Attributes:
+        at: behind its last durable frame. NOWHERE: nothing came yet; with offset 0: a break waits
+            for that segment.
+        is_sealed: the segment ends there.
+        high_lsn: no record that was ever in the copy, on any branch, reaches it.
+        breaks: those that were declared.
+
+    Raises:
+        OSError: the disk refused.
+    """
+
+    def __init__(
+        self, disk: Disk, path: str, log_id: UUID, mark: Hint, mark_bytes: int = MARK_BYTES
+    ) -> None:
+        self._disk, self._path = disk, path
+        self._mark, self._mark_bytes = mark, mark_bytes
+        self._marked = NOWHERE
+        self._incompat: frozenset[str] = frozenset()
+        self.breaks = Breaks(disk, path, mark.remove)
+        self._seals = Notes(disk, f"{path}/{SEALS}")
+        self._files = Replica(disk, path, log_id, writable=True)
+        self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
+        #: whether more of a body is to come before what it added is synced
+        self._owes_sync = False
+        #: segments that are to come again, by SHA-256
+        self._lacks: dict[str, int] = {}
+        self._find_end()
+
+    def close(self) -> None:
+        self._files.forget()
+
+    def rest(self) -> None:
+        self.settle()
+        if self.at.frame and not self.is_sealed and self._marked != self.at:
+            self._note_durable(self.at)
+        self.close()
+
+    def _find_end(self) -> None:
+        disk, files, log = self._disk, self._files, f"{self._path}/{LOG}"
+        files.forget()
+        for name in disk.names(log):
+            if name.endswith(".tmp"):
+                disk.remove(f"{log}/{name}")
+        files.refresh()
+        seals = {line["segment"]: line for line in self._seals.lines}
+        self.at, self.is_sealed = self.breaks.all[-1].at if self.breaks.all else NOWHERE, False
+        if files.lsns:
+            last = files.lsns[-1]
+            # A hub that was copied while it ran may have a seal of more than its file.
+            if last in seals and self._size(last) >= seals[last]["end"][1]:
+                self.at, self.is_sealed = Border.from_list(seals[last]["end"]), True
+            else:
+                self.at = self._secured(last)
+        self._lacks = dict(self._lacking(seals))
+        if self._marked != self.at or not self.at.frame:
+            # Who was killed between a rename and its sync told nobody; now it counts.
+            for directory in (log, self._path):
+                disk.sync_directory(directory)
+        high = [line["next_lsn"] for line in self._seals.lines]
+        high += [left.high_lsn for left in self.breaks.all]
+        self.high_lsn = max(self.high_lsn, self.at.next_lsn if self.at.frame else 0, *high, 0)
+
+    def _size(self, segment: int) -> int:
+        status = self._disk.status(self._files.file_path(segment))
+        return 0 if status is None else status[2]
+
+    def _lacking(self, seals: dict[int, dict[str, Any]]) -> Iterator[tuple[str, int]]:
+        lsns = self._files.lsns or [0]
+        known = {
+            line["sha256"]: segment
+            for segment, line in seals.items()
+            if lsns[0] <= segment <= lsns[-1]
+        }
+        for name, segment in known.items():
+            if segment < lsns[-1] and self._size(segment) < seals[segment]["end"][1]:
+                yield name, segment
+        for part in self._disk.names(f"{self._path}/{AGAIN}"):
+            name = part.removesuffix(PART)
+            if name != part and SHA.match(name) and name in known:
+                yield name, known[name]
+
+    @property
+    def lacks(self) -> tuple[tuple[int, int, str], ...]:
+        ends = {line["segment"]: line["end"][1] for line in self._seals.lines}
+        some = islice(self._lacks.items(), messages.AGAIN_MAX)
+        return tuple((segment, ends.get(segment, 0), name) for name, segment in some)
+
+    def _secured(self, segment: int) -> Border:
+        files, noted = self._files, self._mark.read()
+        mark = Border.from_list(noted) if noted else NOWHERE
+        if mark.segment != segment or not files.stands(mark):
+            mark = NOWHERE
+            if noted:  # the same frames may come again, and not be on disk yet
+                self._mark.remove()
+        self._marked = mark
+        if mark.frame and files.size(segment) == mark.offset:  # nothing came since it was on disk
+            return mark
+        return files.secured(segment, mark)
+
+    def learn(self, incompat: frozenset[str]) -> None:
+        """Say which features the log has, before any frame comes that needs them.
+
+        Those that this hub does not know are for who reads: frames are checked without.
+        """
+        if self._incompat >= incompat:
+            return
+        values = json.loads(content(self._disk, f"{self._path}/{IDENTITY}"))
+        features, known = values["features"], frozenset(values["features"]["incompat"])
+        if len(known | incompat) > messages.FEATURES_MAX:
+            raise OSError(errno.EDQUOT, "a log has only so many features")
+        if not known >= incompat:
+            features["incompat"] = sorted(known | incompat)
+            data = json.dumps(values, indent=2).encode() + b"\n"
+            replace_file(self._disk, f"{self._path}/{IDENTITY}", data)
+        self._incompat = known | incompat
+
+    @property
+    def begins(self) -> int:
+        kept = [line["segment"] for line in self._seals.lines[:1]]
+        return min([*kept, *self._files.lsns[:1]], default=0)
+
+    def safe(self, before_ns: int) -> int:
+        return min(first_young(self._disk, self._files, before_ns), self.at.next_lsn)
+
+    def let_go(self, old: list[Old]) -> None:
+        """Remove files that ``due`` gave: segments one at a time, the oldest first."""
+        for name, _ in old:
+            folder, _, file = name.rpartition("/")
+            lsn = segment_lsn(file) if folder == LOG else None
+            if lsn is not None:  # what is left is a log at any moment
+                self._files.let_go(lsn)
+            else:
+                self._disk.remove(f"{self._path}/{name}")
+                self._disk.sync_directory(f"{self._path}/{folder}")
+
+    def has(self, at: Border) -> bool:
+        return self._files.stands(at)
+
+    # -- growing ----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        if self._owes_sync:
+            self._files.sync(self.at.segment)
+            self._owes_sync = False
+            self._stored(self.at)
+
+    def append(self, asked: Append, *, more: bool = False) -> Stored:
+        """Add the whole frames among the bytes that came.
+
+        With ``more`` their sync may wait for what follows, or for ``settle``.
+
+        Raises:
+            Refusal: they do not begin where the copy ends; or what comes then is no frame that may
+                stand there, and what came before it counts.
+        """
+        behind, at, files = asked.behind, self.at, self._files
+        data, start, header = asked.data, 0, behind.header
+        epoch = 0 if header is None else header.epoch
+        if behind.offset:
+            fits = behind == at and not self.is_sealed
+        else:
+            is_awaited = at.segment in (0, behind.segment) and not at.offset
+            fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
+        if not fits:
+            raise Refusal(Trouble.MISMATCH, at)
+        if not behind.offset:
+            if len(data) < _START:
+                return Stored(at)
+            start, epoch = _START, self._begin(behind.segment, data[:_START])
+        end, is_well = files.whole(data, start, behind, epoch)
+        if end != behind:
+            # Without a copy of what is about to be written: a disk takes whatever has bytes.
+            added = cast("bytes", memoryview(data)[: end.offset - behind.offset])
+            files.add(added, behind, syncs=not more)
+            self._owes_sync |= more and behind.offset > 0
+            self._stored(end)
+        if not is_well:
+            raise Refusal(Trouble.DAMAGED, end)
+        return Stored(self.at)
+
+    def _begin(self, segment: int, data: bytes) -> int:
+        """Return the epoch of a segment with that header, which goes on where the copy ends.
+
+        Its header names the end before it, which seals that if the device had it no more. One that
+        names none was made where a recovery was cut short, and has the time of that end; one that
+        says that the end was lost tells so wherever it stands.
+        """
+        at, header = self.at, self._files.header_in(segment, data)
+        if header is None:
+            raise Refusal(Trouble.DAMAGED, at)
+        if at.frame and at.is_named_by(header):
+            if not self.is_sealed:
+                self._note_seal(at, self._files.digest(at))
+        elif at.frame and not (self.is_sealed and at.may_precede(header)):
+            raise Refusal(Trouble.GAP if self.is_sealed else Trouble.MISMATCH, at)
+        return header.epoch
+
+    def _stored(self, at: Border) -> None:
+        self.at, self.is_sealed = at, False
+        self.high_lsn = max(self.high_lsn, at.next_lsn)
+        marked = self._marked
+        if self._owes_sync:
+            return
+        if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
+            self._note_durable(at)
+
+    def _note_durable(self, at: Border) -> None:
+        self._mark.write(at.as_list())
+        self._marked = at
+
+    def seal(self, asked: Seal) -> Stored:
+        """Let the segment end there: what is before is what the device has.
+
+        Where it is not, the segment goes to ``torn/`` and is to be sent again. What the copy has
+        behind it stays: a recovery of the device moved it, and it comes again.
+
+        Raises:
+            Refusal: the copy does not end in that segment, or has another.
+        """
+        end, digest = asked.end, asked.digest.hex()
+        for line in self._seals.lines:
+            if (line["end"], line["sha256"]) == (end.as_list(), digest):
+                self.is_sealed |= end == self.at
+                return Stored(end)
+        if self.is_sealed or end.segment != self.at.segment or not (end.offset and self.has(end)):
+            raise Refusal(Trouble.MISMATCH, self.at)
+        if self._files.digest(end) != digest:
+            self._throw_out(end.segment)
+            raise Refusal(Trouble.MISMATCH, self.at)
+        self._note_seal(end, digest)
+        return Stored(end)
+
+    def _note_seal(self, end: Border, digest: str) -> None:
+        next_lsn = max(self.at.next_lsn, end.next_lsn)
+        self._seals.add(segment=end.segment, end=end.as_list(), sha256=digest, next_lsn=next_lsn)
+        self.at, self.is_sealed = end, True
+
+    def is_new_fork(self, asked: Declare) -> bool:
+        return asked.kind is Kind.FORK and asked.left == self.at and not self.breaks.knows(asked)
+
+    def declare(self, asked: Declare) -> Stored:
+        """Set aside what a break leaves; once, however often it is asked.
+
+        Raises:
+            Refusal: the copy ends elsewhere, or does not hold the place.
+        """
+        if self.breaks.knows(asked):
+            return Stored(self.at)
+        at = asked.at
+        is_there = self.has(at) if at.offset else at.segment and not at.stem
+        if asked.left != self.at or not is_there or (asked.kind is Kind.GAP and at.offset):
+            raise Refusal(Trouble.MISMATCH, self.at)
+        self._files.forget()
+        self.breaks.declare(asked, self.high_lsn)
+        self._seals = Notes(self._disk, f"{self._path}/{SEALS}")
+        self._find_end()
+        return Stored(self.at)
+
+    def _throw_out(self, segment: int) -> None:
+        torn = f"{self._path}/torn"
+        self._disk.make_directory(torn)
+        self._files.forget()
+        self._mark.remove()  # the file of that name is another from now on
+        name = segment_name(segment)
+        number = len(self._disk.names(torn))
+        self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
+        self._find_end()
+
+    # -- segments that come again -----------------------------------------------------------------
+
+    def take(self, asked: Again) -> Missing:
+        """Add to a segment that comes again, and say how much of it is here.
+
+        It has a name of its own until it is whole, and what it is called. What a crash makes of a
+        part is found out then, so nothing is synced before.
+        """
+        disk, name, data = self._disk, asked.name, asked.data
+        segment = self._lacks.get(name)
+        if segment is None:
+            return Missing(())
+        folder = f"{self._path}/{AGAIN}"
+        part, target = f"{folder}/{name}{PART}", self._files.file_path(segment)
+        disk.make_directory(folder)
+        with opened(disk, part, create=True) as file:
+            size = disk.size(file)
+            if size != asked.offset:
+                return Missing(((name, size),))
+            write_all(disk, file, data, size)
+            size += len(data)
+            if not asked.is_last:
+                return Missing(((name, size),))
+            if Replica.sha256(disk, file, size) != name:
+                disk.remove(part)
+                return Missing(((name, 0),))
+            disk.sync(file)
+        disk.rename(part, target)
+        for directory in (target.rpartition("/")[0], folder, self._path):
+            disk.sync_directory(directory)
+        self._find_end()
+        return Missing(())
+
 
 #: So many copies are remembered as they are; others are looked at anew when they are asked for.
 _COPIES_MAX: Final = 1_000

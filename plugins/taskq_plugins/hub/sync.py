@@ -21,8 +21,7 @@ from taskq.conditions.network import has_route
 from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
 from taskq.errors import JobNotFound, LogError, ReaderBusy, TaskqError
 from taskq.hooks import HubSettings, load_settings
-from taskq_plugins.hub.device.allowance import HubWaits, note
-from taskq_plugins.hub.device.line import Line, check_url, line_to
+from taskq_plugins.hub.device.line import HubWaits, Line, check_url, line_to, note
 from taskq_plugins.hub.device.push import Push, Verdict, compare, opening
 from taskq_plugins.hub.messages import (
     JOB,
@@ -34,8 +33,7 @@ from taskq_plugins.hub.messages import (
     Stored,
 )
 from taskq_plugins.hub.messages import Synced as Told
-from taskq_plugins.hub.outbox.holding import Holding, backoff
-from taskq_plugins.hub.outbox.taking import UPLOADS_MAX, Held, Taken, Taking, look
+from taskq_plugins.hub.outbox.taking import UPLOADS_MAX, Held, Holding, Taken, Taking, backoff, look
 from taskq_plugins.hub.wire import HubError, HubStops
 
 if TYPE_CHECKING:

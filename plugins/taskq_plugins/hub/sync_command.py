@@ -20,8 +20,7 @@ from taskq.errors import UsageError
 from taskq.hooks import HubSettings, load_settings
 from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
-from taskq_plugins.hub.device.allowance import last_note
-from taskq_plugins.hub.device.line import Line, device_of, line_to, token_file
+from taskq_plugins.hub.device.line import Line, device_of, last_note, line_to, token_file
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 

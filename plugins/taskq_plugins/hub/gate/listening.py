@@ -16,7 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from taskq_plugins.hub.gate.bodies import BODY_SECONDS
+from taskq_plugins.hub.gate.server import BODY_SECONDS
 from taskq_plugins.patience import Patient, config_of
 
 if TYPE_CHECKING:

@@ -12,18 +12,26 @@ import contextlib
 import errno
 import json
 import logging
+import os
+import re
+import stat
 import time
-from collections.abc import AsyncIterator
-from functools import partial
+import zlib
+from asyncio import get_running_loop, timeout
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from anyio import CapacityLimiter, create_task_group
 from anyio.to_thread import run_sync
+from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from taskq.engine import PatientDisk
@@ -31,18 +39,26 @@ from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.gate import reading
-from taskq_plugins.hub.gate.bodies import Body, Intake
-from taskq_plugins.hub.gate.openapi import document
-from taskq_plugins.hub.gate.quota import Account, ChargedDisk
-from taskq_plugins.hub.kept import Kept, ask_again, faults_of, is_elsewhere, note_place
+from taskq_plugins.hub.kept import (
+    IDENTITY,
+    LOG,
+    Kept,
+    ask_again,
+    faults_of,
+    is_elsewhere,
+    kept,
+    note_place,
+)
 from taskq_plugins.hub.messages import (
     NOWHERE,
+    Again,
     Answer,
     Append,
     Declare,
     Enrol,
     Enrolled,
+    Given,
+    Missing,
     Question,
     Refused,
     Stored,
@@ -51,11 +67,341 @@ from taskq_plugins.hub.messages import (
     Trouble,
 )
 from taskq_plugins.hub.messages import Request as Asked
-from taskq_plugins.hub.outbox.serving import Serving
+from taskq_plugins.hub.outbox.handing import Serving
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.wire import (
+    FRAMES,
+    ID,
+    JSON,
+    JSON_LINES,
+    PACKED,
+    PROBLEM,
+    PROTOCOL,
+    WAYS,
+    OtherProtocol,
+    Way,
+    adapter,
+    delivered,
+)
 
 if TYPE_CHECKING:
     from taskq.engine import Disk
+
+_OCTETS: Final = "application/octet-stream"
+_REFS: Final = "#/components/schemas/{model}"
+#: What a device reads of its own logs, for a restore.
+_READS: Final = {
+    "/v1/logs": JSON,
+    "/v1/logs/{log_id}/identity": JSON,
+    "/v1/logs/{log_id}/segments": JSON,
+    "/v1/logs/{log_id}/segments/{segment}": _OCTETS,
+}
+_HEADERS: Final = (
+    "Taskq-Session", "Upload-Offset", "Taskq-Stem", "Upload-Complete", "Repr-Digest",
+)  # fmt: skip
+
+
+@cache
+def document() -> bytes:
+    """Return the document as JSON."""
+    paths: dict[str, dict[str, Any]] = {}
+    for way in WAYS:
+        paths.setdefault(way.path, {})[way.method.lower()] = _asked(way)
+    for path, kind in _READS.items():
+        paths.setdefault(path, {})["get"] = _operation(path, {kind: {}})
+    token = {"type": "http", "scheme": "bearer"}
+    return json.dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "A hub of task logs", "version": str(PROTOCOL)},
+            "paths": paths,
+            "components": {"schemas": _schemas(), "securitySchemes": {"token": token}},
+            "security": [{"token": []}],
+        }
+    ).encode()
+
+
+def _schemas() -> dict[str, Any]:
+    kinds = {kind for way in WAYS for kind in (*way.asks, way.answer) if not way.has_frames}
+    kinds |= {way.answer for way in WAYS} | {Refused}
+    named = [(kind, "validation", adapter(kind)) for kind in kinds - {Given}]
+    _, whole = TypeAdapter.json_schemas(named, ref_template=_REFS)  # type: ignore[arg-type]
+    schemas: dict[str, Any] = whole["$defs"]
+    for way in WAYS:
+        for kind in way.asks if "{log_id}" in way.path and not way.has_frames else ():
+            body = schemas[kind.__name__]
+            del body["properties"]["log_id"]  # the path has it
+            body["required"].remove("log_id")
+    return schemas
+
+
+def _asked(way: Way) -> dict[str, Any]:
+    content = {JSON_LINES: {}} if way.answer is Given else {JSON: _ref(way.answer)}
+    status = "201" if way.path.endswith("enrol") else "200"
+    operation = _operation(way.path, content, status, _HEADERS if way.has_frames else ())
+    bodies = {FRAMES: {}, PACKED: {}} if way.has_frames else {JSON: _ref(way.asks[0])}
+    summary = " or ".join(str(kind.__doc__).partition("\n")[0] for kind in way.asks)
+    return operation | {"summary": summary, "requestBody": {"required": True, "content": bodies}}
+
+
+def _operation(
+    path: str, content: dict[str, Any], status: str = "200", headers: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    text, problem = {"type": "string"}, {PROBLEM: _ref(Refused)}
+    fields = [(name, "path") for name in re.findall(r"{(\w+)}", path)]
+    fields += ((name, "header") for name in headers)
+    parameters = [
+        {"name": name, "in": place, "required": place == "path", "schema": text}
+        for name, place in fields
+    ]
+    answers = {
+        status: {"description": "done", "content": content},
+        "default": {"description": "it was refused", "content": problem},
+    }
+    return {"parameters": parameters, "responses": answers}
+
+
+def _ref(kind: type) -> dict[str, Any]:
+    return {"schema": {"$ref": _REFS.format(model=kind.__name__)}}
+
+
+#: A body that comes slowly does not become larger than that without room.
+_SMALL_BYTES: Final = 64 * 1024
+_PIECE_BYTES: Final = 1024 * 1024
+#: How long a body may come at most, and one that comes slower than a KiB a second.
+BODY_SECONDS: Final = 600.0
+_SLOW_SECONDS: Final = 15.0
+_SLOW_BYTES: Final = 1_024
+
+
+class Body:
+    """A body on its way.
+
+    Args:
+        request: whose it is.
+        way: what kind of request.
+        room: waits until there is memory for a large one.
+
+    Attributes:
+        pieces: what came last.
+        is_over: nothing more comes.
+        is_whole: all came that was to.
+    """
+
+    def __init__(self, request: Request, way: Way, room: Callable[[], Awaitable[None]]) -> None:
+        self._stream, self._limit, self._room = request.stream(), way.bytes_max, room
+        self._most = _PIECE_BYTES if way.has_frames else way.bytes_max + 1
+        self._size, self._passed = 0, 0.0
+        self.pieces: list[bytes] = []
+        self.is_over, self.is_whole = False, True
+
+    async def read(self) -> None:
+        pieces: list[bytes] = []
+        size, begin = 0, get_running_loop().time() - self._passed
+        try:
+            async with timeout(None) as limit:
+                while size < self._most:
+                    patience = min(_SLOW_SECONDS + self._size / _SLOW_BYTES, BODY_SECONDS)
+                    limit.reschedule(begin + patience)
+                    data = await anext(self._stream)
+                    size += len(data)
+                    self._size += len(data)
+                    if self._size > self._limit:  # it said that it was shorter
+                        self.is_over, self.is_whole = True, False
+                        break
+                    if self._size - len(data) <= _SMALL_BYTES < self._size:
+                        limit.reschedule(None)
+                        waits = get_running_loop().time()
+                        await self._room()
+                        begin += get_running_loop().time() - waits
+                    pieces.append(data)
+        except StopAsyncIteration:
+            self.is_over = True
+        except (ClientDisconnect, TimeoutError):
+            self.is_over, self.is_whole = True, False
+        self._passed = get_running_loop().time() - begin
+        self.pieces = pieces
+
+
+class Intake:
+    """Do what the pieces of one body ask for, on a thread."""
+
+    def __init__(self, request: Request, way: Way) -> None:
+        self._request, self._way, self._left = request, way, way.bytes_max
+        is_packed = way.has_frames and request.headers.get("content-type") == PACKED
+        self._inflate = zlib.decompressobj() if is_packed else None
+        self._asked: Asked | Enrol | None = None
+        self._rest = b""
+
+    def ask(self, pieces: list[bytes], *, is_last: bool, is_whole: bool) -> Asked | Enrol:
+        """Return what is asked for by what came and what was left before.
+
+        A packed body is read as far as it reads back, and up to what its way takes.
+
+        Raises:
+            HTTPException: it is no request.
+        """
+        if not is_whole and Append not in self._way.asks:
+            raise HTTPException(408, "its body came too slowly: try again later")
+        try:
+            if self._inflate is not None:
+                pieces = [self._inflate.decompress(b"".join(pieces), max(self._left, 1))]
+            self._left -= sum(map(len, pieces))
+            asked = self._read(b"".join((self._rest, *pieces)))
+        except OtherProtocol as error:
+            raise HTTPException(426, f"this hub speaks protocol {PROTOCOL}") from error
+        except (ValueError, zlib.error) as error:
+            raise HTTPException(400, f"that is no request of protocol {PROTOCOL}") from error
+        self._asked = asked
+        if isinstance(asked, Again) and not is_last:
+            return replace(asked, is_last=False)
+        return asked
+
+    def _read(self, data: bytes) -> Asked | Enrol:
+        if isinstance(self._asked, Append | Again):
+            return replace(self._asked, data=data)
+        request = self._request
+        asked = delivered(request.method, request.url.path, request.headers, data)
+        if asked is None:
+            raise HTTPException(404, "not found")
+        return asked
+
+    def goes_on(self, answer: Answer) -> bool:
+        asked = self._asked
+        if isinstance(asked, Append) and isinstance(answer, Stored):
+            behind, at, self._rest = asked.behind, answer.at, asked.data
+            if at.segment == behind.segment:
+                self._rest = asked.data[at.offset - behind.offset :]
+                self._asked = replace(asked, behind=at)
+            return True
+        if isinstance(asked, Again) and isinstance(answer, Missing):
+            offset = asked.offset + len(asked.data)
+            self._asked = replace(asked, offset=offset)
+            return answer.files == ((asked.name, offset),)
+        return False
+
+
+#: A file takes whole blocks, and a folder or an empty file one.
+_BLOCK: Final = 4_096
+#: What stays free for who runs the hub.
+_FREE_BYTES_MIN: Final = 64 * 1024 * 1024
+
+
+def used_bytes(folder: Path) -> int:
+    sizes: dict[int, int] = {}
+    for path, _, names in os.walk(folder):
+        for name in (".", *names):
+            status = os.lstat(f"{path}/{name}")
+            sizes[status.st_ino] = _blocks(status.st_size) if name != "." else _BLOCK
+    return sum(sizes.values())
+
+
+class Account:
+    """What one device has, and may have, on the hub's disk.
+
+    Attributes:
+        used: bytes of it, in blocks.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._disk, self._path, self._most = PatientDisk(), str(folder.parent), most
+        self.used = used_bytes(folder)
+
+    def require(self, size: int) -> None:
+        """Have room for so many bytes more.
+
+        Raises:
+            OSError: the device has as much as it may, or the disk is nearly full.
+        """
+        if self.used + size > self._most:
+            raise OSError(errno.EDQUOT, "the device has as much there as it may")
+        if self._disk.free_bytes(self._path) < _FREE_BYTES_MIN + size:
+            raise OSError(errno.ENOSPC, "the disk is nearly full")
+
+    def charge(self, size: int) -> None:
+        if size > 0:
+            self.require(size)
+            self.used += size
+
+
+class ChargedDisk(PatientDisk):
+    """The machine's disk, as requests of one device write to it, whose account is asked for."""
+
+    def __init__(self, account: Callable[[], Account]) -> None:
+        super().__init__()
+        self._account = account
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
+        if create and self.status(path) is None:
+            self._account().charge(_BLOCK)
+        return super().open(path, create=create, write=write)
+
+    def make_directory(self, path: str) -> None:
+        above = path
+        while self.status(above) is None:
+            self._account().charge(_BLOCK)
+            above = above.rpartition("/")[0]
+        super().make_directory(path)
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+        grown = _blocks(offset + len(data)) - _blocks(self.size(descriptor))
+        self._account().charge(grown)
+        return super().write(descriptor, data, offset)
+
+
+def _blocks(size: int) -> int:
+    return max(-(-size // _BLOCK), 1) * _BLOCK
+
+
+_PATH: Final = re.compile(rf"/v1/logs(?:/({ID})/(segments|identity|segments/[0-9]{{20}}))?\Z")
+
+
+def read(hub: Path, device: str, path: str, headers: Mapping[str, str]) -> Response:
+    match = _PATH.match(path)
+    try:
+        if match is not None and match[1] is None:
+            logs = [
+                {"log_id": str(copy.log_id), "arrived_ns": copy.arrived_ns}
+                for copy in kept(hub, device=device)
+            ]
+            return JSONResponse({"logs": logs})
+        if match is not None:
+            return _found(Kept(PatientDisk(), hub, device, UUID(match[1])), match[2], headers)
+    except FileNotFoundError:
+        """Answer that it is not there, as for what has no such name."""
+    raise HTTPException(404, "not found")
+
+
+def _found(copy: Kept, what: str, headers: Mapping[str, str]) -> Response:
+    kind, _, name = what.partition("/")
+    if kind == "identity":
+        return _file(Path(copy.path, IDENTITY), "", headers, JSON)
+    if not name:
+        return JSONResponse(_listing(copy))
+    digest = copy.seals.get(int(name), {}).get("sha256", "")
+    return _file(Path(copy.path, LOG, f"{name}.log"), digest, headers)
+
+
+def _listing(copy: Kept) -> dict[str, Any]:
+    if not copy.is_there:
+        raise FileNotFoundError
+    known = copy.seals
+    with copy.files() as files:
+        segments = [[lsn, files.size(lsn), known.get(lsn, {}).get("sha256")] for lsn in files.lsns]
+    return {"segments": segments, "high_lsn": copy.high_lsn}
+
+
+def _file(
+    file: Path, digest: str, headers: Mapping[str, str], media_type: str = _OCTETS
+) -> Response:
+    status = file.lstat()
+    if not stat.S_ISREG(status.st_mode):  # a link or a folder is not there
+        raise FileNotFoundError
+    etag = {"ETag": f'"{digest}"'} if digest else {}
+    if etag and headers.get("if-none-match") == etag["ETag"]:
+        return Response(None, 304, etag)
+    return FileResponse(file, 200, etag, media_type, stat_result=status)
+
 
 _log: Final = logging.getLogger("taskq")
 #: What a device may have on the hub's disk.
@@ -233,7 +579,7 @@ class Server:
     async def _bounded(self, device: str, request: Request) -> Response:
         if request.method in ("GET", "HEAD"):
             where = self._path, device, request.url.path, request.headers
-            return await run_sync(reading.read, *where, limiter=self._threads)
+            return await run_sync(read, *where, limiter=self._threads)
         way = _way_of(request)
         if way.has_frames:
             return _told(*wire.answered(await self._grown(device, request, way)))

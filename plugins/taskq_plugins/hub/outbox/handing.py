@@ -7,22 +7,196 @@ it was handed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from anyio import CancelScope
 
 from taskq import State
-from taskq.engine import Border, Ended, Flag, Gap, LogRecord, kinds
-from taskq.errors import JobNotFound, LogError
-from taskq_plugins.hub.messages import BYTES_MAX, JOB, JOBS_MAX, Given, Handed, Question
-from taskq_plugins.hub.outbox.reading import NUMBER, Identified, Reading, Readings, There
-from taskq_plugins.hub.registry import Hint, Registry
+from taskq.engine import (
+    Border,
+    Ended,
+    Flag,
+    Gap,
+    LogConfig,
+    LogRecord,
+    PatientDisk,
+    Replica,
+    SystemClock,
+    kinds,
+)
+from taskq.errors import JobNotFound, LogError, TaskqError
+from taskq.hooks import Connection
+from taskq_plugins.hub.kept import IDENTITY, Kept, kept
+from taskq_plugins.hub.messages import (
+    BYTES_MAX,
+    JOB,
+    JOBS_MAX,
+    NOWHERE,
+    Answer,
+    Given,
+    Handed,
+    Question,
+)
+from taskq_plugins.hub.registry import OUTBOX, Hint, Registry
 
 if TYPE_CHECKING:
     from taskq.engine import Clock, Cursor, Disk, Sight
+
+#: Header of a job on a device: the number that it was handed over with.
+NUMBER: Final = "hub-number"
+_KEY: Final = re.compile(r"hub:([0-9a-f]{8})-([1-9][0-9]{0,18}):([0-9a-f]{12})\Z")
+#: Stands in each record that brings such a job.
+_MARK: Final = NUMBER.encode()
+
+
+class Identified(NamedTuple):
+    """An outbox's job, as the key tells that it has on a device."""
+
+    tag: str
+    job: int
+    nonce: str
+
+    @property
+    def key(self) -> str:
+        return f"hub:{self.tag}-{self.job}:{self.nonce}"
+
+    @classmethod
+    def of(cls, key: bytes | None) -> Identified | None:
+        match = _KEY.match((key or b"").decode("ascii", "replace"))
+        return None if match is None else cls(match[1], int(match[2]), match[3])
+
+
+class There(NamedTuple):
+    """A job on a device: which one of the outbox it is, and what it was handed over with."""
+
+    identified: Identified
+    number: int
+
+    @classmethod
+    def of(cls, record: LogRecord) -> There | None:
+        extras = record.extras
+        if extras is None:
+            return None
+        identified, number = Identified.of(extras.key), extras.headers.get(NUMBER, "")
+        return cls(identified, int(number)) if identified and number.isdecimal() else None
+
+
+class Reading:
+    """One copy, read as far as it came; it begins anew where what it had read stands no more.
+
+    Attributes:
+        at: behind the last frame that was read.
+        live: what has not ended there, by the jobs of that log.
+        ends: what ended there, with the job of that log, and was not taken up yet.
+    """
+
+    def __init__(self, disk: Disk, path: str, log_id: UUID, at: Border = NOWHERE) -> None:
+        self._disk, self.path, self._log_id, self.at = disk, path, log_id, at
+        self.live: dict[int, There] = {}
+        self.ends: dict[There, Ended] = {}
+
+    def read(self) -> None:
+        files = Replica(self._disk, self.path, self._log_id)
+        try:
+            if not files.stands(self.at):
+                self.at = NOWHERE
+                self.live.clear()
+            for at, frame in files.frames_behind(self.at):
+                if self.live or _MARK in frame.data:
+                    for record in LogRecord.tracing(frame, _MARK, self.live):
+                        self._take(record)
+                self.at = at
+        finally:
+            files.forget()
+
+    def _take(self, record: LogRecord) -> None:
+        carried, state = record.carried, record.end
+        there = self.live.pop(record.job, None) or There.of(record)
+        if there is None:
+            return
+        if state is None:
+            self.live[record.job] = There.of(record) or there
+            return
+        body, flags = record.body, record.body_flags
+        if carried is not None:
+            body, flags = carried.body, carried.flags
+        end = Ended(record.job, state, record.attempt, body, record.cause, flags)
+        if carried is None:
+            self.ends[there] = end
+        else:  # its own end may be known
+            self.ends.setdefault(there, end)
+
+
+class Readings:
+    """How the copies of one device were read.
+
+    Args:
+        disk: of this machine.
+        hub: its directory.
+        device: whose they are.
+        begin: where a reading may begin, by the id of its log.
+
+    Attributes:
+        logs: how each log was read, by its id, the one that came first before the others.
+        is_whole: whether they began at the beginning of all that there is.
+
+    Raises (any method):
+        OSError, LogError: one cannot be read.
+    """
+
+    def __init__(self, disk: Disk, hub: str, device: str, begin: dict[str, Border]) -> None:
+        self._disk, self._hub, self._device, self._begin = disk, hub, device, begin
+        self.logs: dict[str, Reading] = {}
+        self.is_whole = False
+
+    def read(self) -> None:
+        before, self.logs = self.logs, {}
+        for copy in self._copies():
+            name = str(copy.log_id)
+            at = self._begin.get(name, NOWHERE)
+            reading = before.get(name) or Reading(copy.disk, copy.path, copy.log_id, at)
+            self.logs[name] = reading
+            reading.read()
+
+    def read_whole(self) -> None:
+        self._begin, self.logs, self.is_whole = {}, {}, True
+        self.read()
+        for copy in self._copies():
+            reading = self.logs[str(copy.log_id)]
+            for number in copy.disk.names(f"{copy.path}/old"):
+                left = Reading(copy.disk, f"{copy.path}/old/{number}", copy.log_id)
+                left.read()
+                reading.ends = left.ends | reading.ends
+
+    def _copies(self) -> list[Kept]:
+        copies = kept(self._hub, self._disk, self._device)
+        times = [(self._disk.modified_ns(f"{copy.path}/{IDENTITY}"), copy) for copy in copies]
+        dated = [(when, str(copy.log_id), copy) for when, copy in times if when is not None]
+        return [copy for _, _, copy in sorted(dated)]
+
+    @property
+    def latest(self) -> str:
+        return next(reversed(self.logs), "")
+
+    def has_gap(self, name: str) -> bool:
+        copy = Kept(self._disk, self._hub, self._device, UUID(name))
+        return any(line.get("kind") == "gap" for line in copy.breaks)
+
+    def there(self, log: Reading) -> set[Identified]:
+        ended = (there for reading in self.logs.values() for there in reading.ends)
+        return {there.identified for there in (*log.live.values(), *ended)}
+
 
 #: Begins the name of the queue of a device.
 TO: Final = "to:"
@@ -372,3 +546,110 @@ def _cancelled(sight: Sight, jobs: dict[int, Identified], device: str) -> list[t
             if view.state is State.CANCELLED or view.queue != f"{TO}{device}":
                 cancelled.append((f"{sight.journal.tag}-{identified.job}", number))
     return cancelled
+
+
+_log: Final = logging.getLogger("taskq")
+_EXPIRE_SECONDS: Final = 30.0
+#: Those who wait for something look so long after the outbox grew: many at a time, once.
+_GATHER_SECONDS: Final = 0.25
+#: How often they look whether there is an outbox at all.
+_THERE_SECONDS: Final = 1.0
+#: Questions that wait for their answer at a time; one more is answered at once.
+_ASKING_MAX: Final = 2_000
+
+
+class Serving:
+    """The outbox of a hub, for one event loop.
+
+    Args:
+        path: of the hub.
+        registry: of its devices.
+        spend: told which device makes the outbox grow, and by how many bytes.
+
+    Attributes:
+        handing: decides what a device is given.
+        asking: the questions that wait, the latest of each log, and what ends its wait.
+    """
+
+    def __init__(self, path: Path, registry: Registry, spend: Callable[[str, int], None]) -> None:
+        self._identity: Path = path / OUTBOX / IDENTITY
+        self._connection = Connection(str(path / OUTBOX), LogConfig())
+        self.handing = Handing(PatientDisk, str(path), SystemClock(), registry, self._ask, spend)
+        self.asking: dict[tuple[str, UUID], CancelScope] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_over = False
+
+    def _ask(self, what: Callable[[Any], Any]) -> Any:
+        return what(self._connection.thread_port()).result()
+
+    async def close(self) -> None:
+        await self._connection.aclose()
+
+    @property
+    def is_there(self) -> bool:
+        return self._identity.is_file()
+
+    def arrived(self, device: str) -> None:
+        try:
+            if self.is_there:
+                self.handing.arrived(device)
+        except (OSError, TaskqError) as error:
+            _log.warning("hub: jobs of %s wait a while: %s", device, error)
+
+    async def expire(self, on_thread: Callable[..., Awaitable[Any]]) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRE_SECONDS)
+            try:
+                if self.is_there:
+                    await on_thread(self.handing.expire)
+            except (OSError, TaskqError) as error:
+                _log.warning("hub: jobs that expired wait a while: %s", error)
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def asked_by(self, device: str) -> int:
+        return sum(name == device for name, _ in self.asking)
+
+    async def answer(
+        self, device: str, asked: Question, look: Callable[[Question], Awaitable[Answer | None]]
+    ) -> Answer | None:
+        """Return what a question is answered, once there is something; None: nothing came.
+
+        A question that its log asked before is over then. ``look`` says what is there now.
+        """
+        key, wait, self._loop = (device, asked.log_id), CancelScope(), asyncio.get_running_loop()
+        if before := self.asking.get(key):
+            before.cancel()
+        if not asked.wait_seconds:
+            return await look(asked) if self.is_there else None
+        may_wait = len(self.asking) < _ASKING_MAX and not self._is_over
+        until = self._loop.time() + (asked.wait_seconds if may_wait else 0)
+        self.asking[key] = wait
+        try:
+            with wait:
+                while True:
+                    grown = await self._mark()
+                    answer = await look(asked) if self.is_there else None
+                    if answer and not (isinstance(answer, Given) and answer.is_empty):
+                        return answer
+                    wait.deadline = until  # not before it was looked once
+                    await grown()
+                    await asyncio.sleep(_GATHER_SECONDS)
+                    asked = replace(asked, refused=())
+        finally:
+            if self.asking[key] is wait:
+                del self.asking[key]
+        return None
+
+    async def _mark(self) -> Callable[[], Awaitable[Any]]:
+        if not self.is_there:
+            return partial(asyncio.sleep, _THERE_SECONDS)
+        port = await self._connection.port()
+        seen = await port.look(lambda sight: sight.journal.next_lsn, needs_agenda=False)
+        return partial(port.extent, seen)
+
+    def end(self) -> None:
+        self._is_over = True
+        for wait in tuple(self.asking.values()):
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(wait.cancel)

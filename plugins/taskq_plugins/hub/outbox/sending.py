@@ -17,8 +17,15 @@ from taskq.hooks import blocking, off_loop
 from taskq.values import spoken
 from taskq.views import WAITING_STATES, Reason, Why, moment
 from taskq_plugins.hub.kept import newest
-from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, TO, read_note
-from taskq_plugins.hub.outbox.reading import Identified, Readings
+from taskq_plugins.hub.outbox.handing import (
+    EXPIRES,
+    NONCE,
+    QUEUE,
+    TO,
+    Identified,
+    Readings,
+    read_note,
+)
 from taskq_plugins.hub.registry import OUTBOX, Registry, checked
 
 if TYPE_CHECKING:
