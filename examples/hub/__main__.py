@@ -18,7 +18,7 @@ from examples.fleet.devices import make_fleet
 from examples.fleet.fold import job_row, read_logs
 from taskq.engine import Border, DurableLog, LocalDisk, LogReader
 from taskq.errors import LogError
-from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
 

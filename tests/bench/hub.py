@@ -34,7 +34,7 @@ from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
-from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.messages import Append, Sync, Synced
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync

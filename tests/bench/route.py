@@ -187,7 +187,7 @@ async def put(path: Path) -> None:
 async def device(path: Path) -> None:
     """A session of a device that has something new, over HTTP, to a hub in another process."""
     from taskq.connection.settings import HubSettings  # noqa: PLC0415 - as are all plugins
-    from taskq_plugins.hub.device.line import Line  # noqa: PLC0415 - as above
+    from taskq_plugins.hub.line import Line  # noqa: PLC0415 - as above
     from taskq_plugins.hub.sync import sync  # noqa: PLC0415 - as above
 
     hub, log = path / "hub", path / "device"

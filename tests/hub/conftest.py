@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq_plugins.hub.gate.listening import Listener
-from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.server import Server
+from taskq_plugins.hub.service import Listener
 from tests.hub.place import Place, served
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op, Trait
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
+from taskq_plugins.hub.device_outbox import Taking, look
+from taskq_plugins.hub.hub_outbox import EXPIRES, NONCE, QUEUE, Handing, Identified
 from taskq_plugins.hub.messages import JOB, Append, Declare, Given, Question, Stored, Synced
-from taskq_plugins.hub.outbox.handing import EXPIRES, NONCE, QUEUE, Handing, Identified
-from taskq_plugins.hub.outbox.taking import Taking, look
 from taskq_plugins.hub.wire import HubError, as_json, decode_given, encode_given, read
 from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation, at_once
 from tests.log.tending import tend
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from taskq.log.requests import Ended, Letter
     from taskq.log.state.facets import Sight
     from taskq_plugins.hub.copies import Copies
+    from taskq_plugins.hub.device_outbox import Held
     from taskq_plugins.hub.messages import Answer, Request
-    from taskq_plugins.hub.outbox.taking import Held
 
 _CONFIG: Final = LogConfig(
     segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0, keep_seconds=600.0

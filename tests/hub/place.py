@@ -22,9 +22,9 @@ from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device.line import Http, Line, Told, last_note
-from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.line import Http, Line, Told, last_note
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import follow, sync
 from taskq_plugins.hub.wire import carried
 from tests.processes.harness import STEP_SECONDS, eventually
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from click.testing import Result
     from starlette.types import ASGIApp
 
-    from taskq_plugins.hub.device.push import Verdict
     from taskq_plugins.hub.messages import Request
+    from taskq_plugins.hub.push import Verdict
 
 DEVICE: Final = "edge-7"
 _URL: Final = "http://localhost"

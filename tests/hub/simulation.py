@@ -25,8 +25,8 @@ from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.device.push import Push, Verdict
 from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Stored, Sync
+from taskq_plugins.hub.push import Push, Verdict
 from taskq_plugins.hub.registry import Registry
 from tests.log.tending import meaning, tend
 from tests.log.world import PATH, Process, World

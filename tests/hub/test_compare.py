@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.engine import Border
-from taskq_plugins.hub.device.push import Verdict, compare
 from taskq_plugins.hub.messages import NOWHERE, Synced
+from taskq_plugins.hub.push import Verdict, compare
 
 if TYPE_CHECKING:
     from taskq.engine import DurableLog

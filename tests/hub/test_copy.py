@@ -12,7 +12,6 @@ from taskq.engine import Border, Replica
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
-from taskq_plugins.hub.device.push import Push, Unsettled, Verdict
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
@@ -27,6 +26,7 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
+from taskq_plugins.hub.push import Push, Unsettled, Verdict
 from tests.hub.simulation import DEVICE, Simulation, at_once, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN

@@ -16,9 +16,9 @@ from anyio import to_thread
 
 from examples.hub.line import free_port
 from taskq.connection.settings import HubSettings
-from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.gate.listening import Listener
-from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.line import Line
+from taskq_plugins.hub.server import Server
+from taskq_plugins.hub.service import Listener
 from taskq_plugins.hub.sync import sync
 from tests.effort import grows, some
 from tests.hub.place import is_copy, running, served

@@ -19,13 +19,13 @@ from taskq.engine import DurableLog
 from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
-from taskq_plugins.hub.care import Stick, fetched, given_back, taken_in
-from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate.server import used_bytes
+from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.messages import Sync, Synced
+from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Own, sync
+from taskq_plugins.hub.transport import Stick, fetched, given_back, taken_in
 from taskq_plugins.hub.wire import (
     FRAMES,
     PACKED,
@@ -127,7 +127,7 @@ async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(place
 async def test_frames_are_compressed_on_a_line_and_stored_as_they_were(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskq_plugins.hub.device.line._LOOPBACK", frozenset())
+    monkeypatch.setattr("taskq_plugins.hub.line._LOOPBACK", frozenset())
     await place.write(30, 20_000)
     line = Line("https://hub.example", place.token, Direct(place.server))
     done = await sync(str(place.log), line)

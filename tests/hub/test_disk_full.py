@@ -10,8 +10,8 @@ import pytest
 
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
-from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate import server
+from taskq_plugins.hub import server
+from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import is_copy
 

@@ -18,9 +18,8 @@ from click.testing import CliRunner
 
 from examples.hub.line import free_port
 from taskq.cli.main import main
-from taskq_plugins.hub import Hub
-from taskq_plugins.hub.gate import listening
-from taskq_plugins.hub.gate import server as servers
+from taskq_plugins.hub import Hub, service
+from taskq_plugins.hub import server as servers
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.wire import carried
 from tests.hub.place import DEVICE
@@ -61,7 +60,7 @@ async def test_wrong_tokens_are_answered_later_each_and_then_no_more(
     async def slept(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr("taskq_plugins.hub.gate.server.asyncio.sleep", slept)
+    monkeypatch.setattr("taskq_plugins.hub.server.asyncio.sleep", slept)
     answers = [(await place.ask("GET", "/v1/logs", "wrong")).status_code for _ in range(12)]
     monkeypatch.undo()
     assert answers == [401] * 10 + [429] * 2
@@ -126,10 +125,10 @@ def test_a_hub_ends_though_nobody_reads_what_it_says(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_read, ended = threading.Event(), list[int]()
-    monkeypatch.setattr(listening, "_TELL_SECONDS", 0.01)
-    monkeypatch.setattr("taskq_plugins.hub.gate.listening.os._exit", ended.append)
-    monkeypatch.setattr(listening._log, "warning", lambda _text: is_read.wait(60))
-    listening.Listener(place.server, (None, None))._give_up()
+    monkeypatch.setattr(service, "_TELL_SECONDS", 0.01)
+    monkeypatch.setattr("taskq_plugins.hub.service.os._exit", ended.append)
+    monkeypatch.setattr(service._log, "warning", lambda _text: is_read.wait(60))
+    service.Listener(place.server, (None, None))._give_up()
     is_read.set()
     assert ended == [1]
 

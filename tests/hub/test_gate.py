@@ -15,8 +15,7 @@ import pytest
 from taskq.engine import Border, PatientDisk
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.gate.server import used_bytes
-from taskq_plugins.hub.kept import faults
+from taskq_plugins.hub.copyfiles import faults
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Again,
@@ -28,6 +27,7 @@ from taskq_plugins.hub.messages import (
     Seal,
     Sync,
 )
+from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.wire import PACKED, as_json, carried
 from tests.effort import grows, some
 from tests.programs import run_taskq
@@ -73,7 +73,7 @@ async def test_nothing_of_a_request_is_read_on_the_loop_that_all_share(
         threads.add(threading.current_thread())
         return delivered(*given)
 
-    monkeypatch.setattr("taskq_plugins.hub.gate.server.delivered", noted)
+    monkeypatch.setattr("taskq_plugins.hub.server.delivered", noted)
     session = (await place.sent(_SYNC)).json()["session"]
     question = Question(session, _ID, NOWHERE, {}, waiting=False)
     assert (await place.sent(question)).status_code == 204

@@ -10,10 +10,9 @@ import pytest
 from anyio import fail_after, to_thread
 
 from taskq.connection.settings import HubSettings
-from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device.line import HubWaits, Line
-from taskq_plugins.hub.gate import server
-from taskq_plugins.hub.gate.listening import Listener
+from taskq_plugins.hub import Hub, hub_outbox, server
+from taskq_plugins.hub.device_outbox import Holding
+from taskq_plugins.hub.line import HubWaits, Line
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Given,
@@ -23,9 +22,8 @@ from taskq_plugins.hub.messages import (
     Synced,
     Trouble,
 )
-from taskq_plugins.hub.outbox import handing
-from taskq_plugins.hub.outbox.taking import Holding
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.service import Listener
 from taskq_plugins.hub.wire import HubError, understood
 from tests.hub.place import served
 from tests.processes.harness import eventually
@@ -72,7 +70,7 @@ async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_REQUESTS_MAX", _COUNT // 2)
-    monkeypatch.setattr(handing, "_GATHER_SECONDS", 0.5)
+    monkeypatch.setattr(hub_outbox, "_GATHER_SECONDS", 0.5)
     lines = [Line(url, Registry(place.hub).enrol(f"edge-{number}")) for number in range(_COUNT)]
     async with Hub(place.hub) as hub:
         await hub.device("edge-0").enqueue(hub.call_by_name("update"))

@@ -16,14 +16,14 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.read.verify import verify
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.kept import kept
+from taskq_plugins.hub.copyfiles import kept
+from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:
     from taskq_plugins.hub.copies import Copy
-    from taskq_plugins.hub.kept import Kept
+    from taskq_plugins.hub.copyfiles import Kept
     from tests.hub.place import Place
 
 _DAY: Final = 86_400.0

@@ -14,8 +14,8 @@ from anyio import create_task_group, to_thread
 
 from taskq.connection.settings import HubSettings
 from taskq.errors import UsageError
-from taskq_plugins.hub.device import line as lines
-from taskq_plugins.hub.device.line import Allowance, Http, Line, Told
+from taskq_plugins.hub import line as lines
+from taskq_plugins.hub.line import Allowance, Http, Line, Told
 from taskq_plugins.hub.messages import Ask
 from taskq_plugins.hub.wire import HubError
 

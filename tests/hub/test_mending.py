@@ -11,9 +11,9 @@ import pytest
 
 from taskq import TaskLog
 from taskq.log.machine.disk import LocalDisk
-from taskq_plugins.hub.care import hub_backed_up
-from taskq_plugins.hub.kept import faults
+from taskq_plugins.hub.copyfiles import faults
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.transport import hub_backed_up
 from taskq_plugins.hub.wire import HubStops
 from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import is_copy

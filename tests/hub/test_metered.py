@@ -16,10 +16,9 @@ from examples.hub.line import BadLine
 from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
-from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device import line
-from taskq_plugins.hub.device.line import Allowance, HubWaits, Line, last_note
-from taskq_plugins.hub.device.push import Verdict
+from taskq_plugins.hub import Hub, line
+from taskq_plugins.hub.line import Allowance, HubWaits, Line, last_note
+from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
 from tests.processes.harness import eventually

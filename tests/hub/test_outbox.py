@@ -28,12 +28,12 @@ from taskq.log.requests import Op
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.clock import use_clock
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub.device_outbox import Taking
+from taskq_plugins.hub.hub_outbox import NUMBER, Handing, Identified, Reading, There
+from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.messages import Given
-from taskq_plugins.hub.outbox.handing import NUMBER, Handing, Identified, Reading, There
-from taskq_plugins.hub.outbox.taking import Taking
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import Synced, sync
 from taskq_plugins.hub.wire import HubError, decode_given
 from tests.hub.place import Direct

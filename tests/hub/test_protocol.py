@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from taskq import TaskLog
 from taskq_plugins.hub import Hub, wire
-from taskq_plugins.hub.device.push import Verdict
 from taskq_plugins.hub.messages import Given, Trouble
+from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.wire import WAYS
 from tests.hub.place import is_copy, served
 

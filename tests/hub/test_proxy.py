@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from taskq.connection.settings import HubSettings
-from taskq_plugins.hub.device.line import Line, Told, last_note
+from taskq_plugins.hub.line import Line, Told, last_note
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import Direct, Place, is_copy

@@ -10,8 +10,6 @@ from uuid import UUID
 import pytest
 
 from taskq.engine import DurableLog, LocalDisk
-from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate.server import used_bytes
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Again,
@@ -21,7 +19,9 @@ from taskq_plugins.hub.messages import (
     Sync,
     Synced,
 )
+from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.wire import HubStops, read
 from tests.hub.place import DEVICE
 from tests.programs import run_taskq

@@ -18,11 +18,11 @@ from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.repair import repair_directory
 from taskq_plugins.hub import wire
-from taskq_plugins.hub.device.line import check_url
-from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate.server import Body, Server
+from taskq_plugins.hub.line import check_url
 from taskq_plugins.hub.messages import NOWHERE, Sync
+from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import Body, Server
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
 from tests.cli.helpers import taskq
 from tests.hub.place import Place, is_copy, running

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskLog
-from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.kept import faults, kept
+from taskq_plugins.hub.copyfiles import faults, kept
+from taskq_plugins.hub.push import Verdict
 from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from anyio import fail_after, to_thread
 from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
-from taskq_plugins.hub.device.line import Line, last_note
+from taskq_plugins.hub.line import Line, last_note
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import _pause, follow, sync
 from taskq_plugins.hub.wire import HubError
@@ -92,7 +92,7 @@ async def test_what_is_written_is_there_within_a_moment_and_a_line_that_fails_is
 async def test_headers_and_bodies_that_do_not_come_end_their_lines(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("patience.HEAD_SECONDS", "hub.gate.bodies._SLOW_SECONDS"):
+    for name in ("patience.HEAD_SECONDS", "hub.server._SLOW_SECONDS"):
         monkeypatch.setattr(f"taskq_plugins.{name}", 0.3)
     head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.token}\r\n"
     for data in ("", "POST /v1/sync HTT", head, head + "Content-Length: 900\r\n\r\n{"):

@@ -14,11 +14,11 @@ import h11
 import pytest
 from anyio import fail_after
 
-from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.gate import listening
-from taskq_plugins.hub.gate.listening import Listener
-from taskq_plugins.hub.gate.server import Server
+from taskq_plugins.hub import service
+from taskq_plugins.hub.line import Line
+from taskq_plugins.hub.push import Verdict
+from taskq_plugins.hub.server import Server
+from taskq_plugins.hub.service import Listener
 from taskq_plugins.hub.sync import sync
 from tests.hub.place import served
 from tests.processes.harness import eventually
@@ -69,7 +69,7 @@ def test_a_line_pauses_but_where_little_of_a_devices_body_waits(
 ) -> None:
     line, transport = Mock(is_known=is_known), Mock()
     line.transport, line.conn.their_state, line.cycle.body = transport, state, bytes(waiting)
-    listening._Flow(line).pause_reading()
+    service._Flow(line).pause_reading()
     assert transport.pause_reading.called is pauses
 
 
@@ -83,7 +83,7 @@ def test_memory_of_bodies_is_kept_unless_somebody_chose_otherwise(
     if chosen:
         monkey.setenv("MALLOC_ARENA_MAX", "2")
     monkey.setattr(ctypes, "CDLL", lambda _name: library)
-    listening.keep_memory()
+    service.keep_memory()
     one_arena, mapped, given_back = call(-8, 1), call(-3, 2**24), call(-1, 2**26)
     assert library.mallopt.mock_calls == ([] if chosen else [one_arena, mapped, given_back])
 

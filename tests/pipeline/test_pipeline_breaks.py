@@ -10,7 +10,7 @@ import pytest
 from taskq.engine import Border
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
-from taskq_plugins.hub.kept import Breaks
+from taskq_plugins.hub.copyfiles import Breaks
 from taskq_plugins.hub.messages import Declare, Kind
 from tests.fleet.made_logs import SECOND, MadeLog, Place
 from tests.pipeline.source_tools import Row, Stream, lsns, read_batch

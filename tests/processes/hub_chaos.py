@@ -32,10 +32,10 @@ from taskq.core.records import Kind
 from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device import line as ways
-from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.device.push import Verdict
-from taskq_plugins.hub.kept import faults
+from taskq_plugins.hub import line as ways
+from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.line import Line
+from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Synced, sync
 from tests.processes.harness import log_records

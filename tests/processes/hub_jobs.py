@@ -24,7 +24,7 @@ from taskq.connection.settings import HubSettings
 from taskq.core.errors import JobError, LogError
 from taskq.log.read.reader import LogReader
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device.line import Line
+from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import sync
 

@@ -26,8 +26,8 @@ from taskq.connection.settings import HubSettings
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq_plugins.fleet.inventory import BREAKS
-from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.kept import faults
+from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow
 from tests.bench.hub import serve

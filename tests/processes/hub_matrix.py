@@ -45,12 +45,12 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import verify
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device import line as ways
-from taskq_plugins.hub.device.line import Line
-from taskq_plugins.hub.gate.listening import Protocol
-from taskq_plugins.hub.gate.server import Server
-from taskq_plugins.hub.kept import faults
+from taskq_plugins.hub import line as ways
+from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import Server
+from taskq_plugins.hub.service import Protocol
 from taskq_plugins.hub.sync import sync
 from tests.processes.harness import is_readable, log_records
 
@@ -89,25 +89,23 @@ class Moment(NamedTuple):
 
 _HUB: Final = "taskq_plugins.hub"
 MOMENTS: Final = (
-    Moment("hub", "before a body", f"{_HUB}.gate.bodies:Body.read", "calls"),
+    Moment("hub", "before a body", f"{_HUB}.server:Body.read", "calls"),
     Moment("hub", "in first contact", f"{_HUB}.copies:Copies._make", "steps", "new"),
-    Moment("hub", "in a part: mid-frame, written, not synced", f"{_HUB}.copy:Copy.append", "steps"),
-    Moment("hub", "after fsync, before the answer", f"{_HUB}.copy:Copy.append", "ends"),
-    Moment("hub", "in a file beside", f"{_HUB}.copy:Copy.take", "steps"),
-    Moment("hub", "in seal", f"{_HUB}.copy:Copy.seal", "steps"),
-    Moment("hub", "in set-aside of a fork", f"{_HUB}.aside:Breaks.declare", "steps"),
-    Moment("hub", "in set-aside of a gap", f"{_HUB}.aside:Breaks.declare", "steps", "gap"),
-    Moment("hub", "before any answer goes", f"{_HUB}.gate.server:Server._bounded", "ends"),
-    Moment("hub", "in handing over", f"{_HUB}.outbox.handing:Handing.give", "steps"),
-    Moment("hub", "in settle", f"{_HUB}.outbox.handing:Handing._end", "steps"),
-    Moment("device", "before a body", f"{_HUB}.device.line:Line.request", "calls"),
-    Moment("device", "mid-frame, and all sent", f"{_HUB}.device.line:Http._pieces", "pieces"),
-    Moment(
-        "device", "after the answer, before the pin", f"{_HUB}.device.line:Line.request", "ends"
-    ),
+    Moment("hub", "in a part: written, not synced", f"{_HUB}.copies:Copy.append", "steps"),
+    Moment("hub", "after fsync, before the answer", f"{_HUB}.copies:Copy.append", "ends"),
+    Moment("hub", "in a file beside", f"{_HUB}.copies:Copy.take", "steps"),
+    Moment("hub", "in seal", f"{_HUB}.copies:Copy.seal", "steps"),
+    Moment("hub", "in set-aside of a fork", f"{_HUB}.copyfiles:Breaks.declare", "steps"),
+    Moment("hub", "in set-aside of a gap", f"{_HUB}.copyfiles:Breaks.declare", "steps", "gap"),
+    Moment("hub", "before any answer goes", f"{_HUB}.server:Server._bounded", "ends"),
+    Moment("hub", "in handing over", f"{_HUB}.hub_outbox:Handing.give", "steps"),
+    Moment("hub", "in settle", f"{_HUB}.hub_outbox:Handing._end", "steps"),
+    Moment("device", "before a body", f"{_HUB}.line:Line.request", "calls"),
+    Moment("device", "mid-frame, and all sent", f"{_HUB}.line:Http._pieces", "pieces"),
+    Moment("device", "after the answer, before the pin", f"{_HUB}.line:Line.request", "ends"),
     Moment("device", "in the pin", f"{_HUB}.sync:_Session._pin", "steps"),
     Moment("device", "between two branches", f"{_HUB}.sync:Own.skip", "steps"),
-    Moment("device", "in publish", f"{_HUB}.outbox.taking:Taking._publish", "steps"),
+    Moment("device", "in publish", f"{_HUB}.device_outbox:Taking._publish", "steps"),
     Moment("device", "in adoption", f"{_HUB}.sync:Own.adopt", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )

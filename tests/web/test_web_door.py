@@ -26,7 +26,7 @@ from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.errors import UsageError
 from taskq.extras import missing
-from taskq_plugins.hub.device.line import line_to
+from taskq_plugins.hub.line import line_to
 from taskq_plugins.web.command import _secret
 from taskq_plugins.web.door import ENTRY, Place
 from taskq_plugins.web.keys import FILE, Keys, kept_root

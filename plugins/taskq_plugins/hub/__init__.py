@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taskq_plugins.hub.outbox.sending import Device, Group, Hub
+    from taskq_plugins.hub.client import Device, Group, Hub
 
 __all__ = ["Device", "Group", "Hub"]
 
@@ -27,4 +27,4 @@ __all__ = ["Device", "Group", "Hub"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.outbox.sending"), name)
+    return getattr(importlib.import_module(f"{__name__}.client"), name)

@@ -23,7 +23,7 @@ from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
     from taskq.hooks import OptionChanges
-    from taskq_plugins.hub.outbox.sending import Hub
+    from taskq_plugins.hub.client import Hub
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -121,26 +121,26 @@ def serve(
     What is stored lies in HUB/devices/<device>/<log id>, a task log that read commands take with -d
     while it is written.
     """
-    listening = _package("gate.listening")
+    service = _package("service")
     place = re.fullmatch(r"(\[[^]]+\]|[^:\s]+)(?::([0-9]{1,5}))?", bind)
     if place is None or int(place[2] or 0) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
     host, port = place[1], int(place[2] or port)
-    listening.keep_memory()
+    service.keep_memory()
     with _alone(directory):
         Registry(directory).open()
         scheme = "https" if tls["certfile"] else "http"
         render.echo(f"serving {directory} at {scheme}://{host}:{port}", err=True)
         # One process and one loop: each copy has one writer.
-        server = _package("gate.server").Server(directory.absolute(), _seconds(keep))
+        server = _package("server").Server(directory.absolute(), _seconds(keep))
         where = {"host": host.strip("[]"), "port": port}
         site, figures = server.app, contextlib.nullcontext()
         if metrics_port is not None:
-            metrics = _package("gate.metrics", "metrics")
+            metrics = _package("metrics", "metrics")
             site = metrics.Counting(site)
             figures = metrics.told(Registry(directory), site, where["host"], metrics_port)
         with figures:
-            listening.Listener(server, (tls["certfile"], tls["keyfile"]), site, **where).run()
+            service.Listener(server, (tls["certfile"], tls["keyfile"]), site, **where).run()
 
 
 @_at_hub(hub)
@@ -189,13 +189,13 @@ def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
 @_names
 def breaks(directory: Path, names: tuple[str, ...]) -> None:
     """Show where devices did not go on as they had sent it: gaps, and branches that were left."""
-    kept = _package("kept")
+    files = _package("copyfiles")
     for name in names or Registry(directory).names():
-        for copy in kept.kept(directory, device=name):
+        for copy in files.kept(directory, device=name):
             for line in [each for each in copy.breaks if each["step"] == "begun"]:
                 at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
                 left = f"old/{line['n']}"
-                is_there = copy.size(f"{left}/{kept.IDENTITY}") >= 0
+                is_there = copy.size(f"{left}/{files.IDENTITY}") >= 0
                 rest = f"; what was left: {copy.path}/{left}" if is_there else ""
                 render.echo(flat(f"{name}: {line['kind']} {at}: {line['cause']}{rest}"))
 
@@ -229,17 +229,17 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
     With --repair, for which the hub must not be served, what is wrong comes again when its device
     syncs next, if that has it still. Until then it stays as it is.
     """
-    kept = _package("kept")
-    unknown = {copy.device for copy in kept.kept(directory)} - {*Registry(directory).names()}
+    files = _package("copyfiles")
+    unknown = {copy.device for copy in files.kept(directory)} - {*Registry(directory).names()}
     for name in sorted(unknown):
         what = "registry.db does not know it, as one that is older than the copies"
         render.echo(f"{name}: {what}: taskq hub enrol {directory} {name}")
     is_wrong = bool(unknown)
     with _alone(directory) if repair else contextlib.nullcontext():
-        for fault in kept.faults(directory, deep=deep or repair):
+        for fault in files.faults(directory, deep=deep or repair):
             is_wrong = True
             if repair:
-                kept.ask_again(Registry(directory), fault)
+                files.ask_again(Registry(directory), fault)
             asked = ": asked for again" if repair else ""
             render.echo(flat(f"{fault.copy.path}: {fault.what}{asked}"))
     if is_wrong:
@@ -270,12 +270,12 @@ def resend(directory: Path, device: str) -> None:
 
     What is here stays until what comes is whole: for copies that nobody believes any more.
     """
-    kept, count, registry = _package("kept"), 0, Registry(directory)
+    files, count, registry = _package("copyfiles"), 0, Registry(directory)
     registry.known(device)
     with _alone(directory):
-        for copy in kept.kept(directory, device=device):
-            for part in kept.everything(copy):
-                kept.ask_again(registry, part)
+        for copy in files.kept(directory, device=device):
+            for part in files.everything(copy):
+                files.ask_again(registry, part)
                 count += 1
     render.echo(f"{device}: {count} files are asked for again")
 
@@ -285,7 +285,7 @@ def resend(directory: Path, device: str) -> None:
 @click.argument("target", metavar="DIR", type=_FOLDER)
 def restore(directory: Path, device: str, target: Path) -> None:
     """Make a log of a device's newest copy, in DIR, which is empty or not there."""
-    report = _package("care").given_back(directory, device, target)
+    report = _package("transport").given_back(directory, device, target)
     render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
@@ -297,7 +297,7 @@ def backup(directory: Path, target: Path) -> None:
     DEST is a hub: serve it in place of one that was lost, or back it up to where that was. What
     came since the devices send again.
     """
-    render.echo(f"{target}: {_package('care').hub_backed_up(directory, target)} logs")
+    render.echo(f"{target}: {_package('transport').hub_backed_up(directory, target)} logs")
 
 
 @_at_hub(hub, "import")
@@ -305,7 +305,7 @@ def backup(directory: Path, target: Path) -> None:
 def take_in(directory: Path, stick: Path) -> None:
     """Take in what devices wrote to DIR with taskq sync --to DIR; the hub must not be served."""
     with _alone(directory):
-        for device, log_id, lsn in _package("care").taken_in(directory.absolute(), stick):
+        for device, log_id, lsn in _package("transport").taken_in(directory.absolute(), stick):
             render.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
 
 
@@ -390,7 +390,7 @@ def put(
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[Hub]:
-    opened: Hub = _package("outbox.sending").Hub(directory)
+    opened: Hub = _package("client").Hub(directory)
     try:
         yield opened
     finally:
@@ -413,13 +413,13 @@ def show(directory: Path, job_id: str, as_json: bool) -> None:
     """Show a job for a device as the hub has it, then as the device's own log tells it."""
     from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
 
-    sending = _package("outbox.sending")
+    client = _package("client")
     hub, now_ns = directory.absolute(), time.time_ns()
     with LogReader.open(str(hub / OUTBOX)) as reader:
         view = reader.job(reader.find_job(job_id))
     assert view is not None
-    there = sending.find_there(hub, view)
-    where = sending.why(hub, view).text if view.state in WAITING_STATES else ""
+    there = client.find_there(hub, view)
+    where = client.why(hub, view).text if view.state in WAITING_STATES else ""
     if as_json:
         on_device = None if there is None else {"log": there[0], **there[1].as_dict()}
         render.print_json({**view.as_dict(), "why": where, "there": on_device})

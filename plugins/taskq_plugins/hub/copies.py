@@ -24,7 +24,7 @@ from taskq.engine import (
 )
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import messages
-from taskq_plugins.hub.kept import (
+from taskq_plugins.hub.copyfiles import (
     AGAIN,
     IDENTITY,
     LOG,

@@ -21,8 +21,8 @@ from taskq.conditions.network import has_route
 from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
 from taskq.errors import JobNotFound, LogError, ReaderBusy, TaskqError
 from taskq.hooks import HubSettings, load_settings
-from taskq_plugins.hub.device.line import HubWaits, Line, check_url, line_to, note
-from taskq_plugins.hub.device.push import Push, Verdict, compare, opening
+from taskq_plugins.hub.device_outbox import UPLOADS_MAX, Held, Holding, Taken, Taking, backoff, look
+from taskq_plugins.hub.line import HubWaits, Line, check_url, line_to, note
 from taskq_plugins.hub.messages import (
     JOB,
     WAIT_SECONDS_MAX,
@@ -33,7 +33,7 @@ from taskq_plugins.hub.messages import (
     Stored,
 )
 from taskq_plugins.hub.messages import Synced as Told
-from taskq_plugins.hub.outbox.taking import UPLOADS_MAX, Held, Holding, Taken, Taking, backoff, look
+from taskq_plugins.hub.push import Push, Verdict, compare, opening
 from taskq_plugins.hub.wire import HubError, HubStops
 
 if TYPE_CHECKING:

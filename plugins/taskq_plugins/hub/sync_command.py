@@ -20,7 +20,7 @@ from taskq.errors import UsageError
 from taskq.hooks import HubSettings, load_settings
 from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
-from taskq_plugins.hub.device.line import Line, device_of, last_note, line_to, token_file
+from taskq_plugins.hub.line import Line, device_of, last_note, line_to, token_file
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
@@ -78,14 +78,14 @@ def sync(data_dir: Path | None, **given: Any) -> None:
 
 
 def _restore(target: Path, line: Line) -> None:
-    from taskq_plugins.hub.care import fetched  # noqa: PLC0415 - likewise
+    from taskq_plugins.hub.transport import fetched  # noqa: PLC0415 - likewise
 
     report = _run(line, fetched(line, target), shows=True)
     render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
 def _stick(data_dir: Path | None, given: dict[str, Any]) -> Any:
-    from taskq_plugins.hub.care import Stick  # noqa: PLC0415 - likewise
+    from taskq_plugins.hub.transport import Stick  # noqa: PLC0415 - likewise
 
     hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
     url = given["url"] or hub.url or "https://hub.invalid"  # it may know no other way than this

@@ -51,8 +51,8 @@ def _of_device(reader: LogReader, lsn: int) -> Reason | None:
     is_outbox = Path(reader.path).name == "outbox" and (hub / "devices").is_dir()
     if view is None or not is_outbox or not view.queue.startswith("to:"):
         return None
-    sending: Any = importlib.import_module("taskq_plugins.hub.outbox.sending")
-    reason: Reason = sending.why(hub, view)
+    client: Any = importlib.import_module("taskq_plugins.hub.client")
+    reason: Reason = client.why(hub, view)
     return reason
 
 

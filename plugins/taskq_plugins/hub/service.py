@@ -16,7 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from taskq_plugins.hub.gate.server import BODY_SECONDS
+from taskq_plugins.hub.server import BODY_SECONDS
 from taskq_plugins.patience import Patient, config_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from taskq_plugins.hub.gate.server import Server
+    from taskq_plugins.hub.server import Server
 
 _log: Final = logging.getLogger("taskq")
 #: Lines at a time: of who waits for jobs, and of others.

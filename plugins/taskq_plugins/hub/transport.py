@@ -19,9 +19,7 @@ from taskq.errors import LogError
 from taskq.hooks import HubSettings
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.device.line import Allowance
-from taskq_plugins.hub.device.push import Push
-from taskq_plugins.hub.kept import (
+from taskq_plugins.hub.copyfiles import (
     IDENTITY,
     LOG,
     Kept,
@@ -31,13 +29,15 @@ from taskq_plugins.hub.kept import (
     newest,
     opened,
 )
+from taskq_plugins.hub.line import Allowance
 from taskq_plugins.hub.messages import Answer, Declare, Request
+from taskq_plugins.hub.push import Push
 from taskq_plugins.hub.registry import OUTBOX, Registry, checked
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
     from taskq.views import BackupReport
-    from taskq_plugins.hub.device.line import Line, Told
+    from taskq_plugins.hub.line import Line, Told
 
 _PART_BYTES: Final = 4 * 1024 * 1024
 _WELL: Final = (200, 206)

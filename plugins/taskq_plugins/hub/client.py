@@ -16,8 +16,8 @@ from taskq.errors import NotWaiting, UsageError
 from taskq.hooks import blocking, off_loop
 from taskq.values import spoken
 from taskq.views import WAITING_STATES, Reason, Why, moment
-from taskq_plugins.hub.kept import newest
-from taskq_plugins.hub.outbox.handing import (
+from taskq_plugins.hub.copyfiles import newest
+from taskq_plugins.hub.hub_outbox import (
     EXPIRES,
     NONCE,
     QUEUE,

@@ -39,7 +39,7 @@ from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.kept import (
+from taskq_plugins.hub.copyfiles import (
     IDENTITY,
     LOG,
     Kept,
@@ -49,6 +49,7 @@ from taskq_plugins.hub.kept import (
     kept,
     note_place,
 )
+from taskq_plugins.hub.hub_outbox import Serving
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Again,
@@ -67,7 +68,6 @@ from taskq_plugins.hub.messages import (
     Trouble,
 )
 from taskq_plugins.hub.messages import Request as Asked
-from taskq_plugins.hub.outbox.handing import Serving
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.wire import (
     FRAMES,

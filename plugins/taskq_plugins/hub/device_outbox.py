@@ -25,7 +25,7 @@ from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
     from taskq.engine import Border, Clock, Disk
-    from taskq_plugins.hub.device.line import Line
+    from taskq_plugins.hub.line import Line
 
 #: What a device publishes a part as, by tag and end: once, whatever becomes of the line.
 _UPLOAD: Final = re.compile(r"hub\.([0-9a-f]{8})@(0|[1-9][0-9]{0,17})\Z")

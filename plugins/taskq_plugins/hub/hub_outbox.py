@@ -37,7 +37,7 @@ from taskq.engine import (
 )
 from taskq.errors import JobNotFound, LogError, TaskqError
 from taskq.hooks import Connection
-from taskq_plugins.hub.kept import IDENTITY, Kept, kept
+from taskq_plugins.hub.copyfiles import IDENTITY, Kept, kept
 from taskq_plugins.hub.messages import (
     BYTES_MAX,
     JOB,

@@ -1,1 +1,0 @@
-"""What stands between a hub and whoever asks it for something: HTTP, limits, what is told."""
