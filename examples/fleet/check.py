@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from taskq_plugins.spark.lake import Lake
+    from taskq_plugins.spark.lake.store import Lake
 
 #: Differences that are printed one by one.
 SHOWN_MAX: Final = 5
@@ -80,7 +80,7 @@ def workplace(work: Path | None) -> Iterator[Path]:
 def check_tables(console: Console, journals: Path, lake_path: Path) -> int:
     """Run the pipeline and check its tables; returns the number of wrong rows."""
     # Imported here, since they take a second: a wrong option fails at once.
-    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
     from taskq_plugins.spark.run.command import run  # noqa: PLC0415
 
     run.main(["--journals", str(journals), "--lake", str(lake_path)], standalone_mode=False)

@@ -27,7 +27,7 @@ from taskq import Put, TaskLog
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.requests import EnqueueSpec
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.session import open_session
@@ -49,7 +49,7 @@ from tests.fleet.made_logs import MadeLog, claimed, succeeded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq_plugins.spark.lake import LakeWriter
+    from taskq_plugins.spark.lake.store import LakeWriter
 
 LOGS: Final = 4
 JOBS: Final = (1_000_000, 2_500_000, 5_000_000, 10_000_000)

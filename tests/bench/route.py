@@ -242,7 +242,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def increment(path: Path) -> None:
     """Bring the tables of a lake up to date with a little that is new, without Java."""
-    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - as are all plugins
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - as are all plugins
 
     now, before = (f"taskq_plugins.spark.run.{name}" for name in ("increment", "inprocess"))
     module = importlib.import_module(now if importlib.util.find_spec(now) else before)

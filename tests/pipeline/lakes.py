@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
-from taskq_plugins.spark.lake import Batch, Change, Lake
+from taskq_plugins.spark.lake.store import Batch, Change, Lake
 from taskq_plugins.spark.lake.tombstones import tombstones
 from taskq_plugins.spark.parts import OVER
 from taskq_plugins.spark.run.batch import commit_batch, stage_records, write_records

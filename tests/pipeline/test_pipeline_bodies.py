@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from taskq import Put, TaskLog
-from taskq_plugins.spark.lake import Lake, LakeWriter, files
+from taskq_plugins.spark.lake.store import Lake, LakeWriter, files
 from taskq_plugins.spark.run import batch
 from taskq_plugins.spark.source.planning import Following
 from tests.cli.helpers import taskq

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq_plugins.hub.messages import Kind
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.tables.events import OVER
 from tests.cli.helpers import taskq
 from tests.effort import grows, some

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
-from taskq_plugins.spark.lake import Lake, bucket
 from taskq_plugins.spark.lake.errors import LakeBusy, LakeConflict, LakeError
+from taskq_plugins.spark.lake.store import Lake, bucket
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.rowmaking import live
 from tests.pipeline.twolakes import rows_of_equal_tables
@@ -149,7 +149,7 @@ def test_a_version_that_another_made_is_never_written_over(
 
 
 def bucket_change(gone: Any) -> Any:
-    from taskq_plugins.spark.lake import Change  # noqa: PLC0415
+    from taskq_plugins.spark.lake.store import Change  # noqa: PLC0415
 
     return Change(removed=tuple(gone), operation="DELETE")
 

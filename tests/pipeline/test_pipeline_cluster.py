@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import TaskQ
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.report import Report

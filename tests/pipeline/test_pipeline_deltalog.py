@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 
-from taskq_plugins.spark.lake import Lake, compacting
 from taskq_plugins.spark.lake.compacting import compact
+from taskq_plugins.spark.lake.store import Lake, compacting
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, live, rows_of
 

@@ -18,9 +18,8 @@ from pyarrow.parquet import ParquetFile
 
 from taskq import Put, TaskLog
 from taskq.errors import TaskqError
-from taskq_plugins.spark.lake import Lake, LakeWriter
 from taskq_plugins.spark.lake.erase import chosen_jobs, count_rows, erase_jobs
-from taskq_plugins.spark.lake.store import DERIVED
+from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from taskq import Put, TaskLog
-from taskq_plugins.spark.lake import Lake, LakeWriter
+from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from tests.arrow.rows_of_log import save
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage

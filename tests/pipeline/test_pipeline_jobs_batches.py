@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.store import Lake
 from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.mix import CONFIGS, Mix

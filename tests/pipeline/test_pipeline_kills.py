@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.erase import erase_jobs
-from taskq_plugins.spark.lake.store import DERIVED
+from taskq_plugins.spark.lake.store import DERIVED, Lake
 from taskq_plugins.spark.run.batch import commit_batch
 from taskq_plugins.spark.run.hands import Here
 from taskq_plugins.spark.run.increment import RunOptions, Stream

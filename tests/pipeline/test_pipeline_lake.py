@@ -16,7 +16,6 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 from taskq.core.errors import UsageError
-from taskq_plugins.spark.lake import Batch, Change, Lake
 from taskq_plugins.spark.lake.compacting import SMALL_FILES_MAX, compact
 from taskq_plugins.spark.lake.errors import (
     LakeBusy,
@@ -26,11 +25,12 @@ from taskq_plugins.spark.lake.errors import (
     LakeError,
     NotALake,
 )
+from taskq_plugins.spark.lake.store import Batch, Change, Lake
 from taskq_plugins.spark.parts import OPEN, OVER
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.lake import LakeWriter
     from taskq_plugins.spark.lake.files import Staged
+    from taskq_plugins.spark.lake.store import LakeWriter
 
 DAYS = ("2026-05-01", "2026-05-02")
 
@@ -231,7 +231,7 @@ def test_one_process_writes_at_a_time_and_the_other_is_told_which(lake: Lake) ->
             lake.writer().__enter__()
         assert shown.value.holder_pid == os.getpid()
     program = (
-        "import sys; from taskq_plugins.spark.lake import Lake\n"
+        "import sys; from taskq_plugins.spark.lake.store import Lake\n"
         "with Lake.open(sys.argv[1]).writer(): print('in', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq_plugins.fleet.inventory import START
-from taskq_plugins.spark.lake import Batch, Lake
 from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.lake.progress import log_progress
+from taskq_plugins.spark.lake.store import Batch, Lake
 from taskq_plugins.spark.run.reached import offsets_of, reached
 from tests.cli.helpers import taskq, taskq_json
 from tests.fleet.made_logs import MadeLog

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from taskq_plugins.spark.lake import Batch, Change, Lake
 from taskq_plugins.spark.lake.errors import LakeDamaged
+from taskq_plugins.spark.lake.store import Batch, Change, Lake
 from taskq_plugins.spark.run.increment import RunOptions, run
 from taskq_plugins.spark.run.reached import BASE, reached, reference
 from taskq_plugins.spark.source.positions import Position
@@ -22,7 +22,7 @@ from tests.pipeline.rowmaking import COLUMNS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.lake import LakeWriter
+    from taskq_plugins.spark.lake.store import LakeWriter
     from taskq_plugins.spark.source.positions import Offsets
 
 LOGS: Final = 30

@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.errors import TableLost
+from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.run import command
 from tests.cli.helpers import taskq
 from tests.effort import every, grows

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq.core.records import Flag
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.store import Lake
 from tests.pipeline.lakes import put
 from tests.pipeline.sinking import jobs
 

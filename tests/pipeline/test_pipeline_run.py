@@ -12,9 +12,8 @@ import pytest
 
 from taskq import Put, TaskLog
 from taskq_plugins.spark import read_table
-from taskq_plugins.spark.lake import Lake, LakeWriter, files
 from taskq_plugins.spark.lake.progress import log_progress
-from taskq_plugins.spark.lake.store import DERIVED
+from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter, files
 from taskq_plugins.spark.run import batch, derived
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.increment import RunOptions, run

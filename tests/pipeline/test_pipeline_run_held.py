@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from taskq.cli.main import main
 from taskq.log.format.carried import encode_compacted
-from taskq_plugins.spark.lake import Lake, LakeWriter
+from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from taskq_plugins.spark.run.reached import held, unread_bytes
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.planning import Following

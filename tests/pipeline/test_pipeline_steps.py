@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("deltalake")
 
 from taskq.engine import LogReader
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.tables.steps import KNOWN_BY, steps
 from tests.cli.helpers import taskq
 from tests.pipeline.rowmaking import COLUMNS, order_app, work

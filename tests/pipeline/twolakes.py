@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-from taskq_plugins.spark.lake import Lake
+from taskq_plugins.spark.lake.store import Lake
 
 #: What tells a row of a table from all others.
 KEYS: Final = {

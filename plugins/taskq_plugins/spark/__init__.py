@@ -28,7 +28,7 @@ def read_table(
     """
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - whoever has a session
 
-    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - it imports pyarrow
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - it imports pyarrow
 
     opened = Lake.open(lake)
     if version is not None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from taskq.errors import UsageError
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.lake import Lake
+    from taskq_plugins.spark.lake.store import Lake
 
 #: Set once all tables are there; the last one lets nothing be set again.
 _CLOSED: Final = (

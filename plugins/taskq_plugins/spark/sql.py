@@ -72,7 +72,7 @@ def sql(query: str, data_dir: Path | None, lake_path: Path | str | None, as_json
 
 
 def _tables_of_lake(place: Path | str, query: str) -> dict[str, Any]:
-    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - an extra that help need not load
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - an extra that help need not load
 
     newest = Lake.open(place)
     newest.check()

@@ -15,9 +15,9 @@ from taskq.cli import count_of, json_option, moment_of, render
 from taskq.engine import FailureKind
 from taskq.text import flat, printable
 from taskq.values import nanoseconds
-from taskq_plugins.spark.lake import Lake
 from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.lake.store import Lake
 
 _LIMIT_DEFAULT: Final = 10
 _SINCE_DEFAULT: Final = "1d"

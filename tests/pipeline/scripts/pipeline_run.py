@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 
 from taskq.cli.main import main
-from taskq_plugins.spark.lake import LakeWriter, compacting, deltalog, durable, store
+from taskq_plugins.spark.lake.store import LakeWriter, compacting, deltalog, durable, store
 from taskq_plugins.spark.run import batch
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from taskq_plugins.spark.closed import chosen
 from taskq_plugins.spark.sink.encoding import Entries
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.lake import Lake
+    from taskq_plugins.spark.lake.store import Lake
 
 _BATCH_ROWS: Final = 4_096
 #: Jobs that cannot be enqueued again are told one by one up to this number, then counted.

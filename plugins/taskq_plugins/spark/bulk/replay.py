@@ -49,7 +49,7 @@ def replay(
     """
     from taskq.connection.uploads import check_upload_name  # noqa: PLC0415 - help needs no log
     from taskq_plugins.spark.bulk.past import past_jobs  # noqa: PLC0415 - loads duckdb
-    from taskq_plugins.spark.lake import Lake  # noqa: PLC0415 - likewise pyarrow
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - likewise pyarrow
     from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415 - help needs no log
 
     run = check_upload_name(run_name, "run") if run_name else _run_of(lake_path, where)

@@ -1,7 +1,1 @@
-"""Tables as Delta Lake has them, each in a directory of its name; no Spark."""
-
-from __future__ import annotations
-
-from taskq_plugins.spark.lake.store import Batch, Change, Lake, LakeWriter
-
-__all__ = ["Batch", "Change", "Lake", "LakeWriter"]
+"""Tables in the format of Delta Lake, each in a directory of its name; no Spark."""

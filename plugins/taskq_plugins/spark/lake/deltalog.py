@@ -17,9 +17,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from taskq_plugins.spark import parts
-from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.durable import publish, sync_directory, sync_file
 from taskq_plugins.spark.lake.errors import LakeConflict, LakeDiskError, LakeError
+from taskq_plugins.spark.lake.store import files
 from taskq_plugins.spark.lake.words import COMMENTS, DESCRIPTIONS, NEVER_NULL, OF_TABLE
 
 DELTA_LOG: Final = "_delta_log"

@@ -28,7 +28,6 @@ from pyarrow import dataset
 
 from taskq.errors import UsageError
 from taskq_plugins.spark import parts
-from taskq_plugins.spark.lake import deltalog, files
 from taskq_plugins.spark.lake.bucket import Bucket, is_address
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
 from taskq_plugins.spark.lake.durable import LAST_BATCH, LOCK, publish, writer_lock
@@ -41,6 +40,7 @@ from taskq_plugins.spark.lake.errors import (
     TableLost,
 )
 from taskq_plugins.spark.lake.files import DataFile, Staged
+from taskq_plugins.spark.lake.store import deltalog, files
 
 RECORDS: Final = "records"
 JOBS: Final = "jobs"

@@ -33,7 +33,7 @@ from taskq_plugins.spark.tables.logs import LOG, STEPS, Log, LogKey, log_rows, l
 
 if TYPE_CHECKING:
     from taskq.arrow import Piece
-    from taskq_plugins.spark.lake import Batch, Lake, LakeWriter
+    from taskq_plugins.spark.lake.store import Batch, Lake, LakeWriter
     from taskq_plugins.spark.run.hands import Hands
 
 #: Records of one share, about ...

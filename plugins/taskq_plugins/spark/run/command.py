@@ -13,10 +13,9 @@ import click
 from taskq.cli import Failure, WrongUsage, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
-from taskq_plugins.spark.lake import Lake, LakeWriter
 from taskq_plugins.spark.lake.bucket import is_address
 from taskq_plugins.spark.lake.command import lake_option
-from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES
+from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES, Lake, LakeWriter
 from taskq_plugins.spark.run.engine import ENGINES, takes_spark
 from taskq_plugins.spark.run.increment import RunOptions, Summary, keep_in_order
 from taskq_plugins.spark.run.increment import run as run_increment

@@ -24,7 +24,6 @@ from taskq.arrow import BREAK
 from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.fleet.places import Memory
-from taskq_plugins.spark.lake import Batch, Change, Lake, LakeWriter
 from taskq_plugins.spark.lake.files import DataFile, in_part, write_rows
 from taskq_plugins.spark.lake.progress import positions
 from taskq_plugins.spark.lake.store import (
@@ -35,6 +34,10 @@ from taskq_plugins.spark.lake.store import (
     OPEN_RECORDS,
     RECORDS,
     STEPS,
+    Batch,
+    Change,
+    Lake,
+    LakeWriter,
 )
 from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER
 from taskq_plugins.spark.source.standing import Sight, Standing

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple, Protocol
 
 from taskq.arrow import DETAILS, UNLIMITED, Corrupt, as_bytes
 from taskq.errors import TaskqError
-from taskq_plugins.spark.lake import Batch, LakeWriter
 from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import Staged
@@ -24,6 +23,8 @@ from taskq_plugins.spark.lake.store import (
     RECORDS,
     STEPS,
     TOMBSTONES,
+    Batch,
+    LakeWriter,
 )
 from taskq_plugins.spark.lake.tombstones import tombstones
 from taskq_plugins.spark.run.batch import Folded, Part, commit_batch, stage_records, write_part

@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from taskq.values import parse_json
-from taskq_plugins.spark.lake import Batch, Lake
 from taskq_plugins.spark.lake.errors import LakeDamaged
-from taskq_plugins.spark.lake.store import ATTEMPTS, BORDERS, JOBS, OPEN_RECORDS, RECORDS
+from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
+    BORDERS,
+    JOBS,
+    OPEN_RECORDS,
+    RECORDS,
+    Batch,
+    Lake,
+)
 from taskq_plugins.spark.source.allotting import left
 from taskq_plugins.spark.source.going_on import go_on, whole_until
 from taskq_plugins.spark.source.positions import (

@@ -20,11 +20,19 @@ from deltalake.exceptions import DeltaError
 from pyarrow import parquet
 
 from taskq.cli import count_of
-from taskq_plugins.spark.lake import Change, Lake, LakeWriter
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import placed, write_rows
-from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, OPEN_RECORDS, RECORDS, TOMBSTONES
+from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
+    JOBS,
+    OPEN_RECORDS,
+    RECORDS,
+    TOMBSTONES,
+    Change,
+    Lake,
+    LakeWriter,
+)
 from taskq_plugins.spark.lake.tombstones import cleared, tombstones
 from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 from taskq_plugins.spark.run.batch import commit_batch, schemas

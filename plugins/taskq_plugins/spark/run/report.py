@@ -13,7 +13,7 @@ from taskq.cli import render
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from taskq_plugins.spark.lake import Lake
+    from taskq_plugins.spark.lake.store import Lake
     from taskq_plugins.spark.run.batch import Folded
     from taskq_plugins.spark.run.increment import Summary
 
