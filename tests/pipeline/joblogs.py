@@ -11,7 +11,7 @@ from taskq.log.config import LogConfig
 from taskq.log.read.reader import open_journal
 from taskq.log.read.walks import Chosen, each_job
 from taskq.log.segments.bodystore import BodyStore
-from taskq_plugins.spark.tables.batches import rows_of
+from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import log_rows, logs_of
 from tests.arrow.rows_of_log import pieces, save
 from tests.pipeline.rowmaking import COLUMNS

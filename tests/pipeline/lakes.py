@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
-from taskq_plugins.spark.lake.store import Batch, Change, Lake
-from taskq_plugins.spark.lake.tombstones import tombstones
-from taskq_plugins.spark.parts import OVER
+from taskq_plugins.spark.lake.files import OVER
+from taskq_plugins.spark.lake.store import Batch, Change, Lake, tombstones
 from taskq_plugins.spark.run.batch import commit_batch, stage_records, write_records
-from taskq_plugins.spark.run.hands import Here
+from taskq_plugins.spark.run.executor import LocalExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,4 +98,4 @@ def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> 
 
     with lake.writer() as writer:
         staged = stage_records(writer, write, records.schema)
-        commit_batch(writer, staged, batch, Here())
+        commit_batch(writer, staged, batch, LocalExecutor())

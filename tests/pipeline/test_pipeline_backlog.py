@@ -14,7 +14,7 @@ import pytest
 from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
 from taskq.core.records import Cause, Kind
 from taskq_plugins.spark.backlog import executing
-from taskq_plugins.spark.backlog.costs import (
+from taskq_plugins.spark.backlog.crew import (
     CHUNK_BYTES_MAX,
     CHUNK_JOBS_MAX,
     CHUNK_SECONDS,

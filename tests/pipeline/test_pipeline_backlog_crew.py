@@ -13,8 +13,7 @@ from taskq import current_job, retry
 from taskq.core.errors import DuplicateKey
 from taskq.core.records import Cause, Kind
 from taskq_plugins.spark.backlog import executing
-from taskq_plugins.spark.backlog.cluster import ExecutorLost
-from taskq_plugins.spark.backlog.costs import Costs
+from taskq_plugins.spark.backlog.crew import Costs, ExecutorLost
 from taskq_plugins.spark.backlog.executing import run_chunk
 from taskq_plugins.spark.backlog.worker import SparkWorker
 from taskq_plugins.spark.errors import SparkError

@@ -12,7 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from taskq import Put, TaskLog
-from taskq_plugins.spark.lake.store import Lake, LakeWriter, files
+from taskq_plugins.spark.lake import files
+from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from taskq_plugins.spark.run import batch
 from taskq_plugins.spark.source.planning import Following
 from tests.cli.helpers import taskq
@@ -20,7 +21,7 @@ from tests.cli.helpers import taskq
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.source.allotting import Limits
+    from taskq_plugins.spark.source.planning import Limits
     from taskq_plugins.spark.source.positions import Offsets
 
 LARGE = 2 * 2**20

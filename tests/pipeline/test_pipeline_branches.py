@@ -11,7 +11,7 @@ import pytest
 
 from taskq_plugins.hub.messages import Kind
 from taskq_plugins.spark.lake.store import Lake
-from taskq_plugins.spark.tables.events import OVER
+from taskq_plugins.spark.tables.logs import OVER
 from tests.cli.helpers import taskq
 from tests.effort import grows, some
 from tests.fleet.made_logs import SECOND, MadeLog, claimed

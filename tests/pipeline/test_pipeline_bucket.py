@@ -15,8 +15,9 @@ from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
+from taskq_plugins.spark.lake import bucket
 from taskq_plugins.spark.lake.errors import LakeBusy, LakeConflict, LakeError
-from taskq_plugins.spark.lake.store import Lake, bucket
+from taskq_plugins.spark.lake.store import Lake
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.rowmaking import live
 from tests.pipeline.twolakes import rows_of_equal_tables

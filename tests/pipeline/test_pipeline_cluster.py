@@ -14,9 +14,9 @@ import pytest
 
 from taskq import TaskQ
 from taskq_plugins.spark.lake.store import Lake
+from taskq_plugins.spark.run.command import Report
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
-from taskq_plugins.spark.run.report import Report
 from tests.pipeline.twolakes import rows_of_equal_tables
 from tests.programs import run_python
 

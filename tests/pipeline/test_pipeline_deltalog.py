@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 
-from taskq_plugins.spark.lake.compacting import compact
-from taskq_plugins.spark.lake.store import Lake, compacting
+from taskq_plugins.spark.lake import store
+from taskq_plugins.spark.lake.store import Lake, compact
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, live, rows_of
 
@@ -63,7 +63,7 @@ def test_a_streaming_reader_sees_each_record_once_while_files_are_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a retention that lets days go is a DELETE, which such readers may pass over."""
-    monkeypatch.setattr(compacting, "SMALL_FILES_MAX", 4)
+    monkeypatch.setattr(store, "SMALL_FILES_MAX", 4)
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 8))
     rows = rows_of(tmp_path / "hub")
     lake = Lake.open(tmp_path / "lake", create=True)

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from taskq_plugins.spark.run import command, engine
+from taskq_plugins.spark import java
+from taskq_plugins.spark.run import command
 from tests.cli.helpers import taskq
 from tests.pipeline.rowmaking import live
 
@@ -22,13 +23,13 @@ MIB = 2**20
 
 def seconds(cores: int, size_bytes: int) -> tuple[float, float]:
     mib = size_bytes / MIB
-    by_spark = engine.DRIVER_SECONDS + engine.EXECUTOR_SECONDS / cores
-    return engine.DIRECT_SECONDS * mib, engine.START_SECONDS + by_spark * mib
+    by_spark = java.DRIVER_SECONDS + java.EXECUTOR_SECONDS / cores
+    return java.DIRECT_SECONDS * mib, java.START_SECONDS + by_spark * mib
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
 def test_spark_is_taken_from_the_size_on_where_it_is_no_slower(cores: int) -> None:
-    least = engine.spark_from(cores)
+    least = java.spark_from(cores)
     if least is None:
         direct, by_spark = seconds(cores, 2**50)
         assert cores < 8
@@ -54,17 +55,17 @@ def test_a_master_or_a_word_decide_and_else_the_size(
     master: str | None,
     wanted: tuple[bool, bool],
 ) -> None:
-    monkeypatch.setattr(engine, "spark_from", lambda _: 100 * MIB)
-    assert tuple(engine.takes_spark(asked, master, mib * MIB) for mib in (99, 100)) == wanted
+    monkeypatch.setattr(java, "spark_from", lambda _: 100 * MIB)
+    assert tuple(java.takes_spark(asked, master, mib * MIB) for mib in (99, 100)) == wanted
 
 
 def test_the_doctor_says_from_what_size_on_spark_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, said in ((16, "new log on, with 16 cores"), (1, "never, with 1 core: reading dir")):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        assert said in engine.advice()
-        assert f"takes Spark {engine.advice()}" in taskq("pipeline", "doctor").output
+        assert said in java.advice()
+        assert f"takes Spark {java.advice()}" in taskq("pipeline", "doctor").output
         shown = json.loads(taskq("pipeline", "doctor", "--json").stdout)
-        assert shown["runs_take_spark"] == engine.advice()
+        assert shown["runs_take_spark"] == java.advice()
 
 
 def test_a_run_reads_directly_or_by_spark_as_it_is_told(

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from taskq.core.views import AttemptView
 from taskq.log.format.history import encode_history
-from taskq_plugins.spark.tables.batches import rows_of
+from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import Log, log_rows, logs_of
 from tests.pipeline.rowmaking import COLUMNS
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.tables.batches import Rows
+    from taskq_plugins.spark.tables.fold import Rows
 
 LOG = {"device": "edge", "log_id": "a", "branch": 0, "segment": 1, "epoch": "e", "job": 1}
 

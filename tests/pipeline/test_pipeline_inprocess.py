@@ -13,7 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 from taskq_plugins.spark import session
-from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter, store
+from taskq_plugins.spark.lake import store
+from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.reached import reached

@@ -23,11 +23,11 @@ import pytest
 from taskq_plugins.spark.lake.erase import erase_jobs
 from taskq_plugins.spark.lake.store import DERIVED, Lake
 from taskq_plugins.spark.run.batch import commit_batch
-from taskq_plugins.spark.run.hands import Here
+from taskq_plugins.spark.run.command import Report
+from taskq_plugins.spark.run.executor import LocalExecutor
 from taskq_plugins.spark.run.increment import RunOptions, Stream
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.reached import reached
-from taskq_plugins.spark.run.report import Report
 from tests.bench.harness import family
 from tests.pipeline.rowmaking import do_steps, live
 from tests.pipeline.twolakes import rows_of_equal_tables
@@ -171,7 +171,7 @@ class Hub:
         options_here = RunOptions(journals=self.journals, max_bytes=EVERYTHING)
         with Lake.open(self.plain, create=True).writer() as writer:
             if self.erased:
-                hands = Here()
+                hands = LocalExecutor()
                 stream = Stream(writer, options_here, hands, ({}, self.until))
                 while (batch := stream.plan()) is not None:
                     commit_batch(writer, stream.read(batch), batch, hands)

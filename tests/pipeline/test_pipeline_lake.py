@@ -16,7 +16,6 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 from taskq.core.errors import UsageError
-from taskq_plugins.spark.lake.compacting import SMALL_FILES_MAX, compact
 from taskq_plugins.spark.lake.errors import (
     LakeBusy,
     LakeConflict,
@@ -25,8 +24,8 @@ from taskq_plugins.spark.lake.errors import (
     LakeError,
     NotALake,
 )
-from taskq_plugins.spark.lake.store import Batch, Change, Lake
-from taskq_plugins.spark.parts import OPEN, OVER
+from taskq_plugins.spark.lake.files import OPEN, OVER
+from taskq_plugins.spark.lake.store import SMALL_FILES_MAX, Batch, Change, Lake, compact
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake.files import Staged

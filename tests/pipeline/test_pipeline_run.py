@@ -12,8 +12,9 @@ import pytest
 
 from taskq import Put, TaskLog
 from taskq_plugins.spark import read_table
+from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.progress import log_progress
-from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter, files
+from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from taskq_plugins.spark.run import batch, derived
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.increment import RunOptions, run
@@ -134,11 +135,11 @@ def test_spark_makes_the_tables_that_are_made_here(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In turns, and of a restored device; executors read many parts, and fold many shares."""
-    from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - imports pyspark
+    from taskq_plugins.spark.run.spark_executor import SparkExecutor  # noqa: PLC0415 - imports pyspark
 
     given: list[int] = []
 
-    class Counting(Executors):
+    class Counting(SparkExecutor):
         def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
             given.append(len(parts))
             super().each(step, parts)

@@ -22,7 +22,7 @@ from tests.pipeline.source_tools import Stream
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.source.allotting import Limits
+    from taskq_plugins.spark.source.planning import Limits
     from taskq_plugins.spark.source.positions import Offsets
 
 

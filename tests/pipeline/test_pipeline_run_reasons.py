@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskq_plugins.spark.run.reasons import failure
+from taskq_plugins.spark.run.errors import failure
 
 DAMAGED = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted
 Traceback (most recent call last):
@@ -12,7 +12,7 @@ taskq.arrow.problems.SegmentDamaged: /1.log: no frame, corruptMode=skip reads on
 \tat org.apache.spark.api.python.BasePythonRunner.handlePythonException
 """
 LOST = """pyspark.errors.exceptions.base.PySparkRuntimeError: x
-taskq_plugins.spark.source.problems.DataLoss: a: gone; with the option failOnDataLoss=false it goes
+taskq_plugins.spark.source.positions.DataLoss: a: gone; with the option failOnDataLoss=false it goes
 """
 FULL = """[STREAM_FAILED] Query terminated with exception: Job aborted due to stage failure
 org.apache.spark.SparkException: Job aborted

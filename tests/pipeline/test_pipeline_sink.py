@@ -14,8 +14,7 @@ from taskq import TaskQ, retry
 from taskq.calls.serialization import encode_loose
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Extras
-from taskq_plugins.spark.sink.encoding import BadRow
-from taskq_plugins.spark.sink.payloads import payloads_of
+from taskq_plugins.spark.sink.encoding import BadRow, payloads_of
 from tests.pipeline.sinking import enqueued, jobs, sink, table
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.positions import Lsn, Position
-from taskq_plugins.spark.source.problems import OptionError
+from taskq_plugins.spark.source.positions import Lsn, OptionError, Position
 
 
 def test_only_the_path_must_be_given() -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxFiles, ReadMax
 from taskq.core.errors import LogDamaged, UsageError
 from taskq_plugins.fleet.inventory import durable_end
 from taskq_plugins.spark.source import standing
-from taskq_plugins.spark.source.problems import (
+from taskq_plugins.spark.source.positions import (
     DataLoss,
     LogVanished,
     OptionError,

@@ -100,9 +100,9 @@ def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
     tables = {"records": records.append_column("date", records["timestamp"].cast(pa.date32()))}
     if folds:
         from taskq_plugins.spark.closed import closed_duckdb  # noqa: PLC0415 - as above
-        from taskq_plugins.spark.tables.batches import rows_of  # noqa: PLC0415 - as above
+        from taskq_plugins.spark.tables.fold import rows_of  # noqa: PLC0415 - as above
         from taskq_plugins.spark.tables.logs import log_rows, logs_of  # noqa: PLC0415 - as above
-        from taskq_plugins.spark.tables.steps import steps  # noqa: PLC0415 - as above
+        from taskq_plugins.spark.tables.rollups import steps  # noqa: PLC0415 - as above
 
         rows = rows_of(details, logs_of(log_rows(details)))
         tables |= {"jobs": _shown(rows.jobs), "attempts": _handy(_shown(rows.attempts))}

@@ -15,7 +15,7 @@ from taskq.cli import count_of, json_option, moment_of, render
 from taskq.engine import FailureKind
 from taskq.text import flat, printable
 from taskq.values import nanoseconds
-from taskq_plugins.spark.lake.command import lake_option
+from taskq_plugins.spark.cli import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.store import Lake
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 
 from taskq.cli.main import main
-from taskq_plugins.spark.lake.store import LakeWriter, compacting, deltalog, durable, store
+from taskq_plugins.spark.lake import deltalog, files, store
+from taskq_plugins.spark.lake.deltalog import DELTA_LOG
+from taskq_plugins.spark.lake.store import LakeWriter
 from taskq_plugins.spark.run import batch
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ STEPS: dict[str, tuple[Any, str, bool]] = {
     "staged": (LakeWriter, "stage", True),
     "created": (DeltaTable, "create", True),
     "committing": (deltalog, "append", False),
-    "committed": (durable, "sync_directory", False),
+    "committed": (files, "sync_directory", False),
     "durable": (LakeWriter, "commit", True),
     "noting": (store, "publish", False),
     "noted": (store, "publish", True),
@@ -43,7 +45,9 @@ def stand_still(step: str, table: str) -> None:
 
     def stopping(*args: Any, **options: Any) -> Any:
         done = act(*args, **options) if has_returned else None
-        if any(table in Path(arg).parts[-2:] for arg in args if isinstance(arg, (str, Path))):
+        parts = [Path(arg).parts[-2:] for arg in args if isinstance(arg, (str, Path))]
+        # Data files are synced likewise before the commit.
+        if any(table in part and (step != "committed" or DELTA_LOG in part) for part in parts):
             print("here", flush=True)  # noqa: T201 - it tells its parent
             threading.Event().wait()
         return done if has_returned else act(*args, **options)
@@ -53,7 +57,7 @@ def stand_still(step: str, table: str) -> None:
 
 if __name__ == "__main__":
     batch.SHARE_ROWS = SHARE_ROWS  # type: ignore[misc]
-    compacting.SMALL_FILES_MAX = SMALL_FILES  # type: ignore[misc]
+    store.SMALL_FILES_MAX = SMALL_FILES  # type: ignore[misc]
     if sys.argv[1]:
         stand_still(*sys.argv[1:3])
     sys.argv[1:] = ["pipeline", *sys.argv[3:]]

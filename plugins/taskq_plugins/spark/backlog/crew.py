@@ -3,30 +3,271 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import OrderedDict
+import os
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskq.engine import kinds
-from taskq.hooks import Inputs
-from taskq_plugins.spark.backlog.cluster import WAVES_MAX, ExecutorLost
-from taskq_plugins.spark.backlog.costs import Costs, cut
-from taskq_plugins.spark.backlog.executing import Chunk, Report
-from taskq_plugins.spark.backlog.opening import open_payloads
+from taskq.engine import Settlement, kinds
+from taskq.hooks import Inputs, encode_reason
+from taskq.values import SECOND_NS
+from taskq_plugins.spark.backlog.executing import Chunk, Report, run_chunks
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.events import Hook, tell
 from taskq_workers.slots.feed import Feed
-from taskq_workers.slots.outcomes import release, settle_failure
+from taskq_workers.slots.outcomes import (
+    ELSEWHERE_SECONDS,
+    release,
+    settle_failure,
+    settle_unreadable,
+)
 from taskq_workers.slots.pace import Pace
 from taskq_workers.slots.settling import Settler
 from taskq_workers.slots.shipping import Ended, Sent, settlement_of, ship
 from taskq_workers.slots.storing import stored_success
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
+
     from taskq import Delivery, TaskQ
-    from taskq.engine import LoopPort, Settlement
+    from taskq.engine import LoopPort
     from taskq_workers.process.elsewhere import Order
+
+#: Payloads of a chunk. A larger one is left to a worker that runs its jobs itself, since Spark
+#: sends no message over 128 MiB.
+SHIP_BYTES_MAX: Final = 64 << 20
+
+
+async def open_payloads(
+    app: TaskQ, chunk: list[Delivery]
+) -> tuple[dict[int, bytes], list[Settlement]]:
+    """Return payloads by job, where the record holds them otherwise; and what cannot be sent.
+
+    The latter are taken out of the chunk.
+    """
+    payloads: dict[int, bytes] = {}
+    settlements: list[Settlement] = []
+    sendable: list[Delivery] = []
+    size_bytes = 0
+    for delivery in chunk:
+        if not Inputs.needed(delivery):
+            sendable.append(delivery)
+            continue
+        try:
+            payload = await Inputs(app).payload(delivery)
+        except Exception as error:  # noqa: BLE001 - no job may stop its worker
+            failed = settle_unreadable(delivery, error)
+            task = app.tasks[delivery.task]
+            settlements.append(failed or settle_failure(task, delivery, error))
+            continue
+        if len(payload) > SHIP_BYTES_MAX:
+            settlements.append(_too_large(delivery, len(payload)))
+        elif size_bytes + len(payload) > SHIP_BYTES_MAX:
+            settlements.append(release(delivery))
+        else:
+            size_bytes += len(payload)
+            payloads[delivery.job] = payload
+            sendable.append(delivery)
+    chunk[:] = sendable
+    return payloads, settlements
+
+
+def _too_large(delivery: Delivery, size_bytes: int) -> Settlement:
+    reason = encode_reason(
+        f"its payload has {size_bytes} bytes, and no more than {SHIP_BYTES_MAX} go to an executor: "
+        f"run a worker without --executor beside this one"
+    )
+    return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
+
+
+#: What a chunk is to take.
+CHUNK_SECONDS: Final = 1.0
+#: A chunk is not made shorter to keep all executors busy: starting it would take most of the time.
+CHUNK_SECONDS_MIN: Final = 0.1
+#: Slower jobs are claimed only for executors that are free.
+SLOW_SECONDS: Final = 1.5
+#: Most jobs of one chunk, and most bytes of their records.
+CHUNK_JOBS_MAX: Final = 1_000
+CHUNK_BYTES_MAX: Final = 8 << 20
+#: Weight of the latest chunk in the averages.
+_WEIGHT: Final = 0.4
+
+
+class Costs:
+    """Seconds of an executor that a job of each task takes; unknown ones count as a whole chunk.
+
+    Attributes:
+        usual: the same of any job, as they come.
+        size_usual_bytes: of a job's record.
+    """
+
+    def __init__(self) -> None:
+        self.usual = CHUNK_SECONDS
+        self.size_usual_bytes = 0.0
+        self._of_task: dict[str, float] = {}
+        self._is_new = True
+
+    def seconds(self, task: str) -> float:
+        return self._of_task.get(task, CHUNK_SECONDS)
+
+    @property
+    def is_slow(self) -> bool:
+        return self.usual > SLOW_SECONDS
+
+    def chunk_jobs(self) -> int:
+        count = CHUNK_SECONDS / max(self.usual, CHUNK_SECONDS / CHUNK_JOBS_MAX)
+        if self.size_usual_bytes:
+            count = min(count, CHUNK_BYTES_MAX / self.size_usual_bytes)
+        return max(int(count), 1)
+
+    def learn(self, jobs: Iterable[tuple[str, float, int]]) -> None:
+        by_task: dict[str, list[float]] = {}
+        size_bytes = 0
+        for task, seconds, job_bytes in jobs:
+            by_task.setdefault(task, []).append(seconds)
+            size_bytes += job_bytes
+        count = sum(map(len, by_task.values()))
+        if not count:
+            return
+        for task, times in by_task.items():
+            mean = sum(times) / len(times)
+            self._of_task[task] = _mixed(self._of_task.get(task), mean)
+        usual, size = (None, None) if self._is_new else (self.usual, self.size_usual_bytes)
+        self.usual = _mixed(usual, sum(map(sum, by_task.values())) / count)
+        self.size_usual_bytes = _mixed(size, size_bytes / count)
+        self._is_new = False
+
+
+def cut(
+    waiting: deque[Delivery],
+    partitions: int,
+    costs: Costs,
+    alone: Callable[[Delivery], bool],
+    free: int = 0,
+) -> list[list[Delivery]]:
+    """Take jobs from the left of ``waiting`` for so many partitions, about equally long ones.
+
+    Args:
+        waiting: in claim order; what does not fit stays.
+        partitions: how many chunks to make at most.
+        costs: of the tasks.
+        alone: whether a job is to have a chunk of its own.
+        free: how many partitions could run them, if more than these.
+    """
+    total = sum(costs.seconds(job.task) for job in waiting)
+    # Sums of floats differ by how they are added, and by the Python that adds them.
+    goal = 1.000001 * min(CHUNK_SECONDS, max(CHUNK_SECONDS_MIN, total / max(partitions, free, 1)))
+    chunks: list[list[Delivery]] = []
+    while waiting and len(chunks) < partitions:
+        chunk = [waiting.popleft()]
+        seconds, size_bytes = costs.seconds(chunk[0].task), len(chunk[0].record)
+        while waiting and not alone(chunk[0]):
+            job = waiting[0]
+            seconds += costs.seconds(job.task)
+            size_bytes += len(job.record)
+            full = seconds > goal or size_bytes > CHUNK_BYTES_MAX or len(chunk) >= CHUNK_JOBS_MAX
+            if full or alone(job):
+                break
+            chunk.append(waiting.popleft())
+        chunks.append(chunk)
+    return chunks
+
+
+def _mixed(known: float | None, latest: float) -> float:
+    return latest if known is None else known + _WEIGHT * (latest - known)
+
+
+#: Most Spark jobs at a time; each takes a thread of the driver.
+WAVES_MAX: Final = 64
+#: Executors come and go; their number is asked for so often.
+_CORES_SECONDS: Final = 5.0
+_DIED: Final = (
+    "Python worker exited unexpectedly",
+    "Python worker failed to connect back",
+    "ExecutorLostFailure",
+    "Executor heartbeat timed out",
+    "ExecutorDeadException",
+)
+_numbers: Final = count(1)
+
+
+class ExecutorLost(SparkError):
+    """An executor, or its Python process, died over its jobs."""
+
+
+class Cluster:
+    """Runs chunks on the executors of one Spark context.
+
+    Attributes:
+        waves: how many calls of ``run`` are under way.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        self.waves = 0
+        self._context = context
+        self._group = f"taskq-backlog-{os.getpid()}-{next(_numbers)}"
+        self._threads = ThreadPoolExecutor(WAVES_MAX, thread_name_prefix="taskq-spark")
+        self._cores = context.defaultParallelism
+        self._asked_at = monotonic()
+
+    @property
+    def cores(self) -> int:
+        if monotonic() - self._asked_at > _CORES_SECONDS:
+            self._asked_at = monotonic()
+            with contextlib.suppress(Exception):  # Java is gone: the next wave will tell
+                self._cores = self._context.defaultParallelism
+        return self._cores
+
+    async def run(self, chunks: list[Chunk]) -> list[Report]:
+        """Return the report of each chunk, each a partition of one Spark job.
+
+        Raises:
+            ExecutorLost: Spark gave up on the job, because an executor died.
+            SparkError: Spark itself failed, or was stopped.
+        """
+        self.waves += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._collect, chunks)
+        finally:
+            self.waves -= 1
+
+    def cancel(self) -> None:
+        with contextlib.suppress(Exception):  # Java is gone, and with it what ran
+            self._context.cancelJobGroup(self._group)
+
+    def close(self) -> None:
+        self.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _collect(self, chunks: list[Chunk]) -> list[Report]:
+        context = self._context
+        try:
+            # Of this thread; a Spark job belongs to the group of the thread that starts it.
+            context.setJobGroup(self._group, "taskq backlog", interruptOnCancel=True)
+            partitions: Any = context.parallelize(chunks, len(chunks))
+            reports: list[Report] = partitions.mapPartitions(run_chunks).collect()
+        except Exception as error:
+            raise _meaning(error) from error
+        return reports
+
+
+def _meaning(error: Exception) -> SparkError:
+    said = str(error)
+    java = getattr(error, "java_exception", None)
+    with contextlib.suppress(Exception):
+        said = str(java.toString()) if java is not None else said
+    for sign in _DIED:
+        if sign in said:
+            return ExecutorLost(f"the executor that ran it died ({sign})")
+    first = said.partition("\n")[0]
+    return SparkError(f"Spark failed: {first:.300}. See taskq pipeline doctor")
+
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from taskq_plugins.spark.backlog.cluster import Cluster
-from taskq_plugins.spark.backlog.crew import Executors, SparkCrew
+from taskq_plugins.spark.backlog.crew import Cluster, Executors, SparkCrew
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
 from taskq_workers.logpart import LogPart
 from taskq_workers.pool import Worker

@@ -14,7 +14,7 @@ from pyarrow import types
 from pydantic_core import from_json, to_json
 
 from taskq.errors import TaskqError, UsageError
-from taskq_plugins.spark.sink.schema import RESERVED
+from taskq_plugins.spark.sink.options import RESERVED
 
 if TYPE_CHECKING:
     from pathlib import Path

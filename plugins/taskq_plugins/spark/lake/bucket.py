@@ -28,8 +28,8 @@ from typing import Any, Final
 import platformdirs
 
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
-from taskq_plugins.spark.lake.durable import LAST_BATCH
 from taskq_plugins.spark.lake.errors import LakeBusy, LakeConflict, LakeError
+from taskq_plugins.spark.lake.files import LAST_BATCH
 
 _LOCK: Final = "_lock"
 #: So long is the lock held after its last renewal; it is renewed three times in that.

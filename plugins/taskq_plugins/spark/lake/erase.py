@@ -14,12 +14,20 @@ from pyarrow import parquet
 
 from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
 from taskq.engine import FailureKind, kinds
+from taskq_plugins.spark.cli import lake_option
 from taskq_plugins.spark.closed import chosen
-from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import DataFile, placed, write_rows
-from taskq_plugins.spark.lake.store import OPEN_RECORDS, STEPS, Change, Lake, LakeWriter
-from taskq_plugins.spark.lake.tombstones import JOB_ID, bury, without
+from taskq_plugins.spark.lake.store import (
+    JOB_ID,
+    OPEN_RECORDS,
+    STEPS,
+    Change,
+    Lake,
+    LakeWriter,
+    bury,
+    without,
+)
 
 _REMAINS: Final = (
     "what remains: in the lake ids, times, states, and names of tasks, queues and steps. What the "

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset
 
+from taskq_plugins.spark.lake.files import POSITION
 from taskq_plugins.spark.lake.store import LOG_PART, OPEN_RECORDS, Lake
-from taskq_plugins.spark.parts import POSITION
-from taskq_plugins.spark.source.allotting import left
 from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source.planning import left
 from taskq_plugins.spark.source.standing import Standing, at_lsn, look
 
 #: Of the last record of a log that the tables hold.

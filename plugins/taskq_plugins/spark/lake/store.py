@@ -14,23 +14,27 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from functools import cached_property
-from itertools import tee
+from itertools import groupby, tee
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyarrow import dataset
+from pyarrow import dataset, parquet
 
+from taskq.arrow import without_reasons
 from taskq.errors import UsageError
-from taskq_plugins.spark import parts
+from taskq_plugins.spark.lake import deltalog, files
 from taskq_plugins.spark.lake.bucket import Bucket, is_address
-from taskq_plugins.spark.lake.deltalog import DELTA_LOG
-from taskq_plugins.spark.lake.durable import LAST_BATCH, LOCK, publish, writer_lock
+from taskq_plugins.spark.lake.deltalog import DELTA_LOG, OPTIMIZE
 from taskq_plugins.spark.lake.errors import (
     LakeBusy,
     LakeDamaged,
@@ -39,8 +43,21 @@ from taskq_plugins.spark.lake.errors import (
     NotALake,
     TableLost,
 )
-from taskq_plugins.spark.lake.files import DataFile, Staged
-from taskq_plugins.spark.lake.store import deltalog, files
+from taskq_plugins.spark.lake.files import (
+    DATE,
+    LAST_BATCH,
+    LOCK,
+    OVER,
+    PART_COLUMN,
+    REPLAY_OF,
+    ROWS_MAX,
+    DataFile,
+    Staged,
+    groups,
+    publish,
+    writer_lock,
+    written,
+)
 
 RECORDS: Final = "records"
 JOBS: Final = "jobs"
@@ -552,7 +569,7 @@ class LakeWriter:
         gone = tuple(
             file
             for file in self.lake.data_files(table)
-            if file.part == parts.OVER and file.date is not None and file.date < before
+            if file.part == files.OVER and file.date is not None and file.date < before
         )
         if gone:
             self.commit(table, Change(removed=gone, operation="DELETE"))
@@ -570,3 +587,171 @@ class LakeWriter:
 
 def _schema(delta: DeltaTable) -> pa.Schema:
     return pa.schema(delta.schema().to_arrow())
+
+
+JOB_ID: Final = "job_id"
+#: The columns, as far as a table has them, that hold what a job brought along or left, or may quote
+#: of it. Of headers the id of the job that it runs again stays; attempts lose their reasons.
+_ERASED: Final = frozenset({
+    "payload", "value", "value_bytes", "result", "result_bytes", "key", "key_hash", "headers",
+    "concurrency_key", "reason", "history", "attempts", "size_bytes",
+})  # fmt: skip
+_SCHEMA: Final = pa.schema([(JOB_ID, pa.string()), ("erased_at", pa.timestamp("us", tz="UTC"))])
+
+
+def bury(writer: LakeWriter, job_ids: Iterable[str]) -> None:
+    known = set(erased_jobs(writer.lake.paths(TOMBSTONES)).to_pylist())
+    fresh = sorted(set(job_ids) - known)
+    if not fresh:
+        return
+    now = [datetime.now(UTC)] * len(fresh)
+    rows = pa.table([pa.array(fresh, pa.string()), pa.array(now, _SCHEMA.types[1])], schema=_SCHEMA)
+    directory = writer.new_directory(TOMBSTONES)
+    target = directory / f"{PART_COLUMN}={OVER}"
+    target.mkdir(parents=True)
+    parquet.write_table(rows, target / "0.parquet")
+    staged = writer.stage(TOMBSTONES, directory)
+    writer.commit(TOMBSTONES, Change(staged.files, schema=_SCHEMA, operation="WRITE"))
+
+
+def tombstones(lake: Lake) -> tuple[str, ...]:
+    return tuple(lake.paths(TOMBSTONES))
+
+
+def erased_jobs(paths: Sequence[str]) -> pa.Array:
+    if not paths:
+        return pa.array([], pa.string())
+    rows = dataset.dataset(list(paths), format="parquet").to_table(columns=[JOB_ID])
+    return rows[JOB_ID].combine_chunks()
+
+
+def cleared(rows: pa.Table, paths: Sequence[str]) -> pa.Table:
+    if not paths:
+        return rows
+    is_erased = pc.is_in(rows[JOB_ID], erased_jobs(paths))
+    return without(rows, is_erased) if pc.any(is_erased).as_py() else rows
+
+
+def without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    """Return the rows, those of the mask without what their jobs brought along.
+
+    It is the same whether a record loses it before it is folded, or the rows made of it.
+    """
+    for index, field in enumerate(rows.schema):
+        if field.name in _ERASED:
+            column = rows[field.name].combine_chunks()
+            kept = _KEPT.get(field.name, _nothing)(column)
+            rows = rows.set_column(index, field, pc.if_else(mask, kept, column))
+    return rows
+
+
+def _nothing(column: pa.Array) -> pa.Array:
+    return pa.nulls(len(column), column.type)
+
+
+def _links(headers: pa.MapArray) -> pa.MapArray:
+    ids = pc.map_lookup(headers, pa.scalar(REPLAY_OF), "first")
+    is_link = pc.is_valid(ids).to_numpy(zero_copy_only=False)
+    offsets = np.append(0, np.cumsum(is_link)).astype(np.int32)
+    offsets = pa.array(offsets, mask=np.append(~is_link, [False]))
+    links = pc.drop_null(ids)
+    return pa.MapArray.from_arrays(offsets, pa.repeat(REPLAY_OF, len(links)), links)
+
+
+def _tries(attempts: pa.ListArray) -> pa.ListArray:
+    tries = attempts.flatten()
+    columns = [
+        _nothing(column) if field.name == "reason" else column
+        for field, column in zip(tries.type, tries.flatten(), strict=True)
+    ]
+    sizes = pc.fill_null(pc.list_value_length(attempts), 0).to_numpy()
+    offsets = pa.array(np.append(0, np.cumsum(sizes)), pa.int32())
+    return pa.ListArray.from_arrays(
+        offsets, pa.StructArray.from_arrays(columns, fields=list(tries.type))
+    )
+
+
+def _histories(history: pa.Array) -> pa.Array:
+    plain = (value and without_reasons(value) for value in history.to_pylist())
+    return pa.array(plain, history.type)
+
+
+#: What stays of some columns.
+_KEPT: Final = {"headers": _links, "attempts": _tries, "history": _histories}
+
+
+#: A file below this is small ...
+SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
+#: ... and so many of a day are written together: each row is written again a few times at most.
+SMALL_FILES_MAX: Final = 32
+#: Of a row group in memory, unless a file has less.
+GROUP_BYTES_MIN: Final = 16 * 1024 * 1024
+
+
+def compact(writer: LakeWriter, table: str) -> int:
+    """Write the small files of each day of a table together where there are many.
+
+    What the table holds stays as it is. Returns how many files went.
+
+    Raises:
+        LakeDiskError: the disk refused; the version before stands.
+        LakeDamaged: a file is missing or not whole.
+    """
+    days: defaultdict[tuple[str, str | None], list[DataFile]] = defaultdict(list)
+    for file in writer.lake.data_files(table):
+        if _is_small(file):
+            days[file.part, file.date].append(file)
+    old: list[DataFile] = []
+    new: list[DataFile] = []
+    for (part, _), small in days.items():
+        if len(small) >= SMALL_FILES_MAX:
+            old += small
+            new += _merged(writer, table, part, small).files
+    if old:
+        writer.commit(table, Change(tuple(new), tuple(old), operation=OPTIMIZE))
+    return len(old)
+
+
+def _is_small(file: DataFile) -> bool:
+    if file.part == OVER:
+        return file.size_bytes < SMALL_BYTES_MAX
+    return file.rows < ROWS_MAX // 2
+
+
+def _merged(writer: LakeWriter, table: str, part: str, small: Sequence[DataFile]) -> Staged:
+    chosen = frozenset(file.path for file in small)
+    paths = writer.lake.paths(table, lambda file: file.path in chosen)
+    directory = writer.new_directory(table)
+    # As Spark names them, so that they are taken up in the same way.
+    below = small[0].path.rpartition("/")[0]
+    target = directory / f"{PART_COLUMN}={part}" / below
+    schema = writer.lake.schema(table)
+    if below:
+        schema = schema.remove(schema.get_field_index(DATE))
+    try:
+        target.mkdir(parents=True)
+        rows_max = None if part == OVER else ROWS_MAX
+        _copy(paths, schema, target, rows_max)
+    except OSError as error:
+        raise LakeDiskError(directory, error) from error
+    return writer.stage(table, directory)
+
+
+def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int | None) -> None:
+    small = dataset.dataset(list(paths), schema=schema, format="parquet")
+    total = rows = 0
+
+    def number(batch: pa.RecordBatch) -> int:
+        nonlocal total, rows
+        total += batch.nbytes
+        rows += batch.num_rows
+        # Compressed, a file has about a fifth of it.
+        return int(total // (SMALL_BYTES_MAX * 10)) if rows_max is None else rows // rows_max
+
+    # One at a time: what is read ahead would be most of what a run that is kept open needs.
+    ahead = small.to_batches(batch_readahead=1, fragment_readahead=1, use_threads=False)
+    for index, batches in groupby(ahead, number):
+        with parquet.ParquetWriter(target / f"{index}.parquet", schema, **written(schema)) as file:
+            # Each row group has statistics of every column.
+            for group in groups(batches, GROUP_BYTES_MIN):
+                file.write_table(pa.Table.from_batches(group, schema))

@@ -22,19 +22,45 @@ from pyarrow import dataset, parquet
 
 from taskq.arrow import BREAK
 from taskq_plugins.spark.lake.errors import LakeDiskError
-from taskq_plugins.spark.lake.files import DataFile, Staged, groups, in_part, placed, write_rows
-from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, LOG_PART, OPEN_RECORDS, RECORDS, Change
-from taskq_plugins.spark.lake.tombstones import cleared
-from taskq_plugins.spark.parts import DATE, OPEN, OVER, PART_COLUMN
+from taskq_plugins.spark.lake.files import (
+    DATE,
+    OPEN,
+    OVER,
+    PART_COLUMN,
+    DataFile,
+    Staged,
+    groups,
+    in_part,
+    placed,
+    write_rows,
+)
+from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
+    JOBS,
+    LOG_PART,
+    OPEN_RECORDS,
+    RECORDS,
+    Change,
+    cleared,
+)
 from taskq_plugins.spark.source.rows import Reading, read_pieces
-from taskq_plugins.spark.tables.batches import KEYS, rows_of, touched_by
-from taskq_plugins.spark.tables.events import BIRTHS, CONCERNING, TOLD
-from taskq_plugins.spark.tables.logs import LOG, STEPS, Log, LogKey, log_rows, logs_of
+from taskq_plugins.spark.tables.fold import KEYS, rows_of, touched_by
+from taskq_plugins.spark.tables.logs import (
+    BIRTHS,
+    CONCERNING,
+    LOG,
+    STEPS,
+    TOLD,
+    Log,
+    LogKey,
+    log_rows,
+    logs_of,
+)
 
 if TYPE_CHECKING:
     from taskq.arrow import Piece
     from taskq_plugins.spark.lake.store import Batch, Lake, LakeWriter
-    from taskq_plugins.spark.run.hands import Hands
+    from taskq_plugins.spark.run.executor import Executor
 
 #: Records of one share, about ...
 SHARE_ROWS: Final = 150_000
@@ -84,7 +110,7 @@ def commit_batch(
     writer: LakeWriter,
     records: Staged,
     batch: Batch,
-    hands: Hands,
+    executor: Executor,
     *,
     drops: bool = False,
     tries: int = 0,
@@ -98,7 +124,7 @@ def commit_batch(
         writer: of the lake.
         records: of the batch.
         batch: its name.
-        hands: what runs a step for each share, wherever.
+        executor: what runs a step for each share, wherever.
         drops: whether ``records`` is to lack payloads and results.
         tries: how often it was begun before: each time its shares are smaller.
 
@@ -110,7 +136,7 @@ def commit_batch(
     targets = {table: writer.new_directory(table) for table in _FOLDED}
     plan = _Plan(lake, before, records, targets)
     try:
-        hands.each(fold_share, plan.shares(tries, hands.steps))
+        executor.each(fold_share, plan.shares(tries, executor.steps))
     except OSError as error:
         raise LakeDiskError(lake.path, error) from error
     write_rows(plan.log_rows, targets[OPEN_RECORDS], 0)

@@ -2,29 +2,127 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from taskq.cli import Failure, WrongUsage, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
+from taskq_plugins.spark.cli import lake_option
+from taskq_plugins.spark.java import ENGINES, takes_spark
 from taskq_plugins.spark.lake.bucket import is_address
-from taskq_plugins.spark.lake.command import lake_option
 from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES, Lake, LakeWriter
-from taskq_plugins.spark.run.engine import ENGINES, takes_spark
+from taskq_plugins.spark.run.errors import SourceGone, spelled
 from taskq_plugins.spark.run.increment import RunOptions, Summary, keep_in_order
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.reached import BASE, held, reached, unread_bytes
-from taskq_plugins.spark.run.reasons import SourceGone, spelled
-from taskq_plugins.spark.run.report import Report, open_report
 from taskq_plugins.spark.source.options import size_of
 from taskq_plugins.spark.source.positions import Offsets
 from taskq_plugins.spark.source.standing import Sight, look
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from taskq_plugins.spark.run.batch import Folded
+
+
+@contextmanager
+def open_report(*, as_json: bool) -> Iterator[Report]:
+    if as_json or not sys.stderr.isatty():
+        yield Report(as_json=as_json)
+        return
+    from rich.console import Console  # noqa: PLC0415 - as in render
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Report(progress)
+
+
+class Report:
+    """A plain line on stderr for each step, or one on a terminal, and the summary on stdout.
+
+    As JSON, an object a line for each step; the last one is the summary.
+
+    Args:
+        progress: the line on the terminal.
+        as_json: whether it is for programs.
+    """
+
+    def __init__(self, progress: Progress | None = None, *, as_json: bool = False) -> None:
+        self._records = 0
+        self._as_json = as_json
+        self._progress = progress
+        if progress is not None:
+            self._task: TaskID = progress.add_task("looking at the logs", total=None)
+
+    def _step(self, text: str, event: str, **details: object) -> None:
+        if self._as_json:
+            render.echo(json.dumps({"event": event, **details}))
+            sys.stdout.flush()
+        elif self._progress is None:
+            render.echo(text, err=True)
+        else:
+            done = f"{self._records:,} records · " if self._records else ""
+            self._progress.update(self._task, description=done + text)
+
+    def starting(self) -> None:
+        self._step("starting Spark", "starting")
+
+    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
+        self._records += folded.records
+        self._step(
+            f"batch {number}: {folded.records:,} records, {folded.jobs_open:,} jobs open, "
+            f"{seconds:.1f} s",
+            "batch",
+            batch=number,
+            **folded._asdict(),
+            seconds=round(seconds, 3),
+        )
+
+    def on_table(self, name: str) -> None:
+        self._step(f"computing {name}", "table", table=name)
+
+    def nothing_new(self, lake: Lake) -> None:
+        self._end(None, lake)
+
+    def done(self, summary: Summary, lake: Lake) -> None:
+        self._end(summary, lake)
+
+    def _end(self, summary: Summary | None, lake: Lake) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        last = lake.batch()
+        batch = None if last is None else last.number
+        batches, records, refreshed, seconds = summary or (0, 0, (), 0.0)
+        if self._as_json:
+            rows = {holding.table: holding.rows for holding in lake.holdings()}
+            self._step(
+                "", "done", batch=batch, records=records, batches=batches,
+                seconds=round(seconds, 3), refreshed=list(refreshed), rows=rows,
+            )  # fmt: skip
+        elif summary is None:
+            render.echo(f"nothing new; the tables stand at batch {batch}")
+        else:
+            rate = records / seconds if seconds else 0.0
+            render.echo(
+                f"{records:,} records in {batches} batch{'' if batches == 1 else 'es'}, "
+                f"{seconds:.1f} s ({rate:,.0f} records/s); batch {batch}"
+            )
+            lines = [
+                (holding.table, f"{holding.rows:,}", render.size(holding.size_bytes))
+                for holding in lake.holdings()
+            ]
+            render.print_table(("table", ">rows", ">size"), lines)
+
 
 #: Java hands out work, and no record passes through it: its second compiler never pays.
 _JAVA: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -267,7 +365,7 @@ def _tell_held(lake: Lake, twice: Mapping[str, str]) -> None:
 
 
 def _run(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> Summary:
-    from taskq_plugins.spark.run.executors import Executors  # noqa: PLC0415 - needs pyspark
+    from taskq_plugins.spark.run.spark_executor import SparkExecutor  # noqa: PLC0415 - needs pyspark
     from taskq_plugins.spark.session import spark_session  # noqa: PLC0415
 
     report.starting()
@@ -275,4 +373,4 @@ def _run(writer: LakeWriter, options: RunOptions, report: Report, master: str | 
         # What fails is told by us, in a line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         session.sparkContext.setLogLevel("OFF")
-        return run_increment(writer, options, report, Executors(session))
+        return run_increment(writer, options, report, SparkExecutor(session))

@@ -24,7 +24,7 @@ from taskq.arrow import BREAK
 from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.fleet.places import Memory
-from taskq_plugins.spark.lake.files import DataFile, in_part, write_rows
+from taskq_plugins.spark.lake.files import DATE, DEAD, OPEN, OVER, DataFile, in_part, write_rows
 from taskq_plugins.spark.lake.progress import positions
 from taskq_plugins.spark.lake.store import (
     ATTEMPTS,
@@ -39,14 +39,21 @@ from taskq_plugins.spark.lake.store import (
     Lake,
     LakeWriter,
 )
-from taskq_plugins.spark.parts import DATE, DEAD, OPEN, OVER
 from taskq_plugins.spark.source.standing import Sight, Standing
-from taskq_plugins.spark.tables.breaks import breaks
-from taskq_plugins.spark.tables.device_lag import SEGMENTS, count_jobs, device_lag
-from taskq_plugins.spark.tables.duplicates import duplicates
-from taskq_plugins.spark.tables.failures import failures
-from taskq_plugins.spark.tables.rollups import FAILED_OUTCOMES, changed_hours, rollup_hour, signed
-from taskq_plugins.spark.tables.steps import KNOWN_BY, steps
+from taskq_plugins.spark.tables.rollups import (
+    FAILED_OUTCOMES,
+    KNOWN_BY,
+    SEGMENTS,
+    breaks,
+    changed_hours,
+    count_jobs,
+    device_lag,
+    duplicates,
+    failures,
+    rollup_hour,
+    signed,
+    steps,
+)
 
 #: By table: rows that came, of ``sign`` 1, and rows that went, of -1.
 Changes: TypeAlias = "dict[str, duckdb.DuckDBPyRelation]"

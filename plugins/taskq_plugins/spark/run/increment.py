@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -12,7 +14,6 @@ from typing import Final, NamedTuple, Protocol
 
 from taskq.arrow import DETAILS, UNLIMITED, Corrupt, as_bytes
 from taskq.errors import TaskqError
-from taskq_plugins.spark.lake.compacting import compact
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import Staged
 from taskq_plugins.spark.lake.store import (
@@ -25,20 +26,50 @@ from taskq_plugins.spark.lake.store import (
     TOMBSTONES,
     Batch,
     LakeWriter,
+    compact,
+    tombstones,
 )
-from taskq_plugins.spark.lake.tombstones import tombstones
 from taskq_plugins.spark.run.batch import Folded, Part, commit_batch, stage_records, write_part
 from taskq_plugins.spark.run.derived import refresh_tables
-from taskq_plugins.spark.run.hands import PART_BYTES, Hands, Here, give_back_memory
-from taskq_plugins.spark.run.interrupting import interruptible
+from taskq_plugins.spark.run.errors import failure_of
+from taskq_plugins.spark.run.executor import PART_BYTES, Executor, LocalExecutor, give_back_memory
 from taskq_plugins.spark.run.reached import reached, tries, trying
-from taskq_plugins.spark.run.reasons import failure_of
-from taskq_plugins.spark.source.allotting import SHARE_BYTES_MIN, Limits
 from taskq_plugins.spark.source.options import ReadOptions, read_options
-from taskq_plugins.spark.source.planning import Following
+from taskq_plugins.spark.source.planning import SHARE_BYTES_MIN, Following, Limits
 from taskq_plugins.spark.source.positions import Offsets
 from taskq_plugins.spark.source.rows import Reading
 from taskq_plugins.spark.source.standing import Sight, look
+
+
+@contextmanager
+def interruptible(stop: Callable[[], None]) -> Iterator[threading.Event]:
+    """Inside, Ctrl-C sets the event and calls ``stop`` in a thread; a second one raises at once.
+
+    Raises:
+        KeyboardInterrupt: at the end, and in place of what the stopping made fail.
+    """
+    asked = threading.Event()
+
+    def note(_number: int, _frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        threading.Thread(target=stop, name="taskq-interrupt", daemon=True).start()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, note) if is_main else None
+    try:
+        yield asked
+    except Exception:
+        if asked.is_set():
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+    if asked.is_set():
+        raise KeyboardInterrupt
+
 
 #: Of larger bodies hash and size are stored.
 _BODY_BYTES_MAX: Final = 64 * 1024
@@ -108,7 +139,7 @@ def run(
     writer: LakeWriter,
     options: RunOptions,
     listener: Listener,
-    hands: Hands | None = None,
+    executor: Executor | None = None,
     sight: Sight | None = None,
 ) -> Summary:
     """Read what is new, fold it into the tables, and refresh the derived ones.
@@ -117,22 +148,22 @@ def run(
         writer: of the lake.
         options: what is read, and how.
         listener: told of each batch and table.
-        hands: what runs the steps of a batch; by default this process.
+        executor: what runs the steps of a batch; by default this process.
         sight: the logs as they are now, if somebody has looked.
 
     Raises:
         LakeError: the lake or Spark failed, or a log cannot be read as asked.
     """
     started = time.monotonic()
-    hands = hands or Here()
+    executor = executor or LocalExecutor()
     batches = records = 0
-    with interruptible(hands.cancel) as asked:
-        stream = Stream(writer, options, hands, sight=sight)
+    with interruptible(executor.cancel) as asked:
+        stream = Stream(writer, options, executor, sight=sight)
         while not asked.is_set() and (batch := stream.plan()) is not None:
             began = time.monotonic()
             staged = stream.read(batch)
             folded = commit_batch(
-                writer, staged, batch, hands, drops=options.drops, tries=stream.tries
+                writer, staged, batch, executor, drops=options.drops, tries=stream.tries
             )
             batches += 1
             records += folded.records
@@ -148,16 +179,16 @@ class Stream:
         self,
         writer: LakeWriter,
         options: RunOptions,
-        hands: Hands,
+        executor: Executor,
         between: tuple[Offsets, Offsets] | None = None,
         erased: Sequence[str] = (),
         sight: Sight | None = None,
     ) -> None:
         self._writer = writer
         self._erased = erased or tombstones(writer.lake)
-        self._hands = hands
+        self._executor = executor
         self._reading = options.reading()
-        self._limits = Limits(min(options.max_bytes, hands.steps * PART_BYTES))
+        self._limits = Limits(min(options.max_bytes, executor.steps * PART_BYTES))
         #: how often the batch was begun before, or one before it, and did not end
         self.tries = 0
         at = reached(writer.lake)
@@ -197,7 +228,7 @@ class Stream:
                     Part(number, part, self._reading, target, self._erased)
                     for number, part in enumerate(pieces)
                 ]
-                self._hands.each(write_part, parts)
+                self._executor.each(write_part, parts)
 
             return stage_records(self._writer, write, self._reading.schema)
 

@@ -26,15 +26,16 @@ from taskq_plugins.spark.lake.store import (
     Batch,
     Lake,
 )
-from taskq_plugins.spark.source.allotting import left
 from taskq_plugins.spark.source.going_on import go_on, whole_until
+from taskq_plugins.spark.source.planning import left
 from taskq_plugins.spark.source.positions import (
+    DataLoss,
     Offsets,
     Position,
+    loss_handler,
     offsets_from_json,
     offsets_to_json,
 )
-from taskq_plugins.spark.source.problems import DataLoss, loss_handler
 from taskq_plugins.spark.source.standing import Sight, Standing
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from taskq.cli import count_of
 from taskq_plugins.spark.lake.deltalog import DELTA_LOG
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.files import placed, write_rows
+from taskq_plugins.spark.lake.files import DATE, OVER, PART_COLUMN, placed, write_rows
 from taskq_plugins.spark.lake.store import (
     ATTEMPTS,
     JOBS,
@@ -32,18 +32,17 @@ from taskq_plugins.spark.lake.store import (
     Change,
     Lake,
     LakeWriter,
+    cleared,
+    tombstones,
 )
-from taskq_plugins.spark.lake.tombstones import cleared, tombstones
-from taskq_plugins.spark.parts import DATE, OVER, PART_COLUMN
 from taskq_plugins.spark.run.batch import commit_batch, schemas
-from taskq_plugins.spark.run.hands import Here
+from taskq_plugins.spark.run.executor import LocalExecutor
 from taskq_plugins.spark.run.increment import RunOptions, Stream
 from taskq_plugins.spark.run.reached import BASE, offsets_of, reference
 from taskq_plugins.spark.source.going_on import go_on
-from taskq_plugins.spark.source.positions import Offsets
-from taskq_plugins.spark.source.problems import loss_handler
+from taskq_plugins.spark.source.positions import Offsets, loss_handler
 from taskq_plugins.spark.source.standing import look
-from taskq_plugins.spark.tables.batches import KEYS, moment
+from taskq_plugins.spark.tables.fold import KEYS, moment
 from taskq_plugins.spark.tables.logs import LOG
 
 #: What tells a row of a table from all others, as far as it is taken over.
@@ -105,12 +104,12 @@ def _refold(into: Lake, options: RunOptions, offsets: Offsets, erased: Sequence[
         if end and reached and reached.branch == end.branch:
             ends[standing.log.log_id] = reached._replace(held="")
             at[standing.log.log_id] = standing.earliest._replace(branch=end.branch)
-    hands = Here()
+    executor = LocalExecutor()
     with into.writer() as writer:
         careless = replace(options, fail_on_data_loss=False)
-        stream = Stream(writer, careless, hands, (at, ends), erased)
+        stream = Stream(writer, careless, executor, (at, ends), erased)
         while (batch := stream.plan()) is not None:
-            commit_batch(writer, stream.read(batch), batch, hands, drops=options.drops)
+            commit_batch(writer, stream.read(batch), batch, executor, drops=options.drops)
 
 
 def _all(lake: Lake, table: str) -> Iterator[pa.Table]:

@@ -3,30 +3,264 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from decimal import Decimal
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+from pydantic_core import to_json
 
 from taskq.errors import TaskqError, UsageError
 from taskq.hooks import encode_loose
-from taskq_plugins.spark.sink.columns import (
-    binary_of,
-    check_object,
-    given_payloads,
-    no_value,
-    pieces,
-    reserved_values,
-    shown,
+from taskq_plugins.spark.sink.options import (
+    Recipe,
+    Recipes,
+    Shape,
+    SinkOptions,
+    check_payload,
+    shape_of,
+    span,
 )
-from taskq_plugins.spark.sink.options import SinkOptions
-from taskq_plugins.spark.sink.payloads import payloads_of, values_of
-from taskq_plugins.spark.sink.recipes import Recipe, Recipes, check_payload
-from taskq_plugins.spark.sink.schema import Shape, shape_of
 
 if TYPE_CHECKING:
     from taskq import TaskQ
     from taskq.engine import PartWriter
+
+#: Rows that are turned into entries at a time, and bytes of them.
+ROWS_MAX: Final = 16_384
+ROWS_BYTES_MAX: Final = 64 * 1024 * 1024
+_SPANS: Final = frozenset({"window", "delay", "expires"})
+#: Characters of a row, and of one value in it, that an error shows.
+_SHOWN_MAX: Final = 240
+_VALUE_SHOWN_MAX: Final = 60
+_OPENING: Final = ord("{")
+
+
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    count = batch.num_rows
+    if not count:
+        return
+    if count > 1 and (count > ROWS_MAX or batch.nbytes > ROWS_BYTES_MAX):
+        half = count // 2
+        yield from pieces(batch.slice(0, half))
+        yield from pieces(batch.slice(half))
+        return
+    yield batch
+
+
+def reserved_values(name: str, column: pa.Array) -> list[Any]:
+    """Return the values of one reserved column, None where there is none.
+
+    Raises:
+        UsageError: a moment is out of range.
+    """
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if name == "key":
+        return cast("list[Any]", binary_of(column).to_pylist())
+    values = python_values(column)
+    if name == "eta":
+        return [_moment(name, value) for value in values]
+    if name in _SPANS:
+        return [_span(name, value) for value in values]
+    if name == "headers":
+        return [None if value is None else tuple(value.items()) for value in values]
+    return values
+
+
+def given_payloads(column: pa.Array, *, named: bool) -> list[bytes]:
+    """Return the payloads of a column ``value``; ``named``: all rows are calls of tasks.
+
+    Raises:
+        UsageError: one is null, or no JSON object where it must be one.
+        PayloadTooLarge: one is over the limit.
+    """
+    binary = binary_of(column)
+    if binary.null_count:
+        raise no_value()
+    check_payload("column 'value'", pc.max(pc.binary_length(binary)).as_py() or 0)
+    payloads = cast("list[bytes]", binary.to_pylist())
+    if named:
+        for payload in payloads:
+            if not payload or payload[0] != _OPENING:
+                check_object(payload)
+    return payloads
+
+
+def check_object(payload: bytes) -> None:
+    """Refuse what is not meant as a JSON object; whether it is a good one is for the worker.
+
+    Raises:
+        UsageError: it begins with something else.
+    """
+    if not payload.lstrip().startswith(b"{"):
+        raise UsageError(
+            f"column 'value' is {payload[:40]!r}, the payload of a task's job must be a JSON "
+            f"object of its arguments: write it with to_json(struct(...))"
+        )
+
+
+def no_value() -> UsageError:
+    return UsageError("column 'value' is null: leave such rows out, or write '{}' for no arguments")
+
+
+def binary_of(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if types.is_large_string(kind) or types.is_string_view(kind) or types.is_string(kind):
+        column = column.cast(pa.large_string())
+    return column if types.is_large_binary(column.type) else column.cast(pa.large_binary())
+
+
+def shown(batch: pa.RecordBatch) -> str:
+    texts = []
+    for name in batch.schema.names:
+        try:
+            value = batch.column(name)[0].as_py()
+        except (ValueError, pa.ArrowException):
+            value = "…"
+        texts.append(f"{name}={_cut(repr(value), _VALUE_SHOWN_MAX)}")
+    return _cut(", ".join(texts), _SHOWN_MAX)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _span(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        length = span(value)
+        # Files have moments as text; a span of time has no colon.
+        return _moment(name, value) if name == "expires" and ":" in value else length
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _moment(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise UsageError(
+            f"column {name!r} is {value[:60]!r}: write a time such as 2024-05-01T12:00:00+02:00"
+        ) from None
+
+
+#: What JSON cannot hold as it is, of UTF-8: quotes, backslashes, control characters.
+_ESCAPED: Final = r'["\\\x00-\x1f]'
+_EMPTY: Final = b"{}"
+
+
+def payloads_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
+    """Return one JSON object of arguments for each row.
+
+    Raises:
+        UsageError: a value has no form in JSON; the message names its column.
+    """
+    if not names:
+        return [_EMPTY] * batch.num_rows
+    pieces: list[pa.Array | pa.Scalar] = []
+    opening = "{"
+    for name in names:
+        pieces.append(pa.scalar(f"{opening}{to_json(name).decode()}:", pa.large_binary()))
+        pieces.append(_fragments(name, batch.column(name)))
+        opening = ","
+    pieces.append(pa.scalar(b"}", pa.large_binary()))
+    joined = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
+    return cast("list[bytes]", joined.to_pylist())
+
+
+def values_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any]]:
+    columns = [python_values(batch.column(name)) for name in names]
+    if not columns:
+        return [{} for _ in range(batch.num_rows)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """Return values as Python has them: maps as dicts, moments to the microsecond.
+
+    Raises:
+        UsageError: a moment has nanoseconds, or lies outside of the years 1 to 9999.
+    """
+    try:
+        return _plain(_whole_microseconds(column), column.type)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{error}") from None
+
+
+def _plain(column: pa.Array, kind: pa.DataType) -> list[Any]:
+    if not _holds_map(kind):
+        return cast("list[Any]", column.to_pylist())
+    return [_unmapped(value, kind) for value in column.to_pylist()]
+
+
+def _whole_microseconds(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return column.cast(pa.timestamp("us", kind.tz))
+    if types.is_duration(kind) and kind.unit == "ns":
+        return column.cast(pa.duration("us"))
+    if types.is_time64(kind) and kind.unit == "ns":
+        return column.cast(pa.time64("us"))
+    return column
+
+
+def _holds_map(kind: pa.DataType) -> bool:
+    if types.is_map(kind):
+        return True
+    if not types.is_nested(kind):
+        return False
+    return any(_holds_map(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _unmapped(value: Any, kind: pa.DataType) -> Any:
+    if value is None or not _holds_map(kind):
+        return value
+    if types.is_map(kind):
+        return {name: _unmapped(item, kind.item_type) for name, item in value}
+    if types.is_struct(kind):
+        return {field.name: _unmapped(value[field.name], field.type) for field in kind}
+    return [_unmapped(item, kind.value_type) for item in value]
+
+
+def _fragments(name: str, column: pa.Array) -> pa.Array:
+    kind = column.type
+    if types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    try:
+        if types.is_integer(kind) or types.is_boolean(kind):
+            written = column.cast(pa.string()).cast(pa.large_binary())
+        elif types.is_string(kind) or types.is_large_string(kind):
+            written = _quoted(column.cast(pa.large_string()))
+        else:
+            texts = [_json(value) for value in python_values(column)]
+            return pa.array(texts, pa.large_binary())
+    except (ValueError, pa.ArrowException) as error:
+        raise UsageError(f"column {name!r} cannot be written as JSON: {error}") from None
+    return pc.fill_null(written, pa.scalar(b"null", pa.large_binary()))
+
+
+def _quoted(column: pa.Array) -> pa.Array:
+    column.validate(full=True)  # other than UTF-8 would be no JSON, and be found by a worker only
+    quote = pa.scalar(b'"', pa.large_binary())
+    nothing = pa.scalar(b"", pa.large_binary())
+    quoted = pc.binary_join_element_wise(quote, column.cast(pa.large_binary()), quote, nothing)
+    special = pc.match_substring_regex(column, _ESCAPED)
+    if not pc.any(special).as_py():
+        return quoted
+    special = pc.fill_null(special, False)
+    texts = [_json(value) for value in column.filter(special).to_pylist()]
+    return pc.replace_with_mask(quoted, special, pa.array(texts, pa.large_binary()))
+
+
+def _json(value: Any) -> bytes:
+    # As serialization.encode_loose has it.
+    return to_json(value, bytes_mode="base64", inf_nan_mode="strings")
 
 
 class BadRow(UsageError):

@@ -19,8 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from taskq.connection.uploads import Part, discard
 from taskq.errors import UsageError
 from taskq_plugins.spark.sink.encoding import Encoder
-from taskq_plugins.spark.sink.options import SinkOptions, parse_options
-from taskq_plugins.spark.sink.schema import shape_of
+from taskq_plugins.spark.sink.options import SinkOptions, parse_options, shape_of
 from taskq_plugins.spark.sink.uploads import Published, finish, new_upload, write_parts
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import START, Edges, End, SegmentFile, breaks, edges, follows
 from taskq_plugins.fleet.inventory import Break as Declared
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
-from taskq_plugins.spark.source.positions import Position
-from taskq_plugins.spark.source.problems import DataLoss, loss_handler
+from taskq_plugins.spark.source.positions import DataLoss, Position, loss_handler
 from taskq_plugins.spark.source.standing import Standing, at_lsn, at_time
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 
 from taskq.values import parse_json
-from taskq_plugins.spark.source.positions import Bound, parse_bound
-from taskq_plugins.spark.source.problems import OptionError
+from taskq_plugins.spark.source.positions import Bound, OptionError, parse_bound
 
 _UNITS: Final = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)

@@ -28,7 +28,7 @@ from taskq.engine import LogReader
 from taskq.errors import FormatError, LogError
 from taskq_plugins.fleet.inventory import durable_end, segments
 from taskq_plugins.fleet.places import LogPlace
-from taskq_plugins.spark.source.problems import DataLoss, Unreadable
+from taskq_plugins.spark.source.positions import DataLoss, Unreadable
 from taskq_plugins.spark.source.standing import Standing, at_lsn
 
 #: Columns that the choice is made by.

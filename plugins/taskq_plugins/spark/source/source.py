@@ -27,8 +27,8 @@ class TaskqSource(DataSource):
         return "taskq"
 
     def schema(self) -> StructType:
+        from taskq_plugins.spark.source.batch import spark_schema  # noqa: PLC0415
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
-        from taskq_plugins.spark.source.schema import spark_schema  # noqa: PLC0415
 
         options = read_options(self.options)
         return spark_schema(details=options.include_details, binary=options.binary)
@@ -39,7 +39,7 @@ class TaskqSource(DataSource):
         return BatchReader(*self._read(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        from taskq_plugins.spark.source.stream import StreamReader  # noqa: PLC0415
+        from taskq_plugins.spark.source.batch import StreamReader  # noqa: PLC0415
 
         return StreamReader(*self._read(schema))
 
@@ -57,9 +57,9 @@ class TaskqSource(DataSource):
 
     def _read(self, schema: StructType) -> tuple[ReadOptions, Reading]:
         from taskq.arrow import Corrupt  # noqa: PLC0415
+        from taskq_plugins.spark.source.batch import arrow_schema  # noqa: PLC0415
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
         from taskq_plugins.spark.source.rows import Reading  # noqa: PLC0415
-        from taskq_plugins.spark.source.schema import arrow_schema  # noqa: PLC0415
 
         options = read_options(self.options)
         reading = Reading(

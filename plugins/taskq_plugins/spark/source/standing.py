@@ -34,8 +34,7 @@ from taskq_plugins.fleet.places import (
     find_logs,
     log_problem,
 )
-from taskq_plugins.spark.source.positions import Given, Lsn, Position
-from taskq_plugins.spark.source.problems import OptionError, Unreadable
+from taskq_plugins.spark.source.positions import Given, Lsn, OptionError, Position, Unreadable
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions

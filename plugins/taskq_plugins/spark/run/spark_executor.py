@@ -10,14 +10,14 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from taskq_plugins.spark.run.hands import give_back_memory
-from taskq_plugins.spark.run.reasons import failure
+from taskq_plugins.spark.run.errors import failure
+from taskq_plugins.spark.run.executor import give_back_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Executors:
+class SparkExecutor:
     """Runs each step as a task of Spark's, but for one that is alone.
 
     Attributes:

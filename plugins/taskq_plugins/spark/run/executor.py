@@ -13,7 +13,7 @@ import pyarrow as pa
 PART_BYTES: Final = 4 * 1024 * 1024
 
 
-class Hands(Protocol):
+class Executor(Protocol):
     """Runs the steps of a batch."""
 
     @property
@@ -24,7 +24,7 @@ class Hands(Protocol):
     def cancel(self) -> None: ...
 
 
-class Here:
+class LocalExecutor:
     """Runs one step after the other in this process, and ends none before its time."""
 
     steps = 2

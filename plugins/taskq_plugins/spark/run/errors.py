@@ -7,7 +7,7 @@ from typing import Final
 
 from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.source.problems import DataLoss
+from taskq_plugins.spark.source.positions import DataLoss
 
 #: The last line of a traceback whose error is one of ours: its class, and what it says.
 _OURS: Final = re.compile(r"^\s*(?:\w+: )*taskq\w*(?:\.\w+)*\.\w+: (?P<text>.+)$", re.MULTILINE)
@@ -32,7 +32,7 @@ class SourceGone(PipelineFailed):
 
 
 #: How such an error begins in Spark's words.
-_GONE: Final = ("problems.DataLoss:", "problems.LogVanished:")
+_GONE: Final = (".DataLoss:", ".LogVanished:")
 
 
 def failure(text: str) -> PipelineFailed:
