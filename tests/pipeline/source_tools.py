@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from pyspark_taskq import DefaultSource
 from taskq.arrow import DETAILS, SCHEMA
-from taskq_plugins.spark.source.batch import StreamReader
+from taskq_plugins.spark.source.readers import StreamReader
 from tests.fleet.made_logs import MadeLog
 
 if TYPE_CHECKING:

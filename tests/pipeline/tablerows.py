@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from taskq.arrow import DETAILS
 from taskq.arrow.schema import as_bytes
-from taskq_plugins.spark.lake.progress import READ
+from taskq_plugins.spark.run.progress import READ
+from taskq_plugins.spark.tables.aggregates import SEGMENTS
 from taskq_plugins.spark.tables.fold import rows_of
-from taskq_plugins.spark.tables.rollups import SEGMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,15 +13,15 @@ import pytest
 
 from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
 from taskq.core.records import Cause, Kind
-from taskq_plugins.spark.backlog import executing
-from taskq_plugins.spark.backlog.crew import (
+from taskq_plugins.spark.backlog import execution
+from taskq_plugins.spark.backlog.execution import HOLD_SECONDS, Chunk, Report, run_chunk, run_chunks
+from taskq_plugins.spark.backlog.worker import (
     CHUNK_BYTES_MAX,
     CHUNK_JOBS_MAX,
     CHUNK_SECONDS,
     Costs,
     cut,
 )
-from taskq_plugins.spark.backlog.executing import HOLD_SECONDS, Chunk, Report, run_chunk, run_chunks
 from taskq_workers.slots.shipping import Ended, ship
 from tests.workers.fakes import make_delivery
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def app(monkeypatch: pytest.MonkeyPatch) -> TaskQ:
     """Return an app that the executor's side finds under any name."""
     app = TaskQ("never-made")
-    monkeypatch.setattr(executing, "_app", lambda *_: app)
+    monkeypatch.setattr(execution, "_app", lambda *_: app)
     return app
 
 
@@ -228,7 +228,7 @@ def test_a_partition_that_spark_runs_again_runs_no_job(
     def note() -> None:
         ran.append(1)
 
-    monkeypatch.setattr(executing, "_ran_before", lambda: True)
+    monkeypatch.setattr(execution, "_ran_before", lambda: True)
     assert list(run_chunks([chunk_of(claimed(note))])) == [Report(lost=True)]
     assert not ran
 

@@ -12,10 +12,9 @@ import pytest
 from taskq import current_job, retry
 from taskq.core.errors import DuplicateKey
 from taskq.core.records import Cause, Kind
-from taskq_plugins.spark.backlog import executing
-from taskq_plugins.spark.backlog.crew import Costs, ExecutorLost
-from taskq_plugins.spark.backlog.executing import run_chunk
-from taskq_plugins.spark.backlog.worker import SparkWorker
+from taskq_plugins.spark.backlog import execution
+from taskq_plugins.spark.backlog.execution import run_chunk
+from taskq_plugins.spark.backlog.worker import Costs, ExecutorLost, SparkWorker
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.process.elsewhere import Order
 from tests.workers.fakes import FakeApp
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.log.requests import Settlement
-    from taskq_plugins.spark.backlog.executing import Chunk, Report
+    from taskq_plugins.spark.backlog.execution import Chunk, Report
     from taskq_workers import JobFinished
 
 
@@ -73,7 +72,7 @@ def _run_all(packed: bytes) -> list[Report]:
 @pytest.fixture
 async def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
     app = FakeApp()
-    monkeypatch.setattr(executing, "_app", lambda *_: app)
+    monkeypatch.setattr(execution, "_app", lambda *_: app)
     return app
 
 
@@ -265,7 +264,7 @@ async def test_executors_that_cannot_import_the_app_stop_the_worker_and_keep_the
     def broken(*_: str) -> FakeApp:
         raise ModuleNotFoundError("No module named 'shop'")
 
-    monkeypatch.setattr(executing, "_app", broken)
+    monkeypatch.setattr(execution, "_app", broken)
     fake.put(work)
     with pytest.raises(SparkError, match=r"cannot import jobs:app: .*'shop'.*--py-files"):
         await worker_of(fake, here).run()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyarrow import parquet
 
-from taskq_plugins.spark.tables.rollups import count_jobs, device_lag, signed
+from taskq_plugins.spark.tables.aggregates import count_jobs, device_lag, signed
 from tests.pipeline.tablerows import HOUR, NOON, SECOND, job, tables
 
 if TYPE_CHECKING:

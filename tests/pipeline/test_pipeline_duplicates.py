@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from taskq_plugins.spark.tables.rollups import RUNS_MAX, duplicates
+from taskq_plugins.spark.tables.aggregates import RUNS_MAX, duplicates
 from tests.pipeline.tablerows import NOON, SECOND, job, tables
 
 RAN = {"state": "succeeded", "first_started_ns": NOON + 1_999, "key": b"k"}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, fingerprint
-from taskq_plugins.spark.tables.rollups import failures
+from taskq_plugins.spark.tables.aggregates import failures
 from tests.pipeline.tablerows import NOON, SECOND, attempt, job, tables, tried
 
 if TYPE_CHECKING:

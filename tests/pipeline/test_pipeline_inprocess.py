@@ -17,7 +17,7 @@ from taskq_plugins.spark.lake import store
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
-from taskq_plugins.spark.run.reached import reached
+from taskq_plugins.spark.run.progress import reached
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import live, rows_of

@@ -27,7 +27,7 @@ from taskq_plugins.spark.run.command import Report
 from taskq_plugins.spark.run.executor import LocalExecutor
 from taskq_plugins.spark.run.increment import RunOptions, Stream
 from taskq_plugins.spark.run.increment import run as run_increment
-from taskq_plugins.spark.run.reached import reached
+from taskq_plugins.spark.run.progress import reached
 from tests.bench.harness import family
 from tests.pipeline.rowmaking import do_steps, live
 from tests.pipeline.twolakes import rows_of_equal_tables

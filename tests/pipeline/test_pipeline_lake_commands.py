@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from taskq.cli.main import main
 from taskq_plugins.fleet.inventory import START
 from taskq_plugins.spark.lake.errors import LakeDamaged
-from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.lake.store import Batch, Lake
-from taskq_plugins.spark.run.reached import offsets_of, reached
+from taskq_plugins.spark.run.progress import log_progress, offsets_of, reached
 from tests.cli.helpers import taskq, taskq_json
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.lakes import fill, put

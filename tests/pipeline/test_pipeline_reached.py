@@ -14,7 +14,7 @@ pytest.importorskip("deltalake")
 from taskq_plugins.spark.lake.errors import LakeDamaged
 from taskq_plugins.spark.lake.store import Batch, Change, Lake
 from taskq_plugins.spark.run.increment import RunOptions, run
-from taskq_plugins.spark.run.reached import BASE, reached, reference
+from taskq_plugins.spark.run.progress import BASE, reached, reference
 from taskq_plugins.spark.source.positions import Position
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.rowmaking import COLUMNS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from taskq_plugins.spark.tables.rollups import rollup_hour
+from taskq_plugins.spark.tables.aggregates import rollup_hour
 from tests.pipeline.tablerows import HOUR, NOON, NOON_HOUR, SECOND, attempt, job, tables
 
 if TYPE_CHECKING:

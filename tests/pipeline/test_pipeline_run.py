@@ -13,12 +13,12 @@ import pytest
 from taskq import Put, TaskLog
 from taskq_plugins.spark import read_table
 from taskq_plugins.spark.lake import files
-from taskq_plugins.spark.lake.progress import log_progress
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from taskq_plugins.spark.run import batch, derived
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.increment import RunOptions, run
-from taskq_plugins.spark.source.standing import look
+from taskq_plugins.spark.run.progress import log_progress
+from taskq_plugins.spark.source.snapshot import look
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, do_steps, last_lsns, live, rows_of
 from tests.pipeline.twolakes import KEYS

@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 from taskq.cli.main import main
 from taskq.log.format.carried import encode_compacted
 from taskq_plugins.spark.lake.store import Lake, LakeWriter
-from taskq_plugins.spark.run.reached import held, unread_bytes
+from taskq_plugins.spark.run.progress import held, unread_bytes
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.planning import Following
 from taskq_plugins.spark.source.positions import offsets_from_json
-from taskq_plugins.spark.source.standing import look
+from taskq_plugins.spark.source.snapshot import look
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
 from tests.pipeline.source_tools import Stream
 

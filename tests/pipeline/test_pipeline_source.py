@@ -21,8 +21,8 @@ from taskq.arrow import SCHEMA
 from taskq.core.errors import LogDamaged, LogError, UsageError
 from taskq_plugins.fleet import FleetError, LogTwice
 from taskq_plugins.spark.source import rows as source_rows
-from taskq_plugins.spark.source.batch import Pieces
 from taskq_plugins.spark.source.positions import DataLoss, OptionError, Unreadable
+from taskq_plugins.spark.source.readers import Pieces
 from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, claimed, damage, succeeded
 from tests.pipeline.source_tools import batches_of, lsns, read_batch, rows_of, source, spark_schema
 

@@ -11,7 +11,7 @@ import pytest
 
 from taskq_plugins.fleet import inventory, places
 from taskq_plugins.fleet.inventory import SegmentFile
-from taskq_plugins.spark.source import standing
+from taskq_plugins.spark.source import snapshot
 from taskq_plugins.spark.source.options import read_options
 from tests.fleet.made_logs import MadeLog
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskq_plugins.spark.source.standing import Standing
+    from taskq_plugins.spark.source.snapshot import Standing
 
 
 def seen(hub: Path) -> tuple[list[Standing], int]:
@@ -29,7 +29,7 @@ def seen(hub: Path) -> tuple[list[Standing], int]:
         mock.patch.object(inventory, "SegmentFile", opened),
         mock.patch.object(inventory, "SegmentFile", opened),
     ):
-        return standing.look(read_options({"path": str(hub)})).standings, opened.call_count
+        return snapshot.look(read_options({"path": str(hub)})).standings, opened.call_count
 
 
 def test_a_log_that_is_silent_is_not_opened_again(
@@ -40,7 +40,7 @@ def test_a_log_that_is_silent_is_not_opened_again(
         log.enqueue()
     assert seen(tmp_path)[1] > 0
     assert seen(tmp_path)[1] > 0, "what changed just now may have changed once more"
-    for module in (places, standing):
+    for module in (places, snapshot):
         monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
     before, _ = seen(tmp_path)
     again, opened = seen(tmp_path)
@@ -85,7 +85,7 @@ def named_otherwise(log: MadeLog) -> None:
 def test_whatever_changes_in_a_log_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[MadeLog], None]
 ) -> None:
-    for module in (places, standing):
+    for module in (places, snapshot):
         monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
     log = MadeLog(tmp_path / "edge")
     log.enqueue()

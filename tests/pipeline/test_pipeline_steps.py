@@ -13,7 +13,7 @@ pytest.importorskip("deltalake")
 
 from taskq.engine import LogReader
 from taskq_plugins.spark.lake.store import Lake
-from taskq_plugins.spark.tables.rollups import KNOWN_BY, steps
+from taskq_plugins.spark.tables.aggregates import KNOWN_BY, steps
 from tests.cli.helpers import taskq
 from tests.pipeline.rowmaking import COLUMNS, order_app, work
 from tests.pipeline.tablerows import NOON, SECOND

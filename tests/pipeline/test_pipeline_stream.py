@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxFiles, ReadMax
 
 from taskq.core.errors import LogDamaged, UsageError
 from taskq_plugins.fleet.inventory import durable_end
-from taskq_plugins.spark.source import standing
+from taskq_plugins.spark.source import snapshot
 from taskq_plugins.spark.source.positions import (
     DataLoss,
     LogVanished,
@@ -144,7 +144,7 @@ def test_a_batch_ends_where_its_offset_says_while_the_log_grows_under_every_look
         made.enqueue(1)  # behind the listing of the segments, before their end is looked for
         return durable_end(log, places)
 
-    monkeypatch.setattr(standing, "durable_end", grown)
+    monkeypatch.setattr(snapshot, "durable_end", grown)
     stream = Stream(tmp_path)
     seen: list[int] = []
     for _ in range(5):

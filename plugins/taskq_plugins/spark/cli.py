@@ -16,8 +16,8 @@ from taskq.extras import import_arrow, install_line
 from taskq_plugins.spark.errors import missing_package
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.lake.progress import LogProgress
     from taskq_plugins.spark.lake.store import Batch, Lake
+    from taskq_plugins.spark.run.progress import LogProgress
 
 #: What Arrow looks at when it is loaded.
 _POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
@@ -27,8 +27,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("taskq_plugins.spark.cli", "Tell what a lake holds, and of which logs."),
     "erase": ("taskq_plugins.spark.lake.erase", "Erase what jobs brought along, for good."),
     "triage": ("taskq_plugins.spark.triage", "Rank what fails, and what to do about it."),
-    "replay": ("taskq_plugins.spark.bulk.enqueue", "Enqueue past jobs again, chosen by SQL."),
-    "enqueue": ("taskq_plugins.spark.bulk.enqueue", "Enqueue one job for each row of a file."),
+    "replay": ("taskq_plugins.spark.bulk_command", "Enqueue past jobs again, chosen by SQL."),
+    "enqueue": ("taskq_plugins.spark.bulk_command", "Enqueue one job for each row of a file."),
     "doctor": ("taskq_plugins.spark.java", "Check Java and packages, and say what to do."),
 }
 
@@ -126,8 +126,8 @@ def lake_option(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
     """Tell what the tables hold, how far each log was read, and what is left."""
-    from taskq_plugins.spark.lake.progress import log_progress  # noqa: PLC0415 - needs pyarrow
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
+    from taskq_plugins.spark.run.progress import log_progress  # noqa: PLC0415 - needs pyarrow
 
     newest = Lake.open(lake_path)
     newest.check()

@@ -99,10 +99,10 @@ def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
     records = details.select(SCHEMA.names)
     tables = {"records": records.append_column("date", records["timestamp"].cast(pa.date32()))}
     if folds:
-        from taskq_plugins.spark.closed import closed_duckdb  # noqa: PLC0415 - as above
+        from taskq_plugins.spark.sandbox import closed_duckdb  # noqa: PLC0415 - as above
+        from taskq_plugins.spark.tables.aggregates import steps  # noqa: PLC0415 - as above
         from taskq_plugins.spark.tables.fold import rows_of  # noqa: PLC0415 - as above
         from taskq_plugins.spark.tables.logs import log_rows, logs_of  # noqa: PLC0415 - as above
-        from taskq_plugins.spark.tables.rollups import steps  # noqa: PLC0415 - as above
 
         rows = rows_of(details, logs_of(log_rows(details)))
         tables |= {"jobs": _shown(rows.jobs), "attempts": _handy(_shown(rows.attempts))}
@@ -120,7 +120,7 @@ def answer(query: str, tables: dict[str, Any]) -> pa.Table:
     """
     import duckdb  # noqa: PLC0415 - an extra that help need not load
 
-    from taskq_plugins.spark.closed import closed_duckdb  # noqa: PLC0415 - as above
+    from taskq_plugins.spark.sandbox import closed_duckdb  # noqa: PLC0415 - as above
 
     with closed_duckdb(tables) as connection:
         kinds = [statement.type for statement in connection.extract_statements(query)]

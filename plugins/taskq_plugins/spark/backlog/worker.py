@@ -2,19 +2,578 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+import logging
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskq_plugins.spark.backlog.crew import Cluster, Executors, SparkCrew
+from taskq.engine import Settlement, kinds
+from taskq.hooks import Inputs, encode_reason
+from taskq.values import SECOND_NS
+from taskq_plugins.spark.backlog.execution import Chunk, Report, run_chunks
+from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
+from taskq_workers.events import Hook, tell
 from taskq_workers.logpart import LogPart
 from taskq_workers.pool import Worker
+from taskq_workers.slots.feed import Feed
+from taskq_workers.slots.outcomes import (
+    ELSEWHERE_SECONDS,
+    release,
+    settle_failure,
+    settle_unreadable,
+)
+from taskq_workers.slots.pace import Pace
+from taskq_workers.slots.settling import Settler
+from taskq_workers.slots.shipping import Ended, Sent, settlement_of, ship
+from taskq_workers.slots.storing import stored_success
 
 if TYPE_CHECKING:
-    from taskq import TaskQ
+    from pyspark import SparkContext
+
+    from taskq import Delivery, TaskQ
+    from taskq.engine import LoopPort
     from taskq_workers.process.elsewhere import Order
     from taskq_workers.slots.hands import Runner
+
+#: Payloads of a chunk. A larger one is left to a worker that runs its jobs itself, since Spark
+#: sends no message over 128 MiB.
+SHIP_BYTES_MAX: Final = 64 << 20
+
+
+async def open_payloads(
+    app: TaskQ, chunk: list[Delivery]
+) -> tuple[dict[int, bytes], list[Settlement]]:
+    """Return payloads by job, where the record holds them otherwise; and what cannot be sent.
+
+    The latter are taken out of the chunk.
+    """
+    payloads: dict[int, bytes] = {}
+    settlements: list[Settlement] = []
+    sendable: list[Delivery] = []
+    size_bytes = 0
+    for delivery in chunk:
+        if not Inputs.needed(delivery):
+            sendable.append(delivery)
+            continue
+        try:
+            payload = await Inputs(app).payload(delivery)
+        except Exception as error:  # noqa: BLE001 - no job may stop its worker
+            failed = settle_unreadable(delivery, error)
+            task = app.tasks[delivery.task]
+            settlements.append(failed or settle_failure(task, delivery, error))
+            continue
+        if len(payload) > SHIP_BYTES_MAX:
+            settlements.append(_too_large(delivery, len(payload)))
+        elif size_bytes + len(payload) > SHIP_BYTES_MAX:
+            settlements.append(release(delivery))
+        else:
+            size_bytes += len(payload)
+            payloads[delivery.job] = payload
+            sendable.append(delivery)
+    chunk[:] = sendable
+    return payloads, settlements
+
+
+def _too_large(delivery: Delivery, size_bytes: int) -> Settlement:
+    reason = encode_reason(
+        f"its payload has {size_bytes} bytes, and no more than {SHIP_BYTES_MAX} go to an executor: "
+        f"run a worker without --executor beside this one"
+    )
+    return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
+
+
+#: What a chunk is to take.
+CHUNK_SECONDS: Final = 1.0
+#: A chunk is not made shorter to keep all executors busy: starting it would take most of the time.
+CHUNK_SECONDS_MIN: Final = 0.1
+#: Slower jobs are claimed only for executors that are free.
+SLOW_SECONDS: Final = 1.5
+#: Most jobs of one chunk, and most bytes of their records.
+CHUNK_JOBS_MAX: Final = 1_000
+CHUNK_BYTES_MAX: Final = 8 << 20
+#: Weight of the latest chunk in the averages.
+_WEIGHT: Final = 0.4
+
+
+class Costs:
+    """Seconds of an executor that a job of each task takes; unknown ones count as a whole chunk.
+
+    Attributes:
+        usual: the same of any job, as they come.
+        size_usual_bytes: of a job's record.
+    """
+
+    def __init__(self) -> None:
+        self.usual = CHUNK_SECONDS
+        self.size_usual_bytes = 0.0
+        self._of_task: dict[str, float] = {}
+        self._is_new = True
+
+    def seconds(self, task: str) -> float:
+        return self._of_task.get(task, CHUNK_SECONDS)
+
+    @property
+    def is_slow(self) -> bool:
+        return self.usual > SLOW_SECONDS
+
+    def chunk_jobs(self) -> int:
+        count = CHUNK_SECONDS / max(self.usual, CHUNK_SECONDS / CHUNK_JOBS_MAX)
+        if self.size_usual_bytes:
+            count = min(count, CHUNK_BYTES_MAX / self.size_usual_bytes)
+        return max(int(count), 1)
+
+    def learn(self, jobs: Iterable[tuple[str, float, int]]) -> None:
+        by_task: dict[str, list[float]] = {}
+        size_bytes = 0
+        for task, seconds, job_bytes in jobs:
+            by_task.setdefault(task, []).append(seconds)
+            size_bytes += job_bytes
+        count = sum(map(len, by_task.values()))
+        if not count:
+            return
+        for task, times in by_task.items():
+            mean = sum(times) / len(times)
+            self._of_task[task] = _mixed(self._of_task.get(task), mean)
+        usual, size = (None, None) if self._is_new else (self.usual, self.size_usual_bytes)
+        self.usual = _mixed(usual, sum(map(sum, by_task.values())) / count)
+        self.size_usual_bytes = _mixed(size, size_bytes / count)
+        self._is_new = False
+
+
+def cut(
+    waiting: deque[Delivery],
+    partitions: int,
+    costs: Costs,
+    alone: Callable[[Delivery], bool],
+    free: int = 0,
+) -> list[list[Delivery]]:
+    """Take jobs from the left of ``waiting`` for so many partitions, about equally long ones.
+
+    Args:
+        waiting: in claim order; what does not fit stays.
+        partitions: how many chunks to make at most.
+        costs: of the tasks.
+        alone: whether a job is to have a chunk of its own.
+        free: how many partitions could run them, if more than these.
+    """
+    total = sum(costs.seconds(job.task) for job in waiting)
+    # Sums of floats differ by how they are added, and by the Python that adds them.
+    goal = 1.000001 * min(CHUNK_SECONDS, max(CHUNK_SECONDS_MIN, total / max(partitions, free, 1)))
+    chunks: list[list[Delivery]] = []
+    while waiting and len(chunks) < partitions:
+        chunk = [waiting.popleft()]
+        seconds, size_bytes = costs.seconds(chunk[0].task), len(chunk[0].record)
+        while waiting and not alone(chunk[0]):
+            job = waiting[0]
+            seconds += costs.seconds(job.task)
+            size_bytes += len(job.record)
+            full = seconds > goal or size_bytes > CHUNK_BYTES_MAX or len(chunk) >= CHUNK_JOBS_MAX
+            if full or alone(job):
+                break
+            chunk.append(waiting.popleft())
+        chunks.append(chunk)
+    return chunks
+
+
+def _mixed(known: float | None, latest: float) -> float:
+    return latest if known is None else known + _WEIGHT * (latest - known)
+
+
+#: Most Spark jobs at a time; each takes a thread of the driver.
+WAVES_MAX: Final = 64
+#: Executors come and go; their number is asked for so often.
+_CORES_SECONDS: Final = 5.0
+_DIED: Final = (
+    "Python worker exited unexpectedly",
+    "Python worker failed to connect back",
+    "ExecutorLostFailure",
+    "Executor heartbeat timed out",
+    "ExecutorDeadException",
+)
+_numbers: Final = count(1)
+
+
+class ExecutorLost(SparkError):
+    """An executor, or its Python process, died over its jobs."""
+
+
+class Cluster:
+    """Runs chunks on the executors of one Spark context.
+
+    Attributes:
+        waves: how many calls of ``run`` are under way.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        self.waves = 0
+        self._context = context
+        self._group = f"taskq-backlog-{os.getpid()}-{next(_numbers)}"
+        self._threads = ThreadPoolExecutor(WAVES_MAX, thread_name_prefix="taskq-spark")
+        self._cores = context.defaultParallelism
+        self._asked_at = monotonic()
+
+    @property
+    def cores(self) -> int:
+        if monotonic() - self._asked_at > _CORES_SECONDS:
+            self._asked_at = monotonic()
+            with contextlib.suppress(Exception):  # Java is gone: the next wave will tell
+                self._cores = self._context.defaultParallelism
+        return self._cores
+
+    async def run(self, chunks: list[Chunk]) -> list[Report]:
+        """Return the report of each chunk, each a partition of one Spark job.
+
+        Raises:
+            ExecutorLost: Spark gave up on the job, because an executor died.
+            SparkError: Spark itself failed, or was stopped.
+        """
+        self.waves += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._collect, chunks)
+        finally:
+            self.waves -= 1
+
+    def cancel(self) -> None:
+        with contextlib.suppress(Exception):  # Java is gone, and with it what ran
+            self._context.cancelJobGroup(self._group)
+
+    def close(self) -> None:
+        self.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _collect(self, chunks: list[Chunk]) -> list[Report]:
+        context = self._context
+        try:
+            # Of this thread; a Spark job belongs to the group of the thread that starts it.
+            context.setJobGroup(self._group, "taskq backlog", interruptOnCancel=True)
+            partitions: Any = context.parallelize(chunks, len(chunks))
+            reports: list[Report] = partitions.mapPartitions(run_chunks).collect()
+        except Exception as error:
+            raise _meaning(error) from error
+        return reports
+
+
+def _meaning(error: Exception) -> SparkError:
+    said = str(error)
+    java = getattr(error, "java_exception", None)
+    with contextlib.suppress(Exception):
+        said = str(java.toString()) if java is not None else said
+    for sign in _DIED:
+        if sign in said:
+            return ExecutorLost(f"the executor that ran it died ({sign})")
+    first = said.partition("\n")[0]
+    return SparkError(f"Spark failed: {first:.300}. See taskq pipeline doctor")
+
+
+_log: Final = logging.getLogger("taskq.worker")
+
+#: Chunks for each core: one runs, and one waits, so that no core idles between two.
+CHUNKS_PER_CORE: Final = 2
+#: A batch of chunks is at most this part of all that may be out.
+_WAVE_PARTS: Final = 16
+#: How many jobs that were lost with their executor are remembered, to be run alone.
+SUSPECTS_MAX: Final = 100_000
+
+
+class Executors(Protocol):
+    """What runs chunks; see ``Cluster``."""
+
+    @property
+    def cores(self) -> int: ...
+
+    async def run(self, chunks: list[Chunk]) -> list[Report]: ...
+
+    def cancel(self) -> None: ...
+
+
+class _Unpaced(Pace):
+    """Never claims ahead: the crew itself says how many jobs it can use."""
+
+    def _resize(self, size: int) -> None:
+        del size
+
+
+class SparkCrew:
+    """Keeps executors busy with the jobs of one app; what ``Slots`` are here.
+
+    Attributes:
+        gone: set once nothing is out any more, after ``leave``.
+    """
+
+    def __init__(
+        self,
+        app: TaskQ,
+        port: LoopPort,
+        executors: Executors,
+        order: Order,
+        *,
+        queues: frozenset[str] | None,
+        tasks: Callable[[], frozenset[str]],
+        stop: Callable[[BaseException | None], None],
+        burst_clock: Callable[[], int] | None,
+    ) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self.gone = asyncio.Event()
+        self._app = app
+        self._executors = executors
+        self._order = order
+        self._hook: Hook | None = order.on_event
+        self._stop = stop
+        self._costs = Costs()
+        #: what each batch has out, and how many chunks that is
+        self._out: dict[asyncio.Task[None], tuple[list[list[Delivery]], int]] = {}
+        self._storing: set[asyncio.Task[None]] = set()
+        self._suspects: OrderedDict[int, None] = OrderedDict()
+        self._leaving = self._interrupted = False
+        self.feed = Feed(
+            loop,
+            port,
+            self,
+            concurrency=1,
+            queues=queues,
+            tasks=tasks,
+            burst_clock=burst_clock,
+            pace=_Unpaced(1),
+        )
+        self.settler = Settler(loop, port, self.feed.finished, lambda error, _: stop(error))
+
+    # What the feed calls.
+
+    def free(self) -> int:
+        return self._room() * self._costs.chunk_jobs()
+
+    def wake(self) -> None:
+        room = self._room()
+        limit = self._chunks_max()
+        while self.feed.buffer and room > 0:
+            width = min(room, max(-(-limit // _WAVE_PARTS), 1))
+            chunks = cut(self.feed.buffer, width, self._costs, self._runs_alone, room)
+            wave = self._loop.create_task(self._send(chunks), name="taskq-wave")
+            self._out[wave] = chunks, len(chunks)
+            wave.add_done_callback(self._on_returned)
+            room = self._room()
+        self._loop.call_soon(self.feed.refill)
+
+    def quiet(self) -> bool:
+        settler = self.settler
+        return not (self._out or self._storing or settler.outcomes or settler.refused)
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        self.settler.give_back(deliveries)
+
+    def ran_dry(self) -> None:
+        self._stop(None)
+
+    def came_empty(self) -> None: ...
+    def fail(self, error: BaseException) -> None:
+        self._stop(error)
+
+    # What the worker calls.
+
+    def running(self) -> int:
+        return sum(len(chunk) for chunks, _ in self._out.values() for chunk in chunks)
+
+    def held(self) -> list[tuple[Delivery, float | None]]:
+        batches = (chunks for chunks, _ in self._out.values())
+        return [(job, None) for chunks in batches for chunk in chunks for job in chunk]
+
+    def leave(self) -> None:
+        self._leaving = True
+        self.feed.close()
+        self._check_gone()
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        if self._out:
+            self._executors.cancel()
+
+    def abandon(self) -> None:
+        """Release what did not even end when cancelled; what comes back later is ignored."""
+        _log.warning("%d jobs did not end when cancelled: released", self.running())
+        out, self._out = self._out, {}
+        for chunks, _ in out.values():
+            self._give_all_back(chunks)
+        self._check_gone()
+
+    # Batches of chunks.
+
+    def _chunks_max(self) -> int:
+        # A job that is slow would keep those that wait behind it from other workers.
+        return self._executors.cores * (1 if self._costs.is_slow else CHUNKS_PER_CORE)
+
+    def _room(self) -> int:
+        if self._leaving or len(self._out) >= WAVES_MAX:
+            return 0
+        return self._chunks_max() - sum(count for _, count in self._out.values())
+
+    def _runs_alone(self, delivery: Delivery) -> bool:
+        return delivery.job in self._suspects
+
+    async def _send(self, chunks: list[list[Delivery]]) -> None:
+        payloads: dict[int, bytes] = {}
+        for chunk in chunks:
+            if any(map(Inputs.needed, chunk)):
+                opened, settlements = await open_payloads(self._app, chunk)
+                payloads |= opened
+                for settlement in settlements:
+                    self._put(settlement, 0.0)
+        sent = [chunk for chunk in chunks if chunk]
+        if self._interrupted:
+            self._give_all_back(sent)
+        elif sent:
+            await self._await_reports(sent, [self._packed(chunk, payloads) for chunk in sent])
+
+    async def _await_reports(self, sent: list[list[Delivery]], packed: list[Chunk]) -> None:
+        wave = asyncio.current_task()
+        try:
+            reports = await self._executors.run(packed)
+        except SparkError as error:
+            if wave in self._out:
+                self._on_error(sent, error)
+            return
+        if wave in self._out:
+            for chunk, report in zip(sent, reports, strict=True):
+                self._take(chunk, report)
+
+    def _on_error(self, sent: list[list[Delivery]], error: SparkError) -> None:
+        if self._interrupted:
+            self._give_all_back(sent)
+        elif isinstance(error, ExecutorLost):
+            for chunk in sent:
+                self._lost(chunk, error)
+        else:
+            for chunk in sent:
+                for delivery in chunk:
+                    # Jobs that it ran when it failed have begun, and nobody knows which.
+                    if delivery.attempts_max == 1:
+                        self._put(self._failure(delivery, error), 0.0)
+                    else:
+                        self._put(release(delivery), 0.0)
+            self.fail(error)
+
+    def _failure(self, delivery: Delivery, error: SparkError) -> Settlement:
+        return settle_failure(self._app.tasks[delivery.task], delivery, error)
+
+    def _give_all_back(self, chunks: Iterable[list[Delivery]]) -> None:
+        for chunk in chunks:
+            self.give_back(chunk)
+
+    def _packed(self, chunk: list[Delivery], payloads: Mapping[int, bytes]) -> Chunk:
+        jobs = tuple(ship(delivery, payloads.get(delivery.job)) for delivery in chunk)
+        order = self._order
+        return Chunk(
+            order.target,
+            str(self._app.data_dir),
+            order.concurrency,
+            jobs,
+            tuple(self._app.hooks.included),
+        )
+
+    def _on_returned(self, wave: asyncio.Task[None]) -> None:
+        chunks, _ = self._out.pop(wave, ([], 0))
+        error = None if wave.cancelled() else wave.exception()
+        if error is not None:
+            # A mistake of ours, not the jobs' failure: say so, and let others have them.
+            _log.error("a batch failed", exc_info=error)
+            self._give_all_back(chunks)
+            self.fail(SparkError(f"a batch failed: {type(error).__name__}: {error}"))
+        if self.feed.buffer and not self._leaving:
+            self.wake()
+        else:
+            self.feed.refill()
+            self.feed.rested()  # its outcomes were handed on while it still counted as out
+        self._check_gone()
+
+    # Outcomes.
+
+    def _take(self, chunk: list[Delivery], report: Report) -> None:
+        if report.problem:
+            self.give_back(chunk)
+            self.fail(
+                SparkError(
+                    f"executors cannot import {self._order.target}: {report.problem}. "
+                    f"Give what they lack with --py-files"
+                )
+            )
+            return
+        if report.lost:
+            self._lost(chunk, ExecutorLost("the executor that ran it died"))
+            return
+        left = dict(enumerate(chunk))
+        costs = []
+        for ended in report.ended:
+            delivery = left.pop(ended.number)
+            self._suspects.pop(delivery.job, None)
+            self._end(delivery, ended)
+            costs.append((delivery.task, self._seconds(delivery, ended), len(delivery.record)))
+        self._costs.learn(costs)
+        self.give_back(left.values())
+
+    def _seconds(self, delivery: Delivery, ended: Ended) -> float:
+        task = self._app.tasks[delivery.task]
+        return ended.seconds / (self._order.concurrency if task.is_async else 1)
+
+    def _end(self, delivery: Delivery, ended: Ended) -> None:
+        task = self._app.tasks[delivery.task]
+        settlement = settlement_of(ended, delivery)
+        stores = settlement.kind is kinds.SUCCESS and (ended.children or task.packs_results)
+        if not stores:
+            self._put(settlement, ended.seconds)
+            return
+        storing = self._loop.create_task(self._store(delivery, ended), name="taskq-store")
+        self._storing.add(storing)
+        storing.add_done_callback(self._on_stored)
+
+    async def _store(self, delivery: Delivery, ended: Ended) -> None:
+        task, connection = self._app.tasks[delivery.task], self._app.connection
+        try:
+            settlement = await stored_success(
+                connection, task, delivery, ended.body, list(ended.children)
+            )
+        except Exception as error:  # noqa: BLE001 - no job may stop its worker
+            settlement = settle_failure(task, delivery, error)
+        if settlement.children:
+            self.settler.parents[delivery] = Sent(delivery, self._app)
+        self._put(settlement, ended.seconds)
+
+    def _on_stored(self, storing: asyncio.Task[None]) -> None:
+        self._storing.discard(storing)
+        self.feed.rested()
+        self._check_gone()
+
+    def _lost(self, chunk: list[Delivery], error: ExecutorLost) -> None:
+        """Nobody knows which jobs ran: those that may, run again alone; attempts are kept.
+
+        One that was alone has failed by that. So has one that may run only once, as it may have.
+        """
+        _log.warning("an executor died over %d jobs: %s", len(chunk), error)
+        for delivery in chunk:
+            if len(chunk) == 1 or delivery.attempts_max == 1:
+                self._suspects.pop(delivery.job, None)
+                self._put(self._failure(delivery, error), 0.0)
+                continue
+            self._suspects[delivery.job] = None
+            if len(self._suspects) > SUSPECTS_MAX:
+                self._suspects.popitem(last=False)
+            self._put(release(delivery), 0.0)
+
+    def _put(self, settlement: Settlement, seconds: float) -> None:
+        self.settler.add(settlement)
+        if self._hook is not None:
+            tell(self._hook, settlement, seconds)
+
+    def _check_gone(self) -> None:
+        if self._leaving and not self._out and not self._storing:
+            self.gone.set()
+
 
 #: A lost executor is our business: Spark's own second try of its jobs would count no attempt, so
 #: it runs none, but lets the other partitions of that batch end. And a cancelled Python process is

@@ -15,7 +15,6 @@ from pyarrow import parquet
 from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
 from taskq.engine import FailureKind, kinds
 from taskq_plugins.spark.cli import lake_option
-from taskq_plugins.spark.closed import chosen
 from taskq_plugins.spark.lake.errors import LakeError
 from taskq_plugins.spark.lake.files import DataFile, placed, write_rows
 from taskq_plugins.spark.lake.store import (
@@ -28,6 +27,7 @@ from taskq_plugins.spark.lake.store import (
     bury,
     without,
 )
+from taskq_plugins.spark.sandbox import chosen
 
 _REMAINS: Final = (
     "what remains: in the lake ids, times, states, and names of tasks, queues and steps. What the "

@@ -23,10 +23,10 @@ from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES, Lake, Lak
 from taskq_plugins.spark.run.errors import SourceGone, spelled
 from taskq_plugins.spark.run.increment import RunOptions, Summary, keep_in_order
 from taskq_plugins.spark.run.increment import run as run_increment
-from taskq_plugins.spark.run.reached import BASE, held, reached, unread_bytes
+from taskq_plugins.spark.run.progress import BASE, held, reached, unread_bytes
 from taskq_plugins.spark.source.options import size_of
 from taskq_plugins.spark.source.positions import Offsets
-from taskq_plugins.spark.source.standing import Sight, look
+from taskq_plugins.spark.source.snapshot import Sight, look
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

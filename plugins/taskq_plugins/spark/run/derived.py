@@ -25,7 +25,6 @@ from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.fleet.places import Memory
 from taskq_plugins.spark.lake.files import DATE, DEAD, OPEN, OVER, DataFile, in_part, write_rows
-from taskq_plugins.spark.lake.progress import positions
 from taskq_plugins.spark.lake.store import (
     ATTEMPTS,
     DATED,
@@ -39,8 +38,9 @@ from taskq_plugins.spark.lake.store import (
     Lake,
     LakeWriter,
 )
-from taskq_plugins.spark.source.standing import Sight, Standing
-from taskq_plugins.spark.tables.rollups import (
+from taskq_plugins.spark.run.progress import positions
+from taskq_plugins.spark.source.snapshot import Sight, Standing
+from taskq_plugins.spark.tables.aggregates import (
     FAILED_OUTCOMES,
     KNOWN_BY,
     SEGMENTS,

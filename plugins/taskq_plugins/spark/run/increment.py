@@ -33,12 +33,12 @@ from taskq_plugins.spark.run.batch import Folded, Part, commit_batch, stage_reco
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.errors import failure_of
 from taskq_plugins.spark.run.executor import PART_BYTES, Executor, LocalExecutor, give_back_memory
-from taskq_plugins.spark.run.reached import reached, tries, trying
+from taskq_plugins.spark.run.progress import reached, tries, trying
 from taskq_plugins.spark.source.options import ReadOptions, read_options
 from taskq_plugins.spark.source.planning import SHARE_BYTES_MIN, Following, Limits
 from taskq_plugins.spark.source.positions import Offsets
 from taskq_plugins.spark.source.rows import Reading
-from taskq_plugins.spark.source.standing import Sight, look
+from taskq_plugins.spark.source.snapshot import Sight, look
 
 
 @contextmanager

@@ -38,10 +38,10 @@ from taskq_plugins.spark.lake.store import (
 from taskq_plugins.spark.run.batch import commit_batch, schemas
 from taskq_plugins.spark.run.executor import LocalExecutor
 from taskq_plugins.spark.run.increment import RunOptions, Stream
-from taskq_plugins.spark.run.reached import BASE, offsets_of, reference
-from taskq_plugins.spark.source.going_on import go_on
+from taskq_plugins.spark.run.progress import BASE, offsets_of, reference
 from taskq_plugins.spark.source.positions import Offsets, loss_handler
-from taskq_plugins.spark.source.standing import look
+from taskq_plugins.spark.source.resume import go_on
+from taskq_plugins.spark.source.snapshot import look
 from taskq_plugins.spark.tables.fold import KEYS, moment
 from taskq_plugins.spark.tables.logs import LOG
 

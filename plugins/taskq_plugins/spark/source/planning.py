@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from taskq.arrow import Piece
 from taskq_plugins.fleet.inventory import START, SegmentFile, edges
 from taskq_plugins.fleet.places import FleetError, SegmentPlace
-from taskq_plugins.spark.source.going_on import Stretch, break_before, go_on, stretches, whole_until
 from taskq_plugins.spark.source.positions import (
     Bound,
     DataLoss,
@@ -22,7 +21,8 @@ from taskq_plugins.spark.source.positions import (
     loss_handler,
     restored,
 )
-from taskq_plugins.spark.source.standing import Sight, Standing, at_lsn, at_time, look, place_of
+from taskq_plugins.spark.source.resume import Stretch, break_before, go_on, stretches, whole_until
+from taskq_plugins.spark.source.snapshot import Sight, Standing, at_lsn, at_time, look, place_of
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions

@@ -29,7 +29,7 @@ from taskq.errors import FormatError, LogError
 from taskq_plugins.fleet.inventory import durable_end, segments
 from taskq_plugins.fleet.places import LogPlace
 from taskq_plugins.spark.source.positions import DataLoss, Unreadable
-from taskq_plugins.spark.source.standing import Standing, at_lsn
+from taskq_plugins.spark.source.snapshot import Standing, at_lsn
 
 #: Columns that the choice is made by.
 NEEDED: Final = ("job", "queue")

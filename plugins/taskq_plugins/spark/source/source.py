@@ -27,19 +27,19 @@ class TaskqSource(DataSource):
         return "taskq"
 
     def schema(self) -> StructType:
-        from taskq_plugins.spark.source.batch import spark_schema  # noqa: PLC0415
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
+        from taskq_plugins.spark.source.readers import spark_schema  # noqa: PLC0415
 
         options = read_options(self.options)
         return spark_schema(details=options.include_details, binary=options.binary)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from taskq_plugins.spark.source.batch import BatchReader  # noqa: PLC0415
+        from taskq_plugins.spark.source.readers import BatchReader  # noqa: PLC0415
 
         return BatchReader(*self._read(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        from taskq_plugins.spark.source.batch import StreamReader  # noqa: PLC0415
+        from taskq_plugins.spark.source.readers import StreamReader  # noqa: PLC0415
 
         return StreamReader(*self._read(schema))
 
@@ -57,8 +57,8 @@ class TaskqSource(DataSource):
 
     def _read(self, schema: StructType) -> tuple[ReadOptions, Reading]:
         from taskq.arrow import Corrupt  # noqa: PLC0415
-        from taskq_plugins.spark.source.batch import arrow_schema  # noqa: PLC0415
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
+        from taskq_plugins.spark.source.readers import arrow_schema  # noqa: PLC0415
         from taskq_plugins.spark.source.rows import Reading  # noqa: PLC0415
 
         options = read_options(self.options)

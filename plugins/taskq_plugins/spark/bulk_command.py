@@ -21,8 +21,8 @@ from taskq_plugins.spark.cli import lake_option
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from taskq_plugins.spark.bulk.files import Rows
-    from taskq_plugins.spark.bulk.past import Counted, PastJobs
+    from taskq_plugins.spark.bulk_files import Rows
+    from taskq_plugins.spark.past_jobs import Counted, PastJobs
     from taskq_plugins.spark.sink.options import SinkOptions
     from taskq_plugins.spark.sink.uploads import Published
 
@@ -111,7 +111,7 @@ def enqueue(
     how a row is enqueued; "value" is a ready payload; all others are the task's arguments. In CSV,
     an empty cell is null. A second run with the same file and options enqueues nothing.
     """
-    from taskq_plugins.spark.bulk.files import digest, open_rows  # noqa: PLC0415 - loads pyarrow
+    from taskq_plugins.spark.bulk_files import digest, open_rows  # noqa: PLC0415 - loads pyarrow
     from taskq_plugins.spark.sink.options import parse_options  # noqa: PLC0415
 
     options = _options(given)
@@ -159,7 +159,7 @@ def _version(file: Path) -> tuple[int, int, int]:
 
 
 def _check_unchanged(file: Path, before: tuple[int, int, int]) -> None:
-    from taskq_plugins.spark.bulk.files import BadFile  # noqa: PLC0415
+    from taskq_plugins.spark.bulk_files import BadFile  # noqa: PLC0415
 
     if _version(file) != before:
         raise BadFile(f"{file}: was changed while it was read; nothing was enqueued, try again")
@@ -253,8 +253,8 @@ def replay(
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """
     from taskq.connection.uploads import check_upload_name  # noqa: PLC0415 - help needs no log
-    from taskq_plugins.spark.bulk.past import past_jobs  # noqa: PLC0415 - loads duckdb
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - likewise pyarrow
+    from taskq_plugins.spark.past_jobs import past_jobs  # noqa: PLC0415 - loads duckdb
     from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415 - help needs no log
 
     run = check_upload_name(run_name, "run") if run_name else _run_of(lake_path, where)

@@ -16,7 +16,7 @@ from taskq_plugins.fleet.inventory import START, Edges, End, SegmentFile, breaks
 from taskq_plugins.fleet.inventory import Break as Declared
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
 from taskq_plugins.spark.source.positions import DataLoss, Position, loss_handler
-from taskq_plugins.spark.source.standing import Standing, at_lsn, at_time
+from taskq_plugins.spark.source.snapshot import Standing, at_lsn, at_time
 
 if TYPE_CHECKING:
     from taskq.engine import FrameHeader

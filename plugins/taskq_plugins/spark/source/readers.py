@@ -36,7 +36,7 @@ from taskq_plugins.spark.source.positions import (
     offsets_to_json,
 )
 from taskq_plugins.spark.source.rows import Reading, read_pieces
-from taskq_plugins.spark.source.standing import Standing, look
+from taskq_plugins.spark.source.snapshot import Standing, look
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from taskq.engine import FailureKind
-from taskq_plugins.spark.source.going_on import COMPACTION
-from taskq_plugins.spark.source.standing import Standing
+from taskq_plugins.spark.source.resume import COMPACTION
+from taskq_plugins.spark.source.snapshot import Standing
 
 if TYPE_CHECKING:
     import duckdb

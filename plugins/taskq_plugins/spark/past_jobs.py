@@ -16,7 +16,7 @@ from taskq.errors import TaskqError, UsageError
 from taskq.hooks import Options
 from taskq.reading.replay import REPLAY_HEADER
 from taskq.views import SETTLED_STATES
-from taskq_plugins.spark.closed import chosen
+from taskq_plugins.spark.sandbox import chosen
 from taskq_plugins.spark.sink.encoding import Entries
 
 if TYPE_CHECKING:

@@ -12,21 +12,28 @@ import math
 import uuid
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import dataset
+
 from taskq.values import parse_json
 from taskq_plugins.spark.lake.errors import LakeDamaged
+from taskq_plugins.spark.lake.files import POSITION
 from taskq_plugins.spark.lake.store import (
     ATTEMPTS,
     BORDERS,
     JOBS,
+    LOG_PART,
     OPEN_RECORDS,
     RECORDS,
     Batch,
     Lake,
 )
-from taskq_plugins.spark.source.going_on import go_on, whole_until
+from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.planning import left
 from taskq_plugins.spark.source.positions import (
     DataLoss,
@@ -36,7 +43,8 @@ from taskq_plugins.spark.source.positions import (
     offsets_from_json,
     offsets_to_json,
 )
-from taskq_plugins.spark.source.standing import Sight, Standing
+from taskq_plugins.spark.source.resume import go_on, whole_until
+from taskq_plugins.spark.source.snapshot import Sight, Standing, at_lsn, look
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions
@@ -226,3 +234,74 @@ def _unread(standing: Standing, position: Position | None, *, holds: bool) -> in
     if is_held and whole_until(standing, here, standing.latest).place == here.place:
         return 0
     return left(standing, here).size_bytes
+
+
+#: Of the last record of a log that the tables hold.
+READ: Final = pa.schema(
+    [("device", pa.string()), ("log_id", pa.string()), ("lsn", pa.int64()), ("ts_ns", pa.int64())]
+)
+
+
+class ReadPosition(NamedTuple):
+    """The last record of a log that the tables hold."""
+
+    device: str
+    log_id: str
+    lsn: int
+    ts_ns: int
+
+
+class LogProgress(NamedTuple):
+    """One log; ``position`` is None if nothing was read of it, ``end_lsn`` None if it is gone.
+
+    ``left_bytes`` are those of the log's frames behind it.
+    """
+
+    device: str
+    log_id: str
+    position: ReadPosition | None
+    end_lsn: int | None
+    left_bytes: int
+
+
+def positions(lake: Lake) -> pa.Table:
+    """Return the last record of each log (columns: READ).
+
+    Raises:
+        LakeDamaged: a file is missing.
+    """
+    paths = lake.paths(OPEN_RECORDS, lambda file: file.part == LOG_PART)
+    if not paths:
+        return READ.empty_table()
+    rows = dataset.dataset(paths, format="parquet").to_table(
+        columns=[*READ.names, "branch"],
+        # Of a log of which nothing but damage was read, the row tells no record.
+        filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),
+    )
+    # One row for each stretch that was read without a gap: the last one tells how far.
+    for name in ("branch", "lsn"):
+        last = rows.group_by("log_id").aggregate([(name, "max")]).rename_columns(["log_id", name])
+        rows = rows.join(last, ["log_id", name], join_type="left semi")
+    return rows.select(READ.names)
+
+
+def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
+    """Return every log that the tables or the directory know, by device.
+
+    Raises:
+        OptionError: there is no such directory.
+        LakeDamaged: a file is missing.
+    """
+    known = {row["log_id"]: ReadPosition(**row) for row in positions(lake).to_pylist()}
+    there: list[LogProgress] = []
+    if journals is not None:
+        sight = look(read_options({"path": str(journals), "corruptMode": "skip"}))
+        there = [_progress(log, known.pop(log.log.log_id, None)) for log in sight.standings]
+    gone = (LogProgress(at.device, at.log_id, at, None, 0) for at in known.values())
+    return sorted((*there, *gone), key=lambda progress: (progress.device, progress.log_id))
+
+
+def _progress(standing: Standing, position: ReadPosition | None) -> LogProgress:
+    log, end_lsn = standing.log, standing.end.mark.next_lsn
+    here = standing.earliest if position is None else at_lsn(standing, position.lsn + 1)
+    return LogProgress(log.device, log.log_id, position, end_lsn, left(standing, here).size_bytes)

@@ -1,1 +1,0 @@
-"""Jobs from files and from past jobs, by the million."""
