@@ -38,29 +38,24 @@ class Patient(H11Protocol):
     _awaited: object = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
         super().connection_made(transport)
         self._make_room()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; wait for the rest."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
         super().connection_lost(exc)
         self._awaited = None
         self._set_deadline(None)
 
     def _watch(self) -> None:
-        """Set a deadline for what is waited for now, unless it has one already."""
         state = self.conn.their_state
         if state is self._awaited or self.transport.is_closing():
             return
@@ -80,7 +75,6 @@ class Patient(H11Protocol):
 
     @property
     def is_known(self) -> bool:
-        """Return whether who is at the other end was let in, by a request of this line."""
         return False
 
     def _make_room(self) -> None:
@@ -119,9 +113,6 @@ def config_of(
         tls: files of certificate and key, None for none.
         lines_max: connections at a time.
         more: of ``uvicorn.Config``.
-
-    Raises:
-        TaskqError: certificate and key are of no use.
     """
     cert, key = tls
     config = uvicorn.Config(

@@ -121,7 +121,6 @@ class Webhooks:
         raise RuntimeError(said)
 
     async def _line(self) -> AsyncIterator[None]:
-        """Close the client with the last worker of a loop."""
         loop = asyncio.get_running_loop()
         line = self._lines.setdefault(loop, _Line())
         line.workers += 1
@@ -135,7 +134,6 @@ class Webhooks:
                     await line.client.aclose()
 
     def _client(self) -> httpx.AsyncClient:
-        """Return the loop's client: to make one a message takes longer than to send it."""
         import httpx  # noqa: PLC0415 - an app that only enqueues need not have it
 
         line = self._lines[asyncio.get_running_loop()]
@@ -166,11 +164,6 @@ class _Line:
 
 
 def key_of(secret: str) -> bytes:
-    """Return the bytes of a secret.
-
-    Raises:
-        UsageError: it is none.
-    """
     try:
         key = base64.b64decode(secret.removeprefix(_MARK), validate=True)
     except (ValueError, binascii.Error):
@@ -185,7 +178,6 @@ def key_of(secret: str) -> bytes:
 
 
 def signed(key: bytes, message_id: str, seconds: int, body: bytes) -> dict[str, str]:
-    """Return the headers of a message."""
     return {
         "content-type": "application/json",
         "webhook-id": message_id,
@@ -225,7 +217,6 @@ def _signature(key: bytes, message_id: str, seconds: str, body: bytes) -> str:
 
 
 def _data(job_id: str, task: str, queue: str, attempt: int, ended_at: datetime) -> dict[str, Any]:
-    """Return what is told of a job; its arguments and its result may be nobody's business."""
     data = {"job_id": job_id, "task": task, "queue": queue, "attempt": attempt}
     return data | {"ended_at": ended_at.isoformat()}
 

@@ -81,11 +81,6 @@ class SegmentFile:
         os.close(self._descriptor)
 
     def read(self, count: int, offset: int) -> bytes:
-        """Return at most ``count`` bytes; fewer at the end of the file.
-
-        Raises:
-            SegmentUnreadable: the disk does not give them.
-        """
         try:
             return os.pread(self._descriptor, count, offset)
         except OSError as error:
@@ -296,11 +291,6 @@ def breaks(log: LogPlace) -> list[Break]:
 
 
 def decode_break(values: dict[str, Any]) -> Break:
-    """Return what a line of the file says that was noted when a break was begun.
-
-    Raises:
-        ValueError, LookupError, TypeError: it is none.
-    """
     return Break(
         values["kind"] == "fork",
         Border.from_list(values["left"]),
@@ -419,12 +409,6 @@ _edges: Final[Memory[tuple[str, int, int], Edges]] = Memory()
 
 
 def edges(log: LogPlace, place: SegmentPlace) -> Edges:
-    """Return what a sealed segment begins and ends with, from two reads.
-
-    Raises:
-        FileNotFoundError: it is gone.
-        SegmentUnreadable, FormatError: it cannot be read.
-    """
     key = (place.path, place.size_bytes, place.modified_ns)
     known = _edges.get(key)
     if known is None:

@@ -217,12 +217,6 @@ class Outbox(TaskQ):
         self._hub = hub
 
     async def why(self, job: Any) -> Reason:
-        """Return where a job is that waits for its device.
-
-        Raises:
-            JobNotFound: the outbox has no such job.
-            WrongLog: the id is of another log.
-        """
         view = await self.job(job).view()
         if view.state not in WAITING_STATES or not view.queue.startswith(TO):
             return await super().why(job)

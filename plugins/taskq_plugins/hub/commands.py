@@ -446,11 +446,6 @@ def _package(name: str, extra: str = "hub") -> Any:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Keep other servers from the directory.
-
-    Raises:
-        Failure: one is there.
-    """
     disk = LocalDisk()
     lock = disk.open(str(directory / "serve.lock"), create=True)
     try:

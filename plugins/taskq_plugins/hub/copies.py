@@ -227,10 +227,6 @@ class Copy:
         """Add the whole frames among the bytes that came.
 
         With ``more`` their sync may wait for what follows, or for ``settle``.
-
-        Raises:
-            Refusal: they do not begin where the copy ends; or what comes then is no frame that may
-                stand there, and what came before it counts.
         """
         behind, at, files = asked.behind, self.at, self._files
         data, start, header = asked.data, 0, behind.header
@@ -292,9 +288,6 @@ class Copy:
 
         Where it is not, the segment goes to ``torn/`` and is to be sent again. What the copy has
         behind it stays: a recovery of the device moved it, and it comes again.
-
-        Raises:
-            Refusal: the copy does not end in that segment, or has another.
         """
         end, digest = asked.end, asked.digest.hex()
         for line in self._seals.lines:
@@ -318,11 +311,6 @@ class Copy:
         return asked.kind is Kind.FORK and asked.left == self.at and not self.breaks.knows(asked)
 
     def declare(self, asked: Declare) -> Stored:
-        """Set aside what a break leaves; once, however often it is asked.
-
-        Raises:
-            Refusal: the copy ends elsewhere, or does not hold the place.
-        """
         if self.breaks.knows(asked):
             return Stored(self.at)
         at = asked.at

@@ -111,11 +111,6 @@ def kept(hub: str | Path, disk: Disk | None = None, device: str = "") -> list[Ke
 
 
 def newest(hub: str | Path, device: str) -> Kept:
-    """Return the copy of a device's log that arrived last.
-
-    Raises:
-        LogError: there is none.
-    """
     copies = [copy for copy in kept(hub, device=device) if copy.is_there]
     if not copies:
         raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
@@ -342,11 +337,6 @@ class Breaks:
         return any(known[:3] == wanted for known in self.all)
 
     def declare(self, asked: Declare, high_lsn: int) -> None:
-        """Note a break and carry it out.
-
-        Raises:
-            OSError: the disk refused; who opens the copy next carries it out, if it was noted.
-        """
         self._notes.add(
             step="begun", n=len(self.all) + 1, kind=asked.kind.value, left=asked.left.as_list(),
             at=asked.at.as_list(), end_lsn=asked.end_lsn, cause=asked.cause, high_lsn=high_lsn,

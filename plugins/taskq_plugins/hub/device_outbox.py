@@ -105,9 +105,6 @@ class Taking:
             held: what the inbox said before the log was looked at.
             ask: asks the hub; any answer but ``Given`` says that nothing is there.
             cancel: cancels a job of the device's own log, if it is that one of the hub; whether so.
-
-        Raises:
-            LogError: the inbox cannot be written.
         """
         after, waiting, taken = dict(held.after), held.waiting, Taken()
         refused: tuple[tuple[str, str], ...] = ()

@@ -99,11 +99,6 @@ class Allowance:
         self.metered = ""
 
     async def look(self) -> None:
-        """Look whether anything may be sent, unless that was done just now.
-
-        Raises:
-            HubWaits: nothing may.
-        """
         if monotonic() - self._looked < LOOK_SECONDS:
             return
         for required in self._requires:
@@ -121,11 +116,6 @@ class Allowance:
         self.part_bytes = known.get("part_bytes", {}).get(self._url, sys.maxsize)
 
     def check(self, need: int) -> None:
-        """Have so many bytes left on a metered line.
-
-        Raises:
-            HubWaits: they are not.
-        """
         left, most = self.left(), self._hub.metered_bytes_per_day
         if left is None or need <= left:
             return
@@ -219,11 +209,6 @@ _CONTAINER: Final = ("/.dockerenv", "/run/.containerenv")
 
 
 def check_url(url: str) -> str:
-    """Return the address of a hub, without a slash at its end.
-
-    Raises:
-        UsageError: it is none, or a token would go over the line for all to read.
-    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r:.100} is no address of a hub, such as https://hub.example")
@@ -242,11 +227,6 @@ def machine_of(device: str, given: str | None) -> str:
 
 
 def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, str]:
-    """Return address and token of the hub: as given, else as the settings have it.
-
-    Raises:
-        UsageError: one of them is nowhere.
-    """
     url = url or hub.url
     if not url:
         raise UsageError(
@@ -310,12 +290,6 @@ class Http:
         self.used_bytes = 0
 
     async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
-        """Send a request.
-
-        Raises:
-            OSError, HTTPException: nobody answers.
-            ValueError: a token that goes into no header.
-        """
         turn, asked = self._turn, (method, self._prefix + path, headers, body)
         try:
             return await aside(partial(self._exchanged, turn, asked), turn)
@@ -388,11 +362,6 @@ def _is_over(sock: socket.socket | None) -> bool:
 
 
 def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
-    """Return host, port and headers of the environment's proxy; None: straight on.
-
-    Raises:
-        UsageError: it is none that can be used.
-    """
     if parts.scheme != "https" or not any(name.lower().endswith("_proxy") for name in os.environ):
         return None
     from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 - few have one

@@ -85,11 +85,6 @@ def _each(kind: Any, name: str, text: str, label: str, counts: Mapping[Any, int]
 
 @contextlib.contextmanager
 def told(registry: Registry, counting: Counting, host: str, port: int) -> Iterator[None]:
-    """Answer scrapes while the block runs.
-
-    Raises:
-        TaskqError: nobody may listen there, or somebody does.
-    """
     collectors = CollectorRegistry()
     collectors.register(HubMetrics(registry, counting))
     with serve(collectors, host, port):

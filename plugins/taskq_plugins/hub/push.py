@@ -103,12 +103,6 @@ class Push:
         self._ask, self._skip, self._part_bytes = ask, skip, part_bytes
 
     async def run(self) -> list[Verdict]:
-        """Return the verdicts that were drawn, once the copy ends where the log does.
-
-        Raises:
-            Unsettled: the hub goes on answering that it stands elsewhere.
-            LogDamaged: the log does not read back.
-        """
         log, verdicts = self._log, list[Verdict]()
         for _ in range(_ROUNDS_MAX):
             synced = await self._ask(opening(log))

@@ -330,11 +330,6 @@ def _records(at_lsn: int, end_lsn: int) -> int:
 
 
 def checked(name: str, what: str = "device") -> str:
-    """Return the name, if a device, or a group, can be called so.
-
-    Raises:
-        UsageError: it cannot.
-    """
     if not _DEVICE.match(name):
         raise UsageError(
             f"{name!r:.80} is no name of a {what}: it has up to 63 small letters, digits and '-'"

@@ -237,9 +237,6 @@ class Intake:
         """Return what is asked for by what came and what was left before.
 
         A packed body is read as far as it reads back, and up to what its way takes.
-
-        Raises:
-            HTTPException: it is no request.
         """
         if not is_whole and Append not in self._way.asks:
             raise HTTPException(408, "its body came too slowly: try again later")
@@ -308,11 +305,7 @@ class Account:
         self.used = used_bytes(folder)
 
     def require(self, size: int) -> None:
-        """Have room for so many bytes more.
-
-        Raises:
-            OSError: the device has as much as it may, or the disk is nearly full.
-        """
+        """Have room for so many bytes more."""
         if self.used + size > self._most:
             raise OSError(errno.EDQUOT, "the device has as much there as it may")
         if self._disk.free_bytes(self._path) < _FREE_BYTES_MIN + size:
@@ -703,11 +696,7 @@ class Server:
 
 
 def _way_of(request: Request) -> wire.Way:
-    """Return what kind of request that is: its path says what may come, and how much of it.
-
-    Raises:
-        HTTPException: it is none.
-    """
+    """Return what kind of request that is: its path says what may come, and how much of it."""
     matched, headers = wire.way_to(request.method, request.url.path), request.headers
     if matched is None:
         raise _not_there()

@@ -78,11 +78,6 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
     """Bring the hub's copy of a log to where the log ends now, then take what is there for it.
 
     ``is_dry``: only find out how it stands.
-
-    Raises:
-        HubError: the hub cannot be reached, or refuses; nothing is lost, the next try goes on.
-        ReaderBusy: another process sends the log just now.
-        LogError: the log cannot be read, or its inbox not be written.
     """
     disk = LocalDisk()
     identity = Identity.read(disk, path)
@@ -218,9 +213,6 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
         line: to the hub.
         at_once: not only ``every`` so often.
         once: return when all is there.
-
-    Raises:
-        HubStops: with ``once``, since waiting does not help.
     """
     holding = Holding(line)
     following = partial(_follow, path, line, holding, at_once=at_once, once=once)

@@ -72,11 +72,6 @@ class Stick:
 
 
 def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
-    """Bring a hub to where the copies on a stick end: device, log id and lsn of each.
-
-    Raises:
-        LogError: what is there does not go on from what the hub has; the device has to sync.
-    """
     registry = Registry(hub)
     real = Copies(PatientDisk, str(hub), registry)
     try:
@@ -116,12 +111,6 @@ def given_back(hub: Path, device: str, target: Path) -> BackupReport:
 
 
 async def fetched(line: Line, target: Path) -> BackupReport:
-    """Make a log of what the hub has of this device; cut short, it goes on where it was.
-
-    Raises:
-        HubError: the hub cannot be reached, or has nothing.
-        LogError: something is in the target.
-    """
     logs = json.loads((await _get(line, "")).content)["logs"]
     if not logs:
         raise HubError(f"{line.url} has nothing of this device")
@@ -170,11 +159,6 @@ async def _get(line: Line, where: str, headers: dict[str, str] | None = None) ->
 
 
 def hub_backed_up(hub: Path, target: Path) -> int:
-    """Make a hub of what another holds now, to be served or copied back; returns how many logs.
-
-    Raises:
-        LogError: something is in the target.
-    """
     if target.exists() and any(target.iterdir()):
         raise LogError(f"{target} is not empty: back up to a new directory")
     part = target.with_name(f"{target.name}.part")

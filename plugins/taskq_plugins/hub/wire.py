@@ -167,12 +167,6 @@ def _carried_part(way: Way, asked: Append | Seal | Again) -> Carried:
 def delivered(
     method: str, path: str, headers: Mapping[str, str], body: bytes
 ) -> Request | Enrol | None:
-    """Read a request that came; None if nothing is there.
-
-    Raises:
-        OtherProtocol: it is of another version.
-        ValueError: it is not as the protocol has it.
-    """
     matched = way_to(method, path)
     if matched is None:
         return None
@@ -230,11 +224,6 @@ def answered(answer: Answer | None) -> tuple[int, str, bytes]:
 def understood(
     asked: Request, status: int, body: bytes, wait_seconds: float = 0.0
 ) -> Answer | None:
-    """Read what a request was answered; None: nothing is there for the device.
-
-    Raises:
-        HubError: it is none that one can go on from; it asks to wait for so long.
-    """
     title = ""
     if isinstance(asked, Question) and status in (_WELL, _NOTHING):
         return decode_given(body) if status == _WELL else None
@@ -276,11 +265,6 @@ def encode_given(given: Given) -> bytes:
 
 
 def decode_given(data: bytes) -> Given:
-    """Read what a question was answered; without its last line nothing counts.
-
-    Raises:
-        HubError: it was cut short, or is none.
-    """
     start = data.rfind(b"\n", 0, -1) + 1
     try:
         last, *lines = (json.loads(line) for line in (data[start:], *data[:start].splitlines()))
@@ -318,11 +302,6 @@ def as_json(message: Any, without: set[str] | None = None) -> bytes:
 
 
 def read(kind: type[M], values: dict[str, Any]) -> M:
-    """Return the message that has these fields; what else is there is not looked at.
-
-    Raises:
-        ValueError: one is missing, or is not as the protocol has it.
-    """
     of: Any = kind
     message: M = adapter(of).validate_python(values)
     return message

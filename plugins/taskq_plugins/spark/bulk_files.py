@@ -63,10 +63,6 @@ def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()
         path: ends in .parquet, .csv, .jsonl or .ndjson.
         key: a column that is each row's key besides what else it is.
         as_text: columns of a CSV file that are text, whatever they look like.
-
-    Raises:
-        UsageError: the ending is another, or a column is not there.
-        BadFile: the file does not read; also raised between batches.
     """
     ending = path.suffix.lower()
     if as_text and ending != ".csv":

@@ -51,11 +51,6 @@ class PipelineCommands(LazyGroup):
     table = COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; None for completion if it does not load.
-
-        Raises:
-            Failure: something is wrong with its module.
-        """
         try:
             if cmd_name == "run":
                 _load_arrow()

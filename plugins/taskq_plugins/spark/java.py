@@ -110,11 +110,6 @@ class Java(NamedTuple):
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """Return the first Java that is new enough, in the process's environment if None is given.
-
-    Raises:
-        JavaMissing: there is none; the message lists what was looked at.
-    """
     seen: list[str] = []
     for source, path in _candidates(os.environ if environment is None else environment):
         answer = version_of(path)

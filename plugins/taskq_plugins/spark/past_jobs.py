@@ -114,22 +114,11 @@ class PastJobs:
 
 @contextmanager
 def past_jobs(lake: Lake, where: str) -> Iterator[PastJobs]:
-    """Yield the jobs that a condition chooses, as they are now.
-
-    Raises:
-        UsageError: the condition does not read.
-        LakeError: there is no table of jobs.
-    """
     with chosen(lake, "jobs", where) as connection:
         yield PastJobs(connection, where)
 
 
 def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Return (tail, payload) of the job, as ``taskq replay`` would enqueue it.
-
-    Raises:
-        UsageError: it cannot be.
-    """
     task, payload = row["task"] or "", row["payload"]
     if payload is None and task:
         raise UsageError("its payload is not in the lake, since it could not be read there")

@@ -56,10 +56,6 @@ def chosen(lake: Lake, table: str, where: str) -> Iterator[duckdb.DuckDBPyConnec
 
     Let pass nothing but one condition over these rows: brackets of its own could end the place that
     it is put in and begin something else there, a further choice of rows or a statement.
-
-    Raises:
-        UsageError: the condition does not read, or does not fit the rows that it meets.
-        LakeError: there is no such table.
     """
     try:
         with closed_duckdb({"rows": lake.dataset(table)}) as connection:

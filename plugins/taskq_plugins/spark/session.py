@@ -79,10 +79,6 @@ def open_session(
         name: what Spark calls the application.
         master: such as ``local[2]`` or ``spark://host:7077``; all cores of this machine if None.
         conf: further settings, which win over ours.
-
-    Raises:
-        JavaMissing: there is no Java, or only one that is too old.
-        SparkError: Spark did not start; the message says why and what to do.
     """
     with _guard:
         if SparkContext._active_spark_context is not None:
@@ -109,11 +105,6 @@ def close_session(session: SparkSession) -> None:
 def spark_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Yield ``open_session``'s; at the end, stop it unless it was there before.
-
-    Raises:
-        SparkError: Spark did not start, or its Java ended in the midst of all.
-    """
     before = SparkContext._active_spark_context
     session = open_session(name, master=master, conf=conf)
     try:
@@ -205,11 +196,6 @@ def _is_local(master: str) -> bool:
 
 
 def _check_answers(master: str) -> None:
-    """Refuse a master that does not answer: Spark itself would try for minutes.
-
-    Raises:
-        SparkError: nobody listens at any of its addresses.
-    """
     problems = []
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")

@@ -83,12 +83,6 @@ def _tables_of_lake(place: Path | str, query: str) -> dict[str, Any]:
 
 
 def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
-    """Return the tables of a log by name; with ``folds`` those of jobs, attempts and steps, too.
-
-    Raises:
-        LogError: a segment is missing, unreadable or another one.
-        FormatError: a newer taskq wrote the log.
-    """
     import pyarrow as pa  # noqa: PLC0415 - an extra that help need not load
 
     from taskq.arrow.decoder import batches_of  # noqa: PLC0415 - as above
@@ -112,12 +106,6 @@ def tables_of(reader: LogReader, *, folds: bool = True) -> dict[str, pa.Table]:
 
 
 def answer(query: str, tables: dict[str, Any]) -> pa.Table:
-    """Return what one question over these tables comes to.
-
-    Raises:
-        duckdb.Error: it does not read, or wants what it may not.
-        WrongUsage: it is no question, or there are several.
-    """
     import duckdb  # noqa: PLC0415 - an extra that help need not load
 
     from taskq_plugins.spark.sandbox import closed_duckdb  # noqa: PLC0415 - as above

@@ -98,9 +98,6 @@ def find(lake: Lake, since: datetime) -> list[Finding]:
     New is what the lake did not know at that moment, as told by its older version. If that is not
     kept any more, or the lake is younger, it is what was first seen since then by the devices'
     clocks.
-
-    Raises:
-        LakeError: there is no table of failures, or a file of it is damaged.
     """
     before = _known_before(lake, since)
     findings = []

@@ -228,12 +228,6 @@ class Cluster:
         return self._cores
 
     async def run(self, chunks: list[Chunk]) -> list[Report]:
-        """Return the report of each chunk, each a partition of one Spark job.
-
-        Raises:
-            ExecutorLost: Spark gave up on the job, because an executor died.
-            SparkError: Spark itself failed, or was stopped.
-        """
         self.waves += 1
         try:
             loop = asyncio.get_running_loop()
@@ -634,13 +628,6 @@ class SparkWorker(Worker):
 
 @contextlib.contextmanager
 def spark_executor(app: TaskQ, order: Order) -> Iterator[SparkWorker]:
-    """Yield a worker on Spark; start a session unless this process has one, and stop it again.
-
-    Raises:
-        UsageError: Spark knows no such master.
-        JavaMissing: there is no Java, or only one that is too old.
-        SparkError: Spark did not start.
-    """
     master = order.master or MASTER_DEFAULT
     with spark_session(f"taskq worker {order.target}", master=master, conf=_CONF) as session:
         context = session.sparkContext

@@ -72,11 +72,7 @@ class Bucket:
     # -- from the store, and to it ----------------------------------------------------------------
 
     def pull(self) -> None:
-        """Make the copy what the store has; nobody must write to the copy meanwhile.
-
-        Raises:
-            LakeError: the store does not give it.
-        """
+        """Make the copy what the store has; nobody must write to the copy meanwhile."""
         self.copy.mkdir(parents=True, exist_ok=True)
         try:
             self._known = json.loads((self.copy / _KNOWN).read_text())
@@ -109,13 +105,6 @@ class Bucket:
         }
 
     def push(self, tables: Iterable[str]) -> None:
-        """Send what is new in tables of the copy, and remove what went from it.
-
-        Raises:
-            LakeConflict: another process made the same version of a table.
-            LakeBusy: the lock was lost.
-            LakeError: the store does not take it.
-        """
         if self._lost.is_set():
             raise LakeBusy(self.address, 0)
         chosen = frozenset(tables)
@@ -184,12 +173,6 @@ class Bucket:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lake's lock, and renew it meanwhile.
-
-        Raises:
-            LakeBusy: another process has it.
-            LakeError: the store does not answer.
-        """
         with self._told():
             e_tag = self._take()
         self._lost.clear()

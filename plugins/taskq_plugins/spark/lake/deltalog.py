@@ -219,10 +219,6 @@ def append(where: Path, delta: DeltaTable, actions: Iterable[dict[str, Any]], be
         delta: the table.
         actions: what the version says.
         beside: where its file is written first.
-
-    Raises:
-        LakeConflict: somebody else made that version.
-        LakeDiskError: the disk refused; the version before stands.
     """
     if delta.protocol().min_writer_version > _PROTOCOL:
         raise LakeError(

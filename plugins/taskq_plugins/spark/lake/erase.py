@@ -61,9 +61,6 @@ def chosen_jobs(
     """Return the ids that are named, and those of the jobs that a condition chooses; in order.
 
     ``purged``: and of those that their log has purged, unless it was restored and has them again.
-
-    Raises:
-        UsageError: the condition does not read.
     """
     ids = set(job_ids)
     if where is not None:
@@ -90,9 +87,6 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
     """Set the columns of these jobs to null, and remove the files that had them.
 
     Killed in between it is to be run again: what is done stays done.
-
-    Raises:
-        LakeError: the lake failed.
     """
     lake = writer.lake
     if len({batch and batch.number for batch in map(lake.batch, filter(lake.has, _BASE))}) > 1:

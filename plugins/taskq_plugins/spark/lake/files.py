@@ -59,9 +59,6 @@ def publish(path: Path, data: bytes, beside: Path, *, over: bool = False) -> Non
         data: what it holds.
         beside: where it is written first; of the same file system.
         over: whether it takes the place of one that is there.
-
-    Raises:
-        FileExistsError: there is one.
     """
     beside.parent.mkdir(exist_ok=True)
     try:
@@ -92,11 +89,6 @@ _PID_SIZE_MAX: Final = 20
 
 @contextmanager
 def writer_lock(lake: Path) -> Iterator[None]:
-    """Hold the lake's lock; it goes with the process, however that ends.
-
-    Raises:
-        LakeBusy: another process, or another part of this one, has it.
-    """
     path = lake / LOCK
     # Whoever may open it can lock out all writers, or has put something else in its place.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -161,10 +153,6 @@ def adopt(directory: Path, table: Path) -> Staged:
     """Move all Parquet files below a directory to where the table has them, durably.
 
     Files without rows, and whatever else was left there by who wrote, are removed.
-
-    Raises:
-        LakeDamaged: a file is no whole Parquet file.
-        OSError: the disk failed.
     """
     files: list[DataFile] = []
     schema: pa.Schema | None = None
@@ -416,11 +404,6 @@ def placed(rows: pa.Table, file: DataFile) -> pa.Table:
 
 
 def checked(table: Path, file: DataFile) -> Path:
-    """Return where a file of the table is; whoever brings a lake along names no others.
-
-    Raises:
-        LakeDamaged: it is missing, not as long as it was, or outside of the table.
-    """
     path = table / file.path
     parts = Path(file.path).parts
     if Path(file.path).is_absolute() or ".." in parts or ":" in parts[0]:

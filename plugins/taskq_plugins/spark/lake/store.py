@@ -147,10 +147,6 @@ class Lake:
         """Return the lake in that directory, made anew with ``create`` where there is none.
 
         Of an address, such as ``s3://bucket/lake``, the copy here is brought up to date.
-
-        Raises:
-            NotALake: there is none.
-            LakeError: the directory holds something else.
         """
         bucket = Bucket(str(path)) if is_address(path) else None
         where = bucket.copy if bucket else Path(path).absolute()
@@ -203,12 +199,6 @@ class Lake:
             )
 
     def delta(self, table: str) -> DeltaTable:
-        """Return the table as delta-rs has it.
-
-        Raises:
-            LakeError: there is no such table.
-            LakeDamaged: its log does not read.
-        """
         where = self.path / table
         version = None if self._versions is None else self._versions.get(table, -1)
         if self._versions is None and table in self._noted and not self.has(table):
@@ -234,20 +224,9 @@ class Lake:
         return delta
 
     def schema(self, table: str) -> pa.Schema:
-        """Return a table's columns.
-
-        Raises:
-            LakeError: there is no such table.
-        """
         return _schema(self.delta(table))
 
     def dataset(self, table: str) -> dataset.Dataset:
-        """Return a table for pyarrow, and for all that reads pyarrow's datasets.
-
-        Raises:
-            LakeError: there is no such table.
-            LakeDamaged: a file of it is missing.
-        """
         delta = self.delta(table)
         for file in self.data_files(table):
             files.checked(self.path / table, file)
@@ -265,11 +244,6 @@ class Lake:
         return list(known.files.values())
 
     def paths(self, table: str, want: Callable[[DataFile], bool] = lambda _: True) -> list[str]:
-        """Return paths of a table's files.
-
-        Raises:
-            LakeDamaged: one is missing, or not as long as it was.
-        """
         chosen = filter(want, self.data_files(table))
         return [str(files.checked(self.path / table, file)) for file in chosen]
 
@@ -341,9 +315,6 @@ class Lake:
         """Return paths of the files that came and that went, with the batches behind one.
 
         Returns None where the table's log tells no more of it, or a file that went is removed.
-
-        Raises:
-            LakeDamaged: one that came is missing.
         """
         came: set[str] = set()
         went: set[str] = set()
@@ -398,11 +369,6 @@ class Lake:
             self._open.pop(table, None)
 
     def check(self, but: Collection[str] = ()) -> None:
-        """Hold all tables against what the lake had, but for those that are to be made anew.
-
-        Raises:
-            TableLost: one is gone, is another, or is older.
-        """
         problems = {table: self._lost(table) for table in self._noted if table not in but}
         if any(problems.values()):
             raise TableLost(
@@ -441,10 +407,6 @@ class Lake:
 
         Args:
             anew: tables that are to be made anew: they are not looked at.
-
-        Raises:
-            LakeBusy: another process writes.
-            TableLost: a table is gone, or an older copy.
         """
         with writer_lock(self.path), self.bucket.lock() if self.bucket else nullcontext():
             if self.bucket:
@@ -472,12 +434,6 @@ class LakeWriter:
         return self.lake.path / STAGING / f"{table}-{uuid.uuid4().hex[:12]}"
 
     def stage(self, table: str, directory: Path) -> Staged:
-        """Describe what was written to a directory, after making it durable.
-
-        Raises:
-            LakeDiskError: the disk failed.
-            LakeDamaged: a file is not whole.
-        """
         try:
             return files.adopt(directory, self.lake.path / table)
         except OSError as error:
@@ -493,10 +449,6 @@ class LakeWriter:
             change: what is added and what goes.
             batch: that of the change.
             dates: whether a new table is partitioned by the column ``date``.
-
-        Raises:
-            LakeConflict: somebody else removed what was to be replaced.
-            LakeDiskError: the disk refused; the version before stands.
         """
         where = self.lake.path / table
         if change.schema is not None and not self.lake.has(table):
@@ -535,11 +487,6 @@ class LakeWriter:
             self.lake.bucket.push(tables)
 
     def note(self) -> None:
-        """Note which version of each table goes with the last batch that all have.
-
-        Raises:
-            LakeDiskError: the disk refused.
-        """
         lake, rows = self.lake, []
         for table in (*filter(lake.has, (OPEN_RECORDS,)), *lake.tables()):
             delta, batch = lake.delta(table), lake.batch(table)
@@ -692,10 +639,6 @@ def compact(writer: LakeWriter, table: str) -> int:
     """Write the small files of each day of a table together where there are many.
 
     What the table holds stays as it is. Returns how many files went.
-
-    Raises:
-        LakeDiskError: the disk refused; the version before stands.
-        LakeDamaged: a file is missing or not whole.
     """
     days: defaultdict[tuple[str, str | None], list[DataFile]] = defaultdict(list)
     for file in writer.lake.data_files(table):

@@ -127,9 +127,6 @@ def commit_batch(
         executor: what runs a step for each share, wherever.
         drops: whether ``records`` is to lack payloads and results.
         tries: how often it was begun before: each time its shares are smaller.
-
-    Raises:
-        LakeError: the lake failed.
     """
     lake = writer.lake
     before = lake.pinned(batch.number - 1)
@@ -187,11 +184,6 @@ def write_records(rows: pa.Table, target: Path, number: int, erased: Sequence[st
 
 
 def stage_records(writer: LakeWriter, write: Callable[[Path], None], schema: pa.Schema) -> Staged:
-    """Return records that ``write`` wrote to a directory, durable and in no version of their table.
-
-    Raises:
-        LakeDiskError: the disk failed.
-    """
     directory = writer.new_directory(RECORDS)
     try:
         write(directory)

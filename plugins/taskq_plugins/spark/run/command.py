@@ -150,11 +150,6 @@ class Keep(click.ParamType[dict[str, int]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, int]:
-        """Read it.
-
-        Raises:
-            BadParameter: it is none.
-        """
         if isinstance(value, dict):
             return value
         table, _, span = str(value).rpartition("=")
@@ -353,11 +348,6 @@ def _tell_restored(before: Offsets, now: Offsets) -> None:
 
 
 def _tell_held(lake: Lake, twice: Mapping[str, str]) -> None:
-    """Say which logs stay where they are, though all others went on.
-
-    Raises:
-        Failure: there are such.
-    """
     lines = sorted({*map(spelled, held(reached(lake).offsets)), *map(spelled, twice.values())})
     if lines:
         count = f"{len(lines)} log{'' if len(lines) == 1 else 's'}"

@@ -116,9 +116,6 @@ def refresh_tables(
         on_table: told of each before it is computed.
         since: the first day of which all jobs and attempts are there; rollups of days before it
             stay as they are.
-
-    Raises:
-        LakeError: the lake failed.
     """
     lake, batch = writer.lake, writer.lake.batch()
     behind = lake.stale(names)

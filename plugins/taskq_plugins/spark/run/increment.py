@@ -43,11 +43,7 @@ from taskq_plugins.spark.source.snapshot import Sight, look
 
 @contextmanager
 def interruptible(stop: Callable[[], None]) -> Iterator[threading.Event]:
-    """Inside, Ctrl-C sets the event and calls ``stop`` in a thread; a second one raises at once.
-
-    Raises:
-        KeyboardInterrupt: at the end, and in place of what the stopping made fail.
-    """
+    """Inside, Ctrl-C sets the event and calls ``stop`` in a thread; a second one raises at once."""
     asked = threading.Event()
 
     def note(_number: int, _frame: object) -> None:
@@ -150,9 +146,6 @@ def run(
         listener: told of each batch and table.
         executor: what runs the steps of a batch; by default this process.
         sight: the logs as they are now, if somebody has looked.
-
-    Raises:
-        LakeError: the lake or Spark failed, or a log cannot be read as asked.
     """
     started = time.monotonic()
     executor = executor or LocalExecutor()

@@ -104,11 +104,6 @@ _seen: Final[WeakKeyDictionary[Lake, Reached]] = WeakKeyDictionary()
 
 
 def reached(lake: Lake) -> Reached:
-    """Return how far the tables have come.
-
-    Raises:
-        LakeDamaged: one of them was removed, or restored from a backup, without the others.
-    """
     batches = [lake.batch(table) for table in BASE]
     numbers = [-1 if batch is None else batch.number for batch in batches]
     streams = {batch.stream for batch in batches if batch is not None}
@@ -139,9 +134,6 @@ def _found(
         table: its name.
         seen: how far it was seen to be before.
         number: of the batch.
-
-    Raises:
-        LakeDamaged: it does not tell.
     """
     behind: list[Batch] = []
     for batch in lake.batches(table):
@@ -161,11 +153,6 @@ def _found(
 
 
 def reference(lake: Lake, lost: Collection[str]) -> Batch:
-    """Return the last batch that all tables have which are not lost, with how far it read each log.
-
-    Raises:
-        LakeDamaged: none of them tells.
-    """
     there = [table for table in BASE if table not in lost and lake.batch(table)]
     tells = [table for table in there if table in BORDERS]
     if not tells:
@@ -265,11 +252,6 @@ class LogProgress(NamedTuple):
 
 
 def positions(lake: Lake) -> pa.Table:
-    """Return the last record of each log (columns: READ).
-
-    Raises:
-        LakeDamaged: a file is missing.
-    """
     paths = lake.paths(OPEN_RECORDS, lambda file: file.part == LOG_PART)
     if not paths:
         return READ.empty_table()
@@ -286,12 +268,6 @@ def positions(lake: Lake) -> pa.Table:
 
 
 def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
-    """Return every log that the tables or the directory know, by device.
-
-    Raises:
-        OptionError: there is no such directory.
-        LakeDamaged: a file is missing.
-    """
     known = {row["log_id"]: ReadPosition(**row) for row in positions(lake).to_pylist()}
     there: list[LogProgress] = []
     if journals is not None:

@@ -59,10 +59,6 @@ def rebuild(writer: LakeWriter, tables: Collection[str], options: RunOptions) ->
     """Make tables anew; returns what is gone for good, a line for each.
 
     Derived tables are removed only: they are computed anew at the end of the run.
-
-    Raises:
-        LakeDamaged: none of the others says how far the logs were read.
-        LakeError: the lake failed, or a log cannot be read.
     """
     lake = writer.lake
     lost = [table for table in BASE if table in tables]

@@ -29,11 +29,6 @@ class SparkExecutor:
         self.steps = 4 * self._context.defaultParallelism
 
     def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
-        """Run the step for each part.
-
-        Raises:
-            PipelineFailed: one of them failed, or Spark did.
-        """
         if len(parts) == 1:
             step(parts[0])
         elif parts:

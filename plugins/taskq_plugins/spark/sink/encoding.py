@@ -52,11 +52,6 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def reserved_values(name: str, column: pa.Array) -> list[Any]:
-    """Return the values of one reserved column, None where there is none.
-
-    Raises:
-        UsageError: a moment is out of range.
-    """
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if name == "key":
@@ -72,12 +67,6 @@ def reserved_values(name: str, column: pa.Array) -> list[Any]:
 
 
 def given_payloads(column: pa.Array, *, named: bool) -> list[bytes]:
-    """Return the payloads of a column ``value``; ``named``: all rows are calls of tasks.
-
-    Raises:
-        UsageError: one is null, or no JSON object where it must be one.
-        PayloadTooLarge: one is over the limit.
-    """
     binary = binary_of(column)
     if binary.null_count:
         raise no_value()
@@ -91,11 +80,6 @@ def given_payloads(column: pa.Array, *, named: bool) -> list[bytes]:
 
 
 def check_object(payload: bytes) -> None:
-    """Refuse what is not meant as a JSON object; whether it is a good one is for the worker.
-
-    Raises:
-        UsageError: it begins with something else.
-    """
     if not payload.lstrip().startswith(b"{"):
         raise UsageError(
             f"column 'value' is {payload[:40]!r}, the payload of a task's job must be a JSON "
@@ -156,11 +140,6 @@ _EMPTY: Final = b"{}"
 
 
 def payloads_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
-    """Return one JSON object of arguments for each row.
-
-    Raises:
-        UsageError: a value has no form in JSON; the message names its column.
-    """
     if not names:
         return [_EMPTY] * batch.num_rows
     pieces: list[pa.Array | pa.Scalar] = []
@@ -182,11 +161,6 @@ def values_of(batch: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return values as Python has them: maps as dicts, moments to the microsecond.
-
-    Raises:
-        UsageError: a moment has nanoseconds, or lies outside of the years 1 to 9999.
-    """
     try:
         return _plain(_whole_microseconds(column), column.type)
     except (ValueError, OverflowError) as error:
@@ -319,12 +293,6 @@ class Encoder:
         self._recipes = Recipes(self._options, self._app, self._names)
 
     def entries(self, batch: pa.RecordBatch) -> Iterator[Entries]:
-        """Yield the rows' entries, some at a time.
-
-        Raises:
-            UsageError: the columns cannot be meant so.
-            BadRow: a row cannot become a job.
-        """
         if self._schema is None or not batch.schema.equals(self._schema):
             self._learn(batch.schema)
         for piece in pieces(batch):

@@ -60,11 +60,6 @@ class SinkOptions:
     upload: str = ""
 
     def load_app(self) -> TaskQ | None:
-        """Return the app, if one is named.
-
-        Raises:
-            UsageError: it cannot be imported.
-        """
         if not self.app:
             return None
         from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - few name an app
@@ -73,11 +68,6 @@ class SinkOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> SinkOptions:
-    """Return the options as Spark hands them over: all text, in any case.
-
-    Raises:
-        UsageError: one is unknown, wrong or missing.
-    """
     options = {name.lower(): text for name, text in given.items()}
     _check_names(options)
     path = options.get("path", "")
@@ -244,12 +234,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(schema: pa.Schema, *, task: str) -> Shape:
-    """Return the columns' parts. ``task`` is the name that stands for all rows, "" for none.
-
-    Raises:
-        UsageError: a column has a type that cannot be meant so, or what would be enqueued is not
-            said.
-    """
+    """Return the columns' parts. ``task`` is the name that stands for all rows, "" for none."""
     names = list(schema.names)
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -373,11 +358,6 @@ class Recipe:
         self.tail = self._tail_of(chosen.extras(None), 0)
 
     def keyed_tail(self, key: object, stored_flags: int = 0) -> bytes:
-        """Before a payload whose job has this key.
-
-        Raises:
-            UsageError: it is no text or bytes, or too long.
-        """
         encoded = key if type(key) is bytes else key_bytes(self.task or "a job", key)
         halves = self._shapes.get((stored_flags, len(encoded)))
         if halves is None:
@@ -389,11 +369,6 @@ class Recipe:
         return encoded.join(halves)
 
     def call(self, given: bytes | dict[str, Any]) -> Call[Any]:
-        """Return the checked call of a task that is known here, from its arguments or its payload.
-
-        Raises:
-            InvalidCall: they do not fit.
-        """
         assert self.known is not None
         assert self._enqueuer is not None
         if isinstance(given, bytes):
@@ -402,12 +377,7 @@ class Recipe:
         return self._enqueuer.call(**given)
 
     def entry(self, body: bytes, key: object, own: Extras | None = None) -> tuple[bytes, bytes]:
-        """Return (tail, payload as stored) of a job; ``own`` stands when the row has no key.
-
-        Raises:
-            UsageError: the key is none.
-            PayloadTooLarge: the payload is over its limit.
-        """
+        """Return (tail, payload as stored) of a job; ``own`` stands when the row has no key."""
         check_payload(self.task, len(body))
         stored, flags = compress(body, self._compression)
         if key is not None:
@@ -445,12 +415,6 @@ class Recipes:
         self._made: tuple[dict[tuple[Any, ...], Recipe], dict[tuple[Any, ...], Recipe]] = {}, {}
 
     def of(self, row: tuple[Any, ...], *, has_key: bool) -> Recipe:
-        """Return the recipe of a row.
-
-        Raises:
-            UsageError: something that it says is wrong.
-            UnknownTask: the app has no task of the name.
-        """
         made = self._made[has_key]
         recipe = made.get(row)
         if recipe is None:
@@ -496,11 +460,6 @@ class Recipes:
 
 
 def check_payload(task: str, size: int) -> None:
-    """Refuse a payload that is too large for a record.
-
-    Raises:
-        PayloadTooLarge: it is.
-    """
     if size > PAYLOAD_BYTES_MAX:
         remedy = "put the data into a file and pass its path"
         raise PayloadTooLarge(f"{task or 'a job'}: the payload", size, PAYLOAD_BYTES_MAX, remedy)

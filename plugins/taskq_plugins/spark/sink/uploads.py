@@ -53,10 +53,6 @@ def write_parts(
         upload: what the parts belong to.
         entries: of the jobs, some at a time.
         on_rows: told how many were written since it was last told.
-
-    Raises:
-        BadRow: a row cannot become a job; what was written of its part is removed.
-        AppendFailed: the disk refuses; likewise.
     """
     parts: list[Part] = []
     writer: PartWriter | None = None
@@ -99,9 +95,6 @@ def upload(
         adopts: whether they are adopted.
         on_rows: told how many were written since it was last told.
         check: called before they are published; if it raises, nothing is left of them.
-
-    Raises:
-        TaskqError: nothing was published.
     """
     own = new_upload("own")
     try:
@@ -120,9 +113,6 @@ def finish(
 
     Calling it again with the same name does nothing, but adopts what still waits. What fails after
     the publication is no failure of the write: whoever works on the log next adopts the jobs.
-
-    Raises:
-        LogError: nothing was published, or the parts no longer read back.
     """
     jobs = sum(part.jobs for part in parts)
     try:

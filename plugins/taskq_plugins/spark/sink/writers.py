@@ -49,22 +49,12 @@ class Written(WriterCommitMessage):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Return the writer of ``df.write.format("taskq")``.
-
-    Raises:
-        UsageError: an option or a column is wrong.
-    """
     return BatchWriter(_checked(options, schema, overwrite=overwrite))
 
 
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Return the writer of ``df.writeStream.format("taskq")``.
-
-    Raises:
-        UsageError: an option or a column is wrong.
-    """
     checked = _checked(options, schema, overwrite=overwrite)
     if checked.upload:
         raise UsageError(
@@ -88,11 +78,6 @@ class BatchWriter(DataSourceArrowWriter):
         self._upload = new_upload("batch")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write one partition's rows to parts that nobody names yet.
-
-        Raises:
-            BadRow: a row cannot become a job.
-        """
         return _write(self._options, self._upload, "", iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -126,11 +111,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write one partition of a batch to parts that nobody names yet.
-
-        Raises:
-            BadRow: a row cannot become a job.
-        """
         stream, batch_id = _stream_batch()
         return _write(self._options, f"{stream}@{batch_id}", stream, iterator)
 
@@ -185,11 +165,6 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
 
 
 def _stream_batch() -> tuple[str, int]:
-    """Return the query and the batch that this task belongs to.
-
-    Raises:
-        UsageError: Spark does not tell them.
-    """
     context = TaskContext.get()
     stream = context and context.getLocalProperty(_QUERY_ID)
     batch = context and context.getLocalProperty(_BATCH_ID)

@@ -126,11 +126,6 @@ class ReadOptions(BaseModel):
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Return the options as they were given to Spark; case does not matter in their names.
-
-    Raises:
-        OptionError: one is unknown, missing or wrong; the message names it and what is allowed.
-    """
     spelled = {name.lower(): name for name in _ALLOWED}
     values: dict[str, Any] = {}
     for name, value in given.items():

@@ -289,12 +289,6 @@ def bound_of(bound: Bound, standing: Standing) -> Position | None:
 
 
 def check_found(options: ReadOptions, sight: Sight) -> None:
-    """Let nobody take the wrong directory for one without records.
-
-    Raises:
-        FleetError: there is no log.
-        OptionError: there is none of the devices, or of those that offsets are given of.
-    """
     if not sight.standings and not sight.has_problems:
         if options.devices is not None:
             names = ", ".join(sorted(options.devices)[:5])
@@ -307,11 +301,6 @@ def check_found(options: ReadOptions, sight: Sight) -> None:
 
 
 def check_named(options: ReadOptions, sight: Sight) -> None:
-    """Let nobody misspell whose offsets he gives.
-
-    Raises:
-        OptionError: offsets are given of a log that is not there.
-    """
     logs = [standing.log for standing in sight.standings]
     known = {name for log in logs for name in (log.log_id, log.device)}
     for option, bound in (
@@ -324,11 +313,6 @@ def check_named(options: ReadOptions, sight: Sight) -> None:
 
 
 def patiently(plan: Callable[[], T]) -> T:
-    """Return the outcome of a plan, begun anew when compaction takes a file under its hands.
-
-    Raises:
-        DataLoss: that happened every time.
-    """
     for _ in range(_TRIES - 1):
         try:
             return plan()
@@ -366,11 +350,6 @@ class Following:
         self._restored: set[str] = set()
 
     def initial(self) -> Offsets:
-        """Return nothing read of any log, but for those of which startingOffsets says otherwise.
-
-        Raises:
-            Unreadable: a log cannot be read.
-        """
         bound = self._options.starting_offsets
         if bound is None or bound == "earliest":
             return {}
@@ -392,20 +371,9 @@ class Following:
         self._targets = dict(ends)
 
     def next(self, offsets: Offsets, limits: Limits) -> Offsets:
-        """Return how far the next batch goes.
-
-        Raises:
-            DataLoss: failOnDataLoss is true, and what was to be read is gone.
-            Unreadable: corruptMode is fail, and a log cannot be read.
-        """
         return patiently(lambda: self._next(offsets, limits))
 
     def pieces(self, begins: Offsets, ends: Offsets) -> list[list[Piece]]:
-        """Return what lies between: the same whenever it is asked, about 32 MB each.
-
-        Raises:
-            DataLoss: failOnDataLoss is not false, and it is not there any more.
-        """
         between = patiently(lambda: self._between(begins, ends))
         return pack(between, self._options.target_partition_bytes)
 
@@ -459,11 +427,6 @@ class Following:
         )
 
     def _backlog(self, standing: Standing, position: Position | None) -> Backlog | None:
-        """Return what there is to read of a log, None if nothing.
-
-        Raises:
-            DataLoss: failOnDataLoss is not false, and what was to be read is gone.
-        """
         log_id = standing.log.log_id
         if self._targets is not None and log_id not in self._targets:
             return None

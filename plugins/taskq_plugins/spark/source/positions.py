@@ -91,11 +91,6 @@ Offsets: TypeAlias = dict[str, Position]
 
 
 def parse_bound(text: str) -> Bound:
-    """Return what startingOffsets or endingOffsets says.
-
-    Raises:
-        ValueError: it is neither a word nor JSON of places.
-    """
     word = text.strip().lower()
     if word in get_args(Edge):
         return cast("Edge", word)
@@ -148,11 +143,6 @@ def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
 
 
 def offsets_from_json(values: dict[str, Any]) -> Offsets:
-    """Return the same, read back.
-
-    Raises:
-        UsageError: this source did not write it.
-    """
     try:
         return {str(log_id): _position(value) for log_id, value in values.items()}
     except (ValueError, TypeError, AttributeError) as error:

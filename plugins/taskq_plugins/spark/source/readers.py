@@ -75,12 +75,6 @@ class BatchReader(DataSourceReader):
         self._reading = reading
 
     def partitions(self) -> list[InputPartition]:
-        """Return pieces of all segments, about 32 MB in each partition.
-
-        Raises:
-            FleetError: there is no log to read.
-            DataLoss: one is not whole.
-        """
         parts = patiently(self._plan)
         return [Pieces(part) for part in parts] or [Pieces([])]
 
@@ -187,11 +181,7 @@ def spark_schema(*, details: bool, binary: bool = False) -> StructType:
 
 
 def arrow_schema(wanted: StructType) -> pa.Schema:
-    """Return the columns that Spark asks for, as batches must have them to the letter.
-
-    Raises:
-        UsageError: a column is not one of the source's, or has another type there.
-    """
+    """Return the columns that Spark asks for, as batches must have them to the letter."""
     schema = to_arrow_schema(wanted, timezone="UTC")
     for field in schema:
         if field.name not in DETAILS.names:

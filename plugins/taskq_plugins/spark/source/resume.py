@@ -46,9 +46,6 @@ def go_on(
     to its end and compaction took it, if ``on_loss`` lets reading go on behind what is lost, and
     if the log was restored from a backup: then it is where its next branch begins, and None while
     that has no record.
-
-    Raises:
-        DataLoss: by ``on_loss``.
     """
     if not position.segment or not standing.end.mark.segment:
         # An empty log, then or now; one that lost all its segments is seen when it has some again.
@@ -277,9 +274,6 @@ def stretches(
     """Yield the bytes from ``start`` to ``end`` by segment; ``behind``: what is before them.
 
     Where the last of them are gone, a stretch without bytes tells what is missing.
-
-    Raises:
-        DataLoss: a segment between the two is missing, by ``on_loss``.
     """
     last, end_offset = end
     before: Edges | None = None

@@ -170,13 +170,6 @@ class Reading(NamedTuple):
 
 
 def read_pieces(pieces: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of some pieces; small batches are joined, as each costs what a large one does.
-
-    Raises:
-        DataLoss: a segment is gone, and failOnDataLoss is true.
-        Unreadable: one cannot be read, and corruptMode is fail.
-        SegmentDamaged: likewise for some of its bytes.
-    """
     return _joined(_all_rows(pieces, reading), reading.schema)
 
 

@@ -102,12 +102,6 @@ class Sight(NamedTuple):
 
 
 def look(options: ReadOptions) -> Sight:
-    """Return every log that is to be read, as it stands now; those without a record, too.
-
-    Raises:
-        Unreadable: what is found cannot be read, and corruptMode says to fail then.
-        FleetError: the directory itself cannot be.
-    """
     if not Path(options.path).is_dir():
         raise OptionError("path", f": {options.path!r} is no directory: give one with task logs")
     problems: list[LogError] = []
