@@ -1,6 +1,6 @@
-"""What Spark finds by this module's name, so that ``spark.read.format("taskq")`` just works.
+"""Module that Spark looks up by this name, so that ``spark.read.format("taskq")`` works.
 
-Every Spark session imports it that reads any Python data source, so it imports next to nothing.
+Every Spark session with a Python data source imports it, so it imports next to nothing.
 """
 
 from taskq_plugins.spark.source.source import TaskqSource as DefaultSource

@@ -1,6 +1,6 @@
-"""What the ``taskq`` command starts with: it makes sure that the package taskq is ours.
+"""Entry point of the ``taskq`` command: it checks that the package taskq is ours.
 
-It stands beside that package, so that it is there when another of that name hides ours.
+It lies beside that package, so that it exists when another package of the name hides ours.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What a command loads stays: to look for garbage in it, as often as by default, takes a tenth of a
-#: worker's start. So nothing is looked at while it loads, nor what it loaded later on.
+#: Garbage collection while a command loads takes a tenth of a worker's start, and finds nothing:
+#: loaded modules stay.
 _LOADING_THRESHOLD = 100_000
 _GARBAGE_THRESHOLD = 10_000
 

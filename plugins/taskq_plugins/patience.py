@@ -1,4 +1,4 @@
-"""How long a server waits for what a stranger said would come, and who goes when it is full."""
+"""Time limits for a stranger's requests, and which connection goes when the server is full."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ BODY_SECONDS: Final = 60.0
 
 
 class Patient(H11Protocol):
-    """HTTP/1.1 whose heads and bodies come soon, or the line is closed: uvicorn waits for ever.
+    """HTTP/1.1 with time limits for heads and bodies; uvicorn has none.
 
-    Where all lines are taken that may be, the one that was waited for longest makes room, so that
-    who sends nothing shuts nobody out.
+    When all connections are taken, the one with the longest wait is closed, so that idle strangers
+    shut nobody out.
     """
 
     #: of a body; a server that takes large ones has its own
     body_seconds: float | None = None
-    #: lines of who has not been let in; None: a server that knows nobody has as many as of all
+    #: connections without authentication; None: as many as of all
     strangers_max: int | None = None
     _deadline: TimerHandle | None = None
     _awaited: object = None

@@ -1,11 +1,11 @@
-"""Tell another service by HTTP of jobs that succeeded or died: signed, and retried as jobs are.
+"""Notify another service by HTTP of succeeded or dead jobs: signed, and retried like jobs.
 
-Bodies and headers are those of `Standard Webhooks <https://www.standardwebhooks.com>`_, so that
-receivers have libraries for them: ``webhook-id``, ``webhook-timestamp`` and ``webhook-signature``
-(HMAC-SHA256 of id, time and body). Each message is a job of its own, which is delivered at least
-once, through crashes and an hour without a network, always with the same id. It is on disk with the
-success or the death that it tells of, or neither is. A death in a process that has no webhooks,
-such as one that claims with ``TaskLog`` or a worker of another app on this log, is not told.
+Bodies and headers are those defined by `Standard Webhooks <https://www.standardwebhooks.com>`_,
+which has libraries for receivers: ``webhook-id``, ``webhook-timestamp`` and ``webhook-signature``
+(HMAC-SHA256 of id, time and body). Each message is a job of its own, delivered at least once,
+through crashes and an hour without a network, always with the same id. The message and the success
+or death are written in one frame. A death in a process without webhooks, such as one that claims
+with ``TaskLog`` or a worker of another app on this log, sends no message.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ Event = Literal["succeeded", "dead"]
 #: Before a digest of the address: messages to one receiver are jobs of one task.
 _TASK_PREFIX: Final = "taskq.webhook."
 QUEUE_DEFAULT: Final = "webhooks"
-#: What a receiver gets to answer.
+#: Time for a receiver to answer.
 TIMEOUT_SECONDS: Final = 15.0
 #: Eleven tries over about a day.
 _POLICY: Final = retry.exponential(attempts=11, base=5, cap=8 * 3600, factor=4, jitter="equal")
-#: A message that is so much older or newer may be a recorded one.
+#: A message older or newer than this may be a recorded one.
 TOLERANCE_SECONDS: Final = 300
 _DIGITS_MAX: Final = 15
 _MARK: Final = "whsec_"
 _SECRET_BYTES_MIN: Final = 24
 _OK, _GONE, _LATER = range(200, 300), 410, frozenset({429, 503})
-#: A receiver may put off the next try by so long.
+#: Longest delay of the next try that a receiver may ask for.
 _RETRY_AFTER_MAX: Final = 24 * 3600
 
 
 class Webhooks:
-    """Tells one receiver of an app's jobs. Make it before workers start.
+    """Notifies one receiver of an app's jobs. Make it before workers start.
 
     ::
 
@@ -59,11 +59,11 @@ class Webhooks:
 
     Args:
         app: whose jobs.
-        url: where messages are posted to; https, or this machine.
-        secret: ``whsec_`` and at least 24 bytes in base64; what the receiver checks them with.
-        events: which ends are told.
-        tasks: names of the tasks whose jobs are told of; None for all.
-        queue: in which the messages wait.
+        url: target of the messages; https, or this machine.
+        secret: ``whsec_`` and at least 24 bytes in base64, shared with the receiver.
+        events: ends to report.
+        tasks: names of the tasks to report; None for all.
+        queue: queue of the messages.
         transport: of httpx, for tests.
 
     Raises:
@@ -156,7 +156,7 @@ class Webhooks:
 
 
 class _Line:
-    """What the workers of one event loop share."""
+    """HTTP client of the workers of one event loop."""
 
     def __init__(self) -> None:
         self.workers = 0

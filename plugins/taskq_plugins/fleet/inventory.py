@@ -37,7 +37,7 @@ from taskq_plugins.fleet.places import (
 if TYPE_CHECKING:
     from taskq.engine import FrameHeader
 
-#: Where the first frame stands.
+#: Offset of the first frame.
 START: Final = Replica.START
 
 
@@ -96,13 +96,13 @@ class SegmentFile:
         return takewhile(lambda frame: frame[0] + frame[1].size <= end, self.scanner.hop(offset))
 
 
-#: Frames that are stepped back over for one that is declared synced, before the segment is read
-#: from its start.
+#: Frames to step back for a frame that is declared synced, before the segment is read from its
+#: start.
 _STEPS_BACK: Final = 64
 
 
 class End(NamedTuple):
-    """A mark, and the frame before it: where it stands (0: there is none) and its time."""
+    """A mark, and offset (0: none) and time of the frame before it."""
 
     mark: Mark
     frame: int
@@ -150,7 +150,7 @@ def _end_of(log: LogPlace, place: SegmentPlace) -> End:
         begin = known.end if known is not None and _stands(file, known) else _near_end(file, place)
         declared, _ = _declared(file, begin, 0)
         end = _whole(file, declared)
-        # Whoever finds that an fsync failed says so in the marker, perhaps just now.
+        # A process that sees a failed fsync notes it in the marker, perhaps just now.
         if end != declared and (
             not file.sync() or Replica.failed_lsn(LocalDisk(), log.path) is not None
         ):
@@ -244,13 +244,13 @@ class Break(NamedTuple):
     """A break that was declared: from ``at`` on the log is another.
 
     Attributes:
-        is_fork: the device was restored and wrote other records; else it lost what came next.
-        left: where the copy ended before.
+        is_fork: the device was restored and wrote other records; else it lost the following ones.
+        left: end of the copy before.
         at: where the device goes on.
-        end_lsn: behind the last record that the device had when it declared the break.
-        cause: in words.
-        high_lsn: no record that the copy ever had reaches it.
-        old: the directory of what was left, once it was carried out.
+        end_lsn: after the device's last record when it declared the break.
+        cause: text for people.
+        high_lsn: upper bound of all records ever in the copy.
+        old: directory of the old branch, once set aside.
     """
 
     is_fork: bool
@@ -377,11 +377,11 @@ def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
 
 
 class Edges(NamedTuple):
-    """What a segment begins and ends with.
+    """Begin and end of a segment.
 
-    ``created_ns`` is the time of the last frame before it, ``time_ns`` that of its own last frame
-    (the same when it has none), ``next_lsn`` the lsn after that. Behind that frame nothing else
-    should stand: ``lsn_bound`` is what lsn the records there may have come to if something does.
+    ``created_ns`` is the time of the last frame before it, ``time_ns`` the time of its own last
+    frame (the same without one), ``next_lsn`` the lsn after that. ``lsn_bound`` is an upper bound
+    of the lsn if bytes follow that frame.
     """
 
     created_ns: int

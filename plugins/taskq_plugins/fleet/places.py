@@ -1,4 +1,4 @@
-"""Finding task logs: a directory may be one, or hold those of many devices."""
+"""Find task logs: a directory may be one, or hold the logs of many devices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log: Final = logging.getLogger("taskq")
 
 
 class FleetError(LogError):
-    """A directory of logs, or one of them, cannot be used as asked; the message says which."""
+    """A directory of logs, or one of them, cannot be used as requested; the message names it."""
 
 
 class LogTwice(FleetError):
@@ -78,7 +78,7 @@ def log_problem(error: LogError) -> None:
 LOGS_MAX: Final = 100_000
 #: Names that are looked at below one directory.
 NAMES_MAX: Final = 1_000_000
-#: What the directory of a hub holds beside those of its devices.
+#: File that marks a hub's directory.
 HUB_FILE: Final = "serve.lock"
 _HIDDEN: Final = (".", "_")
 #: Compared of both ends of a segment that is there twice.
@@ -102,7 +102,7 @@ class LogPlace(NamedTuple):
 class SegmentPlace(NamedTuple):
     """A segment's file.
 
-    ``epoch`` is that of its first frame, 0 where neither that nor the header reads.
+    ``epoch`` is the first frame's, 0 if neither frame nor header can be read.
     """
 
     first_lsn: int
@@ -113,10 +113,10 @@ class SegmentPlace(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place in a log behind a whole frame: ``offset`` of a segment.
+    """A place in a log after a whole frame: ``offset`` of a segment.
 
-    The next record has an lsn of ``next_lsn`` or above. A log without a segment has
-    ``Mark(0, 0, 0, 0)``.
+    The next record has an lsn of ``next_lsn`` or above. A log without a segment has ``Mark(0, 0, 0,
+    0)``.
     """
 
     segment: int
@@ -126,7 +126,7 @@ class Mark(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Hold what the system says of a file or directory; it changes with what is in it."""
+    """Stat values of a file or directory; they change with its content."""
 
     mode: int
     inode: int
@@ -134,10 +134,10 @@ class Facts(NamedTuple):
     changed_ns: int
 
 
-#: What changed less long ago may change once more and have the same time.
+#: A file changed more recently may change again without a new time.
 SETTLED_NS: Final = 2 * SECOND_NS
-#: Logs by path, as their identities told, and what the system said of their directories: whoever
-#: puts another identity in its place changes that.
+#: Logs by path, with the stat values of their directories, which change when the identity is
+#: replaced.
 _identities: Final[Memory[str, tuple[Facts, LogPlace]]] = Memory()
 
 
@@ -278,7 +278,7 @@ def _facts_of_log(path: str) -> Facts | None:
     if facts is None or (known is not None and known[0] == facts):
         return facts
     identity = facts_of(f"{path}/{Replica.IDENTITY}")
-    # A pipe would hold up whoever opens it.
+    # Opening a pipe would block.
     return facts if identity is not None and stat.S_ISREG(identity.mode) else None
 
 

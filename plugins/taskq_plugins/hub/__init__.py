@@ -1,16 +1,16 @@
 """The logs of many machines in one place, byte for byte: a hub's side, and a device's.
 
-A device pushes its task log over a bad line; the hub keeps a directory for each device and log, an
-ordinary task log that nobody else writes to. The hub's file is the position: each session begins
-with where it ends *and what stands there*, and one pure function (``compare``) draws the verdict.
+A device pushes its task log over an unreliable line. The hub keeps a directory for each device and
+log, an ordinary task log with one writer. The hub's file is the position: each session begins with
+its end *and the bytes there*, and one pure function (``compare``) gives the verdict.
 
-Each break is declared and set aside, never passed over; PROTOCOL.md says how the two compare. A
-segment follows by the link in its header, which names the end before it by place and CRC; a time
-alone says less, and a recovery changes it. After a break the hub's position is the place that it
-waits for, so that a device which has lost that place meanwhile declares again.
+Each break is declared and set aside, never skipped; PROTOCOL.md describes the comparison. A segment
+follows by the link in its header, which names the end before it by place and CRC, since a recovery
+changes times. After a break the hub's position is the place that it waits for, so a device that has
+lost that place meanwhile declares again.
 
-What a device asks and a hub answers are values (``messages``); who carries them is not this
-package's concern, so that a simulation can lose, cut, double and delay every one.
+Requests and answers are values (``messages``). Their transport is separate, so that a simulation
+can lose, cut, double and delay every one.
 """
 
 from __future__ import annotations

@@ -114,10 +114,10 @@ class Hub:
             self._paused.add(queue)
 
     async def hand_on(self, device: str, other: str) -> int:
-        """Give the jobs that wait for a device to another; returns how many they were.
+        """Move the jobs that wait for a device to another; return their number.
 
-        Who waits for their results has them from there. What the device took and never told of may
-        run on both.
+        Callers waiting for results get them from there. A job that the device took without
+        reporting its end may run on both.
         """
         waiting = partial(_waiting_for, self.path, device)
         queue = f"{TO}{self.device(other).name}"
@@ -157,14 +157,14 @@ class Device:
         self.name = name
 
     async def enqueue(self, call: Call[R]) -> JobHandle[R]:
-        """Enqueue a call that this device is to run, whenever it asks.
+        """Enqueue a call for this device, which takes it at its next request.
 
-        Delay, expiry, key, priority and headers are those of the call. ``result()`` waits until the
-        device has told how it ended. With ``expires`` a job ends here unless the device took it in
+        Delay, expiry, key, priority and headers are those of the call. ``result()`` waits for the
+        end that the device reports. With ``expires`` a job ends here unless the device took it in
         time, and there unless it ran in time.
 
         Raises:
-            UsageError: it is no call, or has a concurrency key.
+            UsageError: the argument is not a call, or has a concurrency key.
             PayloadTooLarge: its payload is over 1 MiB.
             LogError: the outbox cannot be written.
         """

@@ -437,7 +437,7 @@ def _seconds(text: str) -> float:
 
 
 def _package(name: str, extra: str = "hub") -> Any:
-    """Return a module of the hub: help must import none of what it brings along."""
+    """Import a module of the hub: help must not load its dependencies."""
     try:
         return importlib.import_module(f"taskq_plugins.hub.{name}")
     except ImportError as error:

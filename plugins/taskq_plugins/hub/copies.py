@@ -73,19 +73,14 @@ MARK_BYTES: Final = 4 * 1024 * 1024
 
 
 class Copy:
-    """One copy, as its only writer has it. After an ``OSError`` it is to be opened anew.
-
-    ``mark`` is where it notes how far it is durable; ``mark_bytes`` as MARK_BYTES.
+    """One copy for its only writer. After an ``OSError`` it has to be opened anew.
 
     Attributes:
-        at: behind its last durable frame. NOWHERE: nothing came yet; with offset 0: a break waits
-            for that segment.
+        at: after its last durable frame. NOWHERE: empty; with offset 0: a break waits for that
+            segment.
         is_sealed: the segment ends there.
-        high_lsn: no record that was ever in the copy, on any branch, reaches it.
-        breaks: those that were declared.
-
-    Raises:
-        OSError: the disk refused.
+        high_lsn: upper bound of all records ever in the copy, on any branch.
+        breaks: declared breaks.
     """
 
     def __init__(
@@ -177,9 +172,9 @@ class Copy:
         return files.secured(segment, mark)
 
     def learn(self, incompat: frozenset[str]) -> None:
-        """Say which features the log has, before any frame comes that needs them.
+        """Note features of the log before a frame needs them.
 
-        Those that this hub does not know are for who reads: frames are checked without.
+        Unknown features concern readers: frames are checked without them.
         """
         if self._incompat >= incompat:
             return
@@ -206,7 +201,7 @@ class Copy:
         for name, _ in old:
             folder, _, file = name.rpartition("/")
             lsn = segment_lsn(file) if folder == LOG else None
-            if lsn is not None:  # what is left is a log at any moment
+            if lsn is not None:  # the remaining part is a log at any moment
                 self._files.let_go(lsn)
             else:
                 self._disk.remove(f"{self._path}/{name}")
@@ -224,9 +219,9 @@ class Copy:
             self._stored(self.at)
 
     def append(self, asked: Append, *, more: bool = False) -> Stored:
-        """Add the whole frames among the bytes that came.
+        """Append the whole frames among the bytes.
 
-        With ``more`` their sync may wait for what follows, or for ``settle``.
+        With ``more`` the sync may wait for the next call, or for ``settle``.
         """
         behind, at, files = asked.behind, self.at, self._files
         data, start, header = asked.data, 0, behind.header
@@ -244,7 +239,7 @@ class Copy:
             start, epoch = _START, self._begin(behind.segment, data[:_START])
         end, is_well = files.whole(data, start, behind, epoch)
         if end != behind:
-            # Without a copy of what is about to be written: a disk takes whatever has bytes.
+            # No copy of the data: a disk takes any buffer.
             added = cast("bytes", memoryview(data)[: end.offset - behind.offset])
             files.add(added, behind, syncs=not more)
             self._owes_sync |= more and behind.offset > 0
@@ -254,11 +249,11 @@ class Copy:
         return Stored(self.at)
 
     def _begin(self, segment: int, data: bytes) -> int:
-        """Return the epoch of a segment with that header, which goes on where the copy ends.
+        """Begin a segment that continues the copy; return its epoch.
 
-        Its header names the end before it, which seals that if the device had it no more. One that
-        names none was made where a recovery was cut short, and has the time of that end; one that
-        says that the end was lost tells so wherever it stands.
+        Its header names the end before it, which seals that end if the device lost it. A header
+        without that end comes from an interrupted recovery, and has its time. A header may also
+        declare that the end was lost.
         """
         at, header = self.at, self._files.header_in(segment, data)
         if header is None:
@@ -284,10 +279,10 @@ class Copy:
         self._marked = at
 
     def seal(self, asked: Seal) -> Stored:
-        """Let the segment end there: what is before is what the device has.
+        """Let the segment end there if it equals the device's.
 
-        Where it is not, the segment goes to ``torn/`` and is to be sent again. What the copy has
-        behind it stays: a recovery of the device moved it, and it comes again.
+        A different segment goes to ``torn/`` and is sent again. Later bytes of the copy stay: a
+        recovery of the device moved them, and they come again.
         """
         end, digest = asked.end, asked.digest.hex()
         for line in self._seals.lines:
@@ -336,10 +331,10 @@ class Copy:
     # -- segments that come again -----------------------------------------------------------------
 
     def take(self, asked: Again) -> Missing:
-        """Add to a segment that comes again, and say how much of it is here.
+        """Add to a segment that is sent again; return its size here.
 
-        It has a name of its own until it is whole, and what it is called. What a crash makes of a
-        part is found out then, so nothing is synced before.
+        It has a name of its own until it is whole and its hash fits, which also finds torn parts.
+        So nothing is synced before.
         """
         disk, name, data = self._disk, asked.name, asked.data
         segment = self._lacks.get(name)
@@ -367,7 +362,7 @@ class Copy:
         return Missing(())
 
 
-#: So many copies are remembered as they are; others are looked at anew when they are asked for.
+#: Copies held open; others are opened at their next request.
 _COPIES_MAX: Final = 1_000
 #: Logs of one device: each reinstallation is one.
 _LOGS_MAX: Final = 32
@@ -376,16 +371,16 @@ _LOGS_MAX: Final = 32
 class Copies:
     """The copies of all devices, and the only process that writes to them.
 
-    For any thread, but for one at a time of each device.
+    Thread-safe across devices; one thread at a time for each device.
 
     Args:
         make_disk: makes this machine's disk, for each copy anew.
         path: of the hub's directory.
-        registry: notes how far copies are durable; None: that is forgotten.
+        registry: keeps the durable end of each copy, or None.
         mark_bytes: as of ``Copy``.
-        wall_ns: says what time it is.
-        disk_of: makes the disk for what a device has written; None: as make_disk.
-        may_fork: says whether a device may declare one more fork now.
+        wall_ns: wall clock.
+        disk_of: makes the disk for a device's data; None: ``make_disk``.
+        may_fork: whether a device may declare one more fork now.
 
     Raises (any method):
         OSError: the disk refused; nothing was answered for.
@@ -421,12 +416,9 @@ class Copies:
         self._copies.clear()
 
     def answer(self, device: str, asked: Request, *, more: bool = False) -> Answer:
-        """Do what a device asks for.
+        """Carry out a request of a device.
 
-        Args:
-            device: who asks, as its token says.
-            asked: the request.
-            more: it is a piece of one, nobody is told of it, and the next one comes soon.
+        With ``more`` the request is a piece, nobody is notified, and the next piece follows soon.
         """
         begins = asked if isinstance(asked, Sync) else None
         if not begins and not self._is_latest(device, asked):
@@ -467,7 +459,7 @@ class Copies:
         except OSError:
             if copy is not None:
                 copy.close()
-            copy = None  # what the files hold now is found out at the next touch
+            copy = None  # the next request reads the files again
             raise
         finally:
             if copy is not None:
@@ -499,7 +491,7 @@ class Copies:
 
     def _begin(self, device: str, copy: Copy, asked: Sync) -> Synced:
         key = device, asked.log_id
-        # Of a log that may have no copy nothing is remembered.
+        # Logs without a copy are not remembered.
         session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
@@ -548,14 +540,14 @@ class Copies:
         while len(above) >= len(self._path):
             disk.sync_directory(above)
             above = above.rpartition("/")[0]
-        # Where the identity stands the directories are on disk; who opens the copy keeps itself.
+        # The identity follows its directories to the disk.
         Identity.of_replica(asked.log_id, asked.created_ns, asked.incompat).write(disk, path)
         copy = self._opened(device, asked.log_id)
         assert copy is not None
         return copy
 
 
-#: What is done to a copy, by the kind of request.
+#: Method of a copy, by the kind of request.
 _ACTS: Final[dict[type, Callable[[Copy, Any], Answer]]] = {
     messages.Ask: lambda copy, asked: messages.Known(tuple(map(copy.has, asked.places))),
     messages.Seal: lambda copy, asked: copy.seal(asked),

@@ -161,13 +161,13 @@ def file_digest(disk: Disk, path: str, size: int) -> str:
 
 
 class Fault(NamedTuple):
-    """Something that is wrong with a copy.
+    """A fault of a copy.
 
     Attributes:
-        copy: which one.
-        what: in words.
-        name: SHA-256 of the segment that is to come again; "" if its end is cut off where
-            it does not read, so that it comes as what is new does.
+        copy: the copy.
+        what: description.
+        name: SHA-256 of the segment to send again; "" if its unreadable end is cut off, which then
+            comes as new data.
     """
 
     copy: Kept
@@ -195,7 +195,7 @@ def _of_segments(copy: Kept, *, deep: bool) -> Iterator[Fault]:
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
         name, line = segment_name(segment), lines[segment]
         size, digest, there = line["end"][1], line["sha256"], copy.size(f"{LOG}/{name}")
-        if there < 0:  # behind the end it comes as what is new does
+        if there < 0:  # after the end it comes as new data
             what = f"{name} was sealed, and is not there"
             yield Fault(copy, what, digest if segment < lsns[-1] else "")
         elif there < size:
@@ -213,11 +213,11 @@ def _of_records(copy: Kept) -> Iterator[Fault]:
 
 def ask_again(registry: Registry, fault: Fault) -> None:
     copy = fault.copy
-    if not fault.name:  # who opens the copy looks at all of its end
+    if not fault.name:  # opening the copy checks its whole end
         registry.durable(copy.device, copy.log_id).remove()
         return
     disk, folder = copy.disk, f"{copy.path}/{AGAIN}"
-    # A part of nothing is one that is to come.
+    # An empty part requests the segment.
     disk.make_directory(folder)
     disk.close(disk.open(f"{folder}/{fault.name}{PART}", create=True))
     disk.sync_directory(folder)
@@ -256,12 +256,12 @@ class Old(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """Hold what the COMPACTED records of a copy say, so that no more is read again.
+    """Compaction state of a copy, so that COMPACTED records are read once.
 
     Attributes:
-        breaks: lines that were noted of breaks: behind another the records may be others.
-        since: the segment from where on they are read the next time.
-        below: what is below this lsn was written again.
+        breaks: number of noted breaks: another break may change the records.
+        since: first segment of the next scan.
+        below: records below this lsn were written again.
     """
 
     breaks: int = 0
@@ -319,10 +319,10 @@ _COPY_BYTES: Final = 1024 * 1024
 
 
 class Breaks:
-    """The breaks of one copy; ``unmark`` forgets how far that is durable.
+    """The breaks of one copy; ``unmark`` drops the durable mark.
 
     Attributes:
-        all: those that were declared, oldest first. The latest may still have to be carried out.
+        all: declared breaks, oldest first. The latest may still have to be carried out.
     """
 
     def __init__(self, disk: Disk, path: str, unmark: Callable[[], None] = lambda: None) -> None:
@@ -351,7 +351,7 @@ class Breaks:
         keep = latest.at if latest.is_fork else Border()
         if _segments(disk, path):
             names = [f"{LOG}/{name}" for name in disk.names(f"{path}/{LOG}")]
-            # What an earlier try had begun is no part of it: it is written over from now on.
+            # Leftovers of an earlier try are overwritten.
             names = [name for name in names if not name.endswith(".tmp")]
             disk.make_directory(f"{old}/{LOG}")
             for name in (IDENTITY, SEALS, *names):
@@ -366,7 +366,7 @@ class Breaks:
         self._unmark()
         seals = Notes(disk, f"{self._path}/{SEALS}")
         seals.keep([line for line in seals.lines if line["segment"] < keep.segment])
-        # The latest goes first: at no time does anything stand behind a gap.
+        # The latest first: nothing follows a gap at any time.
         for segment in reversed(_segments(disk, self._path)):
             file = f"{log}/{segment_name(segment)}"
             if segment > keep.segment or (segment == keep.segment and not keep.offset):

@@ -1,8 +1,8 @@
-"""A device's side of the outbox: what it takes goes into its inbox, and what is cancelled ends.
+"""A device's side of the outbox: jobs go into its inbox, cancelled jobs end.
 
-Behind a session that brought the hub's copy to where the log ends, a device asks what is there for
-it. What it does not take is reported first, then the others are published under a name that counts
-once. Adopting them is the log's own work.
+After a session that brought the hub's copy up to date, the device asks for its jobs. It reports
+refused jobs first, and publishes the others under a name that counts once. Adoption is the log's
+own work.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from taskq.engine import Border, Clock, Disk
     from taskq_plugins.hub.line import Line
 
-#: What a device publishes a part as, by tag and end: once, whatever becomes of the line.
+#: Name of a part's upload, by tag and end: published once, even after lost answers.
 _UPLOAD: Final = re.compile(r"hub\.([0-9a-f]{8})@(0|[1-9][0-9]{0,17})\Z")
-#: So many uploads that nobody adopts: no more are taken.
+#: Limit of uploads that wait for adoption; then no jobs are taken.
 UPLOADS_MAX: Final = 10
 #: Parts of one session, and what is asked again since something was refused.
 _ROUNDS_MAX: Final = 64
 
 
 class Held(NamedTuple):
-    """What a device's inbox says; looked at before its log is.
+    """State of a device's inbox, read before its log.
 
     Attributes:
-        after: by the tag of an outbox, the last number that was taken from there.
-        waiting: uploads of a hub that are not adopted as a whole.
+        after: by the tag of an outbox, the last number taken.
+        waiting: uploads of a hub that are not fully adopted.
     """
 
     after: dict[str, int]
@@ -48,7 +48,7 @@ class Held(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What came of it."""
+    """Result of taking jobs."""
 
     jobs: int = 0
     refused: int = 0
@@ -67,13 +67,13 @@ def look(disk: Disk, path: str) -> Held:
 
 
 class Taking:
-    """What one device takes.
+    """Takes a device's jobs.
 
     Args:
         disk, clock: of the device.
         path: of its log.
-        accept: patterns of names of tasks, such as ``photos.*``; none: nothing is taken.
-        known: names of the tasks that run here; None if that is not known.
+        accept: patterns of task names, such as ``photos.*``; empty: nothing is taken.
+        known: names of the tasks that run here; None if unknown.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Taking:
 
 #: An answer that comes sooner, and says nothing, is of a hub that lets nobody wait just now.
 _SOON_SECONDS: Final = 5.0
-#: Longest pause of one that is not answered.
+#: Longest pause after requests without an answer.
 _PAUSE_SECONDS_MAX: Final = 600.0
 _CHANCE: Final = random.SystemRandom()
 
@@ -166,9 +166,9 @@ def backoff(seconds: float, failures: int) -> float:
 
 
 class Holding:
-    """The question of one device, on a connection of its own, beside its sessions.
+    """Long poll of one device, on a connection of its own beside its sessions.
 
-    What comes says only that a session is due, in which it is asked for again and taken.
+    An answer only starts a session, which asks again and takes the jobs.
     """
 
     def __init__(self, line: Line) -> None:
@@ -217,7 +217,7 @@ class Holding:
                 if answer is not None and answer != self._before:
                     self._before = answer
                     return True
-                # What is there again was taken up, and the log has not told so yet.
+                # The same jobs again: they were taken, and the log has not reported it yet.
                 pause = every if answer is not None or is_soon else 0.0
             if await self._pause(pause):
                 failures = 0

@@ -1,8 +1,19 @@
-"""The hub's side of the outbox: what a device is given, and how that ended there.
+"""The hub's side of the outbox: jobs for devices, and their ends.
 
-All state is in the log of the outbox and in the copies; what is kept in memory is found again from
-them. A hint in the registry says what a device has taken, and from where on its copies tell of what
-it was handed.
+A job for a device is in a log of the hub's own, in queue ``to:<device>``, which is paused: no
+worker takes it. It stays *ready* until its end is reported, and is claimed and ended then in one
+frame. A device asks for new jobs (``lines``) and publishes them into its inbox, which adopts
+exactly once. The end is a record of the device's log and is read from the copy.
+
+Three locks keep a job from being enqueued twice in a history that survives: the name of the upload,
+the job's key on the device until it ends, and that no job is handed over before all the device's
+records are read. An open job that the device reports as taken is searched in everything the hub
+ever had of the device. If it is nowhere, it is handed over again, or buried as lost if a gap may
+have held its end.
+
+All state is in the log of the outbox and in the copies; memory is rebuilt from them. A hint in the
+registry holds the last number a device took, and where its copies begin to report. A job's identity
+is its id and a random word (``hub-nonce``): a hub that is set back may reuse an id.
 """
 
 from __future__ import annotations
@@ -61,7 +72,7 @@ _MARK: Final = NUMBER.encode()
 
 
 class Identified(NamedTuple):
-    """An outbox's job, as the key tells that it has on a device."""
+    """An outbox's job, from its key on the device."""
 
     tag: str
     job: int
@@ -93,12 +104,12 @@ class There(NamedTuple):
 
 
 class Reading:
-    """One copy, read as far as it came; it begins anew where what it had read stands no more.
+    """Reader of one copy; it restarts if its place is gone.
 
     Attributes:
-        at: behind the last frame that was read.
-        live: what has not ended there, by the jobs of that log.
-        ends: what ended there, with the job of that log, and was not taken up yet.
+        at: after the last frame read.
+        live: open jobs there, by the jobs of that log.
+        ends: new ends, with the job of that log.
     """
 
     def __init__(self, disk: Disk, path: str, log_id: UUID, at: Border = NOWHERE) -> None:
@@ -139,20 +150,17 @@ class Reading:
 
 
 class Readings:
-    """How the copies of one device were read.
+    """Readers of one device's copies.
 
     Args:
         disk: of this machine.
         hub: its directory.
-        device: whose they are.
-        begin: where a reading may begin, by the id of its log.
+        device: its name.
+        begin: where a reading may begin, by log id.
 
     Attributes:
-        logs: how each log was read, by its id, the one that came first before the others.
-        is_whole: whether they began at the beginning of all that there is.
-
-    Raises (any method):
-        OSError, LogError: one cannot be read.
+        logs: reader of each log, by its id, the oldest first.
+        is_whole: whether they began at the beginning of every log.
     """
 
     def __init__(self, disk: Disk, hub: str, device: str, begin: dict[str, Border]) -> None:
@@ -203,7 +211,7 @@ TO: Final = "to:"
 #: Headers of a job in the outbox: a random word, the queue on the device, when it expires.
 NONCE, QUEUE, EXPIRES = "hub-nonce", "hub-queue", "hub-expires"
 _GIVEN: Final = "given"
-#: Answers of so many parts are remembered, with when they were taken.
+#: Parts of which answer and time are remembered.
 _PARTS_MAX: Final = 32
 _ENDS_BYTES_MAX: Final = 1024 * 1024
 _OWN: Final = frozenset({NONCE, QUEUE, EXPIRES})
@@ -212,11 +220,11 @@ _TO: Final = TO.encode()
 
 
 class Waiting(NamedTuple):
-    """A job of the outbox that has not ended.
+    """An open job of the outbox.
 
     Attributes:
-        number: of the record that brought it, or brought it back.
-        since: of the one that brought it back, 0 if none did: what ended before is another life.
+        number: of the record that enqueued or requeued it.
+        since: of the requeue, 0 for none: earlier ends belong to another life.
         expires_ns: of wall time, 0 for never.
     """
 
@@ -227,11 +235,11 @@ class Waiting(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What is noted of a device.
+    """Hints about a device.
 
     Attributes:
-        parts: (number, when) up to which it had taken its jobs, the latest last.
-        begin: by the id of a log, where nothing that it was handed had come yet.
+        parts: (number, time) up to which it had taken its jobs, the latest last.
+        begin: by log id, a place before all of its jobs.
     """
 
     parts: list[tuple[int, int]]
@@ -281,7 +289,7 @@ class Handing:
         self._waiting: dict[str, dict[int, Waiting]] = {}
         self._cursor: Cursor | None = None
         self._readings: dict[str, Readings] = {}
-        #: devices whose note says where nothing had come yet of what they have
+        #: devices with a note of such a place
         self._armed: set[str] = set()
         #: looks are on the thread of the log, requests on many
         self._lock = threading.Lock()
@@ -550,7 +558,7 @@ def _cancelled(sight: Sight, jobs: dict[int, Identified], device: str) -> list[t
 
 _log: Final = logging.getLogger("taskq")
 _EXPIRE_SECONDS: Final = 30.0
-#: Those who wait for something look so long after the outbox grew: many at a time, once.
+#: Waiting requests look this long after the outbox grew: many at a time.
 _GATHER_SECONDS: Final = 0.25
 #: How often they look whether there is an outbox at all.
 _THERE_SECONDS: Final = 1.0
@@ -613,9 +621,9 @@ class Serving:
     async def answer(
         self, device: str, asked: Question, look: Callable[[Question], Awaitable[Answer | None]]
     ) -> Answer | None:
-        """Return what a question is answered, once there is something; None: nothing came.
+        """Answer a question once ``look`` returns something; None: nothing came.
 
-        A question that its log asked before is over then. ``look`` says what is there now.
+        An earlier question of the same log ends then.
         """
         key, wait, self._loop = (device, asked.log_id), CancelScope(), asyncio.get_running_loop()
         if before := self.asking.get(key):

@@ -67,7 +67,7 @@ class HubWaits(HubError):
 
 
 class Allowance:
-    """What of a log may go over one line; a metered day begins with its first byte.
+    """Volume of a log that may go over one line; a metered day begins with its first byte.
 
     Args:
         hub: the settings.
@@ -75,9 +75,8 @@ class Allowance:
         now: seconds since the epoch.
 
     Attributes:
-        metered: what of the network is metered, and bears no more than a day's volume; "" if
-            nothing is, or all may go nevertheless.
-        part_bytes: what the hub, or a proxy before it, takes at a time.
+        metered: why the network is metered and bears only a day's volume; "" if it is not.
+        part_bytes: largest body that the hub, or a proxy before it, accepts.
     """
 
     def __init__(self, hub: HubSettings, url: str, now: Callable[[], float] = time.time) -> None:
@@ -104,7 +103,7 @@ class Allowance:
         for required in self._requires:
             if problem := await _told(required.name, required.problem(), required.timeout_seconds):
                 raise HubWaits(f"nothing is sent while {required.name} does not hold: {problem}")
-        # Who asked for nothing is not told that there is no telling.
+        # Without a setting a missing answer is not reported.
         metered = "" if self._hub.metered == "all" else await _told("metered", metered_line())
         if metered and self._hub.metered == "never":
             raise HubWaits(f"nothing is sent, as metered = 'never' has it: {metered}")
@@ -144,7 +143,7 @@ class Allowance:
             note(self._path, since=self._since, used=self._used)
 
     def limit_parts(self, size: int) -> None:
-        """Note that the hub, or a proxy before it, takes so many bytes at a time and no more."""
+        """Note the largest body that the hub, or a proxy before it, accepts."""
         self.part_bytes = size
         if self._path:
             note(self._path, part_bytes={self._url: size})
@@ -175,8 +174,8 @@ async def _told(name: str, probed: Awaitable[str], timeout_seconds: float = _PRO
         return f"{name} cannot be told ({type(error).__name__}: {error})"
 
 
-#: A part is smaller on a slow line, and grows while the line is fast: between these. The first is
-#: what a proxy takes that nobody has told what comes.
+#: A part is smaller on a slow line, and grows on a fast one, between these sizes. The first is what
+#: a proxy with default settings accepts.
 _PART_BYTES_MIN: Final = 64 * 1024
 _PART_BYTES_FIRST: Final = 1024 * 1024
 _PART_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -188,11 +187,11 @@ _PIECE_BYTES: Final = 256 * 1024
 _ANSWER_BYTES_MAX: Final = 64 * 2**20
 _CONNECT_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 60.0
-#: What a request and its answer take beside their bodies, and what TLS does, at most.
+#: Upper bound for heads and TLS of a request and its answer.
 _HEADS_BYTES: Final = 2 * 1024
 _HANDSHAKE_BYTES: Final = 8 * 1024
 _RECORD_BYTES: Final = 64
-#: Smaller bodies are sent as they are, and those that would not become this much smaller.
+#: Smaller bodies, and bodies that would not shrink by this much, are sent unpacked.
 _PACKED_BYTES_MIN: Final = 1_024
 _PACKED_RATIO: Final = 0.95
 _CREATED: Final = 201
@@ -202,7 +201,7 @@ _ENROL_FIRST: Final = (
     "the hub asks for a token: run 'taskq hub enrol HUB NAME' there, keep what it prints in a "
     "file, and give --token-file FILE; or run it with --code there, and give --code CODE here"
 )
-#: Of a wait that is asked for: less than three hours.
+#: A requested wait: less than three hours.
 _SECONDS: Final = re.compile(r"[0-9]{1,4}\Z")
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _CONTAINER: Final = ("/.dockerenv", "/run/.containerenv")
@@ -260,15 +259,15 @@ class Told(NamedTuple):
 
 
 class Http:
-    """One connection to a hub, each request in a thread: a cancelled one holds up nobody.
+    """One connection to a hub, each request in a thread: a cancelled one blocks nobody.
 
     Args:
         url: of the hub.
-        ca: certificates of who may have signed the hub's; None: those that the machine knows.
-        rate: bytes of bodies that it sends in a second; None: as fast as the line is.
+        ca: certificates that may sign the hub's; None: the machine's.
+        rate: bytes of bodies a second; None: unlimited.
 
     Attributes:
-        used_bytes: that went over the line so far, either way; of TLS not less than what it took.
+        used_bytes: sent and received so far, with an upper bound for TLS.
     """
 
     def __init__(self, url: str, ca: Path | None = None, rate: int | None = None) -> None:
@@ -283,7 +282,7 @@ class Http:
         self._connect = partial(connect, host, port, timeout=_CONNECT_SECONDS)
         self._is_secret, self._prefix = parts.scheme == "https", parts.path
         self._rate = rate
-        #: until when the line is used up by what was sent
+        #: time until which the rate limit is used up
         self._busy_until = 0.0
         self._connection: http.client.HTTPConnection | None = None
         self._turn = threading.BoundedSemaphore(1)
@@ -294,7 +293,7 @@ class Http:
         try:
             return await aside(partial(self._exchanged, turn, asked), turn)
         except BaseException:
-            # Where it was cancelled, this ends what the thread waits for, and others need not.
+            # After a cancellation this ends the thread's wait.
             self.close()
             self._turn = threading.BoundedSemaphore(1)
             raise
@@ -324,12 +323,12 @@ class Http:
             connection = None
         if connection is None:
             connection = self._connection = self._connect()
-            connection.auto_open = 0  # whoever hung up meant it
+            connection.auto_open = 0  # a closed connection stays closed
             if self._proxy is not None:
                 connection.set_tunnel(*self._place, headers=self._proxy[2])
             connection.connect()
             if self._connection is not connection or self._turn is not turn:
-                connection.close()  # whoever hung up meanwhile had nothing to close yet
+                connection.close()  # not connected yet when it was closed
                 raise ConnectionAbortedError("cancelled while it connected")
             connection.sock.settimeout(_ANSWER_SECONDS)
             self.used_bytes += _HANDSHAKE_BYTES if self._is_secret else 0
@@ -415,7 +414,7 @@ class Line:
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
         self._own = {"Authorization": f"Bearer {token}"} if token else {}
         self._carrier = carrier or Http(self.url, self.hub.ca, self.hub.rate)
-        #: what waits there must not be in the way of what is sent
+        #: waiting requests must not block others
         self._holder = carrier or Http(self.url, self.hub.ca)
 
     def part_bytes(self) -> int:

@@ -1,8 +1,7 @@
-"""What a device asks of a hub, and what it is answered; also what it asks of its own log.
+"""Requests of a device to a hub and their answers; also questions to its own log.
 
-``PROTOCOL.md`` says what each field is, and a test holds it to the types here. What comes over a
-line is held against them as a whole before anything else looks at it (``wire``), and ``GET
-/openapi.json`` is made of them.
+``PROTOCOL.md`` explains each field, and a test compares it with the types here. Data from a line is
+validated as a whole first (``wire``), and ``GET /openapi.json`` is made from the types.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ASKED_MAX: Final = 64
 AGAIN_MAX: Final = 1_000
 #: Features that a log may have.
 FEATURES_MAX: Final = 32
-#: Of what is told to people; the rest is cut off.
+#: Limit of texts for people; longer ones are cut.
 CAUSE_CHARACTERS_MAX: Final = 200
 REASON_CHARACTERS_MAX: Final = 500
 #: Header of a job on a device: its id in the outbox.
@@ -35,7 +34,7 @@ JOB: Final = "hub-job"
 WAIT_SECONDS_MAX: Final = 50.0
 #: Jobs that one question refuses: as many as an answer holds.
 JOBS_MAX: Final = 256
-#: Of the payloads in an answer, unless one job is larger.
+#: Payload bytes of an answer, unless one job is larger.
 BYTES_MAX: Final = 1024 * 1024
 
 
@@ -56,7 +55,7 @@ def _words(characters: int) -> AfterValidator:
 
 #: A device goes on above it; beyond, lsns would come to an end.
 Lsn = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
-#: Of a file, or where something stands in it.
+#: Size of a file, or an offset in it.
 Size = Annotated[int, Field(strict=True, ge=0, lt=2**40)]
 Number = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
 #: Nanoseconds since 1970.
@@ -128,7 +127,7 @@ class Ask(_OfSession):
 
 @dataclass(frozen=True, slots=True)
 class Append(_OfSession):
-    """Whole frames behind a position; those of a new segment with its header, at offset 0."""
+    """Whole frames after a position; a new segment comes with its header, at offset 0."""
 
     behind: Place
     data: bytes
@@ -183,14 +182,14 @@ Request = Sync | Ask | Append | Seal | Declare | Again | Question
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """A token, which is told this once."""
+    """A token, shown only once."""
 
     token: Annotated[str, Field(strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Where the hub's copy ends."""
+    """End of the hub's copy."""
 
     session: Number
     at: Place
@@ -204,7 +203,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Whether the copy has each of the places."""
+    """For each place whether the copy has it."""
 
     has: tuple[Truth, ...]
 
@@ -227,8 +226,8 @@ class Handed(NamedTuple):
     """A job on its way to a device.
 
     Attributes:
-        number: of the record that brought it, which grows when it is requeued.
-        id: of the outbox's job; ``key`` is the one that it holds on the device.
+        number: of the record that enqueued it, which grows with a requeue.
+        id: of the outbox's job; ``key`` is its key on the device.
         due_ns: a span from now, or a moment if ``due_is_wall``.
         expires_ns: a span from now.
     """
@@ -249,12 +248,12 @@ class Handed(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Tell what is there.
+    """Jobs for a device.
 
     Attributes:
         tag: of the outbox.
         end: the last number of these jobs, or ``after`` if there are none.
-        cancels: (id, number of the device's own job) of what is to be cancelled there.
+        cancels: (id, number of the device's own job) of jobs to cancel there.
     """
 
     tag: str
@@ -278,7 +277,7 @@ class Trouble(enum.Enum):
     DAMAGED = "damaged-frame"
     #: the hub, or a proxy before it, takes less at a time
     LARGE = "too-large"
-    #: the token came from another machine: a person says which one goes on
+    #: the token came from another machine: a person decides
     CLONED = "cloned"
     #: the device was set back again and again within a day: a person looks why
     HELD = "held"
@@ -298,7 +297,7 @@ Answer = Synced | Known | Stored | Missing | Given | Refused
 
 
 class Refusal(Exception):
-    """A refusal on its way to who answers."""
+    """A refusal as an exception."""
 
     def __init__(self, trouble: Trouble, at: Border) -> None:
         super().__init__(trouble.value)

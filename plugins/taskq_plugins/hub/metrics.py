@@ -1,4 +1,4 @@
-"""What a hub tells Prometheus, on a port of its own: ``taskq hub serve --metrics-port``."""
+"""Metrics of a hub for Prometheus, on a port of its own: ``taskq hub serve --metrics-port``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Ask as a device does in a session, given what it was answered. No clock, no network.
+"""A session's requests, from the answers so far. No clock, no network.
 
-A line that drops raises out of ``ask``; another session begins later, and nothing is remembered
-between the two. Where an answer does not fit, it asks anew where the hub stands, so that whatever
-happened is found by content.
+A dropped line raises out of ``ask``; a later session begins without memory. If an answer does not
+fit, the session asks again for the hub's end, so everything is found by content.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from taskq_plugins.hub.messages import (
 if TYPE_CHECKING:
     from taskq.engine import DurableLog
 
-#: So often a session asks anew where the hub stands; a healthy one needs a break, and what follows.
+#: Limit of repeated questions in a session; a healthy one needs one for a break, and the rest.
 _ROUNDS_MAX: Final = 12
 
 
@@ -40,22 +39,22 @@ class Unsettled(LogError):
 
 
 class Verdict(enum.Enum):
-    """Say how a log stands to the hub's copy of it, in the order in which that is looked for."""
+    """State of a log relative to the hub's copy, in the order of the checks."""
 
     #: the hub has nothing of the log: its oldest segment comes first
     NEW = "new"
-    #: the log has again what the copy lacks at its beginning, since it was set back, or a loss of
-    #: power undid that compaction removed it: say so, begin with the oldest segment
+    #: the log has again older segments that the copy lacks, since it was set back, or a power loss
+    #: undid a compaction: declare, begin with the oldest segment
     OLDER = "older"
-    #: what the hub ends with stands here, too, or goes right before what stands here: go on
+    #: the hub's last frame is here, too, or right before the oldest here: continue
     BEHIND = "behind"
     #: a recovery moved the hub's last frame: seal what is left of its segment, go on with the next
     MOVED = "moved"
     #: the log was set back, and nothing was written since: nothing to send, but a new epoch
     AHEAD = "ahead"
-    #: what would follow is not here any more: say so, go on with the oldest segment
+    #: the next frame is not here any more: declare, continue with the oldest segment
     GAP = "gap"
-    #: the log was set back and went on: say so, go on where both are still the same
+    #: the log was set back and went on: declare, continue after the last common frame
     FORKED = "forked"
 
 
@@ -89,7 +88,7 @@ class Push:
         part_bytes: of the next request, unless one frame is larger.
     """
 
-    #: what the hub told of its copy last
+    #: the hub's last report about its copy
     _synced: Synced
 
     def __init__(
@@ -132,9 +131,9 @@ class Push:
         )
 
     def _may_give_again(self, verdict: Verdict) -> bool:
-        """Return whether the log could give numbers to records that the hub has given to others.
+        """Return whether the log could reuse numbers of records that the hub has.
 
-        On whatever branch the hub has them: a log may be set back twice, to what both have.
+        On any branch: a log may be set back twice, to a common place.
         """
         high_lsn = self._synced.high_lsn
         if verdict is Verdict.GAP and high_lsn > self._log.segments[0]:
@@ -157,7 +156,7 @@ class Push:
         if again and not await self._send_again(again):
             return False
         behind = at
-        if verdict is Verdict.MOVED:  # what is left of the segment is a prefix of the hub's
+        if verdict is Verdict.MOVED:  # the rest of the segment is a prefix of the hub's
             behind = log.end_of(at.segment)
         elif verdict is Verdict.NEW or at.segment not in log.segments:
             behind = Border(log.segments[0]) if log.segments else NOWHERE
@@ -177,7 +176,7 @@ class Push:
                 answer = await self._ask(messages.Again(*ids, name, offset, *part))
                 if not isinstance(answer, Missing):
                     return False
-                # One that is not what it is called is asked for from its start, and left.
+                # A file with another hash is requested from its start, and kept.
                 is_on = bool(answer.files) and answer.files[0][1] > offset
                 offset = answer.files[0][1] if is_on else 0
         return True
@@ -189,7 +188,7 @@ class Push:
             part: Future[tuple[bytes, Border]] | None = None
             while behind.offset < end.offset:
                 data, following = part.result() if part else log.part(behind, self._part_bytes())
-                if part and len(data) > self._part_bytes():  # what may go has become less
+                if part and len(data) > self._part_bytes():  # the volume has shrunk
                     data, following = log.part(behind, self._part_bytes())
                 if hashed is not None:
                     ahead.submit(hashed.update, data)
@@ -234,7 +233,7 @@ class Push:
                 break
         borders = log.borders(differs) if differs else []
         while borders:
-            # All up to one place are shared, and none behind it.
+            # All frames up to one place are common, and none after it.
             asked = borders[:: max(len(borders) // most, 1)][:most]
             shared = await self._shared(asked)
             parting = shared[-1] if shared else parting

@@ -1,10 +1,9 @@
-"""What a hub knows of its devices beside their logs: ``HUB/registry.db``, SQLite with a WAL.
+"""A hub's devices without their logs: ``HUB/registry.db``, SQLite with a WAL.
 
-A token names its device, and the hub keeps its hash alone: two at most, the old one goes when
-another is made. A device is bound to the first machine that tells which it is: a copied token is
-noticed by that. What is in table ``devices`` is durable when a call returns. Table ``hints`` has
-what is found again without it (when a device was heard of, what it took, how far a copy is known to
-be durable) and is not synced.
+A token names its device, and the hub keeps only its hash: at most two, the older one goes when
+another is made. A device is bound to the first machine that reports its id, which reveals a copied
+token. Table ``devices`` is durable when a call returns. Table ``hints`` is not synced: its content
+(time of the last contact, last number taken, durable ends of copies) can be rebuilt.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ _TOKEN: Final = re.compile(rf"tq1\.{_NAME}\.[A-Za-z0-9_-]{{43}}\Z")
 _CODE: Final = re.compile(rf"{_NAME}\.[A-Z2-7]{{16}}\Z")
 _SECRET_BYTES: Final = 32
 _CODE_BYTES: Final = 10
-#: So many tokens of a device hold at a time: the one in use, and the next.
+#: Valid tokens of a device: the one in use, and the next.
 _TOKENS_MAX: Final = 2
 _DAY_NS: Final = 86_400 * SECOND_NS
-#: So often a device's log may be set back within a day.
+#: Limit of a device's forks within a day.
 _FORKS_MAX: Final = 3
-#: Where a hub has the jobs for its devices.
+#: Directory with the jobs for devices.
 OUTBOX: Final = "outbox"
 _FILE: Final = "registry.db"
 #: Twice what SQLite's file of shared memory takes.
@@ -83,15 +82,15 @@ class Hint(NamedTuple):
 class Registry:
     """The devices of a hub, for any thread, and for several processes at a time.
 
-    It makes the hub, if there is none: who may have mistyped a path looks before.
+    A missing hub is made, so commands check a typed path first.
 
     Args:
-        hub: its directory; None: there is none, and all is forgotten with this object.
+        hub: its directory; None: in memory only.
 
     Raises (any method):
         OSError: the disk refused.
         LogDamaged: the file is damaged.
-        UsageError: that is no name of a device or group, or no device was enrolled under it.
+        UsageError: not a valid name, or no such device.
     """
 
     def __init__(self, hub: Path | None = None) -> None:
@@ -325,7 +324,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _records(at_lsn: int, end_lsn: int) -> int:
     count = end_lsn - at_lsn
     skips = (count + Replica.LSN_SKIP // 2) // Replica.LSN_SKIP
-    # A clone may have begun its numbers below those that are here: then it has at least one.
+    # A clone may have begun its numbers below the copy's: then it has at least one.
     return max(count - skips * Replica.LSN_SKIP, min(max(count, 0), 1))
 
 

@@ -1,8 +1,7 @@
-"""The hub's HTTP: ``taskq hub serve``. Each log's requests come one after another, others beside.
+"""The hub's HTTP: ``taskq hub serve``. Requests of one log run one by one, others in parallel.
 
-What a request may take is bounded before it is read: the size of its body, how many bodies are in
-memory at a time, how slowly headers and bodies may come, how often somebody may try a token. Before
-the internet belongs a proxy, which brings TLS.
+Each request is bounded before it is read: body size, number of bodies in memory, speed of headers
+and bodies, rate of token attempts. Put a proxy with TLS between the hub and the internet.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ if TYPE_CHECKING:
 
 _OCTETS: Final = "application/octet-stream"
 _REFS: Final = "#/components/schemas/{model}"
-#: What a device reads of its own logs, for a restore.
+#: A device's reads of its own logs, for a restore.
 _READS: Final = {
     "/v1/logs": JSON,
     "/v1/logs/{log_id}/identity": JSON,
@@ -165,10 +164,10 @@ def _ref(kind: type) -> dict[str, Any]:
     return {"schema": {"$ref": _REFS.format(model=kind.__name__)}}
 
 
-#: A body that comes slowly does not become larger than that without room.
+#: A slow body grows no larger than this without room.
 _SMALL_BYTES: Final = 64 * 1024
 _PIECE_BYTES: Final = 1024 * 1024
-#: How long a body may come at most, and one that comes slower than a KiB a second.
+#: Time limit of a body, and of a body slower than a KiB a second.
 BODY_SECONDS: Final = 600.0
 _SLOW_SECONDS: Final = 15.0
 _SLOW_BYTES: Final = 1_024
@@ -234,9 +233,9 @@ class Intake:
         self._rest = b""
 
     def ask(self, pieces: list[bytes], *, is_last: bool, is_whole: bool) -> Asked | Enrol:
-        """Return what is asked for by what came and what was left before.
+        """Make the request from new data and the rest before it.
 
-        A packed body is read as far as it reads back, and up to what its way takes.
+        A packed body is unpacked as far as it is valid, up to the limit of its way.
         """
         if not is_whole and Append not in self._way.asks:
             raise HTTPException(408, "its body came too slowly: try again later")
@@ -280,7 +279,7 @@ class Intake:
 
 #: A file takes whole blocks, and a folder or an empty file one.
 _BLOCK: Final = 4_096
-#: What stays free for who runs the hub.
+#: Free space that stays for the operator.
 _FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 
 
@@ -294,18 +293,14 @@ def used_bytes(folder: Path) -> int:
 
 
 class Account:
-    """What one device has, and may have, on the hub's disk.
-
-    Attributes:
-        used: bytes of it, in blocks.
-    """
+    """Disk usage and quota of one device; ``used`` counts bytes in blocks."""
 
     def __init__(self, folder: Path, most: int) -> None:
         self._disk, self._path, self._most = PatientDisk(), str(folder.parent), most
         self.used = used_bytes(folder)
 
     def require(self, size: int) -> None:
-        """Have room for so many bytes more."""
+        """Make sure that this many more bytes fit."""
         if self.used + size > self._most:
             raise OSError(errno.EDQUOT, "the device has as much there as it may")
         if self._disk.free_bytes(self._path) < _FREE_BYTES_MIN + size:
@@ -397,7 +392,7 @@ def _file(
 
 
 _log: Final = logging.getLogger("taskq")
-#: What a device may have on the hub's disk.
+#: Disk quota of a device.
 DEVICE_BYTES_MAX: Final = 10 * 2**30
 #: How long the hub has what the log itself does not need any more.
 KEEP_SECONDS: Final = 30 * 86_400.0
@@ -407,7 +402,7 @@ _BODIES_MAX: Final = 6
 _REQUESTS_MAX: Final = 256
 _OF_DEVICE_MAX: Final = 4
 _THREADS: Final = 16
-#: What a break takes beside what is copied.
+#: Disk space of a break, without the copied bytes.
 _BREAK_BYTES: Final = 64 * 1024
 _DIGITS_MAX: Final = 20
 _TOO_LARGE: Final = 413
@@ -415,7 +410,7 @@ _RETRY_SECONDS: Final = 5
 _AGAIN: Final = frozenset({408, 429, 503, 507})
 #: Tokens and codes that do not hold, of one address in a minute.
 _TRIES_MAX: Final = 10
-#: So many are answered at once, each one more so much later.
+#: Attempts answered without delay; each further one waits longer.
 _TRIES_FREE: Final = 3
 _TRY_SECONDS: Final = 1.0
 _MINUTE: Final = 60.0
@@ -429,15 +424,15 @@ _FULL: Final = {
 
 
 class Server:
-    """One hub behind HTTP.
+    """A hub's HTTP server.
 
     Args:
         path: of its directory.
-        keep_seconds: as KEEP_SECONDS.
-        device_bytes: as DEVICE_BYTES_MAX.
+        keep_seconds: see KEEP_SECONDS.
+        device_bytes: see DEVICE_BYTES_MAX.
 
     Attributes:
-        app: to be served by an ASGI server, in one process.
+        app: for an ASGI server, in one process.
     """
 
     def __init__(
@@ -487,7 +482,7 @@ class Server:
         self._registry.close()
 
     async def _mend(self) -> None:
-        """Ask for what copies lack since the hub was copied while it ran, or was set back so."""
+        """Request the missing data of copies after a live backup or a set-back of the hub."""
         try:
             if await self._on_thread(is_elsewhere, self._path):
                 for copy in await self._on_thread(self._copies.all):
@@ -524,7 +519,7 @@ class Server:
     async def _document(self, _request: Request) -> Response:
         return Response(await self._on_thread(document), media_type=wire.JSON)
 
-    # -- who asks ---------------------------------------------------------------------------------
+    # -- authentication ----------------------------------------------------------------------------
 
     async def _serve(self, request: Request) -> Response:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -535,7 +530,7 @@ class Server:
             raise await self._unknown(request, "the token is not known here")
         request.state.device = device
         waiting = self._waiting.get(device, 0)
-        # Who waits for jobs, or is woken with thousands of others, takes nobody's place.
+        # Waiting for jobs, or waking up with thousands of others, uses no slot.
         if waiting - self._outbox.asked_by(device) >= _OF_DEVICE_MAX:
             raise HTTPException(429, "one request after the other")
         if sum(self._waiting.values()) - len(self._outbox.asking) >= _REQUESTS_MAX:
@@ -561,7 +556,7 @@ class Server:
     async def _enrol(self, request: Request) -> Response:
         asked = await self._taken(request, _way_of(request))
         assert isinstance(asked, Enrol)
-        async with self._turn(""):  # of all who try one at a time
+        async with self._turn(""):  # one attempt at a time
             token = await self._on_thread(self._registry.redeem, asked.code, asked.machine)
         if token is None:
             raise await self._unknown(request, "the code is not known here")
@@ -662,9 +657,9 @@ class Server:
             return Refused(Trouble.CLONED, NOWHERE)
         if isinstance(asked, Sync) and registry.standing(device)["state"] == "held":
             return Refused(Trouble.HELD, NOWHERE)
-        if isinstance(asked, Declare):  # what is about to be set aside may end jobs
+        if isinstance(asked, Declare):  # the branch to set aside may end jobs
             self._outbox.arrived(device)
-            # What is begun is carried out as a whole: of a fork the segment's beginning is copied.
+            # A declared break is carried out as a whole, with a copy of the segment's beginning.
             self._account(device).require(asked.at.offset + _BREAK_BYTES)
         answer = self._copies.answer(device, asked, more=more)
         if more:
@@ -696,7 +691,7 @@ class Server:
 
 
 def _way_of(request: Request) -> wire.Way:
-    """Return what kind of request that is: its path says what may come, and how much of it."""
+    """Return the kind of request from its path, which limits its size."""
     matched, headers = wire.way_to(request.method, request.url.path), request.headers
     if matched is None:
         raise _not_there()

@@ -1,4 +1,4 @@
-"""How a hub listens, and how it ends: soon, whatever hangs."""
+"""The hub as a process: sockets, limits, and a prompt end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.server import Server
 
 _log: Final = logging.getLogger("taskq")
-#: Lines at a time: of who waits for jobs, and of others.
+#: Connections: long polls of devices, and others.
 _LINES_MAX: Final = 2_500
 _STRANGERS_MAX: Final = 400
-#: Descriptors for these, and for what they write.
+#: Descriptors for these, and for their files.
 _FILES: Final = 4_096
-#: So much of a body may wait here for who reads it: what is read at a time.
+#: Read-ahead of a body: the size of one read.
 _AHEAD_BYTES: Final = 256 * 1024
 _HEAD_BYTES_MAX: Final = 16 * 1024
 #: Parameters of mallopt(3): arenas, bytes from which on memory is mapped, and is given back.
 _MALLOC: Final = {-8: 1, -3: 16 * 2**20, -1: 64 * 2**20}
-#: For requests that are under way when it ends, and until it ends whatever they do.
+#: Time for running requests at the end, and for the process to exit.
 _DRAIN_SECONDS: Final = 2
 _END_SECONDS: Final = 5.0
 _TELL_SECONDS: Final = 1.0
@@ -76,9 +76,9 @@ class Protocol(Patient):
 
 
 class Listener(uvicorn.Server):
-    """Answers for a hub until it is told to end, and ends soon then.
+    """Serves a hub until it is asked to end, then ends promptly.
 
-    What was answered is on the disk, so that nothing is lost by whatever is given up.
+    Answers are on the disk already, so aborting the rest loses nothing.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class Listener(uvicorn.Server):
         text = "hub: something hangs, so it ends without: what was answered is on the disk"
         telling = threading.Thread(target=_log.warning, args=(text,), daemon=True)
         telling.start()
-        telling.join(_TELL_SECONDS)  # what hangs may be who reads it
+        telling.join(_TELL_SECONDS)  # the reader of the log may hang
         os._exit(1)
 
 
 def keep_memory() -> None:
-    """Have malloc keep what a body took for the next one: each MiB else costs 160 page faults.
+    """Make malloc keep a body's memory for the next one: each MiB costs 160 page faults otherwise.
 
-    Whoever set ``MALLOC_…`` variables decided for himself.
+    ``MALLOC_…`` variables of the user stay in force.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
         with contextlib.suppress(AttributeError, OSError):  # it is the GNU library's

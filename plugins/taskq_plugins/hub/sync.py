@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from taskq.hooks import Connection
 
 _log: Final = logging.getLogger("taskq")
-#: With less room on the disk all that was sent may go at once.
+#: With less free space everything sent may be removed at once.
 _PRESSED_BYTES: Final = 64 * 1024 * 1024
-#: After trouble the next try comes after up to so long, twice as long each time.
+#: After trouble the next try comes after up to this time, doubled each time.
 _RETRY_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.5
 #: Longest time that something is not sent, and that a hub hears nothing, on a metered line.
@@ -55,15 +55,15 @@ _METERED_POLL_SECONDS: Final = 6 * 3_600.0
 
 
 class Synced(NamedTuple):
-    """What a session came to.
+    """Result of a session.
 
     Attributes:
-        verdicts: how the log stood to the hub's copy, in the order in which it was found.
+        verdicts: states of the log relative to the hub's copy, in order.
         sent_bytes: of the log.
-        end: where the log ends, and the copy unless nothing was sent.
-        behind_bytes: what the copy lacks.
-        taken: what came down.
-        question: what is to be asked while the log rests.
+        end: of the log, and of the copy unless nothing was sent.
+        behind_bytes: bytes that the copy lacks.
+        taken: jobs taken.
+        question: question for the long poll while the log rests.
     """
 
     verdicts: list[Verdict]
@@ -83,7 +83,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
     identity = Identity.read(disk, path)
     if identity is None:
         raise LogError(f"{path} is not a task log")
-    # Of two at a time each would end the other's session.
+    # Two at a time would end each other's sessions.
     hold = NamedReader.take(disk, path, identity.log_id, NamedReader.HUB)
     try:
         line.allowance.take_up(path)
@@ -206,13 +206,13 @@ class Own(NamedTuple):
 
 
 async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = False) -> Synced:
-    """Sync whenever the log has grown, until cancelled; nothing that the line does ends it.
+    """Sync whenever the log has grown, until cancelled; errors of the line never end it.
 
     Args:
         path: the log's directory.
         line: to the hub.
-        at_once: not only ``every`` so often.
-        once: return when all is there.
+        at_once: also between the ``every`` of the settings.
+        once: return when everything is sent.
     """
     holding = Holding(line)
     following = partial(_follow, path, line, holding, at_once=at_once, once=once)
@@ -236,7 +236,7 @@ async def _follow(path: str, line: Line, holding: Holding, *, at_once: bool, onc
             stops = isinstance(error, HubStops | ReaderBusy)
             if once and stops:
                 raise
-            if str(error) != complaint:  # a week without a line is told of once
+            if str(error) != complaint:  # a week without a line is reported once
                 complaint = str(error)
                 _log.warning("sync: %s", error)
             asked = error.seconds if isinstance(error, HubError) else 0.0
@@ -250,7 +250,7 @@ async def _follow(path: str, line: Line, holding: Holding, *, at_once: bool, onc
         if once:
             return done
         holding.ask(done.question)
-        # Behind jobs that came more may be there, and the hub waits to hear of these.
+        # After jobs more may be waiting, and the hub waits for their report.
         if not (done.taken.jobs or done.taken.refused):
             await _rest(path, line, holding, seen, began, 0.0 if at_once else hub.every)
 
@@ -286,7 +286,7 @@ def _extent(path: str) -> tuple[str, int]:
 
 
 class Syncing:
-    """What a worker with ``sync=True`` runs beside its jobs, on a loop and thread of its own."""
+    """Sync of a worker with ``sync=True``, on a loop and thread of its own."""
 
     def __init__(self, app: TaskQ) -> None:
         self._app, settings = app, app.settings

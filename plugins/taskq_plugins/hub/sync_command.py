@@ -101,7 +101,7 @@ def _stick(data_dir: Path | None, given: dict[str, Any]) -> Any:
 
 
 def _tell(path: str, end: int, note: dict[str, Any]) -> None:
-    """Tell how the last session went; exits with 1 if the log has grown since, or it failed."""
+    """Report the last session; exit with 1 if the log has grown since, or the session failed."""
     if "synced_ns" in note:
         ago = (time.time_ns() - note["synced_ns"]) / 1e9
         render.echo(f"{path}: in sync {ago:.0f} s ago, up to lsn {note['lsn'] - 1} of {end - 1}")

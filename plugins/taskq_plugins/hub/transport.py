@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _PART_BYTES: Final = 4 * 1024 * 1024
 _WELL: Final = (200, 206)
-#: So often the backup of a log is begun anew, since a break or the hub's own keeping came between.
+#: Retries of a log's backup after a break or a removal interrupts it.
 _TRIES: Final = 8
 
 
@@ -186,7 +186,7 @@ def _back_up_copy(copy: Kept, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         before = content(copy.disk, breaks)
         try:
-            # What says something of segments before them.
+            # Files about earlier segments.
             _copy_files(source, target)
             for below in sorted((source / "old").glob("*/*")):
                 aside = target / below.relative_to(source)
@@ -195,7 +195,7 @@ def _back_up_copy(copy: Kept, target: Path) -> None:
                     _copy_files(below, aside)
             _copy_files(source / LOG, target / LOG)
         except FileNotFoundError:
-            continue  # what is kept long enough goes at any time
+            continue  # expired segments go at any time
         if content(copy.disk, breaks) == before:
             return
     raise LogError(f"{source} was set aside or shortened again and again: try again later")

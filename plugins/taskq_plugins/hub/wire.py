@@ -49,9 +49,9 @@ PACKED: Final = FRAMES + "+zlib"
 JSON: Final = "application/json"
 JSON_LINES: Final = "application/x-ndjson"
 PROBLEM: Final = "application/problem+json"
-#: Of a body that is no frames.
+#: Limit of a body without frames.
 JSON_BYTES_MAX: Final = 256 * 1024
-#: Of who has no token yet.
+#: Limit for a device without a token.
 _CODE_BYTES_MAX: Final = 1_024
 #: A part, or one frame that is larger; whether it comes packed or not.
 PART_BYTES_MAX: Final = Replica.BODY_BYTES_MAX + 64 * 1024
@@ -112,10 +112,10 @@ _WELL, _NOTHING = 200, 204
 
 
 class HubError(LogError):
-    """A hub answered what the device cannot go on from; the message says what to do.
+    """An answer of a hub that the device cannot continue from; the message names the remedy.
 
     Attributes:
-        seconds: how long to wait at least before it is asked again.
+        seconds: minimal wait before the next request.
     """
 
     seconds: float = 0.0
@@ -141,7 +141,7 @@ def carried(asked: Request | Enrol) -> Carried:
     if isinstance(asked, Append | Seal | Again):
         return _carried_part(way, asked)
     path = way.path.format(log_id=getattr(asked, "log_id", None))
-    # What the path says already the body need not.
+    # The path has it already.
     body = as_json(asked, {"log_id"} if way.path != path else None)
     if isinstance(asked, Sync):
         body = b'{"protocol":%d,' % PROTOCOL + body[1:]

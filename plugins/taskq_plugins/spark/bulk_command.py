@@ -147,7 +147,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _name(content: str, options: dict[str, str]) -> str:
-    # Where the jobs go is not part of it: a directory remembers its own uploads.
+    # The target is left out: each directory remembers its own uploads.
     said = {name: value for name, value in options.items() if name not in {"path", "adopt"}}
     text = f"{content} {json.dumps(said, sort_keys=True)}"
     return f"file-{hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]}"

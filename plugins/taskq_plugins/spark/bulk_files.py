@@ -36,14 +36,14 @@ _OF_LINES: Final = pa.schema(
 
 
 class BadFile(TaskqError):
-    """A file that does not read as what its name says; nothing was enqueued."""
+    """A file does not match its extension; nothing was enqueued."""
 
 
 class Rows(NamedTuple):
-    """A file that was opened.
+    """An open file.
 
     Attributes:
-        total: rows in it, None if only reading tells.
+        total: rows in it, None if unknown before reading.
         batches: the rows, of one schema or several.
     """
 
@@ -57,12 +57,9 @@ def digest(path: Path) -> str:
 
 
 def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()) -> Rows:
-    """Return the rows of a file, by the ending of its name.
+    """Open a file by its extension: .parquet, .csv, .jsonl or .ndjson.
 
-    Args:
-        path: ends in .parquet, .csv, .jsonl or .ndjson.
-        key: a column that is each row's key besides what else it is.
-        as_text: columns of a CSV file that are text, whatever they look like.
+    ``key`` names the column of keys. ``as_text`` names CSV columns to read as text.
     """
     ending = path.suffix.lower()
     if as_text and ending != ".csv":
@@ -98,7 +95,7 @@ def _csv(path: Path, as_text: Sequence[str]) -> Rows:
             parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=kinds,
-                # An empty cell is null, and one that is written "" is empty text.
+                # An empty cell is null; a quoted "" is empty text.
                 null_values=[""],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake.store import Batch, Lake
     from taskq_plugins.spark.run.progress import LogProgress
 
-#: What Arrow looks at when it is loaded.
+#: Arrow reads this variable when it is loaded.
 _POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 #: name -> (module, one line of help)
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -34,7 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 
 
 class LakePlace(click.ParamType["Path | str"]):
-    """Where a lake is: a directory, or an address in object storage."""
+    """A lake's directory, or its address in object storage."""
 
     name = "path"
 
@@ -46,7 +46,7 @@ class LakePlace(click.ParamType["Path | str"]):
 
 
 class PipelineCommands(LazyGroup):
-    """The commands of the pipeline; one whose packages are missing says how to install them."""
+    """The commands of the pipeline. A command with missing packages prints how to install them."""
 
     table = COMMANDS
 
@@ -59,7 +59,7 @@ class PipelineCommands(LazyGroup):
             if ctx.resilient_parsing:
                 return None
             if isinstance(error, ImportError) and missing_package(error, ""):
-                raise  # which ``invoke`` tells
+                raise  # reported by ``invoke``
             detail = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise Failure(
                 f"the command {cmd_name!r} does not load ({detail}). Install taskq again: "
@@ -77,9 +77,9 @@ class PipelineCommands(LazyGroup):
 
 
 def _load_arrow() -> None:
-    """Have Arrow take memory from the C library, which a run gives back; its own pool grows.
+    """Make Arrow use the C library's allocator, which returns memory; Arrow's own pool grows.
 
-    Whoever chose a pool decided for himself. Processes that are started are not told.
+    A pool chosen by the user stays. Child processes do not inherit the choice.
     """
     is_ours = _POOL not in os.environ
     os.environ.setdefault(_POOL, "system")
@@ -95,7 +95,7 @@ def pipeline() -> None:
     """Tables, replay and bulk enqueue over the logs of one machine or a fleet, on Spark."""
 
 
-#: Logs that are listed for people, those with most to read first.
+#: Logs in the table for people, largest backlog first.
 _LOGS_SHOWN: Final = 60
 
 

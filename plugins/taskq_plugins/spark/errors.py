@@ -1,11 +1,11 @@
-"""What goes wrong around Spark itself, below ``TaskqError``.
+"""Errors of Spark itself, below ``TaskqError``.
 
 ::
 
     TaskqError
     └── SparkError             Spark cannot be started or used as asked
-        ├── PackageMissing     a Python package of the extra is not installed
-        └── JavaMissing        there is no Java that Spark could run on
+        ├── PackageMissing     a Python package of the extra is missing
+        └── JavaMissing        no Java, or too old for Spark
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _EXTRAS: Final = dict.fromkeys(
 
 
 class SparkError(TaskqError):
-    """Spark cannot be started or used as asked; the message says what to do."""
+    """Spark cannot be started or used as requested; the message names the remedy."""
 
 
 class JavaMissing(SparkError):
-    """There is no Java on this machine, or only one that is too old."""
+    """No Java on this machine, or only one below Java 17."""
 
 
 class PackageMissing(SparkError):
@@ -43,7 +43,7 @@ class PackageMissing(SparkError):
 
 def missing_package(error: ImportError, what: str) -> PackageMissing | None:
     package = (error.name or "").partition(".")[0]
-    # What pyspark raises for a package that it lacks, or that is too old, carries no name.
+    # pyspark's error for a missing or old package carries no package name.
     if type(error).__name__ == "PySparkImportError":
         package = next((name for name in sorted(_EXTRAS) if name in str(error).lower()), "pyspark")
     return PackageMissing(package, what) if package in _EXTRAS else None

@@ -85,9 +85,9 @@ exec {java} "$@"
 #: How the lines begin that every start of Java prints, and that say nothing to a user.
 _NOISE: Final = b"WARNING: "
 _STDERR: Final = 2
-#: What Java gets to end by itself.
+#: Time for Java to end by itself.
 _END_SECONDS: Final = 10.0
-#: What is found in Java's words -> what to tell.
+#: Pattern in Java's output -> text for the user.
 _KNOWN: Final = {
     "BindException|Address already in use|Can't assign requested address": "Spark could not listen "
     "on its port: another program has it, or the loopback interface is down",
@@ -192,7 +192,7 @@ def end(gateway: Any) -> None:
     process: subprocess.Popen[bytes] | None = gateway.proc
     if process is None:  # started by somebody else
         return
-    # Else objects that are collected from here on would tell Java so, and complain that it is gone.
+    # Objects collected later would otherwise call Java, and log that it is gone.
     gateway._gateway_client.is_connected = False
     if process.stdin is not None:
         with contextlib.suppress(OSError):
@@ -232,9 +232,10 @@ def look_at_package(name: str) -> str:
 
 
 def look_at_python() -> str:
-    """Return what is wrong with the Python that Spark starts unless told otherwise, "" if nothing.
+    """Return a problem with the Python that Spark starts by default, or "".
 
-    Sessions of ours are told. One that a notebook or spark-submit made is not, and finds no source.
+    Our sessions set the path. A session of a notebook or spark-submit does not, and finds no
+    source.
     """
     name = os.environ.get("PYSPARK_PYTHON") or "python3"
     path = shutil.which(name)

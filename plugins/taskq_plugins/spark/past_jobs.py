@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake.store import Lake
 
 _BATCH_ROWS: Final = 4_096
-#: Jobs that cannot be enqueued again are told one by one up to this number, then counted.
+#: Jobs that cannot be enqueued again are listed up to this number, then counted.
 PROBLEMS_MAX: Final = 1_000
 _OVER: Final = ", ".join(f"'{state.name.lower()}'" for state in sorted(SETTLED_STATES))
 _ORDER: Final = "enqueued_ns, log_id, job"
@@ -34,12 +34,12 @@ _NEEDED: Final = (
 
 
 class Counted(NamedTuple):
-    """What a condition chooses.
+    """Jobs chosen by a condition.
 
     Attributes:
-        over: jobs that are over, by state.
-        live: jobs that wait or run: nobody enqueues those once more.
-        sample: some of the first kind, the oldest first.
+        over: finished jobs, by state.
+        live: waiting or running jobs, which are never enqueued again.
+        sample: some finished jobs, the oldest first.
     """
 
     over: dict[str, int]

@@ -52,10 +52,10 @@ def closed_duckdb(tables: Mapping[str, Any]) -> Iterator[duckdb.DuckDBPyConnecti
 
 @contextmanager
 def chosen(lake: Lake, table: str, where: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield DuckDB with the table as ``rows``, for what the condition chooses of it.
+    """Yield DuckDB with the view ``rows``, filtered by one condition.
 
-    Let pass nothing but one condition over these rows: brackets of its own could end the place that
-    it is put in and begin something else there, a further choice of rows or a statement.
+    The condition is parsed alone first: brackets of its own could otherwise close the place it is
+    put in, and begin another clause or statement.
     """
     try:
         with closed_duckdb({"rows": lake.dataset(table)}) as connection:

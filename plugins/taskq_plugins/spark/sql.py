@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskq.engine import LogReader
 
 _FOLDED: Final = re.compile(r"\b(jobs|attempts|steps)\b", re.IGNORECASE)
-#: Where the lake puts its rows, which no table shows.
+#: Column with the part of a row, which no table shows.
 _HIDDEN: Final = "part"
 _NUMBERS: Final = re.compile(r"u?int|double|float|decimal")
 

@@ -22,7 +22,7 @@ from taskq_plugins.spark.lake.store import Lake
 _LIMIT_DEFAULT: Final = 10
 _SINCE_DEFAULT: Final = "1d"
 _REASON_CHARACTERS_MAX: Final = 160
-#: What a document has of a kind of failure as the table has it.
+#: Columns of a failure kind that a document has unchanged.
 _SHOWN: Final = (
     "fingerprint", "task", "pattern", "failed_attempts", "jobs", "dead_jobs", "poison_jobs",
     "poison_job_ids", "devices", "workers",
@@ -30,7 +30,7 @@ _SHOWN: Final = (
 _TABLE: Final = "failures"
 #: Poisonous jobs that a command names.
 _POISON_SHOWN: Final = 5
-#: What a shell reads into, within double quotes.
+#: Characters that a shell interprets within double quotes.
 _SHELL_READS: Final = frozenset('"$`\\!')
 
 

@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What became of a chunk. Jobs that it does not name never began."""
+    """Results of a chunk's jobs. Jobs without one never began."""
 
     ended: tuple[Ended, ...] = ()
     #: the partition was run before, by an executor that died over it
@@ -52,9 +52,7 @@ class Report(NamedTuple):
     problem: str = ""
 
 
-#: After so long no further job of a chunk begins.
 HOLD_SECONDS: Final = 2.5
-#: Nor once its results are larger together.
 RESULT_BYTES_MAX: Final = 32 << 20
 
 
@@ -98,7 +96,7 @@ class _Bench:
     """Runs the jobs of one chunk.
 
     Attributes:
-        ended: those that are over.
+        ended: finished jobs.
     """
 
     def __init__(self, app: TaskQ, chunk: Chunk, clock: Callable[[], float]) -> None:

@@ -89,7 +89,7 @@ def _too_large(delivery: Delivery, size_bytes: int) -> Settlement:
     return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
 
 
-#: What a chunk is to take.
+#: Target run time of a chunk.
 CHUNK_SECONDS: Final = 1.0
 #: A chunk is not made shorter to keep all executors busy: starting it would take most of the time.
 CHUNK_SECONDS_MIN: Final = 0.1
@@ -154,14 +154,10 @@ def cut(
     alone: Callable[[Delivery], bool],
     free: int = 0,
 ) -> list[list[Delivery]]:
-    """Take jobs from the left of ``waiting`` for so many partitions, about equally long ones.
+    """Cut up to ``partitions`` chunks of about equal cost from the left of ``waiting``.
 
-    Args:
-        waiting: in claim order; what does not fit stays.
-        partitions: how many chunks to make at most.
-        costs: of the tasks.
-        alone: whether a job is to have a chunk of its own.
-        free: how many partitions could run them, if more than these.
+    Jobs that do not fit stay. ``free`` counts idle partitions, if there are more than
+    ``partitions``.
     """
     total = sum(costs.seconds(job.task) for job in waiting)
     # Sums of floats differ by how they are added, and by the Python that adds them.
@@ -188,7 +184,7 @@ def _mixed(known: float | None, latest: float) -> float:
 
 #: Most Spark jobs at a time; each takes a thread of the driver.
 WAVES_MAX: Final = 64
-#: Executors come and go; their number is asked for so often.
+#: Executors come and go: count them again after this time.
 _CORES_SECONDS: Final = 5.0
 _DIED: Final = (
     "Python worker exited unexpectedly",
@@ -223,7 +219,7 @@ class Cluster:
     def cores(self) -> int:
         if monotonic() - self._asked_at > _CORES_SECONDS:
             self._asked_at = monotonic()
-            with contextlib.suppress(Exception):  # Java is gone: the next wave will tell
+            with contextlib.suppress(Exception):  # Java is gone: the next wave fails with that
                 self._cores = self._context.defaultParallelism
         return self._cores
 
@@ -246,7 +242,7 @@ class Cluster:
     def _collect(self, chunks: list[Chunk]) -> list[Report]:
         context = self._context
         try:
-            # Of this thread; a Spark job belongs to the group of the thread that starts it.
+            # Set in this thread: a Spark job belongs to the group of the thread that starts it.
             context.setJobGroup(self._group, "taskq backlog", interruptOnCancel=True)
             partitions: Any = context.parallelize(chunks, len(chunks))
             reports: list[Report] = partitions.mapPartitions(run_chunks).collect()
@@ -271,14 +267,14 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: Chunks for each core: one runs, and one waits, so that no core idles between two.
 CHUNKS_PER_CORE: Final = 2
-#: A batch of chunks is at most this part of all that may be out.
+#: A batch takes at most this part of all chunks that may run at once.
 _WAVE_PARTS: Final = 16
 #: How many jobs that were lost with their executor are remembered, to be run alone.
 SUSPECTS_MAX: Final = 100_000
 
 
 class Executors(Protocol):
-    """What runs chunks; see ``Cluster``."""
+    """Runs chunks; see ``Cluster``."""
 
     @property
     def cores(self) -> int: ...
@@ -289,7 +285,7 @@ class Executors(Protocol):
 
 
 class _Unpaced(Pace):
-    """Never claims ahead: the crew itself says how many jobs it can use."""
+    """Never claims ahead: the crew asks for as many jobs as it can use."""
 
     def _resize(self, size: int) -> None:
         del size
@@ -322,7 +318,7 @@ class SparkCrew:
         self._hook: Hook | None = order.on_event
         self._stop = stop
         self._costs = Costs()
-        #: what each batch has out, and how many chunks that is
+        #: chunks and chunk count of each running batch
         self._out: dict[asyncio.Task[None], tuple[list[list[Delivery]], int]] = {}
         self._storing: set[asyncio.Task[None]] = set()
         self._suspects: OrderedDict[int, None] = OrderedDict()
@@ -339,7 +335,7 @@ class SparkCrew:
         )
         self.settler = Settler(loop, port, self.feed.finished, lambda error, _: stop(error))
 
-    # What the feed calls.
+    # For the feed.
 
     def free(self) -> int:
         return self._room() * self._costs.chunk_jobs()
@@ -370,7 +366,7 @@ class SparkCrew:
     def fail(self, error: BaseException) -> None:
         self._stop(error)
 
-    # What the worker calls.
+    # For the worker.
 
     def running(self) -> int:
         return sum(len(chunk) for chunks, _ in self._out.values() for chunk in chunks)
@@ -400,7 +396,7 @@ class SparkCrew:
     # Batches of chunks.
 
     def _chunks_max(self) -> int:
-        # A job that is slow would keep those that wait behind it from other workers.
+        # Jobs queued after a slow one would be kept from other workers.
         return self._executors.cores * (1 if self._costs.is_slow else CHUNKS_PER_CORE)
 
     def _room(self) -> int:
@@ -475,7 +471,7 @@ class SparkCrew:
         chunks, _ = self._out.pop(wave, ([], 0))
         error = None if wave.cancelled() else wave.exception()
         if error is not None:
-            # A mistake of ours, not the jobs' failure: say so, and let others have them.
+            # A bug in taskq, not a failure of the jobs: log it and release them.
             _log.error("a batch failed", exc_info=error)
             self._give_all_back(chunks)
             self.fail(SparkError(f"a batch failed: {type(error).__name__}: {error}"))
@@ -544,9 +540,9 @@ class SparkCrew:
         self._check_gone()
 
     def _lost(self, chunk: list[Delivery], error: ExecutorLost) -> None:
-        """Nobody knows which jobs ran: those that may, run again alone; attempts are kept.
+        """Run the chunk's jobs again, each alone: which of them ran is unknown. Attempts are kept.
 
-        One that was alone has failed by that. So has one that may run only once, as it may have.
+        A job that was alone has failed, and so has a job that may run only once.
         """
         _log.warning("an executor died over %d jobs: %s", len(chunk), error)
         for delivery in chunk:

@@ -1,13 +1,13 @@
 """A lake in object storage: ``--lake s3://bucket/prefix``, with a copy on this machine.
 
-All work is done on the copy, in the user's cache. It is brought up to date by a listing before
-anything is read, and what a commit made goes out with it: data files, then the entry of the
-table's log, which the store takes only if there is none of that version (a conditional put). So
-whoever dies in between leaves what a killed run leaves in a directory.
+All work is done on the copy in the user's cache. A listing brings the copy up to date before a
+read. A commit uploads data files first, then the entry of the table's log by a conditional put,
+which fails if the version exists. A crash in between leaves the same state as a killed run leaves
+in a directory.
 
 One process writes at a time. It holds an object (``_lock``), made by a conditional put and renewed
-while it works; another takes it over a minute after the last renewal. Who lost it without knowing
-can commit nothing that another one has, as the entry of that version is there.
+while it works. Another process takes the lock over a minute after the last renewal. A writer that
+lost the lock unknowingly cannot overwrite a commit: the entry of that version exists.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from taskq_plugins.spark.lake.errors import LakeBusy, LakeConflict, LakeError
 from taskq_plugins.spark.lake.files import LAST_BATCH
 
 _LOCK: Final = "_lock"
-#: So long is the lock held after its last renewal; it is renewed three times in that.
+#: Time from the last renewal of the lock to its end; it is renewed three times as often.
 LEASE_SECONDS: Final = 60.0
-#: What of the store the copy has: the e-tag, size and change of each file as they were then.
+#: E-tag, size and modification time of each file of the copy, as listed in the store.
 _KNOWN: Final = "_copy.json"
 _IN_LOG: Final = f"/{DELTA_LOG}/"
 #: How often a lake is listed that somebody writes to meanwhile.
 _TRIES: Final = 5
-#: A store that does not answer is an error after so long, not after minutes.
+#: A store that does not answer is an error after seconds, not after minutes.
 _RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
 
 
@@ -86,7 +86,7 @@ class Bucket:
                     for path, e_tag in there.items()
                     if self._facts(path, e_tag) != self._known.get(path)
                 )
-                # Who writes meanwhile may have removed one, or written it anew.
+                # Another writer may have removed or replaced a file meanwhile.
                 if all(fetched) and (turn or there == self._listed()):
                     break
         for path in self._here():
@@ -239,7 +239,7 @@ class Bucket:
 
 
 def _rank(entry: Any) -> tuple[bool, bool, str]:
-    """Return the place of a file among those that are sent: whoever names others comes behind."""
+    """Rank of a file in an upload: files that name other files go last."""
     path = entry["path"]
     is_log = _IN_LOG in path
     return "/" not in path, is_log, f"{path.endswith('_last_checkpoint')}{path}"

@@ -1,6 +1,7 @@
-"""The Delta log of a table: its commits as the protocol has them, checkpoints, and its properties.
+"""Delta log of a table: commits of the protocol, checkpoints and properties.
 
-A commit is whole and on disk before it is seen. What delta-rs writes is on disk right behind it.
+A commit is complete and synced before it is visible. Files written by delta-rs are synced
+afterwards.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _SPANS: Final = {
     "run": "from the claim to the end",
 }
 _RANKS: Final = {"p50": "median", "p95": "95th percentile", "p99": "99th percentile", "max": "most"}
-#: Of a table's own columns.
+#: Columns with another description in one table.
 OF_TABLE: Final[dict[str, dict[str, str]]] = {
     "rollup_hour": {
         "hour": "its start, by the device's clock",
@@ -172,15 +173,15 @@ OF_TABLE: Final[dict[str, dict[str, str]]] = {
 
 
 DELTA_LOG: Final = "_delta_log"
-#: Of a commit that writes the same rows again.
+#: Operation of a commit that rewrites the same rows.
 OPTIMIZE: Final = "OPTIMIZE"
-#: What a commit tells of the logs that moved, where it does not tell of all.
+#: Key of a commit with only the logs that moved.
 MOVED: Final = "moved"
 #: In a table's log: where its last checkpoint is.
 _LAST: Final = "_last_checkpoint"
-#: Commits from one checkpoint of a table's log to the next: a bound for what a reader reads.
+#: Commits between two checkpoints: bounds how many a reader has to read.
 _CHECKPOINT_EVERY: Final = 20
-#: So long can a version be read after the next one has come; a small table tells what is new.
+#: How long old versions stay readable. A small table is read for its changes.
 _KEEP_HOURS: Final = {"failures": 7 * 24}
 _KEEP_HOURS_ELSE: Final = 1
 _KEPT: Final = "delta.deletedFileRetentionDuration"
@@ -245,7 +246,7 @@ def keep_short(where: Path, delta: DeltaTable) -> None:
     has_grown = delta.version() - last >= _CHECKPOINT_EVERY
     if has_grown:
         _durably(where, delta.create_checkpoint)
-    # What tells of some logs is read back to what tells of all.
+    # Commits with only moved logs are merged back to a commit with all logs.
     newest = next((commit for commit in commits(delta) if "batch" in commit), {})
     if "offsets" in newest or (has_grown and MOVED not in newest):
         delta.cleanup_metadata()

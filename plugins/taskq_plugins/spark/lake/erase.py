@@ -43,12 +43,12 @@ _BY_HUB: Final = (
 )
 _BASE: Final = ("records", OPEN_RECORDS, "attempts", "jobs")
 _TABLES: Final = (*_BASE, STEPS)
-#: Tables whose rows are of what several jobs share, and what names it.
+#: Tables whose rows cover several jobs, and the column that names the group.
 _QUOTING: Final = {"duplicates": "key", "failures": "pattern"}
 
 
 class Erased(NamedTuple):
-    """What was erased of one table."""
+    """Rows erased from one table."""
 
     table: str
     rows: int
@@ -58,9 +58,9 @@ class Erased(NamedTuple):
 def chosen_jobs(
     lake: Lake, job_ids: Iterable[str], where: str | None, *, purged: bool = False
 ) -> list[str]:
-    """Return the ids that are named, and those of the jobs that a condition chooses; in order.
+    """Return the given ids and the ids of jobs that match the condition, in order.
 
-    ``purged``: and of those that their log has purged, unless it was restored and has them again.
+    With ``purged`` also jobs purged from their log, unless a restored log has them again.
     """
     ids = set(job_ids)
     if where is not None:
@@ -92,7 +92,7 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
     if len({batch and batch.number for batch in map(lake.batch, filter(lake.has, _BASE))}) > 1:
         raise LakeError(f"{lake.path}: a batch is half committed: run taskq pipeline run first")
     bury(writer, job_ids)
-    # First, since the jobs still say which these are if it is killed behind that.
+    # First: after a crash the jobs still name these rows.
     _drop_quotes(writer, job_ids)
     erased: list[Erased] = []
     for table in _there(lake):

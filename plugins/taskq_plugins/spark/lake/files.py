@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 #: The column that tables are partitioned by: a day, UTC.
 DATE: Final = "date"
-#: What Spark calls the directory of a part: ``part=over``.
+#: Name of Spark's partition directory: ``part=over``.
 PART_COLUMN: Final = "part"
-#: Parts of a table: rows that nothing can change any more, and those that a batch may replace.
-#: Readers see no difference: it is the first word of a file's name.
+#: Parts of a table: final rows, and rows that a batch may replace. The part is the first word of a
+#: file's name.
 OVER: Final = "over"
 OPEN: Final = "open"
 DEAD: Final = "dead"
 #: The ``kind`` of a row that stands for a stretch of a log that was read: from the beginning of
 #: ``segment`` up to ``lsn``, whose record was of ``ts_ns``.
 POSITION: Final = "position"
-#: Header that links a job to the one that it runs again.
+#: Header with the id of the job that this one repeats.
 REPLAY_OF: Final = "replay_of"
 
 
@@ -52,13 +52,9 @@ def sync_directory(path: Path) -> None:
 
 
 def publish(path: Path, data: bytes, beside: Path, *, over: bool = False) -> None:
-    """Make a file that is whole and on disk before anybody can see it.
+    """Write a complete, synced file, visible only then.
 
-    Args:
-        path: where it is to be.
-        data: what it holds.
-        beside: where it is written first; of the same file system.
-        over: whether it takes the place of one that is there.
+    ``beside`` is the temporary path, on the same file system. ``over`` replaces an existing file.
     """
     beside.parent.mkdir(exist_ok=True)
     try:
@@ -90,7 +86,7 @@ _PID_SIZE_MAX: Final = 20
 @contextmanager
 def writer_lock(lake: Path) -> Iterator[None]:
     path = lake / LOCK
-    # Whoever may open it can lock out all writers, or has put something else in its place.
+    # A user with write access can lock out writers, or put another file here.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -117,7 +113,7 @@ _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _UNIQUE: Final = frozenset({"job_id", "key"})
 #: Columns of text that files are chosen by.
 _NAMES: Final = frozenset({"device", "task", "state"})
-#: What a bound may lose when it is cut to the millisecond.
+#: Maximal loss of a bound that is cut to the millisecond.
 _ROUNDED_UP: Final = timedelta(microseconds=999)
 
 Ranges = dict[str, tuple[Any, Any]]
@@ -132,7 +128,7 @@ class DataFile(NamedTuple):
     size_bytes: int
     #: None: of rows without a moment, or of a table without dates
     date: str | None
-    #: (least, largest) of columns, but for those that are all null; of whole numbers, once listed
+    #: (least, largest) of each column that is not all null; for integers taken from the list
     ranges: Ranges
     #: how many nulls each of them has
     nulls: dict[str, int]
@@ -150,9 +146,9 @@ class Staged(NamedTuple):
 
 
 def adopt(directory: Path, table: Path) -> Staged:
-    """Move all Parquet files below a directory to where the table has them, durably.
+    """Move the Parquet files of a directory into the table, durably.
 
-    Files without rows, and whatever else was left there by who wrote, are removed.
+    Empty files and the writer's leftovers are removed.
     """
     files: list[DataFile] = []
     schema: pa.Schema | None = None
@@ -194,10 +190,10 @@ def _footer(path: Path) -> parquet.FileMetaData:
 
 
 def indexed(schema: pa.Schema) -> list[str]:
-    """Return the columns that readers choose files by: numbers, moments, and a few short names.
+    """Return the columns with statistics: numbers, moments, and some short names.
 
-    delta-rs takes a column that a file says nothing of for one without any value that fits, unless
-    the table names the columns that files tell of; so it names these, and each file tells of all.
+    delta-rs skips a file without statistics for a column, unless the table lists its indexed
+    columns. So the table lists these, and each file has statistics for all of them.
     """
     return [
         field.name
@@ -378,7 +374,7 @@ def _split(rows: pa.Table) -> Iterator[pa.Table]:
 def groups(
     batches: Iterable[pa.RecordBatch], size_bytes: int | None = None
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches to hold in memory at once: so many bytes, or a file's, or a little more."""
+    """Yield batches to hold in memory at once, each about ``BYTES_MAX`` or one file."""
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,11 +1,11 @@
 """The lake: Delta tables, written by one process at a time, batch by batch.
 
-Every commit of a table names the batch that it brought: as Delta's application transaction, so that
-a batch is committed once however often it is run, and for people and ``pinned`` in the commit's own
-words. A batch commits one table after the other, ``jobs`` last: what ``jobs`` has, all have.
+Every commit names its batch: as Delta's application transaction, so that a batch is committed once,
+and in the commit's info for people and for ``pinned``. A batch commits one table after the other,
+``jobs`` last: a batch in ``jobs`` is in all tables.
 
-Delta's log is not synced by who writes it. Data files are before a commit names them, the commit
-and its directory right behind it.
+delta-rs does not sync its log. Data files are synced before a commit names them, the commit and its
+directory right after it.
 """
 
 from __future__ import annotations
@@ -69,25 +69,25 @@ DATED: Final = (RECORDS, JOBS, ATTEMPTS, STEPS, "rollup_hour")
 DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks", STEPS)
 #: Raw records of jobs that are not over: of the pipeline alone.
 OPEN_RECORDS: Final = "_open"
-#: The tables that a batch begins and ends with: they tell how far it read each log.
+#: First and last table of a batch: their commits hold the place in each log.
 BORDERS: Final = (RECORDS, JOBS)
-#: The part of that table that tells of logs as a whole.
+#: Part of that table with the rows about whole logs.
 LOG_PART: Final = "log"
 STAGING: Final = "_staging"
 #: Ids of the jobs that were erased.
 TOMBSTONES: Final = "erased"
-#: What a commit does that brings rows.
+#: Operations of commits that add rows.
 _FILLED: Final = frozenset({"WRITE", "MERGE"})
 #: ... and what one does that takes rows away, or something of them.
 _LOST: Final = frozenset({"DELETE", "UPDATE"})
-#: What delta-rs, or Polars, takes for a part of an address or a pattern.
+#: Characters that delta-rs or Polars read as a pattern or as part of an address.
 _UNREADABLE: Final = frozenset("%[]{}*?#")
 
 
 class Batch(NamedTuple):
     """A micro-batch of the stream that fills the lake."""
 
-    #: what the batches are numbered in
+    #: id of the sequence that batches are numbered in
     stream: str
     number: int
     #: how far it read each log, as text ...
@@ -97,7 +97,7 @@ class Batch(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a commit does to one table."""
+    """Change of one table by a commit."""
 
     added: tuple[DataFile, ...] = ()
     removed: tuple[DataFile, ...] = ()
@@ -108,7 +108,7 @@ class Change(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """What a table holds."""
+    """Size of a table."""
 
     table: str
     rows: int
@@ -139,14 +139,14 @@ class Lake:
         self._newest = newest
         self._listings: dict[str, files.Listing] = {}
         self._told: dict[str, tuple[int, Iterator[dict[str, Any]]]] = {}
-        #: tables that stay open, while this process is the one that writes to them
+        #: open tables, while this process is the writer
         self._open: dict[str, DeltaTable] | None = None
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = False) -> Lake:
-        """Return the lake in that directory, made anew with ``create`` where there is none.
+        """Open the lake in a directory; ``create`` makes a missing one.
 
-        Of an address, such as ``s3://bucket/lake``, the copy here is brought up to date.
+        For an address such as ``s3://bucket/lake`` the local copy is brought up to date first.
         """
         bucket = Bucket(str(path)) if is_address(path) else None
         where = bucket.copy if bucket else Path(path).absolute()
@@ -154,7 +154,8 @@ class Lake:
         if bucket:
             lake.bucket = bucket
             where.mkdir(parents=True, exist_ok=True)
-            with suppress(LakeBusy), writer_lock(where):  # who writes here has the newest
+            # This process may be the writer, and is up to date.
+            with suppress(LakeBusy), writer_lock(where):
                 bucket.pull()
         if create:
             if odd := _UNREADABLE & set(str(where)):
@@ -312,9 +313,9 @@ class Lake:
         return Lake(self.path, known, self)
 
     def changes(self, table: str, number: int) -> tuple[list[str], list[str]] | None:
-        """Return paths of the files that came and that went, with the batches behind one.
+        """Return paths of the files added and removed after batch ``number``; None if unknown.
 
-        Returns None where the table's log tells no more of it, or a file that went is removed.
+        Unknown: the table's log no longer has the batch, or a removed file is deleted.
         """
         came: set[str] = set()
         went: set[str] = set()
@@ -413,7 +414,7 @@ class Lake:
                 self.bucket.pull()
                 self.__dict__.pop("_noted", None)
             self.check(anew)
-            # Of a run that was killed: nobody else writes here.
+            # Left by a killed run: nobody else writes here.
             shutil.rmtree(self.path / STAGING, ignore_errors=True)
             self._open = {}
             try:
@@ -427,7 +428,7 @@ class LakeWriter:
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
-        #: when files that nobody names are to be removed again, as ``time.monotonic`` has it
+        #: time of the next vacuum, by ``time.monotonic``
         self.vacuum_due = 0.0
 
     def new_directory(self, table: str) -> Path:
@@ -442,13 +443,9 @@ class LakeWriter:
     def commit(
         self, table: str, change: Change, batch: Batch | None = None, *, dates: bool = False
     ) -> bool:
-        """Make a table's next version; False if it has the batch already, or there is no change.
+        """Commit the next version of a table; False if it has the batch, or there is no change.
 
-        Args:
-            table: its name; it is made if it is not there.
-            change: what is added and what goes.
-            batch: that of the change.
-            dates: whether a new table is partitioned by the column ``date``.
+        A missing table is made; ``dates`` partitions it by the column ``date``.
         """
         where = self.lake.path / table
         if change.schema is not None and not self.lake.has(table):
@@ -537,8 +534,8 @@ def _schema(delta: DeltaTable) -> pa.Schema:
 
 
 JOB_ID: Final = "job_id"
-#: The columns, as far as a table has them, that hold what a job brought along or left, or may quote
-#: of it. Of headers the id of the job that it runs again stays; attempts lose their reasons.
+#: Columns with a job's data or quotes of it. Headers keep the id of the repeated job; attempts lose
+#: their reasons.
 _ERASED: Final = frozenset({
     "payload", "value", "value_bytes", "result", "result_bytes", "key", "key_hash", "headers",
     "concurrency_key", "reason", "history", "attempts", "size_bytes",
@@ -580,9 +577,9 @@ def cleared(rows: pa.Table, paths: Sequence[str]) -> pa.Table:
 
 
 def without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    """Return the rows, those of the mask without what their jobs brought along.
+    """Return the rows; rows of the mask lose the data of their jobs.
 
-    It is the same whether a record loses it before it is folded, or the rows made of it.
+    Erasing a record before the fold gives the same rows as erasing after it.
     """
     for index, field in enumerate(rows.schema):
         if field.name in _ERASED:
@@ -623,7 +620,7 @@ def _histories(history: pa.Array) -> pa.Array:
     return pa.array(plain, history.type)
 
 
-#: What stays of some columns.
+#: Columns that are erased in part.
 _KEPT: Final = {"headers": _links, "attempts": _tries, "history": _histories}
 
 
@@ -631,14 +628,14 @@ _KEPT: Final = {"headers": _links, "attempts": _tries, "history": _histories}
 SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
 #: ... and so many of a day are written together: each row is written again a few times at most.
 SMALL_FILES_MAX: Final = 32
-#: Of a row group in memory, unless a file has less.
+#: Row group size in memory, unless the file is smaller.
 GROUP_BYTES_MIN: Final = 16 * 1024 * 1024
 
 
 def compact(writer: LakeWriter, table: str) -> int:
-    """Write the small files of each day of a table together where there are many.
+    """Merge the small files of each day of a table; return the number of files removed.
 
-    What the table holds stays as it is. Returns how many files went.
+    The rows stay the same.
     """
     days: defaultdict[tuple[str, str | None], list[DataFile]] = defaultdict(list)
     for file in writer.lake.data_files(table):
@@ -691,7 +688,7 @@ def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int |
         # Compressed, a file has about a fifth of it.
         return int(total // (SMALL_BYTES_MAX * 10)) if rows_max is None else rows // rows_max
 
-    # One at a time: what is read ahead would be most of what a run that is kept open needs.
+    # No readahead: it would be most of the memory of a run with ``--every``.
     ahead = small.to_batches(batch_readahead=1, fragment_readahead=1, use_threads=False)
     for index, batches in groupby(ahead, number):
         with parquet.ParquetWriter(target / f"{index}.parquet", schema, **written(schema)) as file:

@@ -1,10 +1,10 @@
-"""One micro-batch: what it changes in the base tables, one commit a table. No Spark.
+"""One micro-batch: its changes of the base tables, one commit a table. No Spark.
 
-Records are appended. Jobs, attempts and the records that later batches need (the table ``_open``)
-lie in files of some thousand rows by the time of their enqueue; a batch reads and writes again
-those that hold a job which it touches, and no others. So it costs what is new in it and whom that
-concerns, whatever waits, and whatever the lake holds. A job is touched by records of its own, by
-its due time, and by a step of its log's clock. It is folded in shares, each of a range of numbers.
+Records are appended. Jobs, attempts and the records for later batches (the table ``_open``) lie in
+files of some thousand rows, ordered by time of enqueue. A batch rewrites only the files with a job
+that it touches. So its cost depends on the new records and their jobs, not on the size of the lake.
+A job is touched by its own records, by its due time, and by a step of its log's clock. Jobs are
+folded in shares, each a range of numbers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 SHARE_ROWS: Final = 150_000
 #: ... and bytes, most of them bodies.
 SHARE_BYTES: Final = 256 * 1024 * 1024
-#: However often a batch was begun, a share has so many of one or the other: each reads all files.
+#: Minimum of a share, even after many tries: each share reads all files.
 SHARE_ROWS_MIN: Final = 1_000
 SHARE_BYTES_MIN: Final = 4 * 1024 * 1024
 _BODIES: Final = frozenset({"value", "value_bytes", "result", "result_bytes"})
@@ -79,7 +79,7 @@ _NAMES: Final = [
 
 
 class Share(NamedTuple):
-    """What one share reads, and where it writes."""
+    """Input and output paths of one share."""
 
     number: int
     #: the jobs from the first number on, before the last; None: no bound
@@ -88,7 +88,7 @@ class Share(NamedTuple):
     #: files of the batch's records, with their columns
     records: tuple[str, ...]
     columns: pa.Schema
-    #: files that tell of logs as a whole, and which jobs are touched
+    #: files with rows about whole logs, and the touched jobs
     logs: str
     touched: str
     #: by table: the directory, and the files that hold rows of touched jobs
@@ -99,7 +99,7 @@ class Share(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What a batch brought; ``jobs_open`` are all that are open now."""
+    """Result of a batch; ``jobs_open`` counts all jobs that are open now."""
 
     records: int
     jobs_over: int
@@ -117,14 +117,13 @@ def commit_batch(
 ) -> Folded:
     """Fold the staged records of a batch, and commit it.
 
-    Whoever was killed between two tables' commits does all of it again, and the tables that have
-    the batch pass it over.
+    After a crash between two commits the batch is repeated; tables that have it skip it.
 
     Args:
         writer: of the lake.
         records: of the batch.
         batch: its name.
-        executor: what runs a step for each share, wherever.
+        executor: runs a step for each share.
         drops: whether ``records`` is to lack payloads and results.
         tries: how often it was begun before: each time its shares are smaller.
     """
@@ -143,7 +142,7 @@ def commit_batch(
     lake.check_columns(RECORDS, records.schema)
     changes = {RECORDS: Change(records.files, (), records.schema)}
     over = 0
-    # What jobs has, all have: it is last.
+    # Last: a batch in ``jobs`` is in all tables.
     for table in (ATTEMPTS, OPEN_RECORDS, JOBS):
         staged = writer.stage(table, targets[table])
         changes[table] = Change(staged.files, tuple(plan.replaced(table)), columns[table])
@@ -213,7 +212,7 @@ def schemas(records: pa.Schema) -> dict[str, pa.Schema]:
 
 
 class _Plan:
-    """What a batch touches, and which files that is in."""
+    """Jobs touched by a batch, and their files."""
 
     def __init__(self, lake: Lake, before: Lake, records: Staged, targets: dict[str, Path]) -> None:
         self._lake = lake
@@ -225,7 +224,7 @@ class _Plan:
         named = _read(self._paths, _NAMES, records.schema)
         parts = [file for file in self._known[OPEN_RECORDS] if file.part == LOG_PART]
         known = self._read_files(OPEN_RECORDS, parts, [*_NAMES, "value"])
-        # Of logs that bring nothing nothing changes, however many there are.
+        # Logs without new records keep their state.
         has_moved = pc.is_in(known["log_id"], pc.unique(named["log_id"]))
         old = known.filter(has_moved)
         plain = named.filter(pc.not_equal(named["kind"], BREAK))
@@ -252,7 +251,7 @@ class _Plan:
         born = named.filter(pc.is_in(named["kind"], pa.array(sorted(BIRTHS)))).select(KEYS)
         waiting = self._waiting(logs, changed)
         self._jobs = named["job"]
-        # The records of those that were born in this batch are all in it.
+        # All records of jobs born in this batch are in it.
         earlier = own.join(born, KEYS, join_type="left anti")
         probed, self._touched = _with(earlier, waiting), _with(own, waiting)
         self._hits = {table: self._holding(table, probed) for table in _FOLDED}
@@ -349,10 +348,10 @@ class _Plan:
         return pa.concat_tables(touched)
 
     def _heirs(self, log_id: str, branch: int) -> pa.Table:
-        """Return the records of the jobs that a branch takes on: not over at its fork.
+        """Return the records of jobs that a branch takes on: not finished at its fork.
 
-        Of those that were not over where the other branch was left either they are at hand; those
-        that have ended since, but behind the fork, are looked for in the table of all records.
+        Jobs that were still open where the other branch was left are at hand. Jobs that ended after
+        the fork are read from the table of all records.
         """
         begins, names = self._logs[log_id, branch].begins, self._records.schema.names
         of_log, lsn = pc.field("log_id") == log_id, pc.field("lsn")

@@ -307,7 +307,7 @@ def _turn(
     before = reached(writer.lake)
     left_bytes = unread_bytes(before.offsets, options.of_source(), sight)
     if not left_bytes and before.begun is None and not writer.lake.stale(options.tables):
-        if time.monotonic() >= writer.vacuum_due:  # days grow old whatever is new
+        if time.monotonic() >= writer.vacuum_due:  # days expire without new records, too
             keep_in_order(writer, options)
         return False
     started = time.monotonic()
@@ -360,7 +360,7 @@ def _run(writer: LakeWriter, options: RunOptions, report: Report, master: str | 
 
     report.starting()
     with spark_session("taskq pipeline run", master=master, conf=_JAVA) as session:
-        # What fails is told by us, in a line.
+        # Failures are reported by taskq in a line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         session.sparkContext.setLogLevel("OFF")
         return run_increment(writer, options, report, SparkExecutor(session))

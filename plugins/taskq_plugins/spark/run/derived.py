@@ -1,10 +1,8 @@
-"""Tables that are computed from jobs and attempts, once at the end of a run: by DuckDB, no Spark.
+"""Tables computed from jobs and attempts, once at the end of a run, by DuckDB without Spark.
 
-Each names the batch that it was computed at, and the logs of jobs and attempts which of their files
-came and went since. Of rollups the hours are made anew in which anything else happened than before,
-of failures the tasks of which any attempt or job failed since, of duplicates the keys that ran; all
-others stay. How far devices are grows by the rows of these files. Steps are appended, out of the
-records that came.
+Each commit names its batch and the changed files of jobs and attempts since. Rollups are recomputed
+for hours with other events than before, failures for tasks with new failures, duplicates for keys
+that ran. Device lag grows by the rows of the changed files. Steps are appended from new records.
 """
 
 from __future__ import annotations
@@ -78,13 +76,13 @@ _TELLING: Final = {
         )
     },
 }
-#: What a row of such a table has from each row that it is made of: all others stand apart from it.
+#: Group columns of such a table: a row depends only on rows with the same values.
 _APART: Final = {"failures": ("task",), "duplicates": ("queue", "key")}
-#: What is told of the segments of logs, most of which have not changed since.
+#: Segment rows by log; most logs have not changed since.
 _segments_known: Final[Memory[str, tuple[Standing, list[dict[str, object]]]]] = Memory()
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
-#: What two branches of a log share happened once: it is told of the newer one.
+#: Events shared by two branches of a log happened once, and count for the newer one.
 _ONCE: Final = {
     JOBS: """
         SELECT * REPLACE (CASE WHEN row_number() OVER (
@@ -106,14 +104,14 @@ def refresh_tables(
     on_table: Callable[[str], None] = lambda _: None,
     since: str = "",
 ) -> list[str]:
-    """Compute those derived tables that are behind, and commit each; returns which.
+    """Compute the outdated derived tables and commit each; return their names.
 
     Args:
         writer: of the lake.
-        names: of the tables that are wanted.
+        names: tables to compute.
         sight: the logs as they were when the run began; None leaves the segments out of
             ``device_lag``.
-        on_table: told of each before it is computed.
+        on_table: called with each name first.
         since: the first day of which all jobs and attempts are there; rollups of days before it
             stay as they are.
     """
@@ -122,7 +120,7 @@ def refresh_tables(
     with duckdb.connect(":memory:") as duck:
         spill = writer.new_directory("spill")
         duck.execute("SET TimeZone = 'UTC'; SET temp_directory = $spill", {"spill": str(spill)})
-        # Tables are mostly behind by the same batches.
+        # Outdated tables mostly lack the same batches.
         since_batch = cache(partial(_changes, duck, lake))
         standings = [] if sight is None else sight.standings
         for name in behind:
@@ -255,7 +253,7 @@ def _rolled_up(
     for table in (JOBS, ATTEMPTS):
         _show(duck, lake, table, partial(_tells, table, days))
     rows = rollup_hour(duck, hours)
-    if hours:  # those of the days' other hours stay
+    if hours:  # other hours of these days stay
         paths = [str(lake.path / ROLLUP / file.path) for file in gone]
         old = dataset.dataset(paths, schema=rows.schema, format="parquet").to_table()
         at = pa.array([hour * _HOUR_US for hour in hours], pa.int64()).cast(old["hour"].type)
@@ -270,10 +268,7 @@ def _rolled_up(
 def _stepped(
     duck: duckdb.DuckDBPyConnection, lake: Lake, computed: Batch | None
 ) -> pa.Table | None:
-    """Return the steps that records tell anew; None if there are none.
-
-    Those that are told already stay, whatever days of records are let go.
-    """
+    """Return the steps from new records, without known steps; None if there are none."""
     changes = None if computed is None else lake.changes(RECORDS, computed.number)
     came = lake.paths(RECORDS) if changes is None else changes[0]
     tells = {
@@ -317,7 +312,7 @@ def _waiting(lake: Lake) -> list[tuple[int, str]]:
 
 
 def _broken(lake: Lake) -> pa.Table:
-    """Return the records that tell of breaks: those that are kept, whatever days are let go."""
+    """Return the records of breaks, kept or purged."""
     paths = lake.paths(OPEN_RECORDS, lambda file: file.part == LOG_PART)
     data = dataset.dataset(paths, schema=lake.schema(OPEN_RECORDS), format="parquet")
     rows: pa.Table = data.to_table(

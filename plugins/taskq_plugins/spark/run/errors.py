@@ -1,4 +1,4 @@
-"""What went wrong under a run, in our words: Spark wraps it in tracebacks of its own."""
+"""Errors of a run in taskq's words: Spark wraps them in tracebacks of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PipelineFailed(LakeError):
 
 
 class SourceGone(PipelineFailed):
-    """What was to be read went between plan and read; nothing of the batch was committed."""
+    """The source vanished between plan and read; nothing of the batch was committed."""
 
 
 #: How such an error begins in Spark's words.
@@ -36,11 +36,7 @@ _GONE: Final = (".DataLoss:", ".LogVanished:")
 
 
 def failure(text: str) -> PipelineFailed:
-    """Return the error to show for what Spark tells.
-
-    Args:
-        text: Spark's message, with whatever tracebacks.
-    """
+    """Make an error from Spark's message, which may hold tracebacks."""
     ours = _OURS.findall(text)
     if ours:
         kind = SourceGone if any(sign in text for sign in _GONE) else PipelineFailed

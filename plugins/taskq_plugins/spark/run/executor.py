@@ -1,4 +1,4 @@
-"""What runs the steps of a batch: this process, or Spark's executors."""
+"""Executor of a batch's steps: this process, or Spark."""
 
 from __future__ import annotations
 

@@ -67,15 +67,15 @@ def interruptible(stop: Callable[[], None]) -> Iterator[threading.Event]:
         raise KeyboardInterrupt
 
 
-#: Of larger bodies hash and size are stored.
+#: Larger bodies are stored as hash and size.
 _BODY_BYTES_MAX: Final = 64 * 1024
-#: So often a run that is kept open removes what is older: each time it looks at every file.
+#: Time between two removals of old files by a run with ``--every``: each lists every file.
 _VACUUM_SECONDS: Final = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Say what is read, and how."""
+    """Options of a run."""
 
     journals: Path
     max_bytes: int
@@ -84,7 +84,7 @@ class RunOptions:
     fail_on_data_loss: bool = True
     #: "drop": ``records`` lacks payloads and results; "full": large ones are not left out
     payloads: str = "keep"
-    #: how many days of a table are kept; of one that is not named, all
+    #: days to keep, by table; missing: all days
     keep_days: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -115,7 +115,7 @@ class RunOptions:
 
 
 class Summary(NamedTuple):
-    """Tell what a run did."""
+    """Result of a run."""
 
     batches: int
     records: int
@@ -200,7 +200,7 @@ class Stream:
         if self._planned is not None:
             self._at = self._at.then(self._planned)
         self.tries = max(self.tries, tries(self._writer.lake, self._at.number + 1))
-        batch = self._at.begun  # what was not finished comes first
+        batch = self._at.begun  # an unfinished batch comes first
         if batch is None:
             size = self._limits.size_bytes
             smaller = max(size >> self.tries, min(size, SHARE_BYTES_MIN))
@@ -239,7 +239,7 @@ def _told_as_ours() -> Iterator[None]:
 def end_run(writer: LakeWriter, options: RunOptions, listener: Listener, sight: Sight) -> list[str]:
     if not writer.lake.has(JOBS):  # no log has a record yet
         return []
-    # What the rollups were made of may be gone: they stay as they are.
+    # The rollups' sources may be gone: older days stay unchanged.
     since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
     refreshed = refresh_tables(writer, options.tables, sight, listener.on_table, since)
     keep_in_order(writer, options)

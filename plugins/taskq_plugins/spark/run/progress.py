@@ -1,8 +1,8 @@
-"""Keep how far the logs were read in the tables, with the batch that brought it there.
+"""Place of each log in the tables, with the batch that brought it there.
 
 A batch commits one table after the other. So ``records``, the first, may be one batch ahead of
-``jobs``, the last: then that batch is made once more, of the very same records. Both tell how far
-it read the logs that moved; now and then, all.
+``jobs``, the last: then that batch is made again from the same records. Both hold the place in the
+logs that moved, and now and then in all logs.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
 BASE: Final = (RECORDS, ATTEMPTS, OPEN_RECORDS, JOBS)
 #: How many logs take as long to read as a commit more, at most.
 _COMMIT_LOGS: Final = 20
-#: Which batch was begun, and how often: whoever is killed for his memory cannot say so.
+#: Current batch and number of tries: a process killed for its memory cannot report that.
 _TRYING: Final = "_trying"
 _TRIES_MAX: Final = 8
 
 
 class Reached(NamedTuple):
-    """Hold what the tables say of a run's place.
+    """State of a run as stored in the tables.
 
     Attributes:
-        stream: what their batches are of.
-        number: of the last batch that all of them have, -1 before the first.
-        offsets: how far that one read each log.
-        begun: the next one, if some tables have it already.
-        weight: what it takes to read which logs moved since all were told.
+        stream: name of the sequence of batches.
+        number: last batch of all tables, -1 before the first.
+        offsets: place in each log after that batch.
+        begun: next batch, if some tables have it already.
+        weight: cost of reading the moved logs since the last full list.
     """
 
     stream: str
@@ -107,7 +107,7 @@ def reached(lake: Lake) -> Reached:
     batches = [lake.batch(table) for table in BASE]
     numbers = [-1 if batch is None else batch.number for batch in batches]
     streams = {batch.stream for batch in batches if batch is not None}
-    # Each is as far as the one before it, and the last at most one batch behind.
+    # Numbers go up by one, and the last table lags by at most one batch.
     in_order = numbers == sorted(numbers, reverse=True) and numbers[0] - numbers[-1] <= 1
     is_lost = batches[-1] is None and lake.has(JOBS) and lake.delta(JOBS).version() > 0
     if not in_order or len(streams) > 1 or is_lost:
@@ -127,13 +127,9 @@ def reached(lake: Lake) -> Reached:
 def _found(
     lake: Lake, table: str, seen: Reached | None = None, number: float = math.inf
 ) -> Reached:
-    """Return how far a table that tells of logs had come with a batch, by default its last.
+    """Return the place in each log after a batch, by default the table's last.
 
-    Args:
-        lake: that has the table.
-        table: its name.
-        seen: how far it was seen to be before.
-        number: of the batch.
+    ``seen`` is the place known before.
     """
     behind: list[Batch] = []
     for batch in lake.batches(table):
@@ -223,7 +219,7 @@ def _unread(standing: Standing, position: Position | None, *, holds: bool) -> in
     return left(standing, here).size_bytes
 
 
-#: Of the last record of a log that the tables hold.
+#: Last record of each log in the tables.
 READ: Final = pa.schema(
     [("device", pa.string()), ("log_id", pa.string()), ("lsn", pa.int64()), ("ts_ns", pa.int64())]
 )
@@ -239,9 +235,10 @@ class ReadPosition(NamedTuple):
 
 
 class LogProgress(NamedTuple):
-    """One log; ``position`` is None if nothing was read of it, ``end_lsn`` None if it is gone.
+    """Progress in one log.
 
-    ``left_bytes`` are those of the log's frames behind it.
+    ``position`` is None if the log was never read, ``end_lsn`` if it is gone. ``left_bytes`` counts
+    the bytes of unread frames.
     """
 
     device: str
@@ -257,10 +254,10 @@ def positions(lake: Lake) -> pa.Table:
         return READ.empty_table()
     rows = dataset.dataset(paths, format="parquet").to_table(
         columns=[*READ.names, "branch"],
-        # Of a log of which nothing but damage was read, the row tells no record.
+        # A log of which only damage was read has no record in the row.
         filter=(pc.field("kind") == POSITION) & pc.field("lsn").is_valid(),
     )
-    # One row for each stretch that was read without a gap: the last one tells how far.
+    # One row for each stretch without a gap: the last has the place.
     for name in ("branch", "lsn"):
         last = rows.group_by("log_id").aggregate([(name, "max")]).rename_columns(["log_id", name])
         rows = rows.join(last, ["log_id", name], join_type="left semi")

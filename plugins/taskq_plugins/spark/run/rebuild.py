@@ -1,7 +1,7 @@
-"""Make a table anew that is gone, or an older copy than it was: from what the logs still tell.
+"""Rebuild a table that is gone, or older than it was, from the logs.
 
-Attempts stand in ``jobs``, too; records, jobs and what is open are read from the logs once more, up
-to where the other tables have them. What is over and stands in the older copy alone is taken over.
+Attempts are in ``jobs``, too. Records, jobs and open records are read from the logs again, up to
+the place of the other tables. Finished jobs that only the older copy has are kept from there.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from taskq_plugins.spark.source.snapshot import look
 from taskq_plugins.spark.tables.fold import KEYS, moment
 from taskq_plugins.spark.tables.logs import LOG
 
-#: What tells a row of a table from all others, as far as it is taken over.
+#: Columns that identify a row.
 _ROW: Final = {RECORDS: [*LOG, "lsn"], JOBS: KEYS}
-#: Where the jobs stand that a table ought to tell of.
+#: Table with the jobs that a rebuilt table should have.
 _KNOWN_BY: Final = {RECORDS: JOBS, OPEN_RECORDS: JOBS, JOBS: ATTEMPTS}
 _FORGOTTEN: Final = (
     f"{TOMBSTONES}: which jobs were erased is not known any more, so what the logs still have of "

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class SparkExecutor:
-    """Runs each step as a task of Spark's, but for one that is alone.
+    """Runs each step as a Spark task; a single step runs in this process.
 
-    Attributes:
-        steps: four steps for each core, so that who is done first takes another.
+    ``steps`` is four for each core, so that a free core takes another.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -32,7 +31,7 @@ class SparkExecutor:
         if len(parts) == 1:
             step(parts[0])
         elif parts:
-            give_back_memory()  # of what was planned, while others need it
+            give_back_memory()  # memory of the plan, before the tasks need it
             try:
                 self._context.parallelize(parts, len(parts)).foreach(partial(_alone, step))
             except (Py4JJavaError, PySparkException) as error:

@@ -1,1 +1,1 @@
-"""What ``df.write.format("taskq")`` writes."""
+"""The sink of ``df.write.format("taskq")``."""

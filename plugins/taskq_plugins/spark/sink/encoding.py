@@ -134,7 +134,7 @@ def _moment(name: str, value: Any) -> Any:
         ) from None
 
 
-#: What JSON cannot hold as it is, of UTF-8: quotes, backslashes, control characters.
+#: Characters that JSON cannot hold as they are.
 _ESCAPED: Final = r'["\\\x00-\x1f]'
 _EMPTY: Final = b"{}"
 
@@ -273,9 +273,9 @@ class Encoder:
     """Turns the batches of one data frame into entries.
 
     Args:
-        options: what stands for all rows.
-        app: whose tasks give defaults and check arguments, if any.
-        place: what errors call the data frame, "" for nothing; row numbers are told with it.
+        options: defaults of all rows.
+        app: source of defaults and argument checks, or None.
+        place: name of the data frame in errors, with a row number; "" for none.
     """
 
     def __init__(self, options: SinkOptions, app: TaskQ | None = None, place: str = "") -> None:

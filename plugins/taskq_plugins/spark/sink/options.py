@@ -34,22 +34,22 @@ _KNOWN: Final = (
     "path", "task", "queue", "priority", "attempts", "delay", "expires", "window", "until",
     "headers", "keep", "compress", "app", "adopt", "upload", "idempotencyKey",
 )  # fmt: skip
-#: What Spark itself passes on to a sink.
+#: Options that Spark itself passes on to a sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 _PER_ROW: Final = frozenset({"key", "eta", "value"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where jobs go, and what stands for all rows that do not say otherwise.
+    """Target and defaults of the rows of a data frame.
 
     Attributes:
         data_dir: the task log's directory, absolute.
         task: name of the task, "" for none.
         changes: options of an enqueue.
-        app: ``module:app`` whose tasks give defaults and check arguments; "" for none.
-        adopt: whether the writer opens the log and adopts what it published.
-        upload: the name by which a second writing of the same is known; "" for none given.
+        app: ``module:app`` with defaults and argument checks; "" for none.
+        adopt: whether the writer opens the log and adopts the upload.
+        upload: name that makes a second write a repetition; "" for none.
     """
 
     data_dir: Path
@@ -154,7 +154,7 @@ def _one_of(known: Sequence[str]) -> tuple[Callable[[str], str], str]:
     return {name: name for name in known}.__getitem__, " or ".join(known)
 
 
-#: What reads an option, and what it must be; others are text as it is.
+#: Parser of an option, and the values it takes; other options are text.
 _READS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "priority": (int, "a whole number"),
     "attempts": (int, "a whole number"),
@@ -220,12 +220,12 @@ RESERVED: Final[dict[str, tuple[str, Check]]] = {
 
 
 class Shape(NamedTuple):
-    """The columns of a data frame, told apart.
+    """The columns of a data frame by use.
 
     Attributes:
-        reserved: those that say how a row is enqueued, ``value`` not among them.
-        arguments: those that are arguments of the task, in order.
-        has_value: whether payloads are given ready.
+        reserved: columns with options of the job, without ``value``.
+        arguments: columns with arguments of the task, in order.
+        has_value: whether ``value`` holds whole payloads.
     """
 
     reserved: tuple[str, ...]
@@ -301,12 +301,12 @@ def _unwritable(kind: pa.DataType) -> str:
 RECIPES_MAX: Final = 4_096
 _KEY_SIZES_MAX: Final = 256
 _SHOWN_TASKS_MAX: Final = 10
-#: Stands where a key will, until a row tells it.
+#: Placeholder for the row's key.
 _SOME_KEY: Final = "k"
 
 
 class Row(NamedTuple):
-    """What a row says of its job beside arguments and key; None: nothing."""
+    """Options of one row's job; None: the default."""
 
     task: str | None = None
     queue: str | None = None
@@ -402,16 +402,16 @@ class Recipes:
     """The recipes of one data frame.
 
     Args:
-        options: what stands for all rows.
-        app: whose tasks give defaults and check arguments, if any.
-        names: fields of ``Row`` that columns tell; rows are given as tuples of their values.
+        options: defaults of all rows.
+        app: source of defaults and argument checks, or None.
+        names: fields of ``Row`` with a column; rows are tuples of their values.
     """
 
     def __init__(self, options: SinkOptions, app: TaskQ | None, names: Sequence[str]) -> None:
         self._options = options
         self._app = app
         self._names = names
-        #: by what rows say, without a key and with one
+        #: by row values, without a key and with one
         self._made: tuple[dict[tuple[Any, ...], Recipe], dict[tuple[Any, ...], Recipe]] = {}, {}
 
     def of(self, row: tuple[Any, ...], *, has_key: bool) -> Recipe:

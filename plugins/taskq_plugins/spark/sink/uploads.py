@@ -15,18 +15,18 @@ from taskq.errors import LogError, TaskqError
 if TYPE_CHECKING:
     from taskq_plugins.spark.sink.encoding import Entries
 
-#: A part is closed when it has so many jobs, and the next begun.
+#: Jobs of a part; then the next part begins.
 PART_JOBS_MAX: Final = 4_000_000
 _ID_BYTES: Final = 8
 
 
 class Published(NamedTuple):
-    """What became of an upload.
+    """Result of an upload.
 
     Attributes:
         jobs: in its parts.
-        is_new: False if one of that name was published before; then nothing was done.
-        duplicates: jobs that were left out, since their keys are held.
+        is_new: False if the name was used before; then nothing was done.
+        duplicates: jobs left out because of a held key.
         problem: why the jobs could not be adopted right away; "" if they were, or were not to be.
     """
 
@@ -109,17 +109,16 @@ def upload(
 def finish(
     data_dir: Path, name: str, upload: str, parts: Sequence[Part], *, adopts: bool
 ) -> Published:
-    """Publish the parts under a name, which is when their jobs exist, and adopt them.
+    """Publish the parts under a name, which makes their jobs exist, and adopt them.
 
-    Calling it again with the same name does nothing, but adopts what still waits. What fails after
-    the publication is no failure of the write: whoever works on the log next adopts the jobs.
+    A second call with the name only adopts the rest. Errors after the publication do not fail the
+    write: the next process at the log adopts the jobs.
     """
     jobs = sum(part.jobs for part in parts)
     try:
         is_new = bool(parts) and publish(data_dir, name, parts)
     finally:
-        # What is not published: the parts of second attempts, or all of them if the name was used
-        # or refused.
+        # Unpublished parts: of second attempts, or all if the name was used or refused.
         discard(data_dir, upload)
     if not (adopts and parts):
         return Published(jobs, is_new)

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-#: What Spark tells each task of a stream: its query, which the checkpoint names, and the batch.
+#: Spark gives each task of a stream its query, named by the checkpoint, and its batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task wrote.
+    """Output of one task.
 
     Attributes:
-        upload: what its parts belong to.
-        stream: the query that it was a task of, "" in a batch.
+        upload: name of the upload.
+        stream: its query, "" in a batch.
         parts: name, jobs, size and hash of each.
     """
 
@@ -96,7 +96,7 @@ class BatchWriter(DataSourceArrowWriter):
         _tell(done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        del messages  # those of failed tasks are missing: what counts is the upload
+        del messages  # messages of failed tasks are missing: the upload counts
         discard(self._options.data_dir, self._upload)
 
 

@@ -1,1 +1,1 @@
-"""What ``spark.read.format("taskq")`` reads."""
+"""The source of ``spark.read.format("taskq")``."""

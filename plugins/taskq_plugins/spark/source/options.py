@@ -20,7 +20,7 @@ PARTITION_BYTES_MIN: Final = 64 * 2**10
 PARTITION_BYTES_MAX: Final = 16 * 2**30
 _SIZE_MAX: Final = 2**60
 _NAMES_MAX: Final = 100_000
-#: Digits of a moment in milliseconds; those of the year 2262, where nanoseconds end, are fewer.
+#: Digits of milliseconds up to the year 2262, where nanoseconds end.
 _DIGITS_MAX: Final = 15
 
 _OFFSETS: Final = 'JSON such as {"<log id or device>": {"lsn": 17}, "<another>": "latest"}'
@@ -95,7 +95,7 @@ Size = Annotated[int, _reads(size_of), Field(ge=1, le=_SIZE_MAX)]
 
 
 class ReadOptions(BaseModel):
-    """What a reader was asked for; sizes in bytes, moments in nanoseconds since 1970."""
+    """Options of a reader; sizes in bytes, moments in nanoseconds since 1970."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, arbitrary_types_allowed=True

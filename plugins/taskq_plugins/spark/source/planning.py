@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 #: No limit.
 UNLIMITED: Final = 2**62
-#: Likewise of records.
 SHARE_RECORDS_MIN: Final = 1_000
-#: What a log gets at least when its turn comes: with thousands of logs an even share would be less
-#: than a frame.
+#: Minimum of a log's turn: an even share among thousands of logs would be less than a frame.
 SHARE_BYTES_MIN: Final = 256 * 1024
 
 
@@ -45,7 +43,7 @@ class Backlog(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What one trigger may read at most; a single frame that is larger is read all the same."""
+    """Upper bounds of one trigger; a single larger frame is read all the same."""
 
     size_bytes: int = UNLIMITED
     files: int = UNLIMITED
@@ -60,7 +58,7 @@ class _Step(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What there is of a log behind a place."""
+    """Unread rest of a log."""
 
     size_bytes: int
     records: int
@@ -85,10 +83,10 @@ def left(standing: Standing, here: Position) -> Left:
 
 
 def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], int]:
-    """Return (how far to read each log, number of the last that got something or -1).
+    """Return (place to read to in each log, index of the last log served or -1).
 
-    They are served in their order, each with an even share, and what some do not need goes to the
-    others. Who begins behind the last one that was served the next time lets none starve.
+    Logs are served in order, each with an even share; unused shares go to the others. The caller
+    begins after the last log served next time, so none starves.
     """
     here = [backlog.here for backlog in backlogs]
     size_left, files_left, records_left = limits
@@ -205,7 +203,7 @@ def _cut(
         return here._replace(
             offset=offset, lsn=was.next_lsn, epoch=was.epoch, frame=frame, time_ns=was.time_ns
         )
-    # Behind damage: only what follows is known.
+    # After damage only the following frame is known.
     return _at(here, offset)._replace(lsn=header.first_lsn, epoch=header.epoch)
 
 
@@ -238,7 +236,7 @@ def pack(between: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
         while start < stretch.end or not is_begun:
             size = stretch.end - start
             if len(parts) < count and (room <= 0 or (room < slack < size - room)):
-                # What others took too much or too little is evened out by those to come.
+                # Rounding is evened out by the later parts.
                 room = -(-left // (count - len(parts)))
                 slack = room // _CUT_MIN
                 parts.append([])
@@ -343,9 +341,9 @@ class Following:
         self._sight: Sight | None = None
         #: a look that no batch was planned by
         self._fresh: Sight | None = None
-        #: the log that was served last: the next batch begins behind it
+        #: last log served: the next batch begins after it
         self._served = ""
-        #: logs that went, and those that were restored, of which was told
+        #: vanished and restored logs that were reported
         self._vanished: set[str] = set()
         self._restored: set[str] = set()
 
@@ -359,11 +357,9 @@ class Following:
         return {log_id: at for log_id, at in bounds.items() if at and at.segment}
 
     def end_here(self, ends: Offsets | None = None, sight: Sight | None = None) -> None:
-        """Plan nothing behind these places, and of no other log.
+        """Plan nothing after these places, and of no other log.
 
-        Args:
-            ends: the places; None: where the logs end now.
-            sight: the logs as they are now, if somebody has looked.
+        None as ``ends``: the current ends. ``sight`` is the state of the logs, if known.
         """
         self._fresh = sight or look(self._options)
         if ends is None:
@@ -433,7 +429,7 @@ class Following:
         target = standing.latest if self._targets is None else self._targets[log_id]
         holds = self._options.fail_on_data_loss == "hold"
         if position is not None and position.is_at(target):
-            if self._targets is not None:  # nothing is planned behind it any more
+            if self._targets is not None:  # nothing later is planned
                 del self._targets[log_id]
             return None
         if not target.segment:
@@ -461,9 +457,9 @@ class Following:
             _log.warning("%s", restored(was, now))
 
     def _vanished_of(self, offsets: Offsets, sight: Sight) -> Iterator[tuple[str, str]]:
-        """Yield (log, what is to be said) of those that are gone and are not to be passed over.
+        """Yield (log, problem) of vanished logs that must not be skipped.
 
-        A log that is gone while its device has another was replaced: the device began anew.
+        A vanished log whose device has another was replaced: the device began anew.
         """
         gone = offsets.keys() - {standing.log.log_id for standing in sight.standings}
         devices = {standing.log.device for standing in sight.standings} if gone else set()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _LSN_MAX: Final = 2**63
 _LOGS_MAX: Final = 100_000
-#: What numbers of a position are below, and which must be there.
+#: Exclusive upper bounds of a position's numbers, and the required ones.
 _LIMITS: Final = {
     "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "epoch": 2**64, "frame": 2**32,
     "from_segment": _LSN_MAX, "from_offset": 2**32, "branch": 2**31,
@@ -78,14 +78,14 @@ class Position(NamedTuple):
 
 
 class Lsn(NamedTuple):
-    """A place that is given as an lsn: the frame that holds it, or else the first behind."""
+    """A place given as an lsn: the frame with it, or the first later one."""
 
     lsn: int
 
 
 Edge: TypeAlias = Literal["earliest", "latest"]
 Given: TypeAlias = Position | Lsn | Edge
-#: Where to begin or end: everywhere alike, or by log id or device.
+#: A place for all logs, or by log id or device.
 Bound: TypeAlias = Edge | Mapping[str, Given]
 Offsets: TypeAlias = dict[str, Position]
 
@@ -169,10 +169,10 @@ class OptionError(UsageError):
 
 
 class Unreadable(LogError):
-    """A log or a segment cannot be read, be it for its rights or for what is in it.
+    """A log or a segment cannot be read, by its permissions or its content.
 
     Attributes:
-        cause: the error as it was met.
+        cause: the original error.
     """
 
     def __init__(self, cause: LogError) -> None:

@@ -48,7 +48,7 @@ _log: Final = logging.getLogger("taskq")
 
 
 class Pieces(InputPartition):
-    """What one Spark task reads."""
+    """Input of one Spark task."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
@@ -120,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._logs = Following(options)
 
     def __reduce__(self) -> tuple[type[StreamReader], tuple[ReadOptions, Reading]]:
-        # What the driver knows of the logs is nothing that every task should carry.
+        # Tasks need not carry the driver's knowledge of the logs.
         return StreamReader, (self._options, self._reading)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's

@@ -21,7 +21,7 @@ from taskq_plugins.spark.source.snapshot import Standing, at_lsn, at_time
 if TYPE_CHECKING:
     from taskq.engine import FrameHeader
 
-#: What is said of a gap that the log itself made, where it had written again what it needed.
+#: Cause of a gap made by the log's own compaction.
 COMPACTION: Final = "compaction took it"
 COMPACTED: Final = kinds.name_of(Kind.COMPACTED)
 
@@ -40,15 +40,14 @@ class Stretch(NamedTuple):
 def go_on(
     standing: Standing, position: Position, on_loss: Callable[[LogError], None]
 ) -> Position | None:
-    """Return the place to read from, given how far the log was read.
+    """Return the place to resume reading a log from.
 
-    It is another than the position if a recovery or a repair moved frames, if the segment was read
-    to its end and compaction took it, if ``on_loss`` lets reading go on behind what is lost, and
-    if the log was restored from a backup: then it is where its next branch begins, and None while
-    that has no record.
+    It differs from the position if a recovery or a repair moved frames, if compaction removed the
+    segment after it was read, or if ``on_loss`` accepts a loss. If the log was restored from a
+    backup, it is the beginning of the next branch, or None while that has no record.
     """
     if not position.segment or not standing.end.mark.segment:
-        # An empty log, then or now; one that lost all its segments is seen when it has some again.
+        # An empty log, then or now. A log that lost all segments is noticed once it has some again.
         return standing.earliest if not position.segment else position
     place = standing.find(position.segment)
     if place is None and position.segment in standing.left_out:
@@ -115,7 +114,7 @@ def _from_segment(
     if not (gap is not None and gap.left[:2] == position.place) and not _is_next(
         standing, following, position
     ):
-        # What is missing was written behind what was read; a log that was cut ended before that.
+        # The missing part was written after the last read; a truncated log ended before that.
         branch = next_branch(standing, position)
         is_before = branch is not None and branch.segment < following.first_lsn
         with standing.open(following) as file:
@@ -191,18 +190,18 @@ def _shared(standing: Standing, here: Position) -> int:
 
 
 def next_branch(standing: Standing, position: Position) -> Position | None:
-    """Return where a log goes on otherwise than what was read of it; None if it does not yet.
+    """Return where a log continues on another branch; None if it does not yet.
 
-    That is its first frame which is later than the last that was read, or of an epoch which is.
-    What a device wrote while its clock was behind may be passed over, unless it was in an epoch of
-    its own; where the clock went back before, some of what was read comes again with the branch.
+    That is the first frame later than the last one read, by time or by epoch. Records of a device
+    with a slow clock may be skipped, unless they have an epoch of their own. If the clock went back
+    before, some read records are repeated in the branch.
     """
     begins = [standing.latest]
     places = [place for place in standing.places if place.first_lsn <= standing.end.mark.segment]
     known = [number for number, place in enumerate(places) if place.epoch == position.epoch]
     if position.time_ns:
         begins.append(at_time(standing, position.time_ns + 1))
-    else:  # behind damage, where no time is known
+    else:  # after damage, where no time is known
         begins.append(standing.earliest)
     later = places[known[-1] + 1 :] if known else []
     begins += [standing.start_of(segment) for segment in later[:1]]
@@ -271,9 +270,9 @@ def stretches(
     on_loss: Callable[[LogError], None],
     behind: Break | None = None,
 ) -> Iterator[Stretch]:
-    """Yield the bytes from ``start`` to ``end`` by segment; ``behind``: what is before them.
+    """Yield the bytes from ``start`` to ``end`` by segment, with the segment before each.
 
-    Where the last of them are gone, a stretch without bytes tells what is missing.
+    If the last segments are gone, an empty stretch names the missing part.
     """
     last, end_offset = end
     before: Edges | None = None
@@ -307,9 +306,9 @@ def stretches(
 
 
 def _whole_end(standing: Standing, place: SegmentPlace, end: int) -> tuple[int, int]:
-    """Return (offset, lsn) behind the last frame of a segment before ``end``, if it was cut short.
+    """Return (offset, lsn) after the last whole frame of a truncated segment.
 
-    A segment that was listed before it grew was not: what it has now is never more than the end.
+    A segment that grew after the listing is not truncated: it has at least the listed bytes.
     """
     with standing.open(place) as file:
         if file.size_bytes >= end:

@@ -42,14 +42,10 @@ _NAMES: Final = pa.schema([DETAILS.field(name) for name in NEEDED])
 class QueueFilter:
     """Drops the rows of other queues' jobs: a claim or an end does not name its job's queue.
 
-    The queue is known from the job's enqueue, if that was read before in the same partition. For
-    others it is looked up where the enqueue stands, 256 KiB of the log at a time, since jobs are
-    claimed about in the order of their enqueues; and for those of segments that are gone, job by
-    job through the log's indexes, which takes about a millisecond each. Records that concern no job
-    and no queue (clock, owner, damage, ...) concern every queue and stay.
-
-    Args:
-        queues: whose rows stay.
+    The queue is known from the job's enqueue, if the same partition read it before. Otherwise the
+    enqueue is looked up in the log, 256 KiB at a time, since jobs are claimed about in the order of
+    their enqueues. Jobs of removed segments are looked up one by one in the log's indexes, about a
+    millisecond each. Records without job and queue (clock, owner, damage, ...) stay.
     """
 
     def __init__(self, queues: frozenset[str]) -> None:
@@ -84,7 +80,7 @@ class QueueFilter:
 
 
 class _LogJobs:
-    """Whether jobs of one log belong to the queues."""
+    """Membership of one log's jobs in the queues."""
 
     def __init__(self, piece: Piece, path: str, queues: frozenset[str]) -> None:
         self._place = LogPlace(piece.device, path, piece.log_id, piece.tag, 0)
@@ -150,7 +146,7 @@ class _LogJobs:
 
 
 _log: Final = logging.getLogger("taskq")
-#: Batches are joined up to so many bytes: a few compressed payloads may be as much.
+#: Batches are joined up to this size: a few compressed payloads may be as large.
 JOINED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 

@@ -1,4 +1,4 @@
-"""What there is to read of each log now, and finding places in it."""
+"""Snapshot of each log's segments and end, and places in it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Sight(NamedTuple):
     standings: list[Standing]
     has_problems: bool
     at_ns: int
-    #: by id of a log that is held, as two directories have it and went apart: what to say of it
+    #: problem of a held log by id: two directories have it with different content
     twice: Mapping[str, str] = MappingProxyType({})
 
 
@@ -149,9 +149,9 @@ def _as_seen(log: LogPlace) -> Standing | None:
 
 
 def _remember(standing: Standing, at_ns: int) -> None:
-    """Remember a log that was looked at behind that moment, and has not changed for a while.
+    """Remember a log whose inspection is final and that has not changed for a while.
 
-    Of a log that may be read to its end something of these changes with whatever happens to it.
+    Any change of a log that may be read to its end changes its facts.
     """
     path, places, mark = standing.log.path, standing.places, standing.end.mark
     if not places or standing.left_out or mark.offset != places[-1].size_bytes:
@@ -216,9 +216,9 @@ def _halve(file: SegmentFile, lsn: int, end: int) -> int:
 
 
 def at_time(standing: Standing, time_ns: int) -> Position:
-    """Return the first frame of that time or later; the end if there is none yet.
+    """Return the first frame of that time or later; the end without such a frame.
 
-    Log time may go back, so headers are hopped over from the segment on before which it passed.
+    Log time may go back, so headers are scanned from the segment that passed the time first.
     """
     places = [place for place in standing.places if place.first_lsn <= standing.end.mark.segment]
     first = len(places)

@@ -1,14 +1,13 @@
-"""Counts, rates and spreads of each device by the hour.
+"""Aggregates by DuckDB: rollups by the hour, breaks, lag, duplicates, failures, steps.
 
-A row is one hour (UTC, by the device's own clock) of one task in one queue. It tells of three
-things, each in the hour in which it happened: jobs enqueued, jobs settled, attempts ended. So a job
-that waits over midnight counts in two rows, and a row changes only when a job or an attempt does
-that counts in its hour. Jobs that were purged are gone from here as well.
+A rollup row is one hour (UTC, by the device's clock) of one task in one queue. It counts three
+events, each in its own hour: jobs enqueued, jobs settled, attempts ended. So a job that waits over
+midnight counts in two rows. A row changes only with a job or an attempt of its hour. Purged jobs
+are not counted.
 
-A percentile lies at rank p * (n - 1) of the sorted values, between two ranks in proportion: as
-``numpy.percentile`` has it. It is exact; those of a fleet are to be
-taken of the raw values in ``attempts``, not of its devices' percentiles. Negative spans, which a
-clock that was set back leaves, are left out.
+A percentile is exact and lies at rank p * (n - 1) of the sorted values, interpolated like
+``numpy.percentile``. Compute a fleet's percentiles from the values in ``attempts``, not from
+percentiles of devices. Negative spans, left by a clock that was set back, are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FAILED_OUTCOMES: Final = ("retried", "dead", "lost")
 _HOURS: Final = """
     CREATE OR REPLACE TEMP MACRO hour_of(ns) AS (ns - ((ns % $hour) + $hour) % $hour) // $hour
 """.replace("$hour", str(3_600 * 1_000_000_000))
-#: What counts in which hour.
+#: Events by hour.
 _EVENTS: Final = """
     SELECT device, queue, task, hour_of(enqueued_ns) AS hour, 'enqueued' AS what,
         NULL::BIGINT AS wait_ns, NULL::BIGINT AS run_ns, {sign} AS sign
@@ -87,12 +86,9 @@ def changed_hours(
     jobs: duckdb.DuckDBPyRelation,
     attempts: duckdb.DuckDBPyRelation,
 ) -> set[int]:
-    """Return the hours since 1970 in which other things happened than was told.
+    """Return the hours since 1970 with changed events.
 
-    Args:
-        duck: where it is asked.
-        jobs: rows that came, of ``sign`` 1, and rows that went, of -1; many a row is among both.
-        attempts: likewise.
+    ``jobs`` and ``attempts`` hold added rows with ``sign`` 1 and removed rows with -1.
     """
     duck.execute(_HOURS)
     jobs.create_view("new_jobs")
@@ -103,12 +99,10 @@ def changed_hours(
 
 
 def rollup_hour(duck: duckdb.DuckDBPyConnection, hours: Collection[int] | None = None) -> pa.Table:
-    """Return one row per device, queue, task and hour in which anything happened.
+    """Return one row per device, queue, task and hour with events.
 
-    Args:
-        duck: with the tables ``jobs`` and ``attempts``.
-        hours: only these, as numbers of hours since 1970; all if None. Given all jobs and attempts
-            that touch these hours, the rows are those of the whole table.
+    ``hours`` limits them to these hours since 1970. All jobs and attempts that touch the hours must
+    be in the tables ``jobs`` and ``attempts``.
     """
     duck.execute(_HOURS)
     wanted = None if hours is None else sorted(hours)
@@ -137,11 +131,9 @@ BREAKS: Final = pa.schema(
 
 
 def breaks(records: pa.Table, logs: Iterable[Standing]) -> pa.Table:
-    """Return one row for each break that was declared, or found while reading.
+    """Return one row for each declared break, and for each found while reading.
 
-    Args:
-        records: those of kind "break".
-        logs: those that are there, some with breaks that came before they were read.
+    ``records`` are of kind "break"; ``logs`` bring the breaks from before the first read.
     """
     rows = [_found(record) for record in records.to_pylist()]
     known = {_key(row): row for row in rows}
@@ -185,7 +177,7 @@ MISSING_MAX: Final = 20
 _FILES_AT_ONCE: Final = 16
 #: Differences of clocks that are no news: NTP keeps far closer, devices without it do not.
 AHEAD_SECONDS_MAX: Final = 60
-#: How long a record may take to arrive before it is told.
+#: Expected maximal delay from a record to its arrival.
 ARRIVAL_SECONDS_MAX: Final = 3_600
 SECOND_NS: Final = 1_000_000_000
 #: One row per segment file of every log on the hub, and one per gap: with ``is_missing`` only
@@ -289,14 +281,14 @@ def count_jobs(
     old: pa.Table | None,
     files: Sequence[tuple[int, str]],
 ) -> None:
-    """Make the table ``waiting`` for ``device_lag``: of all jobs, or of what was told and changed.
+    """Make the table ``waiting`` for ``device_lag`` from all jobs, or from changes.
 
     Args:
-        duck: where ``device_lag`` is asked.
-        jobs: rows that came, of ``sign`` 1, and rows that went, of -1.
-        old: the table as it was before these; None: they are all.
-        files: those that hold jobs which wait, with when the first in each was enqueued at the
-            earliest; they are read, in this order, where the first of a log is gone.
+        duck: with ``device_lag``'s tables.
+        jobs: added rows with ``sign`` 1, removed rows with -1.
+        old: the table before these changes; None: ``jobs`` are all.
+        files: files with waiting jobs, and the earliest enqueue in each. They are read in this
+            order where the first job of a log is gone.
     """
     jobs.create_view("new_jobs")
     duck.execute(_COUNTED)
@@ -384,7 +376,7 @@ _DIED_LOST: Final = """
     len(list_filter(attempts,
         lambda one: one.outcome = 'dead' AND one.reason LIKE 'WorkerLost%')) > 0
 """
-#: What makes two calls of a task the same: the key within its queue, or the payload.
+#: Two calls of a task are equal by key within a queue, or by payload.
 _CALLS: Final = f"""
     list_filter([
         CASE WHEN key IS NOT NULL THEN 'key ' || hex(key) || ' ' || queue END,
@@ -468,7 +460,7 @@ def failures(duck: duckdb.DuckDBPyConnection) -> pa.Table:
     return kinds.add_column(0, "fingerprint", fingerprints)
 
 
-#: What names a step.
+#: Identity of a step.
 KNOWN_BY: Final = ("log_id", "branch", "job", "place")
 _STEPS_QUERY: Final = """
     SELECT device, log_id, branch, job_id, job, place,

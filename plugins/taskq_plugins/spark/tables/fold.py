@@ -1,19 +1,16 @@
-"""One row per job, with its attempts, out of the records of logs: by columns, and no Spark.
+"""One row per job, with its attempts, from the records of logs: by columns, and no Spark.
 
-``taskq.log.read.walks.each_job`` is what it is held to. A job begins with its ENQUEUED record, or,
-if that was in a segment that nobody read, with the first record that carries it. Records of a job
-without either make no row, nor do those of a job that was purged. Moments that are relative shift
-by the steps of the clock behind the record that told them.
+``taskq.log.read.walks.each_job`` is the reference. A job begins with its ENQUEUED record, or, if no
+one read that segment, with the first record that carries it. Records of a job without either make
+no row, and purged jobs make none. Relative moments shift by the later steps of the clock.
 
-``wait_ns`` of an attempt is the time from when a worker could have claimed the job until one did.
-It counts from the enqueue, or from when the job was due if that was later; behind an attempt that
-was retried or given back, from its end or from the end of its backoff; behind a requeue, from
-there. A job that compaction wrote again waits since the moment that its record tells. Of attempts
-that only such a record tells of, the backoff is not known: they count from the end of the attempt
-before, the first from the enqueue. ``run_ns`` is the time from claim to end. Neither contains what
-the device's clock was set by meanwhile, as far as the log says so. Both are at least 0, and null
-where they are not known: while the job runs, and where earlier attempts or their ends were lost or
-left out.
+``wait_ns`` of an attempt is the time from when a worker could have claimed the job to the claim. It
+counts from the enqueue, or from the due time if later; after a retried or returned attempt from its
+end or the end of its backoff; after a requeue from there. A job that compaction rewrote waits since
+the moment in its record. For attempts known only from such a record the backoff is unknown: they
+count from the end of the attempt before, the first from the enqueue. ``run_ns`` is the time from
+claim to end. Neither contains clock changes that the log recorded. Both are at least 0, and null if
+unknown: while the job runs, and after lost attempts or ends.
 """
 
 from __future__ import annotations
@@ -74,9 +71,9 @@ _READY, _SCHEDULED, _DONE = (
     STATE[str(state)] for state in (State.READY, State.SCHEDULED, State.SUCCEEDED)
 )
 _LOST: Final = STATE[LOST]
-#: An attempt ends as the event behind it says, or is lost with its worker.
+#: An attempt ends by the next event, or is lost with its worker.
 _OUTCOMES: Final = pa.array([*KINDS, "lost"], _TEXT)
-#: An attempt that a carried record tells of; ``of`` is the place of its job.
+#: An attempt within a carried record; ``of`` is the place of its job.
 _ATTEMPT: Final = pa.schema(
     [
         ("of", _LONG), ("number", pa.int32()), ("owner", _TEXT), ("started_ns", _LONG),
@@ -87,16 +84,16 @@ _ATTEMPT: Final = pa.schema(
 
 
 class Folded(NamedTuple):
-    """What records tell of jobs: the columns of those that make a row.
+    """Result of a fold: the columns of jobs with a row.
 
     Attributes:
-        events: all, of other jobs as well.
-        born, placed: the event that each job begins with, and what told last where it waits.
+        events: all events, of other jobs as well.
+        born, placed: first event of each job, and the last with its queue or due time.
         state: of each job, as a code.
-        columns: what else is made anew of jobs, by name.
+        columns: other recomputed columns, by name.
         attempts: of all jobs; ``of`` is the place of the job.
-        kept, kept_states: events that later batches need, and the states of their jobs.
-        passed: jobs to be passed over if a record carries them again, as places among all.
+        kept, kept_states: events for later batches, and the states of their jobs.
+        passed: jobs to skip if a record carries them again, as places among all.
     """
 
     events: Events
@@ -111,11 +108,10 @@ class Folded(NamedTuple):
 
 
 def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> Folded:
-    """Return what records tell of the jobs that they concern.
+    """Fold the records of some jobs.
 
-    Args:
-        records: all of these jobs, and rows of kind "told", in any order.
-        logs: what is known of their logs, these records included.
+    ``records`` holds all records of these jobs and rows of kind "told", in any order; ``logs`` the
+    state of their logs, these records included.
     """
     jobs = _Jobs(Events(records, logs))
     state, due_ns = jobs.standing()
@@ -142,15 +138,15 @@ def numbers(values: Ints, kind: pa.DataType = _LONG) -> pa.Array:
 
 
 class _Jobs:
-    """All jobs that events concern; those that make no row hold anything.
+    """All jobs with events; jobs without a row keep nothing.
 
     Attributes:
         events: all of them.
-        born: the event that each begins with.
-        is_acting, acting: the events that act upon jobs, and their places in order.
-        last: the last of these of each job.
-        placed: what told last in which place each waits.
-        settling: what settled it last, or let it begin anew.
+        born: first event of each job.
+        is_acting, acting: events that change jobs, and their places in order.
+        last: last of these for each job.
+        placed: last event with the job's queue or due time.
+        settling: last event that settled or restarted the job.
     """
 
     def __init__(self, events: Events) -> None:
@@ -204,9 +200,9 @@ class _Jobs:
         return np.where(waits & is_due, _READY, state), np.where(waits & ~is_due, shifted, NONE)
 
     def parted(self, state: Ints, due_ns: Ints) -> tuple[Ints, Ints, Mask]:
-        """Return (states, due times, whether it makes a row), as the branch of its log has it.
+        """Return (states, due times, whether there is a row) on the branch of the job's log.
 
-        Of what was over where a branch begins, the one before tells.
+        Jobs that were finished when a branch began belong to the branch before.
         """
         events, logs = self.events, self.events.logs
         last_lsn = events.lsn[events.ends]
@@ -245,10 +241,9 @@ class _Jobs:
         return told_ns + np.where(shifts, spent, 0)
 
     def bodies(self, early: Mapping[int, str]) -> tuple[pa.Array, pa.Array]:
-        """Return (why it failed last, unless it began anew or succeeded since; results).
+        """Return (last error, unless restarted or succeeded since; results).
 
-        Args:
-            early: why the last attempt failed of those that a carried record tells of, by job.
+        ``early`` holds the errors from carried records, by job.
         """
         events, last, born = self.events, self.last, self.born
         fresh = (IS_SUCCESS | IS_ANEW)[events.kind]
@@ -272,10 +267,10 @@ class _Jobs:
         return pc.replace_with_mask(reason, asked, pa.array(others, _TEXT)), result
 
     def kept(self, exists: Mask, state: Ints) -> tuple[Ints, Ints]:
-        """Return (events that later batches need, jobs to be passed over when told again).
+        """Return (events for later batches, jobs to skip when carried again).
 
-        Of events that carry a job the first is needed. Behind a gap the last says that the job is
-        still told of, whatever it is.
+        The first event that carries a job is needed. After a gap the last one shows that the job
+        still exists.
         """
         events = self.events
         is_open = exists & ~IS_OVER[state]
@@ -292,9 +287,9 @@ class _Jobs:
 
 
 def _early(jobs: _Jobs) -> tuple[pa.Table, dict[int, str]]:
-    """Return attempts that carried records hold, and by job why the last of them failed that did.
+    """Return attempts within carried records, and the last error among them by job.
 
-    What was cut short in a record is left out.
+    Truncated errors are left out.
     """
     events, enqueued_ns = jobs.events, jobs.enqueued_ns()
     histories = events.taken("history", jobs.born)
@@ -391,13 +386,13 @@ def _wait_ns(events: Events, before: Ints, claim: Ints, is_first: Mask) -> Ints:
 def _ends(
     events: Events, of: Ints, started_ns: Ints, first: Ints, end: Ints
 ) -> dict[str, pa.Array]:
-    """Return what is told of the ends of attempts.
+    """Return columns about the ends of attempts.
 
     Args:
         events: all of them.
         of: places of the jobs, in order.
         started_ns: when the attempts began.
-        first: the event that told of each.
+        first: first event with each attempt.
         end: the event that ended it, -1 for none.
     """
     has_end = end >= 0
@@ -425,11 +420,11 @@ def _shown(attempts: pa.Table, jobs: Ints) -> pa.Table:
     return chosen.set_column(0, "of", pa.array(place[latest]))
 
 
-#: What names a job.
+#: Identity of a job.
 KEYS: Final = [*LOG, "job"]
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _STATES: Final = pa.array(STATES, pa.string())
-#: What a row has of the event that its job began with, and of what told last where it waits.
+#: Columns of a row from its first event, and from the last with its queue or due time.
 _OF_BIRTH: Final = ("attempts_max", "key", "headers", "value", "flags", "epoch")
 _OF_PLACE: Final = ("device", *LOG, "job_id", "job", "queue", "task", "priority")
 #: By state: the part of the tables that a job in it is in.
@@ -440,7 +435,7 @@ _PARTS: Final = pa.array(
 
 
 class Rows(NamedTuple):
-    """What a batch makes of the jobs that it touches, with the columns ``part`` and ``date``."""
+    """Rows of the jobs that a batch touches, with the columns ``part`` and ``date``."""
 
     jobs: pa.Table
     attempts: pa.Table

@@ -1,4 +1,4 @@
-"""What is known of logs as wholes: steps of their clocks, breaks, and how far they were read."""
+"""State of whole logs: steps of their clocks, breaks, and places read."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ LogKey: TypeAlias = tuple[str, int]
 NONE: Final = int(np.iinfo(np.int64).min)
 #: ... and for an lsn behind all.
 NEVER: Final = int(np.iinfo(np.int64).max)
-#: What names a branch of a log, and a job in it: records before the fork are of both branches.
+#: Identity of a branch, and of a job in it: records before the fork belong to both branches.
 LOG: Final = ("log_id", "branch")
 STEPS: Final = frozenset(map(kinds.name_of, kinds.STEPS))
-#: What is told of the last record of a stretch.
+#: Columns of the last record of a stretch.
 _LAST: Final = ("device", "epoch", "timestamp", "ts_ns")
 
 
 class Log(NamedTuple):
-    """What is known of a branch of a log as a whole, all batches together."""
+    """State of one branch of a log over all batches."""
 
     #: time of the last record that was read: as of then a job still waits or is ready
     now_ns: int
@@ -49,16 +49,16 @@ class Log(NamedTuple):
     begins: int = 0
     #: ... and the first that the branch behind it does not share; None: it is the newest
     left: int | None = None
-    #: declared gaps: (first lsn behind it, where the log ended when it was declared)
+    #: declared gaps: (first lsn after it, where the log ended when it was declared)
     gaps: Sequence[tuple[int, int]] = ()
 
     def is_past(self, gap: tuple[int, int]) -> bool:
         return any(last + 1 >= gap[1] for _, last in self.stretches)
 
     def lost_before(self) -> int:
-        """Return the lsn of which no job is told behind that is not over, and told of last before.
+        """Return the lsn after which every unfinished job appears again.
 
-        Whatever is not over is written again behind a gap; a branch that was left tells no more.
+        Open jobs are written again after a gap; a branch that was left has no later records.
         """
         if self.left is not None:
             return NEVER
@@ -66,11 +66,11 @@ class Log(NamedTuple):
 
 
 class LogColumns:
-    """What is known of some logs, for rows that are sorted by their place among these.
+    """State of some logs, for rows sorted by their place among these.
 
     Attributes:
-        now_ns, begins, lost_before: of each log, as ``Log`` has it.
-        left: likewise, 0 for none.
+        now_ns, begins, lost_before: as in ``Log``.
+        left: as in ``Log``, 0 for none.
         has_gaps: whether there are any.
     """
 
@@ -112,10 +112,9 @@ class LogColumns:
 
 
 def log_rows(records: pa.Table) -> pa.Table:
-    """Return the rows that tell of logs as a whole: steps of the clock, breaks, and what was read.
+    """Return the rows about whole logs: clock steps, breaks, and stretches read.
 
-    Args:
-        records: of a batch, and these rows of the batches before.
+    ``records`` holds a batch, and these rows of the batches before.
     """
     others = records.filter(pc.is_in(records["kind"], pa.array([*STEPS, BREAK])))
     keys = [*LOG, "segment", "lsn"]
@@ -188,15 +187,15 @@ def _grown(own: Log, left: Log, lsn: int) -> Log:
     )
 
 
-#: ``kind`` of a row that stands for a job which was told as over: no record tells of it again.
+#: ``kind`` of a row for a finished job that no later record mentions.
 TOLD: Final = "told"
-#: State of a job that was not over where its log broke off, and that is not told of behind.
+#: State of an open job that its log lost and never mentions again.
 LOST: Final = "lost"
 #: Bits of ``moments``: what does not shift with the clock.
 _DUE_IS_WALL: Final = 1
 _EXPIRES_IS_WALL: Final = 2
 
-#: Names of kinds by their code here; behind them a code of what is none of these.
+#: Names of kinds by their code here; the next code is any other kind.
 KINDS: Final = [*(row.name for row in kinds.ROWS.values()), TOLD]
 STATES: Final = [*map(str, State), LOST]
 STATE: Final = {name: code for code, name in enumerate(STATES)}
@@ -216,15 +215,15 @@ IS_REMOVAL: Final = _among(*kinds.REMOVALS)
 IS_SUCCESS: Final = _among(*kinds.SUCCESSES)
 IS_END: Final = _among(*kinds.ENDS)
 IS_RETURN: Final = _among(*kinds.RETURNS)
-#: Behind these nothing concerns the job any more.
+#: After these the job is over.
 IS_LAST: Final = _among(*kinds.LAST)
 #: A dead letter begins anew, or is gone.
 IS_ANEW: Final = IS_REVIVAL | IS_REMOVAL
-#: Those that end no attempt.
+#: Events that end no attempt.
 IS_BESIDE: Final = IS_ANEW | IS_CLAIM | IS_EDIT
-#: Those that tell all of a job as it stands.
+#: Events with the whole state of a job.
 IS_WHOLE: Final = IS_REPEAT | IS_EDIT
-#: Those that do something to a job which an earlier one brought.
+#: Events that change a job brought by an earlier one.
 IS_EVENT: Final = _among(*(kinds.OF_JOBS - kinds.BESIDE))
 _CONCERNS: Final = IS_EVENT | IS_CARRYING | IS_BIRTH
 _IS_KNOWN: Final = _CONCERNS | np.array([kind == TOLD for kind in (*KINDS, "")])
@@ -235,7 +234,7 @@ REPEATS: Final = frozenset(map(kinds.name_of, kinds.REPEATS))
 #: States that a job stays in.
 OVER: Final = {LOST} | {str(kinds.after(State.RUNNING, kind)) for kind in kinds.ENDS - kinds.DEATHS}
 IS_OVER: Final = np.array([state in OVER for state in STATES])
-#: By (whether it is due later, kind): the state behind it.
+#: State after an event, by (whether due later, kind).
 _AFTER: Final = np.array(
     [
         [
@@ -287,11 +286,11 @@ class Events:
         moments[moments == NONE] = 0
         self.due_is_wall = (moments & _DUE_IS_WALL) != 0
         self.expires_is_wall = (moments & _EXPIRES_IS_WALL) != 0
-        #: as the record tells it, one behind all where it does not
+        #: from the record, or ``len(STATES)`` if it has none
         self.state = _codes(records["state"], STATES)[self.row]
         waits = (self.due_ns != NONE) & (self.due_ns > self.ts_ns)
         whole = np.where(self.state == len(STATES), STATE[str(State.ABSENT)], self.state)
-        #: state of the job behind each
+        #: state of the job after each
         self.behind = np.where(IS_WHOLE[self.kind], whole, _AFTER[waits.astype(int), self.kind])
 
     def __len__(self) -> int:
