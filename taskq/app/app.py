@@ -588,7 +588,7 @@ class TaskQ(LogHolder):
         of killed workers that were taken back here; with ``tasks``, those of the tasks so named.
         """
         self._own_task(hook) if isinstance(hook, Task) else None
-        self.hooks.deaths.add((hook, None if tasks is None else frozenset(tasks)), origin_of(hook))
+        self.hooks.add_death_hook(hook, tasks)
         return hook
 
     def on_step(self, hook: StepHook) -> StepHook:

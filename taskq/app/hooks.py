@@ -83,6 +83,16 @@ class Hooks:
         self.tasks = tasks_with(self.tasks, task)
         self.renewed.tell()
 
+    def add_death_hook(self, hook: DeathCall, tasks: Iterable[str] | None) -> None:
+        """Call a function or a task with each new dead letter, and let running workers know.
+
+        Args:
+            hook: what is called.
+            tasks: the names of the tasks whose letters it gets; None for all.
+        """
+        self.deaths.add((hook, None if tasks is None else frozenset(tasks)), origin_of(hook))
+        self.renewed.tell()
+
     def add_step_hook(self, hook: Callable[[StepDone], object]) -> None:
         """Tell a function of each step that a job has done.
 

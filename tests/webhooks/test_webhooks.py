@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
+from pydantic import AfterValidator
 
 from taskq import DeadLetter, TaskQ, retry
 from taskq.errors import UsageError
+from taskq.log.machine.reports import inside
 from taskq.shards.layout import Shards
 from taskq_plugins.webhooks import TOLERANCE_SECONDS, Webhooks, is_genuine, key_of, signed
 from tests.programs import run_forked
 
 SECRET = "whsec_" + "QUJD" * 8
+NO_USE = 'no "use" of 3 €'
 URL = "https://example.invalid/hook"
 
 
@@ -46,7 +50,7 @@ def tasks_of(app: TaskQ) -> tuple[Any, Any]:
 
     @app.task(name="broken", retry=retry.fixed(2, 0))
     async def broken() -> None:
-        raise ValueError("no use")
+        raise ValueError(NO_USE)
 
     return fine, broken
 
@@ -74,7 +78,7 @@ async def test_each_success_and_each_death_is_told_once_and_signed(app: TaskQ) -
     }
     dead = by_type["job.dead"]["data"]
     assert (dead["job_id"], dead["attempt"]) == (jobs[1].id, 2)
-    assert (dead["reason"], dead["cause"]) == ("ValueError: no use", "exhausted")
+    assert (dead["reason"], dead["cause"]) == (f"ValueError: {NO_USE}", "exhausted")
     assert by_type["job.succeeded"]["data"].keys() == {
         "job_id", "task", "queue", "attempt", "ended_at"
     }  # fmt: skip
@@ -215,7 +219,7 @@ Webhooks(app, sys.argv[2], sys.argv[3])
 
 @app.task(name="broken", retry=1)
 async def broken():
-    raise ValueError("no use")
+    raise ValueError(NO_USE)
 
 @app.task(name="kills", retry=1)
 async def kills():
@@ -319,9 +323,45 @@ async def test_a_task_hears_of_each_death_but_those_of_its_own_jobs(tmp_path: Pa
     await burst(app, other.call(), app.call_by_name("broken"))
     assert sorted(map(str, heard)) == sorted(map(str, [
         ("other", 1, "exhausted", "KeyError: 'x'"),
-        ("broken", 2, "exhausted", "ValueError: no use"),
+        ("broken", 2, "exhausted", f"ValueError: {NO_USE}"),
         ("of_one", "other"),
     ]))  # fmt: skip
+
+
+checked_inside: list[bool] = []
+
+
+def check(letter: DeadLetter) -> DeadLetter:
+    checked_inside.append(threading.get_ident() in inside)
+    return letter
+
+
+async def test_a_death_is_written_without_code_of_the_task_that_hears_of_it(tmp_path: Path) -> None:
+    """The storage thread, which writes it, runs none; a task may be declared at any time."""
+    app, heard = TaskQ(tmp_path, durability="os"), list[object]()
+
+    @app.on_dead
+    @app.task(name="early")
+    async def early(letter: Annotated[DeadLetter, AfterValidator(check)], first: int = 1) -> None:
+        heard.append((first, letter.reason.partition("\n")[0]))
+
+    _, broken = tasks_of(app)
+    async with app, app.worker() as worker:
+
+        @app.on_dead
+        @app.task(name="late")
+        async def late(letter: Annotated[DeadLetter, AfterValidator(check)]) -> None:
+            heard.append(("late", letter.task))
+            worker.request_stop()
+
+        await broken.enqueue()
+        await worker.stopped.wait()
+    await burst(app)
+    assert sorted(map(str, heard)) == sorted(map(str, [
+        (1, f"ValueError: {NO_USE}"), ("late", "broken"),
+    ]))  # fmt: skip
+    assert checked_inside
+    assert not any(checked_inside)
 
 
 @pytest.mark.parametrize(
@@ -329,6 +369,11 @@ async def test_a_task_hears_of_each_death_but_those_of_its_own_jobs(tmp_path: Pa
     [
         ({}, int, "tell is to hear of deaths: let it take one letter: DeadLetter"),
         ({"key": lambda letter: letter.job_id}, DeadLetter, "leave key and concurrency_key out"),
+        (
+            {"key": lambda letter: letter.queue if letter.queue != "q" else None},
+            DeadLetter,
+            "leave key and concurrency_key out",
+        ),
         (
             {"concurrency_key": lambda _: "x", "rate": "1/s"},
             DeadLetter,

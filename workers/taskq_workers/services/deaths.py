@@ -9,24 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import logging
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 from anyio import CancelScope, sleep_forever
 
 from taskq import DeadLetter, Task
 from taskq.errors import InvalidCall, UsageError
 from taskq.hooks import within
+from taskq.values import NamedTuple
 from taskq_workers.runs.foreign import begin, until_done
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.engine import Item, Store
+    from taskq.engine import EnqueueSpec, Extras, Item, Store
 
     DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
@@ -57,8 +60,7 @@ class DeathHooks:
         self._app = app
         self._hooks = [*app.hooks.deaths] if hook is None else [(hook, None), *app.hooks.deaths]
         self._tasks: set[asyncio.Task[None]] = set()
-        for task in _tellers(app):
-            _check(task)
+        _learn(app)
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Hear of the deaths that this process records, until cancelled."""
@@ -87,8 +89,9 @@ class DeathHooks:
                 stack.callback(store.on_death(hook, partial(self._call_if, wanted)))
         if any(task.on_dead is not None for task in app.tasks.values()):
             stack.callback(store.on_death(origin, self._call_of_task))
+        stack.callback(app.hooks.renewed.listen(partial(_learn_later, app)))
         if _tellers(app):
-            # Not taken back: whoever of this process ends the rest of the jobs tells of them, too.
+            # Kept when this worker ends: another one of the process may still end jobs.
             store.write_deaths(origin, partial(_jobs_of, app))
 
     def _call_if(self, wanted: Collection[str] | None, letter: DeadLetter, hook: DeathCall) -> None:
@@ -126,38 +129,99 @@ def _complain(letter: DeadLetter) -> None:
 # Tasks that hear of deaths, whose jobs are in the frames of these.
 
 
+class _Template(NamedTuple):
+    """A task's jobs about deaths, but for the letters.
+
+    Such a job is made on the storage thread, while the log is locked. The task's own code, such as
+    validators of its parameters, runs only here, when the template is made.
+    """
+
+    spec: EnqueueSpec
+    extras: Extras | None
+    #: the payload before the letter and after it
+    head: bytes
+    tail: bytes
+
+    @classmethod
+    def of(cls, task: Task[..., Any]) -> _Template:
+        options, _ = task.kind()
+        keys = options.key, options.concurrency_key
+        try:
+            calls = [task.call(letter) for letter in _SAMPLES]
+        except InvalidCall as error:
+            raise _misfit(task, error) from error
+        if any(map(callable, keys)) or any(key is not None for key in keys):
+            raise UsageError(
+                f"{task.name} is to hear of deaths, each by a job of its own: leave key and "
+                f"concurrency_key out"
+            )
+        both = [
+            call.body.partition(_encode(letter))
+            for call, letter in zip(calls, _SAMPLES, strict=True)
+        ]
+        heads, letters, tails = zip(*both, strict=True)
+        if not all(letters) or len({*heads}) > 1 or len({*tails}) > 1:
+            raise _misfit(task, "it writes a letter in another form")
+        return cls(calls[0].spec, calls[0].extras, heads[0], tails[0])
+
+    def item(self, letter: DeadLetter) -> Item:
+        return self.spec, self.head + _encode(letter) + self.tail, self.extras
+
+
+_SAMPLES: Final = [
+    DeadLetter(
+        job_id=f"log-{number}",
+        queue="q",
+        task="t",
+        priority=0,
+        attempt=number,
+        reason="",
+        cause="",
+        settled_ns=number,
+    )
+    for number in (1, 2)
+]
+_FIELDS: Final = tuple(DeadLetter.__annotations__)
+_templates: Final[WeakKeyDictionary[Task[..., Any], _Template]] = WeakKeyDictionary()
+
+
+def _misfit(task: Task[..., Any], why: object) -> UsageError:
+    return UsageError(
+        f"{task.name} is to hear of deaths: let it take one letter: DeadLetter ({why})"
+    )
+
+
+def _encode(letter: DeadLetter) -> bytes:
+    values = {name: getattr(letter, name) for name in _FIELDS}
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def _tellers(app: TaskQ) -> set[Task[..., Any]]:
     hooks = [hook for hook, _ in app.hooks.deaths]
     of_tasks = [task.on_dead for task in app.tasks.values()]
     return {hook for hook in (*hooks, *of_tasks) if isinstance(hook, Task)}
 
 
-def _check(task: Task[..., Any]) -> None:
-    sample = DeadLetter(
-        job_id="log-1",
-        queue="q",
-        task="t",
-        priority=0,
-        attempt=1,
-        reason="",
-        cause="",
-        settled_ns=1,
-    )
+def _learn(app: TaskQ) -> None:
+    """Make the templates of tasks that are new.
+
+    Raises:
+        UsageError: a task takes no letter, or has keys.
+    """
+    for task in _tellers(app):
+        if task not in _templates:
+            _templates[task] = _Template.of(task)
+
+
+def _learn_later(app: TaskQ) -> None:
     try:
-        call = task.call(sample)
-    except InvalidCall as error:
-        raise UsageError(
-            f"{task.name} is to hear of deaths: let it take one letter: DeadLetter ({error})"
-        ) from error
-    if call.extras is not None and (call.extras.key or call.extras.concurrency_key):
-        raise UsageError(
-            f"{task.name} is to hear of deaths, each by a job of its own: leave key and "
-            f"concurrency_key out"
-        )
+        _learn(app)
+    except UsageError:
+        _log.exception("deaths are not told to a task that was declared while its worker runs")
 
 
 def _jobs_of(app: TaskQ, letter: DeadLetter) -> Iterator[Item]:
-    """Give a job of each task that is to hear of a death; of no death of such a job.
+    """Return a job of each task that is to hear of a death; none for the death of such a job.
 
     On the storage thread, while the log is locked: nothing here is code of the user's.
     """
@@ -166,6 +230,6 @@ def _jobs_of(app: TaskQ, letter: DeadLetter) -> Iterator[Item]:
         return
     wanting = [hook for hook, names in app.hooks.deaths if names is None or letter.task in names]
     for hook in wanting if died is None else [*wanting, died.on_dead]:
-        if isinstance(hook, Task):
-            call = hook.call(letter)
-            yield call.spec, call.body, call.extras
+        template = _templates.get(hook) if isinstance(hook, Task) else None
+        if template is not None:
+            yield template.item(letter)
