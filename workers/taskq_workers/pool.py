@@ -503,7 +503,9 @@ class Worker:
         )
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
         give_back = partial(surrender, runner, self._parts)
-        watch = LoopWatch(lambda: not runner.running(), runner.delivery_of, give_back)
+        watch = LoopWatch(
+            lambda: not runner.running(), runner.delivery_of, give_back, lambda: self.stores
+        )
         for part, host in zip(parts, runner.hosts, strict=True):
             part.host = host
             part.beside.append(CancelListener(runner))

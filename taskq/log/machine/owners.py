@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import UsageError
 from taskq.core.parsing import parse_json
 from taskq.core.rates import Limit, Rate
+from taskq.core.values import dataclass
 from taskq.core.views import Hold, OwnerView, Serving
 from taskq.log.machine.door import read_file, replace_file
-from taskq.log.machine.peers import SERVES, SERVES_NEW, describe_owner, known_owners, owner_alive
+from taskq.log.machine.peers import (
+    SERVES,
+    SERVES_NEW,
+    STALL,
+    STALL_NEW,
+    describe_owner,
+    known_owners,
+    owner_alive,
+)
 from taskq.log.machine.reports import Reporter
 
 if TYPE_CHECKING:
@@ -78,8 +87,63 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
         _log.warning("%s: what the workers here claim could not be told: %s", directory, error)
 
 
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Why nothing moves in a process.
+
+    Attributes:
+        text: what stands still, and where.
+        since_ns: wall time.
+        is_engine: the storage thread stands still, and a restart would help.
+    """
+
+    text: str
+    since_ns: int
+    is_engine: bool = False
+
+
+def publish_stall(directory: Path, owner: int, stall: Stall | None) -> None:
+    """Write why nothing moves in an owner's process, or remove the file; raises nothing.
+
+    Not on the storage thread, which may be what stands still.
+    """
+    target = directory / f"{owner:016x}{STALL}"
+    try:
+        if stall is None:
+            target.unlink(missing_ok=True)
+            return
+        document = json.dumps([stall.text, stall.since_ns, stall.is_engine]).encode()
+        replace_file(target, target.with_suffix(STALL_NEW), document)
+    except OSError as error:
+        _log.warning("%s: a standstill could not be written: %s", directory, error)
+
+
+def read_stall(directory: Path, owner: int) -> Stall | None:
+    """Return why nothing moves in an owner's process; None if it does, or is not known."""
+    try:
+        document = parse_json(read_file(directory / f"{owner:016x}{STALL}", _BYTES_MAX))
+    except (OSError, ValueError):
+        return None
+    match document:
+        case [str(text), int(since_ns), bool(is_engine)]:
+            return Stall(text, since_ns, is_engine)
+    return None
+
+
 def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
-    """Return what an owner's workers claim, as far as it told; empty for one that only enqueues."""
+    """Return what an owner's workers claim, as far as it told; empty for one that only enqueues.
+
+    The first one holds all jobs back while nothing moves in the process.
+    """
+    servings, stall = _read_servings(directory, owner), read_stall(directory, owner)
+    if stall is None or not servings:
+        return servings
+    hold = Hold(is_stuck=True, is_breaker=False, text=stall.text, since_ns=stall.since_ns)
+    first = replace(servings[0], holds=(*servings[0].holds, hold))
+    return (first, *servings[1:])
+
+
+def _read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
     try:
         document = parse_json(read_file(directory / f"{owner:016x}{SERVES}", _BYTES_MAX))
     except (OSError, ValueError):

@@ -49,13 +49,17 @@ _POKES_MAX: Final = 3
 _local: dict[int, int] = {}
 forks.on_fork(_local.clear)
 _DESCRIPTION_BYTES_MAX: Final = 4_096
-#: Ends of the names of an owner's files: what its workers claim, how far its running jobs are, and
-#: both while they are written.
+#: Ends of the names of an owner's files: what its workers claim, how far its running jobs are, why
+#: nothing moves there, and each while it is written.
 SERVES: Final = ".serves"
 SERVES_NEW: Final = ".serves-new"
 PROGRESS: Final = ".progress"
 PROGRESS_NEW: Final = ".progress-new"
-_SUFFIXES: Final = (".lock", ".pipe", SERVES, SERVES_NEW, PROGRESS, PROGRESS_NEW)
+STALL: Final = ".stall"
+STALL_NEW: Final = ".stall-new"
+_SUFFIXES: Final = (
+    ".lock", ".pipe", SERVES, SERVES_NEW, PROGRESS, PROGRESS_NEW, STALL, STALL_NEW,
+)  # fmt: skip
 _OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
 
 

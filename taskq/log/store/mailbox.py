@@ -34,6 +34,7 @@ class Mailbox:
         chores: calls for the thread to make between two batches.
         waiting_for_room: called by ``emptied``.
         asleep: whether the thread must be poked to look.
+        turns: how often the thread has looked.
         poke: wakes the thread; does nothing before the log is open.
         here: who commits on a caller's thread, while the log is open.
         serves_loops: whether calls that are awaited wait for no disk.
@@ -47,6 +48,7 @@ class Mailbox:
         self.orders: deque[Order | AdoptOrder] = deque()
         self.chores: deque[Callable[[], object]] = deque()
         self.asleep = False
+        self.turns = 0
         self.poke: Callable[[], None] = _nobody_there
         self.here: Here | None = None
         self.serves_loops = False

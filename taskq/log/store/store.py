@@ -16,7 +16,7 @@ from taskq.core.model import SECOND_NS
 from taskq.log.machine import forks
 from taskq.log.machine.access import enter, exposures
 from taskq.log.machine.forks import fill_standard
-from taskq.log.machine.owners import publish
+from taskq.log.machine.owners import publish, publish_stall
 from taskq.log.machine.progress import ProgressBoard
 from taskq.log.machine.reports import Reporter, drain, inside, refuse_inside
 from taskq.log.store.mailbox import Mailbox
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from taskq.core.views import OwnerView, Serving
     from taskq.log.config import LogConfig
     from taskq.log.decide.listeners import DeadLetter, Writer
+    from taskq.log.machine.owners import Stall
     from taskq.log.requests import Ask
 
 _log: Final = Reporter("taskq")
@@ -242,6 +243,21 @@ class Store:
     def between_batches(self, chore: Callable[[], object]) -> None:
         """Run ``chore`` on the storage thread, while it holds no lock."""
         self.mailbox.between_batches(chore)
+
+    @property
+    def pulse(self) -> tuple[int, bool]:
+        """Return how many turns the storage thread has done, and whether it is to do another."""
+        mailbox = self.mailbox
+        return mailbox.turns, not mailbox.asleep or mailbox.has_work
+
+    @property
+    def thread_id(self) -> int | None:
+        """Return the storage thread's identity."""
+        return self._thread.ident
+
+    def publish_stall(self, stall: Stall | None) -> None:
+        """Let others know why nothing moves in this process; None: it does. Writes a file."""
+        publish_stall(Path(self.path) / "owners", self.owner, stall)
 
     def live_workers(self) -> tuple[OwnerView, ...]:
         """Return the live processes that claim jobs of this log; reads their files."""

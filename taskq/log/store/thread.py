@@ -142,6 +142,7 @@ class StorageThread:
     def _work(self) -> None:
         mailbox = self._mailbox
         while True:
+            mailbox.turns += 1
             while mailbox.chores:
                 run_chore(mailbox.chores.popleft())
             while mailbox.orders:

@@ -21,7 +21,7 @@ from taskq.log.journal.logtime import STEP_NS
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import denied, exposures, refuse_foreign, whose
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.machine.owners import owner_views
+from taskq.log.machine.owners import owner_views, read_stall
 from taskq.log.read.reader import FAILED, LogReader
 from taskq.log.segments.identity import FILE, check_writable
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.core.views import OwnerView
+    from taskq.log.machine.owners import Stall
     from taskq.log.machine.ports import Disk
 
 _STOPPED: Final = "stopped"
@@ -73,12 +74,14 @@ def check_health(
     }
     # A worker that is stopped works on nothing, whoever else has the log open.
     awake = [owner for owner, state in states.items() if not state.startswith(_STOPPED)]
+    found = {owner.pid: read_stall(path / "owners", owner.owner) for owner in awake}
+    stalls = {pid: stall for pid, stall in found.items() if stall is not None}
     readable = _readable(path)
     checks = [
         readable,
         Check("writes", *_unfailed(disk, path), vital=True),
-        Check("process", *_process(path, states, awake), vital=True),
-        Check("worker", *_worker(awake)),
+        Check("process", *_process(path, states, awake, stalls), vital=True),
+        Check("worker", *_worker(awake, stalls)),
     ]
     if with_jobs and readable.ok:
         checks.append(Check("jobs", *_jobs(path)))
@@ -121,8 +124,13 @@ def _unfailed(disk: Disk, path: Path) -> Look:
     return not is_failed, FAILED if is_failed else "no failed write is marked"
 
 
-def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) -> Look:
+def _process(
+    path: Path, owners: Iterable[OwnerView], awake: list[OwnerView], stalls: dict[int, Stall]
+) -> Look:
     """Look for any process: a worker that drains claims nothing, and is well all the same."""
+    stuck = [(pid, stall) for pid, stall in stalls.items() if stall.is_engine]
+    if stuck:
+        return False, _stalled(stuck)
     if awake:
         pids = ", ".join(map(str, sorted({owner.pid for owner in awake})))
         return True, f"the log is open in {pids}"
@@ -134,7 +142,17 @@ def _process(path: Path, owners: Iterable[OwnerView], awake: list[OwnerView]) ->
     return False, f"no process has the log open; start one with: {start}"
 
 
-def _worker(owners: Iterable[OwnerView]) -> Look:
+def _stalled(stalls: Iterable[tuple[int, Stall]]) -> str:
+    now_ns = SystemClock().wall_ns()
+    return "; ".join(
+        f"process {pid} stands still for {spoken(max(now_ns - stall.since_ns, 0))}: {stall.text}"
+        for pid, stall in stalls
+    )
+
+
+def _worker(owners: Iterable[OwnerView], stalls: dict[int, Stall]) -> Look:
+    if stalls:
+        return False, _stalled(stalls.items())
     serving = [owner for owner in owners if owner.serves]
     if not serving:
         return False, "no worker claims jobs: none runs, or each is starting or draining"

@@ -14,8 +14,10 @@ from anyio.abc import TaskStatus
 from taskq import TaskQ
 from taskq.core.errors import LogError
 from taskq.log.store.store import Store
+from taskq.log.upkeep.health import check_health
 from taskq_workers.pool import Worker
 from taskq_workers.services import loopwatch
+from tests.effort import within
 
 SECONDS = 30
 
@@ -152,9 +154,63 @@ def test_the_thread_ends_with_a_loop_that_is_closed_while_it_stands_still(
         assert not thread.is_alive()
 
 
+async def health_of(app: TaskQ, *words: str) -> set[str]:
+    """Wait until a check names all of these words; return the names of all checks that fail."""
+    async with within(SECONDS):
+        while True:
+            checks = await asyncio.to_thread(check_health, app.data_dir)
+            failed = {check.name: check.detail for check in checks if not check.ok}
+            if all(word in " ".join(failed.values()) for word in words) and bool(words) == bool(
+                failed
+            ):
+                return set(failed)
+
+
+async def test_health_fails_while_the_storage_thread_answers_nothing(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it waits for, and though no job waits; it is well again by itself."""
+    monkeypatch.setattr(loopwatch, "STALL_SECONDS", 0.1)
+    goes_on = threading.Event()
+    async with app, app.worker():
+        assert await health_of(app) == set()
+        app.store().between_batches(goes_on.wait)
+        failed = await health_of(app, "the storage thread answers no request, and is at", "wait")
+        assert failed == {"process", "worker", "jobs"}
+        goes_on.set()
+        assert await health_of(app) == set()
+
+
+async def test_health_fails_while_the_loop_of_a_worker_begins_no_job(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No restart is due for that."""
+    monkeypatch.setattr(loopwatch, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(loopwatch, "BLOCKED_SECONDS", 0.01)
+    monkeypatch.setattr(loopwatch, "_ASK_SECONDS", 0.01)
+    found: list[set[str]] = []
+
+    @app.task
+    async def block() -> None:
+        found.append(asyncio.run_coroutine_threadsafe(health_of(app, text), other).result(SECONDS))
+
+    text = "the event loop does not turn, so that no job begins"
+    other = asyncio.new_event_loop()
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+    async with app, app.worker():
+        job = await block.enqueue()
+        await job.result(timeout=SECONDS)
+        assert await health_of(app) == set()
+    other.call_soon_threadsafe(other.stop)
+    thread.join()
+    other.close()
+    assert found == [{"worker", "jobs"}]
+
+
 async def _watch_until_stopped(surrendered: threading.Event) -> None:
     loop = asyncio.get_running_loop()
-    watch = loopwatch.LoopWatch(lambda: False, lambda _task: None, surrendered.set)
+    watch = loopwatch.LoopWatch(lambda: False, lambda _task: None, surrendered.set, list)
     unused: Any = None
 
     class Started:

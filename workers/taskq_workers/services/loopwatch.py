@@ -1,7 +1,10 @@
-"""Notices an async task that keeps the event loop from turning, and names it in the log.
+"""Notices an event loop or a storage thread that stands still, and lets people know.
 
 A thread asks the loop, a few times a second, for a sign of life. When none comes it looks at what
-the loop's thread is executing. Jobs themselves pay nothing for it.
+the loop's thread is executing, and names it in the log. Jobs themselves pay nothing for it.
+
+After ``STALL_SECONDS`` the process says so in a file of its owner: ``taskq health`` fails, and
+``taskq why`` and the page show the reason.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from anyio import sleep_forever
 
 import taskq
+from taskq.engine import Stall
 from taskq_workers.runs.reasons import is_machinery
 
 if TYPE_CHECKING:
@@ -34,6 +38,10 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: A loop that shows no sign of life for so long is told of.
 BLOCKED_SECONDS: Final = 0.5
+#: A loop that stands still, or a storage thread that answers nothing, for so long is published.
+STALL_SECONDS: Final = 10.0
+#: What counts between two looks at most: a process that was stopped meanwhile is not stuck.
+_LOOK_SECONDS_MAX: Final = 1.0
 #: Between two questions, while jobs run and while none does.
 _ASK_SECONDS: Final = 0.25
 _ASK_IDLE_SECONDS: Final = 0.4
@@ -51,6 +59,7 @@ class LoopWatch:
         delivery_of: the job that an asyncio task runs, None for no job; asked from a thread.
         surrender: settles what lets other workers run what waits here; called from a thread, again
             and again while the loop stands still.
+        stores: returns the worker's logs; asked from a thread.
     """
 
     def __init__(
@@ -58,7 +67,11 @@ class LoopWatch:
         is_idle: Callable[[], bool],
         delivery_of: Callable[[asyncio.Task[object]], Delivery | None],
         surrender: Callable[[], None],
+        stores: Callable[[], list[Store]],
     ) -> None:
+        self._stores = stores
+        self._storage: dict[Store, _StorageWatch] = {}
+        self._loop_stall: Stall | None = None
         self._surrender = surrender
         self._is_idle = is_idle
         self._delivery_of = delivery_of
@@ -82,7 +95,15 @@ class LoopWatch:
             self._answered.set()
 
     def _watch(self) -> None:
+        try:
+            self._ask_again()
+        finally:
+            for watch in self._storage.values():
+                watch.publish(None)
+
+    def _ask_again(self) -> None:
         while not self._over.wait(self._pause_seconds):
+            self._look_at_stores()
             self._answered.clear()
             asked = monotonic()
             try:
@@ -95,12 +116,26 @@ class LoopWatch:
             if what:
                 _log.warning("the event loop stands still since %.1f s: %s", BLOCKED_SECONDS, what)
             self._surrender()
+            standstill = _Standstill()
             while not self._answered.wait(_ASK_SECONDS):
                 self._surrender()
                 if self._loop.is_closed():  # nobody will answer any more
                     return
+                if standstill.grow() >= STALL_SECONDS:
+                    where = f": {what}" if what else ""
+                    text = f"the event loop does not turn, so that no job begins{where}"
+                    self._loop_stall = standstill.as_stall(text, is_engine=False)
+                self._look_at_stores()
+            self._loop_stall = None
             if what and not self._over.is_set():
                 _log.warning("the event loop stood still for %.2f s: %s", monotonic() - asked, what)
+
+    def _look_at_stores(self) -> None:
+        for store in self._stores():
+            watch = self._storage.get(store)
+            if watch is None:
+                watch = self._storage[store] = _StorageWatch(store)
+            watch.publish(watch.look() or self._loop_stall)
 
     def _answer(self) -> None:
         self._pause_seconds = _ASK_IDLE_SECONDS if self._is_idle() else _ASK_SECONDS
@@ -143,6 +178,50 @@ class LoopWatch:
             self._told.clear()
         self._told[place] = now
         return True
+
+
+class _Standstill:
+    """Seconds for which something has not moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._looked = monotonic()
+
+    def grow(self) -> float:
+        now = monotonic()
+        self.seconds += min(now - self._looked, _LOOK_SECONDS_MAX)
+        self._looked = now
+        return self.seconds
+
+    def as_stall(self, text: str, *, is_engine: bool) -> Stall:
+        return Stall(text, time_ns() - int(self.seconds * 1e9), is_engine)
+
+
+class _StorageWatch:
+    """Looks whether the storage thread of a log moves, and publishes what does not."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turns = -1
+        self._standstill = _Standstill()
+        self._published: Stall | None = None
+
+    def look(self) -> Stall | None:
+        turns, is_busy = self._store.pulse
+        if turns != self._turns or not is_busy or not self._store.usable:
+            self._turns, self._standstill = turns, _Standstill()
+            return None
+        if self._standstill.grow() < STALL_SECONDS:
+            return None
+        frame = sys._current_frames().get(self._store.thread_id or 0)
+        text = "the storage thread answers no request"
+        text += "" if frame is None else f", and is at {_place(frame)}"
+        return self._standstill.as_stall(text, is_engine=True)
+
+    def publish(self, stall: Stall | None) -> None:
+        if (stall is None) != (self._published is None):
+            self._published = stall
+            self._store.publish_stall(stall)
 
 
 _REMEDY: Final = (
