@@ -74,8 +74,8 @@ def check_health(
     }
     # A worker that is stopped works on nothing, whoever else has the log open.
     awake = [owner for owner, state in states.items() if not state.startswith(_STOPPED)]
-    found = {owner.pid: read_stall(path / "owners", owner.owner) for owner in awake}
-    stalls = {pid: stall for pid, stall in found.items() if stall is not None}
+    stall_of = {owner.pid: read_stall(path / "owners", owner.owner) for owner in awake}
+    stalls = {pid: stall for pid, stall in stall_of.items() if stall is not None}
     readable = _readable(path)
     checks = [
         readable,

@@ -154,16 +154,15 @@ def test_the_thread_ends_with_a_loop_that_is_closed_while_it_stands_still(
         assert not thread.is_alive()
 
 
-async def health_of(app: TaskQ, *words: str) -> set[str]:
-    """Wait until a check names all of these words; return the names of all checks that fail."""
+async def until_health_fails(app: TaskQ, names: set[str], text: str = "") -> None:
+    """Wait until the checks of these names fail, and no others, and one of them says this."""
     async with within(SECONDS):
         while True:
             checks = await asyncio.to_thread(check_health, app.data_dir)
-            failed = {check.name: check.detail for check in checks if not check.ok}
-            if all(word in " ".join(failed.values()) for word in words) and bool(words) == bool(
-                failed
-            ):
-                return set(failed)
+            failed = [check for check in checks if not check.ok]
+            said = any(text in check.detail for check in failed) or not text
+            if said and {check.name for check in failed} == names:
+                return
 
 
 async def test_health_fails_while_the_storage_thread_answers_nothing(
@@ -172,13 +171,15 @@ async def test_health_fails_while_the_storage_thread_answers_nothing(
     """Whatever it waits for, and though no job waits; it is well again by itself."""
     monkeypatch.setattr(loopwatch, "STALL_SECONDS", 0.1)
     goes_on = threading.Event()
+    text = "the storage thread answers no request, and is at"
     async with app, app.worker():
-        assert await health_of(app) == set()
+        await until_health_fails(app, set())
         app.store().between_batches(goes_on.wait)
-        failed = await health_of(app, "the storage thread answers no request, and is at", "wait")
-        assert failed == {"process", "worker", "jobs"}
-        goes_on.set()
-        assert await health_of(app) == set()
+        try:
+            await until_health_fails(app, {"process", "worker", "jobs"}, text)
+        finally:
+            goes_on.set()
+        await until_health_fails(app, set())
 
 
 async def test_health_fails_while_the_loop_of_a_worker_begins_no_job(
@@ -188,24 +189,26 @@ async def test_health_fails_while_the_loop_of_a_worker_begins_no_job(
     monkeypatch.setattr(loopwatch, "STALL_SECONDS", 0.1)
     monkeypatch.setattr(loopwatch, "BLOCKED_SECONDS", 0.01)
     monkeypatch.setattr(loopwatch, "_ASK_SECONDS", 0.01)
-    found: list[set[str]] = []
+    text = "the event loop does not turn, so that no job begins"
 
     @app.task
     async def block() -> None:
-        found.append(asyncio.run_coroutine_threadsafe(health_of(app, text), other).result(SECONDS))
+        asyncio.run_coroutine_threadsafe(
+            until_health_fails(app, {"worker", "jobs"}, text), other
+        ).result(SECONDS)
 
-    text = "the event loop does not turn, so that no job begins"
     other = asyncio.new_event_loop()
     thread = threading.Thread(target=other.run_forever)
     thread.start()
-    async with app, app.worker():
-        job = await block.enqueue()
-        await job.result(timeout=SECONDS)
-        assert await health_of(app) == set()
-    other.call_soon_threadsafe(other.stop)
-    thread.join()
-    other.close()
-    assert found == [{"worker", "jobs"}]
+    try:
+        async with app, app.worker():
+            job = await block.enqueue()
+            await job.result(timeout=SECONDS)
+            await until_health_fails(app, set())
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        thread.join()
+        other.close()
 
 
 async def _watch_until_stopped(surrendered: threading.Event) -> None:
