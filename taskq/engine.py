@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from taskq.log.machine.access import read_private
     from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
     from taskq.log.machine.door import open_file, read_file
-    from taskq.log.machine.owners import Stall
     from taskq.log.machine.ports import Clock, Disk, replace_file, write_all
     from taskq.log.read.reader import LogReader
     from taskq.log.read.readers import NamedReader
@@ -105,7 +104,6 @@ __all__ = [
     "Scanner",
     "Settlement",
     "Sight",
-    "Stall",
     "StepView",
     "Store",
     "SystemClock",
@@ -152,7 +150,6 @@ _HOMES: Final = {
     "taskq.log.machine.access": "read_private",
     "taskq.log.machine.disk": "LocalDisk PatientDisk SystemClock",
     "taskq.log.machine.door": "open_file read_file",
-    "taskq.log.machine.owners": "Stall",
     "taskq.log.machine.ports": "Clock Disk replace_file write_all",
     "taskq.log.read.reader": "LogReader",
     "taskq.log.read.readers": "NamedReader",

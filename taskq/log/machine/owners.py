@@ -89,7 +89,7 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Why nothing moves in a process.
+    """The reason why nothing moves in a process.
 
     Attributes:
         text: what stands still, and where.

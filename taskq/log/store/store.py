@@ -7,6 +7,7 @@ import atexit
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from taskq.core.model import SECOND_NS
 from taskq.log.machine import forks
 from taskq.log.machine.access import enter, exposures
 from taskq.log.machine.forks import fill_standard
-from taskq.log.machine.owners import publish, publish_stall
+from taskq.log.machine.owners import Stall, publish, publish_stall
 from taskq.log.machine.progress import ProgressBoard
 from taskq.log.machine.reports import Reporter, drain, inside, refuse_inside
 from taskq.log.store.mailbox import Mailbox
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from taskq.core.views import OwnerView, Serving
     from taskq.log.config import LogConfig
     from taskq.log.decide.listeners import DeadLetter, Writer
-    from taskq.log.machine.owners import Stall
     from taskq.log.requests import Ask
 
 _log: Final = Reporter("taskq")
@@ -255,8 +255,13 @@ class Store:
         """Return the storage thread's identity."""
         return self._thread.ident
 
-    def publish_stall(self, stall: Stall | None) -> None:
-        """Let others know why nothing moves in this process; None: it does. Writes a file."""
+    def publish_stall(self, text: str, seconds: float = 0, *, is_engine: bool = False) -> None:
+        """Let others know what stands still in this process, and since when; "": nothing does.
+
+        On another thread than the storage thread: it writes a file.
+        """
+        since_ns = time.time_ns() - int(seconds * SECOND_NS)
+        stall = Stall(text, since_ns, is_engine) if text else None
         publish_stall(Path(self.path) / "owners", self.owner, stall)
 
     def live_workers(self) -> tuple[OwnerView, ...]:

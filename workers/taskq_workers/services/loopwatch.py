@@ -18,14 +18,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, time_ns
+from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from anyio import sleep_forever
 
 import taskq
-from taskq.engine import Stall
 from taskq_workers.runs.reasons import is_machinery
 
 if TYPE_CHECKING:
@@ -71,7 +70,8 @@ class LoopWatch:
     ) -> None:
         self._stores = stores
         self._storage: dict[Store, _StorageWatch] = {}
-        self._loop_stall: Stall | None = None
+        #: what keeps the loop, once that is to be published
+        self._loop_stall = ""
         self._surrender = surrender
         self._is_idle = is_idle
         self._delivery_of = delivery_of
@@ -99,7 +99,7 @@ class LoopWatch:
             self._ask_again()
         finally:
             for watch in self._storage.values():
-                watch.publish(None)
+                watch.publish("")
 
     def _ask_again(self) -> None:
         while not self._over.wait(self._pause_seconds):
@@ -124,9 +124,9 @@ class LoopWatch:
                 if standstill.grow() >= STALL_SECONDS:
                     where = f": {what}" if what else ""
                     text = f"the event loop does not turn, so that no job begins{where}"
-                    self._loop_stall = standstill.as_stall(text, is_engine=False)
+                    self._loop_stall = text
                 self._look_at_stores()
-            self._loop_stall = None
+            self._loop_stall = ""
             if what and not self._over.is_set():
                 _log.warning("the event loop stood still for %.2f s: %s", monotonic() - asked, what)
 
@@ -135,7 +135,8 @@ class LoopWatch:
             watch = self._storage.get(store)
             if watch is None:
                 watch = self._storage[store] = _StorageWatch(store)
-            watch.publish(watch.look() or self._loop_stall)
+            text = watch.look()
+            watch.publish(text or self._loop_stall, is_engine=bool(text))
 
     def _answer(self) -> None:
         self._pause_seconds = _ASK_IDLE_SECONDS if self._is_idle() else _ASK_SECONDS
@@ -193,9 +194,6 @@ class _Standstill:
         self._looked = now
         return self.seconds
 
-    def as_stall(self, text: str, *, is_engine: bool) -> Stall:
-        return Stall(text, time_ns() - int(self.seconds * 1e9), is_engine)
-
 
 class _StorageWatch:
     """Looks whether the storage thread of a log moves, and publishes what does not."""
@@ -204,24 +202,24 @@ class _StorageWatch:
         self._store = store
         self._turns = -1
         self._standstill = _Standstill()
-        self._published: Stall | None = None
+        self._published = ""
 
-    def look(self) -> Stall | None:
+    def look(self) -> str:
+        """Return what the thread does instead of answering; "" if it moves."""
         turns, is_busy = self._store.pulse
         if turns != self._turns or not is_busy or not self._store.usable:
             self._turns, self._standstill = turns, _Standstill()
-            return None
+            return ""
         if self._standstill.grow() < STALL_SECONDS:
-            return None
+            return ""
         frame = sys._current_frames().get(self._store.thread_id or 0)
         text = "the storage thread answers no request"
-        text += "" if frame is None else f", and is at {_place(frame)}"
-        return self._standstill.as_stall(text, is_engine=True)
+        return text if frame is None else f"{text}, and is at {_place(frame)}"
 
-    def publish(self, stall: Stall | None) -> None:
-        if (stall is None) != (self._published is None):
-            self._published = stall
-            self._store.publish_stall(stall)
+    def publish(self, text: str, *, is_engine: bool = False) -> None:
+        if bool(text) != bool(self._published):
+            self._published = text
+            self._store.publish_stall(text, STALL_SECONDS, is_engine=is_engine)
 
 
 _REMEDY: Final = (
