@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 
 def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

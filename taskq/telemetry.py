@@ -18,26 +18,24 @@ that sets one later, or has several, calls ``use`` and ``measure``.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from taskq.calls.call import headers_bytes
+from taskq.calls.call import Call, headers_bytes
 from taskq.connection import tracing
 from taskq.core.exceptions import names_of, text_of
 from taskq.core.model import HEADERS_BYTES_MAX, Extras
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
     from opentelemetry.metrics import Counter as MeterCounter
     from opentelemetry.metrics import Histogram as MeterHistogram
     from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-    from taskq.calls.call import Call
     from taskq.connection.connection import Connection
     from taskq.connection.handle import JobHandle
 

@@ -15,10 +15,8 @@ can tell. It keeps nothing between two calls, and leaves to Python all that is n
 from __future__ import annotations
 
 import os
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 #: Of the sources in C beside this, which say the same; raised whenever they change.
 VERSION: Final = 7

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -11,9 +13,9 @@ from taskq import telemetry
 from taskq.app.around import Around
 from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, with_choices
 from taskq.app.hooks import Hooks, StepDone
-from taskq.app.schedules import rule_of, schedule_of
+from taskq.app.schedules import Schedule, ScheduleChoices, rule_of, schedule_of
 from taskq.app.shared import LogHolder
-from taskq.app.tasks import Task, no_call
+from taskq.app.tasks import AsyncTask, SyncTask, Task, no_call
 from taskq.app.workers import find_workers
 from taskq.calls.call import Call, Options, checked_calls, make_call
 from taskq.calls.habits import APPS, no_app, no_attribute
@@ -23,26 +25,20 @@ from taskq.conditions import breakers
 from taskq.conditions.failures import is_network_failure
 from taskq.connection import places
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
-from taskq.connection.connection import Connection, split_job_id
+from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.connection.handle import JobHandle, make_handle
 from taskq.connection.logoptions import LogOptions, numbers_checked, understood, unknown_option
+from taskq.core.durations import Duration
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
-    from contextlib import AbstractContextManager
-
     from taskq.app.around import AroundFunction
     from taskq.app.logs import ByJob, ByKey
-    from taskq.app.schedules import Schedule, ScheduleChoices
-    from taskq.app.tasks import AsyncTask, SyncTask
     from taskq.app.transaction import AppTransaction
     from taskq.app.workers import AppWorker, DeathCall, Queues, WorkerOptions
     from taskq.conditions.base import Check, Condition
-    from taskq.connection.connection import JobId
     from taskq.connection.settings import Settings
-    from taskq.core.durations import Duration
     from taskq.flows.building import Flow
     from taskq.flows.handle import FlowHandle
     from taskq.log.store.store import Store

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from taskq.calls.signature import Signature
+from taskq.calls.signature import Resources, Signature
 from taskq.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
-    from typing import TypeAlias
-
-    from taskq.calls.signature import Resources
-
     #: An async generator function that yields once, or a function that gives a context manager.
     AroundFunction: TypeAlias = Callable[..., AsyncIterator[Any] | AbstractAsyncContextManager[Any]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -14,18 +15,15 @@ from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.habits import CONTEXTS, no_attribute
 from taskq.connection.handle import PendingJob, make_handle
 from taskq.core.errors import PayloadTooLarge, UsageError
-from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.core.model import TRANSACTION_BYTES_MAX, Extras
 from taskq.core.views import ProgressView
+from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
 from taskq.schedules.headers import MOMENT_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from taskq.app.app import TaskQ
-    from taskq.core.model import Extras
     from taskq.flows.building import Flow
     from taskq.flows.handle import PendingFlow
-    from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
 
 
 # What a running job tells of how far it is.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -21,15 +22,12 @@ from taskq.calls.signature import Signature
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import UsageError
 from taskq.core.model import LINES_BYTES_MAX
-from taskq.core.parsing import size_bytes, whole
+from taskq.core.parsing import Size, size_bytes, whole
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
     from taskq.app.app import TaskQ
     from taskq.conditions.base import Check, Condition
-    from taskq.core.parsing import Size
     from taskq.core.rates import Limit
     from taskq.log.decide.listeners import DeadLetter
 

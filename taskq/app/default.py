@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from taskq.app.app import TaskQ
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from taskq.app.decorate import TaskChoices, TaskDecorator
-    from taskq.app.tasks import AsyncTask, SyncTask
+from taskq.app.decorate import TaskChoices, TaskDecorator
+from taskq.app.tasks import AsyncTask, SyncTask
 
 P = ParamSpec("P")
 R = TypeVar("R")

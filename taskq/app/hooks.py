@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from taskq.app.decorate import tasks_with
 from taskq.app.schedules import Listeners, Planned
+from taskq.app.tasks import Task
 from taskq.calls.naming import checked_modules
-from taskq.calls.origins import Declared, origin_here, origin_of
+from taskq.calls.origins import Declared, Origin, origin_here, origin_of
 from taskq.calls.serialization import load_checks
 from taskq.core.errors import UsageError
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from taskq.app.around import Around
-    from taskq.app.tasks import Task
     from taskq.app.workers import DeathCall
-    from taskq.calls.origins import Origin
     from taskq.conditions.breakers import BreakerRule
 
 

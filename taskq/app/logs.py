@@ -5,28 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskq.app.context import _here, running_job
 from taskq.app.hooks import Hooks
-from taskq.app.schedules import Planned
+from taskq.app.schedules import Planned, Schedule
+from taskq.calls.call import Call
 from taskq.connection import tracing
 from taskq.connection.connection import Connection
-from taskq.connection.packing import Packer
+from taskq.connection.handle import JobHandle
+from taskq.connection.packing import Loose, Packer
 from taskq.core.errors import UsageError, WrongLog
-from taskq.shards.layout import shard_with
+from taskq.log.config import LogConfig
+from taskq.log.requests import Item
+from taskq.shards.layout import Shards, shard_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.app.app import TaskQ
-    from taskq.app.schedules import Schedule
-    from taskq.calls.call import Call
-    from taskq.connection.handle import JobHandle
-    from taskq.connection.packing import Loose
-    from taskq.log.config import LogConfig
-    from taskq.log.requests import Item
-    from taskq.shards.layout import Shards
 
 R = TypeVar("R")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from taskq.app.tasks import Task
@@ -15,14 +16,11 @@ from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX, Conflict
 from taskq.core.parsing import check_name
 from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
 from taskq.core.values import TypedDict
-from taskq.log.requests import TICKS_MAX, Enrolment, Turn
+from taskq.log.requests import TICKS_MAX, Enrolment, Item, Turn
 from taskq.schedules.headers import MOMENT_HEADER, SCHEDULE_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from taskq.app.decorate import TaskDecorator
-    from taskq.log.requests import Item
     from taskq.schedules.times import Due, Rule
 
 

@@ -7,21 +7,18 @@ only what is durable. What few programs need is imported where they ask for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
-from taskq.connection.connection import split_job_id
-from taskq.core.durations import moment_ns, seconds
+from taskq.connection.connection import Connection, JobId, split_job_id
+from taskq.core.durations import Duration, moment_ns, seconds
 from taskq.core.errors import UsageError
+from taskq.core.model import State
 from taskq.core.parsing import check_name, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from datetime import datetime
-
-    from taskq.connection.connection import Connection, JobId
-    from taskq.core.durations import Duration
-    from taskq.core.model import State
     from taskq.core.views import AttemptView, CompactReport, JobView, LogStats
     from taskq.core.why import Facts, Reason
     from taskq.log.read.reader import LogReader

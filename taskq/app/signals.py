@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from taskq.calls.serialization import cause_of, encode_loose
-from taskq.connection.connection import split_job_id
+from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.core.errors import InvalidCall, JobSettled, UsageError
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.parsing import check_name
 from taskq.log.decide.steps import NewSignal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.connection.connection import Connection, JobId
 
 _log: Final = logging.getLogger("taskq")
 #: By the name of an event and that of a task, as far as runs in this process came to it: what reads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
@@ -20,13 +21,11 @@ from taskq.core.kinds import SUCCESS
 from taskq.core.parsing import check_name, checked_queues, whole
 from taskq.core.views import JobView, Serving
 from taskq.log.decide.cancel import is_asked
+from taskq.log.format.bodies import Compression
 from taskq.log.read.selection import key_holder
 from taskq.log.requests import ClaimRequest, Delivery, Settlement
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-
-    from taskq.log.format.bodies import Compression
     from taskq.log.store.port import LoopPort
 
 _CLAIM_MAX: Final = 100_000

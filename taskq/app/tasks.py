@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -35,27 +35,23 @@ from taskq.connection import tracing
 from taskq.connection.blocking import refuse_in_loop
 from taskq.connection.handle import JobHandle, make_handle
 from taskq.core.errors import UsageError
+from taskq.core.model import Extras
 from taskq.core.parsing import check_name
 from taskq.core.records import PACKED_MIN, Flag
 from taskq.flows.steps import StepArguments, StepMaker
 from taskq.log.config import MAILBOX_MAX
-from taskq.log.format.bodies import COMPRESSED_BYTES_MIN
-from taskq.log.requests import Plain
+from taskq.log.format.bodies import COMPRESSED_BYTES_MIN, Compression
+from taskq.log.requests import Duplicate, Item, Plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
-
     from taskq.app.app import TaskQ
     from taskq.conditions.base import Condition
     from taskq.connection.connection import JobId
     from taskq.connection.packing import Loose
-    from taskq.core.model import Extras
     from taskq.core.rates import Limit
     from taskq.core.retry import RetryPolicy
     from taskq.flows.building import Flow, Step
     from taskq.log.decide.listeners import DeadLetter
-    from taskq.log.format.bodies import Compression
-    from taskq.log.requests import Duplicate, Item
 
 P = ParamSpec("P")
 R = TypeVar("R")

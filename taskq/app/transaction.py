@@ -16,24 +16,20 @@ from taskq.app.tasks import no_call
 from taskq.calls.call import Call, Put, PutOptions, transaction_bytes
 from taskq.calls.serialization import encode_reason
 from taskq.connection.blocking import refuse_in_loop, run
-from taskq.connection.connection import split_job_id
+from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.handle import JobHandle, PendingJob, make_handle
-from taskq.connection.packing import check_bytes, loose_put
+from taskq.connection.packing import Loose, check_bytes, loose_put
 from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.core.kinds import DEATH, RELEASE, RETRY, SUCCESS
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
 from taskq.core.records import Cause
 from taskq.core.retry import DEFAULT
-from taskq.log.format.bodies import check_size
-from taskq.log.requests import Bundle, Settlement
+from taskq.log.format.bodies import Compression, check_size
+from taskq.log.requests import Bundle, Delivery, Done, Duplicate, Settlement
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ
-    from taskq.connection.connection import Connection
-    from taskq.connection.packing import Loose
-    from taskq.log.format.bodies import Compression
-    from taskq.log.requests import Delivery, Done, Duplicate
 
 
 def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlement:

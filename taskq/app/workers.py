@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Self
+import os
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from taskq.calls.habits import option_instead
 from taskq.core.errors import UsageError
@@ -10,10 +13,6 @@ from taskq.core.values import TypedDict
 
 if TYPE_CHECKING:
     import asyncio
-    import os
-    from collections.abc import Callable, Iterable, Mapping
-    from types import TracebackType
-    from typing import TypeAlias
 
     from taskq.core.durations import Duration
     from taskq.log.decide.listeners import DeadLetter

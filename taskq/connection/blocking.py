@@ -14,13 +14,13 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from taskq.core.errors import UsageError, no_loop
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
 
     from taskq.log.machine.threads import Pending
 

@@ -10,13 +10,14 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from taskq.calls.call import transaction_bytes
 from taskq.calls.habits import check_directory
 from taskq.connection import places, tracing
 from taskq.connection.blocking import need_loop, off_loop
-from taskq.connection.packing import Packer
+from taskq.connection.packing import Loose, Packer
 from taskq.connection.tracebacks import caller, install
 from taskq.core.errors import (
     AppendFailed,
@@ -26,19 +27,15 @@ from taskq.core.errors import (
     UsageError,
     WrongLog,
 )
-from taskq.core.model import TRANSACTION_BYTES_MAX
+from taskq.core.model import TRANSACTION_BYTES_MAX, Extras
 from taskq.core.parsing import split_id
-from taskq.log.requests import Done, Plain
+from taskq.log.requests import Bundle, Done, Duplicate, EnqueueSpec, Item, Plain
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
 
     from taskq.connection.handle import JobHandle
-    from taskq.connection.packing import Loose
-    from taskq.core.model import Extras
     from taskq.log.config import LogConfig
-    from taskq.log.requests import Bundle, Duplicate, EnqueueSpec, Item
     from taskq.log.store.port import LoopPort, ThreadPort
     from taskq.log.store.store import Store
 

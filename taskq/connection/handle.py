@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator, Generator, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from taskq.calls.call import Call
 from taskq.calls.habits import JOBS, no_attribute
 from taskq.calls.serialization import decode_loose
 from taskq.connection.blocking import blocking, off_loop
@@ -20,17 +22,14 @@ from taskq.core.errors import (
 )
 from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, State
 from taskq.core.values import dataclass
+from taskq.log.requests import Duplicate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterator
-
-    from taskq.calls.call import Call
     from taskq.calls.ports import AppPort, TaskPort
     from taskq.connection.connection import Connection
     from taskq.core.views import AttemptView, JobView
     from taskq.core.why import Reason
     from taskq.log.journal.journal import Journal
-    from taskq.log.requests import Duplicate
     from taskq.log.store.port import LoopPort
 
 R = TypeVar("R")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast
 
 from taskq.calls.habits import option_instead
 from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
@@ -13,12 +13,8 @@ from taskq.core.model import Durability
 from taskq.core.parsing import check_name, whole
 from taskq.core.values import TypedDict
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.format.bodies import Compression
-    from taskq.log.machine.access import Mode
+from taskq.log.format.bodies import Compression
+from taskq.log.machine.access import Mode
 
 
 class QueueOptions(TypedDict, total=False):

@@ -6,24 +6,21 @@ job, task, queue and log.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from taskq.calls.call import Options, Put, spec_of
+from taskq.calls.call import Call, OptionChanges, Options, Put, spec_of
 from taskq.connection.blocking import off_loop
 from taskq.core.errors import UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.log.format.bodies import check_compression, check_size
+from taskq.log.format.bodies import Compression, check_compression, check_size
 from taskq.log.requests import Delivery, Item
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taskq.calls.call import Call, OptionChanges
     from taskq.core.views import JobView
     from taskq.log.config import LogConfig
-    from taskq.log.format.bodies import Compression
 
 #: A job that is not packed yet: with what becomes of its body, and the name of that in errors.
 Loose: TypeAlias = tuple[Item, "Compression | None", str]

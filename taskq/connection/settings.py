@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import tomllib
 import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -72,9 +73,6 @@ from taskq.log.config import (
 )
 from taskq.log.format.bodies import Compression
 from taskq.log.machine.access import Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 def _seconds(value: Duration) -> float:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from types import FrameType, TracebackType
+from typing import Final
 
 from taskq.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import FrameType, TracebackType
 
 _OURS: Final = frozenset({"taskq", "taskq_plugins", "taskq_workers"})
 

@@ -7,7 +7,7 @@ names them all, which is when their jobs exist; workers adopt them in slices, or
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from taskq.connection.connection import Connection
 from taskq.connection.logoptions import log_config
@@ -15,9 +15,6 @@ from taskq.log.format.bodies import compress
 from taskq.log.inbox.manifest import Part, check_upload_name
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, discard, outcome, publish
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = [
     "Part",

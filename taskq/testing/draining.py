@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,8 +11,6 @@ from taskq.engine import LogReader, kinds
 from taskq.values import SECOND_NS, TIME_NS_MAX, dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq import TaskQ
     from taskq.testing.clock import FakeClock
 

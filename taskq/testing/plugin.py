@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
     from taskq import TaskQ
     from taskq.testing.sandbox import Sandbox
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -16,8 +17,6 @@ from taskq.testing.clock import FakeClock, use_clock
 from taskq.testing.draining import Drained, drain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq import JobHandle, State, Task, TaskQ
     from taskq.values import Duration
 
