@@ -29,27 +29,25 @@ settings.register_profile("taskq", _COMMON, derandomize=True, max_examples=40)
 settings.register_profile("torture", _COMMON, derandomize=True, max_examples=200)
 settings.register_profile("explore", _COMMON, max_examples=2_000)
 
-# The programs that tests start, hundreds of them, would compile all that they import each anew, and
-# each run the tests themselves: their asserts are rewritten, which takes longer than some folders.
+# Hundreds of started programs would each compile their imports, and rewrite asserts.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Of a shell's background job, or under nohup: what tests start, and then interrupt, would go on.
+# A shell's background job ignores SIGINT, and so would interrupted children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: A worker's command raises it for its process, which is not ours here.
 COLLECTS_AT: Final = gc.get_threshold()
 
-#: A torture takes what it takes, and more on a busy machine: this only ends one that hangs, unless
-#: it says itself that it takes longer.
+#: Slow tests have no limit but this one, which ends a hang.
 SLOW_SECONDS: Final = 1_800
 
 #: Longer values give no test its name.
 LONG_ID: Final = 1_000
 
 TESTS: Final = Path(__file__).parent
-#: Where tests of the disk write when all others write into memory.
+#: A directory on the disk, for tests of the disk itself.
 DISK: Final = os.environ.get("TASKQ_TESTS_DISK")
 #: Folders whose tests use the library as a program does: settings and a directory of their own.
 PROGRAMS: Final = {
@@ -85,9 +83,9 @@ def is_of_module(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take those that grow among the slow tests; give each the same time, whatever it has.
+    """Mark growing tests as slow, and give each the same time.
 
-    Tests that share what a fixture of their module makes run in one process, which makes it once.
+    Tests that share a fixture of their module run in one process, which makes it once.
     """
     cases = Counter[str]()
     for item in items:
@@ -107,7 +105,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(seconds), append=False)
 
 
-#: Threads of logs that tests left open, each of which was told of.
+#: Threads of logs that tests left open, each of them reported.
 _LEFT: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
@@ -125,7 +123,7 @@ def stays_open() -> Callable[[], None]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """No test leaves a log open: it would go on working beside the tests that come after it."""
     yield
-    # What a worker froze is collected here, and the files and sockets in it are closed.
+    # Frozen garbage of a worker is collected here; its files and sockets are closed.
     gc.unfreeze()
     gc.set_threshold(*COLLECTS_AT)
     seen = logs_at_work()
@@ -145,9 +143,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test reads the settings of whoever runs it."""
+    """No test reads the settings of its user."""
     for name in [name for name in os.environ if name.upper().startswith("TASKQ_")]:
-        if name != "TASKQ_NATIVE":  # which of the two runs is for whoever runs the tests to say
+        if name != "TASKQ_NATIVE":  # the caller chooses between the two runs
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
@@ -171,7 +169,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[TaskQ]:
-    """Yield an app on a real log, which is closed behind the test."""
+    """Yield an app on a real log, which is closed after the test."""
     app = TaskQ(tmp_path / "data", durability="os")
     yield app
     app.close_sync()

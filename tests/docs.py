@@ -1,9 +1,9 @@
-"""Build the site of the documents, strictly: a broken link or a name without a word ends it.
+"""Build the site of the documents; a broken link or an undocumented name is an error.
 
     python -m tests.docs [DIRECTORY]    dist/docs unless given; open its index.html
 
-It needs the extra `docs`. The pages are those that stand in the repository, and the docstrings of
-what is public; ``.docs/mkdocs.yml`` arranges them, ``.docs/assemble.py`` makes them.
+It needs the extra `docs`. Its pages are the documents of the repository and the public docstrings;
+``.docs/mkdocs.yml`` arranges them, ``.docs/assemble.py`` makes them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many cases a test looks at that could look at any number of them, and how long it may wait.
+"""The number of cases of a test, and its time limits.
 
 By default at some, so that nobody waits for long; among the torture runs (``pytest -m slow``), to
-which each test that is marked ``grows`` belongs as well, at all that its author names.
+which each test with the mark ``grows`` belongs as well, at all that its author names.
 """
 
 from __future__ import annotations

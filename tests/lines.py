@@ -3,8 +3,8 @@
     python -m tests.lines [REVISION]
 
 A feature is a list of patterns over paths, of every layer that it touches; a file counts for the
-first feature that names it, else for its folder alone. What uses a feature from within a file of
-another idea is not seen: the figure is what would be gone with the feature's own files.
+first feature that names it, else for its folder alone. Uses of a feature in files of another idea
+are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.table import Table
 
 ROOT: Final = Path(__file__).parents[1]
 TREES: Final = ("taskq", "workers", "plugins", "examples", "tests")
-#: Over so many lines, sources and tests, a feature ought to say what it would take to be halved.
+#: A larger feature should justify its size.
 LARGE: Final = 2_000
 FEATURES: Final[dict[str, str]] = {
     "hub: sync, outbox, copies": r"/hub/|/hub_|test_jobs_down|test_staying",

@@ -7,8 +7,8 @@ condition turned round, a call left out. It is tried on a copy of the tree, by t
 room first and by the rest of the default suite last, until one fails, and fails again when it runs
 alone. Prints a row for each as it is tried, in Markdown, and the score of each folder at the end.
 
-A survivor is a test to write, unless nobody could ever see the difference: say so in the ledger
-(tests/mutants.md), in the last column, as "equivalent: …". ``--ledger`` keeps the rows of a run
+A survivor is a test to write, unless nobody could ever see the difference: then the ledger
+(tests/mutants.md) says "equivalent: …" in its last column. ``--ledger`` keeps the rows of a run
 there, and tries no mutant again that it calls killed or equivalent.
 """
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 LEDGER: Final = ROOT / "tests/mutants.md"
 SURVIVES: Final = "**survives**"
-#: Begins what the ledger says of a mutant that nobody can tell from the code.
+#: The ledger's mark of a mutant that equals the code.
 EQUIVALENT: Final = "equivalent: "
 HEAD: Final = "| place | before | after | killed by |\n|---|---|---|---|\n"
 #: How long the tests of one stage may take: a mutant that hangs is noticed.
 STAGE_SECONDS: Final = 1_800
-#: Behind the tests of its own room: those of the engine, of who uses it, and of everything else.
+#: After the tests of its own room: tests of the engine, of its users, and all others.
 STAGES: Final = (
     ("tests/core", "tests/log"),
     ("tests/app", "tests/workers", "tests/reading", "tests/calls", "tests/connection"),
@@ -53,7 +53,7 @@ _OTHER: Final[dict[type[ast.AST], str]] = {
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
     ast.And: "or", ast.Or: "and", ast.Add: "-", ast.Sub: "+",
 }  # fmt: skip
-#: What is said to people, or to the type checker, changes nothing that is done.
+#: Messages and type hints change no behaviour.
 _IDLE: Final = re.compile(r"_log\.|warnings\.|cast\(|super\(\)\.__init__|assert |TYPE_CHECKING")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tests.processes.warm import Program
 
-#: What a machine with everything else to do may take; a program that hangs fails its test.
+#: Time for a program on a busy machine; a program that hangs fails its test.
 SECONDS: Final = 120
 
 

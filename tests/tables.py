@@ -57,7 +57,7 @@ _BLOCK: Final = re.compile(
 )
 #: The name of a test as a link, and where it stands.
 TEST_LINK: Final = re.compile(r"\[([^\]]+)\]\(([\w/]*test_\w+\.py)\)")
-#: What ``struct`` calls the numbers in a record.
+#: The format of the numbers in a record, for ``struct``.
 _TYPES: Final = dict(
     zip(("B", "H", "I", "Q", "q", "16s"), ["u8", "u16", "u32", "u64", "i64", "16"], strict=True)
 )
@@ -106,7 +106,7 @@ def size(count: int) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a default as code, or nothing where there is none."""
+    """Return a default as code, or "" if there is none."""
     if value is None or value in ("", (), {}, []):
         return ""
     if isinstance(value, ByteSize):
@@ -115,7 +115,7 @@ def written(value: Any) -> str:
 
 
 def task_options() -> str:
-    """Return every option of ``@task(...)`` and ``.options(...)``, with what a bare task has."""
+    """Return every option of ``@task(...)`` and ``.options(...)``, with a bare task's value."""
 
     async def bare(value: int) -> None: ...
 
@@ -170,7 +170,7 @@ def settings() -> str:
 
 
 def commands() -> str:
-    """Return every command, and those within it, by what one wants to do."""
+    """Return every command and subcommand, by purpose."""
     context = click.Context(command_line)
     assert {*command_line.list_commands(context)} == {*chain.from_iterable(SECTIONS.values())}
     rows = []

@@ -1,8 +1,8 @@
 """What is typed at a terminal and what it shows, as documents write it.
 
-Each ``$`` line is typed; what follows, up to the next, is what the terminal shows, and ``[2]`` an
-exit code. ``…`` stands for what differs from run to run (ids, spans, numbers of processes), a line
-of ``...`` for lines that are of no concern. All else is exact.
+Each ``$`` line is typed; the lines up to the next one are its output, and ``[2]`` is an exit code.
+``…`` stands for text that differs from run to run (ids, spans, process numbers), a line of ``...``
+for any lines. All other text is exact.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Step(NamedTuple):
-    """One command, and what is to be seen behind it."""
+    """One command, and its output."""
 
     line: int
     typed: str

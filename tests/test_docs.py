@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 CHROMIUM: Final = os.environ.get("TASKQ_CHROMIUM") or shutil.which("chromium") or ""
-#: What a newcomer types, and the pages that answer it.
+#: A newcomer's words, and the pages that answer them.
 QUESTIONS: Final = {
     "how do I retry": "guide/retries",
     "why does my job not run": "guide/why-a-job-does-not-run",

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[1]
-#: Who comes from outside, and by which name its own modules begin.
+#: Outsiders, and the prefix of their own modules.
 OUTSIDE: Final = {
     "taskq/cli": "taskq.cli",
     "taskq/testing": "taskq.testing",
@@ -23,7 +23,7 @@ OUTSIDE: Final = {
     "plugins/taskq_plugins": "taskq_plugins",
 }
 PRIVATE: Final = ("taskq.core", "taskq.log", "taskq.cli.")
-#: What only commands look into, besides ``taskq`` itself.
+#: Modules for commands only, besides ``taskq`` itself.
 ROOMS: Final = (
     "taskq.app",
     "taskq.calls",
@@ -40,9 +40,9 @@ NAMES_MAX: Final = {
     "taskq.cli": 20,
     "taskq.connection.uploads": 10,
 }
-#: What an app or its log is called where somebody has one.
+#: Variable names of an app or its log.
 HOLDERS: Final = frozenset({"app", "_app", "log", "_log", "connection", "_connection"})
-#: What the doors name that stand where all else is private.
+#: Public names of the doors within private modules.
 NAMED: Final = {
     f"{door}.{name}"
     for door in ("taskq.cli", "taskq.connection.uploads")
@@ -128,7 +128,7 @@ def test_a_door_is_narrow_and_says_what_each_name_is(face: str) -> None:
 
 
 def looks_at_privates(path: Path) -> Iterator[str]:
-    """Yield the lines in which a file looks at what an app or its log keeps to itself."""
+    """Yield the lines in which a file uses private names of an app or its log."""
     text = path.read_text()
     tree = ast.parse(text if re.search(rf"\b({'|'.join(HOLDERS)})\b\s*\.\s*_", text) else "")
     for node in ast.walk(tree):

@@ -96,7 +96,7 @@ def hints(tree: ast.Module) -> set[int]:
 
 
 class Source(NamedTuple):
-    """Keep what a source file tells of itself; each is parsed once for all tests that ask."""
+    """Facts about a source file, which is parsed once for all tests."""
 
     #: place, number of lines, and first line of the docstring of each
     functions: list[tuple[str, int, str]]
@@ -249,7 +249,7 @@ def test_every_command_that_a_message_prints_names_its_directory() -> None:
     assert seen == []
 
 
-#: What prints otherwise than by ``render.echo``, which escapes: errors, help, and a coloured title.
+#: Modules that print without ``render.echo``, which escapes: errors, help, and a coloured title.
 PRINTERS = {"errors.py", "main.py", "render.py", "triage.py"}
 
 
@@ -314,7 +314,7 @@ def test_variables_are_named_for_what_they_hold() -> None:
     assert not seen
 
 
-#: What a docstring would begin with that describes, in place of saying what is done.
+#: First words of a docstring that describes instead of naming the action.
 NO_VERBS = {
     "all", "how", "if", "it", "one", "that", "those", "what", "when", "where", "whether", "which",
     "who", "whose", "why",
@@ -370,7 +370,7 @@ def test_the_top_level_holds_only_what_belongs_there() -> None:
 #: Calls that begin something which no task group owns.
 LOOSE = {"call_soon", "create_task", "ensure_future"}
 LOOSE_IN = re.compile("|".join(LOOSE))
-#: Where jobs are run and where the log answers, each job would pay for more.
+#: In the loops of workers and of the log each job would pay for more.
 HOT = {"slot.py", "port.py", "waking.py"}
 #: Everywhere else, by the function that does it: why no task group owns it.
 REASONS = {

@@ -44,7 +44,7 @@ print(json.dumps({"seconds": seconds, "rss": rss, "modules": sorted(sys.modules)
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    """Return what a fresh interpreter tells after ``import taskq``, without its byte code."""
+    """Return the report of a fresh interpreter after ``import taskq``, without its byte code."""
     done = run_python("-B", "-c", PROBE, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
@@ -62,8 +62,8 @@ def test_an_import_brings_no_slow_library_along(report: dict[str, Any]) -> None:
     assert {name for name in modules if name.startswith("taskq")} == {"taskq"}
 
 
-#: What a program loads of taskq that declares an app and its tasks: room: its modules. Half of what
-#: taskq is made of waits for the thread that opens the log.
+#: Modules of taskq that a program loads to declare an app and its tasks: room: its modules. Half of
+#: taskq waits for the thread that opens the log.
 APP = {
     "taskq": "_lazy telemetry",
     "taskq._native": "_plain" if native.is_on else "",
@@ -80,9 +80,9 @@ APP = {
     "taskq.log.segments": "bodystore",
     "taskq.schedules": "headers",
 }
-#: What of the standard library a start has no time for: asyncio and what it brings.
+#: Packages of the standard library that are too slow for a start: asyncio and its imports.
 SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subprocess"}
-#: Likewise, what ``taskq --help`` loads.
+#: Modules that ``taskq --help`` loads.
 HELP = {
     "taskq": "_lazy errors",
     "taskq.cli": "errors main streams",
@@ -90,7 +90,7 @@ HELP = {
     "taskq.log": "",
     "taskq.log.machine": "forks",
 }
-#: What a worker has not loaded when its first job runs, unless its app asks for it.
+#: Modules that a worker has not loaded when its first job runs, unless its app imports them.
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
     "pydantic_core.core_schema ssl _ssl _hashlib asyncio.sslproto "
@@ -118,7 +118,7 @@ async def tell(file: str) -> None:
 def loaded(program: str) -> tuple[set[str], set[str]]:
     """Return the modules of taskq that a program has loaded at its end, and the packages of others.
 
-    Those of the standard library among them that are slow.
+    Slow packages of the standard library are among them.
     """
     done = run_python("-c", LOADED + program, check=True)
     modules = set(json.loads(done.stdout.splitlines()[-1]))
@@ -282,7 +282,7 @@ def test_the_first_enqueue_of_an_open_app_has_nothing_left_to_import(tmp_path: P
 
 
 def test_the_public_face_fits_a_screen_and_errors_and_views_have_homes_of_their_own() -> None:
-    """``dir(taskq)`` holds what it exports, whatever submodules were imported."""
+    """``dir(taskq)`` holds its exports, whichever submodules were imported."""
     importlib.import_module("taskq.cli.main")
     assert dir(taskq) == sorted(taskq.__all__)
     assert len(taskq.__all__) <= NAMES_MAX

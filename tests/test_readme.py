@@ -1,4 +1,4 @@
-"""What the documents show runs as it stands there, prints what they say, and links somewhere."""
+"""Examples of the documents run unchanged and print the shown output; links lead somewhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FILE: Final = re.compile(r"# (\w+)\.py\n")
 _LINK: Final = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
-#: What differs from run to run, and what stands for it on both sides of a comparison.
+#: Text that differs from run to run, and its placeholder on both sides of a comparison.
 _VARIES: Final = (
     (r"\b[0-9a-f]{8}-\d+\b", "ID"),
     (r"\b\d{4}-\d\d-\d\d\b", "DATE"),
@@ -63,7 +63,7 @@ class Block(NamedTuple):
     section: str
     language: str
     code: str
-    #: what stands below it, if that is text
+    #: the text below it
     output: str
 
 
@@ -206,7 +206,7 @@ AFTER: Final[dict[str, Hook]] = {
     "Shared resources": it_stores,
     "Testing": it_is_welcomed,
 }
-#: What stands above them is part of them.
+#: The lines above them are part of them.
 GOES_ON: Final = {"Enqueue": "Tasks", "Circuit breakers": "Conditions"}
 
 
@@ -275,7 +275,7 @@ def test_every_session_that_is_shown_is_played() -> None:
     for document, blocks in BLOCKS.items():
         for block in blocks:
             played = block.language != "console" or (document, block.section) in SECTIONS
-            # The sync example's is told in its own words, and run by its own tests.
+            # The sync example's output is free text, and run by its own tests.
             assert played or "folder_sync" in document, block
 
 
@@ -368,7 +368,7 @@ def test_every_link_leads_somewhere(document: str) -> None:
     text = _FENCE.sub("", TEXTS[document])
     for target in _LINK.findall(text):
         if target.startswith("https://"):
-            continue  # what others' sites hold is theirs
+            continue  # other sites' contents are theirs
         place, _, anchor = target.partition("#")
         path = ((ROOT / document).parent / place).resolve() if place else ROOT / document
         assert path.exists(), f"{document} links to {target}"
@@ -414,7 +414,7 @@ def test_the_front_page_fits_three_screens() -> None:
 
 def test_the_map_of_the_house_has_every_room() -> None:
     (text,) = [block.code for block in BLOCKS["README.md"] if block.section == "Carry on the work"]
-    # A room stands where a line or its second half begins; those within it are told by a colon.
+    # A room stands where a line or its second half begins; a colon introduces the rooms within it.
     rooms = set(re.findall(r"(?:^|   )((?:taskq/|)\w+)  ", text, re.MULTILINE))
     top = {"taskq", "workers", "plugins", "examples", "tests"}
     folders = {path.parent for path in (ROOT / "taskq").glob("*/__init__.py")}

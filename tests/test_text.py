@@ -1,4 +1,4 @@
-"""What others wrote is shown as text, without what its names call secret."""
+"""Foreign text is shown as text, without values whose names call them secret."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ RULES: dict[str, re.Pattern[str]] = {
         r"|\bit is none\b|\bthere is none\b",
         re.IGNORECASE,
     ),
-    # People tell and say, programs return and report.
+    # People talk, programs return and report.
     "D3": re.compile(
         r"\b(is|are|was|were|be|been|being|get|gets) (told|said)\b|\btells?\b|\btelling\b"
         r"|\bsays? (of|what|who|so|how|which|where|that it)\b",

@@ -1,4 +1,4 @@
-"""What people try first is answered with what to write, on one line."""
+"""A user's first guesses are answered with the right code, on one line."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from taskq.core.errors import InvalidCall, UsageError
 from taskq.testing import Sandbox
 from tests.programs import run_python
 
-#: Keywords of decorators and of calls, by library. Those that have the same name here are left out.
+#: Keywords of decorators and of calls, by library, without names that are the same here.
 OPTIONS = {
     "celery": "bind max_retries default_retry_delay rate_limit time_limit soft_time_limit "
     "ignore_result serializer compression backend acks_late acks_on_failure_or_timeout "

@@ -1,6 +1,6 @@
-"""Whatever number a caller gives, it is checked at the call, by its name; nothing is written.
+"""Every number is checked at the call, by its name, before anything is written.
 
-Further in it would meet ``struct``, in the batch of others, or be a number that nobody meant.
+Later it would fail in ``struct``, in a batch with other calls, or be taken for another number.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from taskq import Put, TaskLog, TaskQ, retry
 from taskq.conditions import condition, disk_free
 from taskq.errors import UsageError
 
-#: What is no count; the first are numbers all the same.
+#: Values that are no count; the first are numbers all the same.
 COUNTS: Final[tuple[Any, ...]] = (1.5, 2.0, True, math.nan, -1, -(2**70), "7", [], b"1")
-#: What is no span of time.
+#: Values that are no span of time.
 SPANS: Final[tuple[Any, ...]] = (True, math.nan, math.inf, -1, 2**70, "7", [], b"1")
 MOMENT: Final = datetime(2040, 1, 1, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 ROUTE: Final = Path(__file__).parents[1] / "bench" / "route.py"
-#: At most so many rooms, files and functions of ours, there and back.
+#: Limits of rooms, files and functions of ours, there and back.
 MOST: Final = {
     "jobs": {"enqueue": (8, 20, 90), "enqueue to result": (19, 66, 280)},
 }

@@ -16,7 +16,7 @@ SAMPLES = ("typed_app", "typed_flows")
 
 @pytest.fixture(scope="module")
 def output() -> list[str]:
-    """Return what one run of mypy says of all samples: its start costs more than they do."""
+    """Return the output of one run of mypy over all samples: its start is the largest cost."""
     done = run_python(
         "-m",
         "mypy",

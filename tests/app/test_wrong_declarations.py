@@ -1,4 +1,4 @@
-"""Mistakes of somebody who writes his first tasks: each is told where it is made, by its name."""
+"""A beginner's mistakes fail where they are made, by name."""
 
 from __future__ import annotations
 

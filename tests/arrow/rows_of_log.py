@@ -1,7 +1,7 @@
 """The rows that a log should decode to, one record after the other, as every other reader sees it.
 
 ``expected_rows`` goes by ``taskq.log.read.walks.entries`` and ``decode_record``; ``decoded_rows``
-are those of the decoder. Both are lists of dicts by column.
+come from the decoder. Both are lists of dicts by column.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Segments:
     Args:
         directory: where it is made.
         log_id: of the log.
-        device: that its pieces are said to be of.
+        device: the name of the device in its pieces.
     """
 
     def __init__(self, directory: Path, log_id: uuid.UUID = LOG_ID, device: str = "edge-7") -> None:

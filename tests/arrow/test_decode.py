@@ -1,4 +1,4 @@
-"""What a record of each kind decodes to, and what is wrong with a file that does not."""
+"""Records of each kind decode; errors name the file and its fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of bytes that are no whole frame, and of files that are no segment."""
+"""Decoding of damaged frames and of files that are no segments."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_file_that_is_missing_or_unreadable_is_named(tmp_path: Path) -> None:
     segments, path, _ = _three_frames(tmp_path)
     piece = segments.piece()
     (tmp_path / "link").symlink_to(path)
-    os.mkfifo(tmp_path / "pipe")  # which would hold up who opens it
+    os.mkfifo(tmp_path / "pipe")  # or opening would hang on it
     for name, what in (
         ("link", "a symbolic link"),
         ("pipe", "no regular file"),

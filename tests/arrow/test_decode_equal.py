@@ -1,4 +1,4 @@
-"""The decoder gives what every other reader of a log sees, column by column, whatever happened."""
+"""The decoder gives the rows of every other reader of a log, column by column."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_tail_that_is_cut_at_any_byte_is_read_to_its_last_whole_frame(tmp_path
         if size % 24 == 0:
             _check(rows_of_directory(tmp_path))
         torn = segments.piece()
-        # The zeros behind a frame's last record say nothing: they may be missing.
+        # Zero padding after a frame's last record may be missing.
         if last < size < last + codec.FRAME_HEADER_SIZE + body_size:
             with pytest.raises(SegmentDamaged, match=f"bytes {last} to {size}, from lsn 3"):
                 decoded_rows([torn], Corrupt.FAIL, _SOME)

@@ -16,7 +16,7 @@ from taskq.core.errors import FormatError
 from taskq.log.format import codec
 from tests.arrow.segmentfiles import claimed, enqueued
 
-#: A payload that looks like records, in front of what is none.
+#: A payload that looks like records, before bytes that are none.
 _DECOY: Final = claimed(1) + claimed(2) + claimed(3) + claimed(4) + b"\xff" * 9
 
 

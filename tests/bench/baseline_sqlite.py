@@ -30,7 +30,7 @@ from pydantic_core import from_json, to_json
 
 from tests.bench.load import SUBJECT, WORKER_CONCURRENCY, Enqueue, Tally
 
-#: Below so many rows ``json_each`` costs more than it saves.
+#: Below this number of rows ``json_each`` costs more than it saves.
 FEW: Final = 8
 READY, RUNNING, SUCCEEDED = 0, 1, 2
 SCHEMA: Final = """
@@ -48,7 +48,7 @@ Request = tuple["Op", Any, "asyncio.Future[Any] | None"]
 
 
 class Op(enum.IntEnum):
-    """What the mailbox carries."""
+    """A request in the mailbox."""
 
     #: a body -> its id
     ENQUEUE = 0

@@ -37,12 +37,12 @@ JOBS: Final = {
     "cycle_64": 50_000,
     "cycle_1000": 100_000,
 }
-#: A sample takes a few seconds; one that takes so long hangs.
+#: A sample takes a few seconds; after this time it hangs.
 SAMPLE_SECONDS_MAX: Final = 120
 #: Run where ``--only`` asks for them; the first by taskq alone.
 ASKED: Final = {"mixed_1000": 50_000, "busy_1000": 30_000}
 CONTENDERS: Final = ("taskq", "sqlite", "sqlite-tuned")
-#: taskq without its extension, beside the one that has it.
+#: taskq without its extension, beside taskq with it.
 PYTHON: Final = "taskq-python"
 Sample = dict[str, float]
 
@@ -168,7 +168,7 @@ async def busy(contender: Contender, jobs: int) -> Sample:
 
 
 async def taken(contender: Contender, clock: Clock, counts: tuple[int, int]) -> Sample:
-    """Stop the clock; so many jobs must have succeeded, and so many wait."""
+    """Stop the clock; check the counts of succeeded and waiting jobs."""
     seconds, cpu_seconds = clock.taken()
     assert await contender.counts() == counts
     return {"jobs": sum(counts), "seconds": seconds, "cpu_seconds": cpu_seconds}
@@ -205,7 +205,7 @@ async def run(scenario: str, name: str, mode: str, jobs: int, directory: Path) -
 
 
 def serve(scenario: str, name: str, mode: str, place: str) -> None:
-    """Take a sample of so many jobs for each number that is read, and tell it on a line."""
+    """Take a sample of ``count`` jobs for each number, and print a line."""
     for line in sys.stdin:
         with scratch(Path(place)) as directory:
             gc.collect()
@@ -232,7 +232,7 @@ def take(process: subprocess.Popen[str], jobs: int) -> Sample:
 def samples_of(
     scenario: str, names: list[str], mode: str, jobs: int, rounds: int, place: Path
 ) -> dict[str, list[Sample]]:
-    """Take so many samples of each, in turn (A B C A B C …), after one to warm up."""
+    """Take ``count`` samples of each, in turn (A B C A B C …), after a warm-up."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(scratch(place))
         contenders = {}

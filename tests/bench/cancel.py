@@ -1,6 +1,6 @@
 """How long a running job goes on after somebody in another process cancelled it.
 
-``python -m tests.bench.cancel [--jobs 200]`` prints, for so many async tasks and a fifth as many
+``python -m tests.bench.cancel [--jobs 200]`` prints, for ``--jobs`` async tasks and a fifth as many
 tasks in child processes, the time from the call of ``cancel()`` in this process to the
 CancelledError in a worker of another one, and to ``JobCancelled`` here; the child process is gone
 by then. The goal is 100 ms.
@@ -20,7 +20,7 @@ from taskq import State, Task, TaskQ
 from taskq.errors import JobCancelled
 from tests.bench.harness import Table, options, percentile, scratch, start
 
-#: Of this module, since child processes look for their tasks in it.
+#: Tasks of this module, since child processes look for them here.
 app: Final = TaskQ("cancel-bench")
 _LIMIT_SECONDS: Final = 0.1
 _PAUSE_SECONDS: Final = 0.003
@@ -82,7 +82,7 @@ async def _cancel(task: Task[[str], None], mark: str, pause_seconds: float) -> t
 
 
 def _row(table: Table, name: str, seconds: list[float]) -> None:
-    # The last percent is the machine's: each killed child is followed by one that starts up.
+    # The last percent is the machine's: each killed child has a successor that starts.
     p90 = percentile(seconds, 90)
     assert p90 < _LIMIT_SECONDS, f"{name}: {p90 * 1e3:.1f} ms at the 90th percentile"
     figures = (percentile(seconds, 50), percentile(seconds, 99), max(seconds))

@@ -46,7 +46,7 @@ def options(doc: str | None, **defaults: Any) -> argparse.Namespace:
                 flag, type=type(default), default=default, help="(default: %(default)s)"
             )
     given = parser.parse_args()
-    # As an installed package has it, whatever the caller's environment says.
+    # Like an installed package, independent of the caller's environment.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if given.python is not None:
         _go_on(str(given.python))
@@ -123,7 +123,7 @@ def build() -> str:
     if "--enable-optimizations" in words:
         return "PGO and LTO" if "--with-lto" in words else "PGO"
     if sysconfig.get_config_var("PGO_PROF_USE_FLAG") == "":
-        # Debian optimizes by rules of its own, and takes the flags out of what is told here.
+        # Debian's build flags do not show its optimizations.
         return "PGO by its distributor"
     return "no PGO"
 
@@ -145,7 +145,7 @@ def machine(directory: Path) -> str:
 
 
 class Others:
-    """Tells how busy the machine is with what is none of ours."""
+    """Measures the load of other processes."""
 
     def __init__(self) -> None:
         self._began, self._before = time.monotonic(), self._seconds()
@@ -237,14 +237,14 @@ def family(pid: int) -> list[int]:
 
 
 class Watch:
-    """Looks again and again at a process and all that it starts, for what they take.
+    """Samples CPU and memory of a process and its descendants.
 
     Attributes:
-        cpu_seconds: by who: ``driver`` is the process itself, ``java`` and ``python`` the others.
+        cpu_seconds: by process: ``driver`` is itself, ``java`` and ``python`` are the others.
         peak_bytes: likewise the most resident memory, and of all at one moment as ``all``.
     """
 
-    #: What ran for less than that may be missed.
+    #: Shorter processes may be missed.
     LOOK_SECONDS: Final = 0.1
 
     def __init__(self, pid: int) -> None:

@@ -47,7 +47,7 @@ _PIECE: Final = MIB
 
 
 def fill(path: Path, size: int, frame_bytes: int) -> None:
-    """Make a log of so many bytes whose frames have that size: one job a batch."""
+    """Make a log of ``size`` bytes in frames of ``frame`` bytes: one job a batch."""
     config = LogConfig(durability=Durability.OS, keep_seconds=None)
     store = open_store(str(path), config)
     payload = os.urandom(max(frame_bytes - 120, 1))
@@ -135,7 +135,7 @@ async def _template(folder: Path, size: int) -> DurableLog:
 
 
 def known_devices(folder: Path, hub: Path, count: int, log: DurableLog | None) -> list[str]:
-    """Tokens of so many devices, each with a copy of the log if there is one."""
+    """Create the tokens of ``count`` devices, each with a copy of the log if there is one."""
     tokens, registry = [], Registry(hub)
     for number in range(count):
         name, secret = f"edge-{number}", hashlib.sha256(b"%d" % number).hexdigest()[:43]
@@ -227,7 +227,7 @@ async def idle(folder: Path, url: str, hub: Path, pid: int, count: int, seconds:
 
 
 async def herd(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
-    """Devices with 64 KiB each, which all come within so many seconds."""
+    """Devices with 64 KiB each, which all come within ``seconds``."""
     log = await _template(folder, 60_000)
     tokens, clients = known_devices(folder, hub, count, None), Clients(url)
     data, end = log.part(Border(log.segments[0]), MIB)
@@ -300,7 +300,7 @@ async def lag(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: 
 
 
 async def attack(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
-    """Each attack for so many seconds, beside a device that is honest."""
+    """Each attack for ``seconds``, beside an honest device."""
     log = await _template(folder, 4_096)
     tokens, place = known_devices(folder, hub, count, log), urlsplit(url)
     asked = Sync(log.identity.log_id, 1, frozenset(), log.end)

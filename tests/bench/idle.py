@@ -1,4 +1,4 @@
-"""What a worker costs that has nothing to do.
+"""The cost of an idle worker.
 
 Run: ``python -m tests.bench.idle``. See README.md.
 """
@@ -23,7 +23,7 @@ from typing import Final
 from tests.bench.harness import MIB, ROOT, Table, cpu_seconds, options, rss_bytes, scratch
 
 LOOK_SECONDS: Final = 0.1
-#: One that imports next to nothing.
+#: A program with almost no imports.
 APP: Final = "tests.bench.contenders.taskq_app:app"
 
 

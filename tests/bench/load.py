@@ -1,4 +1,4 @@
-"""The load that every contender gets: argument, no-op, producers, and the count of what ran."""
+"""The load of every contender: argument, no-op, producers, and a count of calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Tally:
-    """Counts the calls of its no-op, and tells when all have run. One event loop only.
+    """Counts the calls of its no-op, and signals the last one. One event loop only.
 
     Attributes:
         clock: made at the first call.

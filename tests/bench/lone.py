@@ -28,7 +28,7 @@ from tests.bench.load import SUBJECT
 RECORD_BYTES: Final = 200
 MODES: Final = ("fsync", "os")
 PAUSES_SECONDS: Final = (0.0, 0.002)
-#: So many calls of each go one after the other before it is the next one's turn.
+#: Calls of each in one turn.
 TURN: Final = 10
 _BEGIN: Final = b"tq-begin\n"
 _END: Final = b"tq-end\n"
@@ -50,7 +50,7 @@ def opened(directory: Path, mode: str) -> tuple[TaskQ, Task[[int, str], None]]:
 
 
 async def in_turn(place: Path, mode: str, pause_seconds: float, count: int) -> list[list[float]]:
-    """Return seconds of so many bare writes, enqueues of a thread and awaited enqueues."""
+    """Return the seconds of bare writes, of a thread's enqueues and of awaited enqueues."""
     app, work = opened(place / "data", mode)
     bare, calls, awaited = taken = [list[float]() for _ in range(3)]
     block = os.urandom(RECORD_BYTES)
@@ -119,7 +119,7 @@ def counted(lines: Iterable[str]) -> Counter[str]:
 
 
 def traced(place: Path, mode: str, jobs: int) -> Counter[str]:
-    """Trace a process that awaits so many enqueues."""
+    """Trace a process that awaits ``count`` enqueues."""
     with scratch(place) as directory:
         trace = directory / "trace"
         words = ("-m", "tests.bench.lone", "traced", directory / "data", mode, jobs)

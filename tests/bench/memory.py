@@ -1,4 +1,4 @@
-"""Logs with a past: a million waiting jobs, millions of finished ones, and who opens them.
+"""Logs with a past: a million waiting jobs, millions of finished ones, and their opening.
 
 Run: ``python -m tests.bench.memory [--only waiting|first|past|lookup]``. Each figure is taken
 in processes of its own. See README.md.
@@ -57,7 +57,7 @@ def items(kind: str, count: int) -> Iterator[Item]:
 
 
 def add(store: Store, kind: str, count: int) -> float:
-    """Enqueue so many in transactions; return seconds a job."""
+    """Enqueue ``count`` jobs in transactions; return the seconds of a job."""
     source = items(kind, count)
     begin = time.perf_counter()
     for first in range(0, count, TRANSACTION_COUNT):
@@ -67,7 +67,7 @@ def add(store: Store, kind: str, count: int) -> float:
 
 
 def claim(store: Store, count: int) -> list[Delivery]:
-    """Return what is ready, at most so many, without waiting."""
+    """Claim ready jobs, at most ``count``, without waiting."""
     request = ClaimRequest(count=count, wait_until_ns=store.steady_ns())
     deliveries: list[Delivery] = store.thread_port.claim(request).result()
     return deliveries
@@ -130,7 +130,7 @@ def reopen(directory: str, kind: str, waiting: str, finished: str = "0") -> dict
 
 
 def claim_many(store: Store, directory: str, held: list[Delivery]) -> float:
-    """Claim and settle 1 000, with those that are held; return the seconds of the claim."""
+    """Claim and settle 1 000 jobs beside the held ones; return the seconds of the claim."""
     begin = time.perf_counter()
     deliveries = claim(store, CLAIM_COUNT - len(held))
     seconds = time.perf_counter() - begin

@@ -1,10 +1,9 @@
 """taskq beside other job frameworks that need no server: huey, flexiq and dbos, all on SQLite.
 
-Run: ``python -m tests.bench.peers``. Each peer is installed on demand into a virtual environment
-of its own (``--venvs``), and used as its documentation says for one machine: the modules of
-``contenders/`` tell how. Every sample is a fresh process in a fresh directory (``sample.py``
-there), taken in turn, that checks its end state by the store's own counts. See README.md for
-the rows.
+Run: ``python -m tests.bench.peers``. Each peer is installed on demand into a virtual environment of
+its own (``--venvs``), and used as its documentation says for one machine: see the modules of
+``contenders/``. Every sample is a fresh process in a fresh directory (``sample.py`` there), taken
+in turn, that checks its end state by the store's own counts. See README.md for the rows.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Sample = dict[str, Any]
 
 
 class Metric(NamedTuple):
-    """One row: its name, its value of a sample of so many jobs, and how that is written."""
+    """A row: its name, its value for a sample, and its format."""
 
     name: str
     of: Callable[[Sample, int], float | None]
@@ -49,7 +48,7 @@ class Contender(NamedTuple):
     """One framework in one mode."""
 
     app: str
-    #: what to install; empty for ours
+    #: packages to install; empty for ours
     package: str
     #: the line that programs which use it begin with
     line: str
@@ -70,13 +69,13 @@ CONTENDERS: Final = {
     "flexiq": Contender("flexiq_app", "flexiq", "from flexiq import Queue", 400, 10_000, 30),
     "dbos": Contender("dbos_app", "dbos", "from dbos import DBOS, DBOSClient", 300, 300, 10),
 }
-#: What is told as ratios, too: those that promise the same of an enqueued job.
+#: Contenders of equal durability, also shown as ratios.
 PAIRS: Final = (("taskq fsync", "huey"), ("taskq os", "flexiq"))
 WAITING: Final = 200_000
-#: Enqueues whose syncs are counted, beyond those of opening, a first few and closing.
+#: Enqueues whose syncs are counted, without opening, warm-up and closing.
 SYNCED: Final = 100
 SAMPLE_SECONDS_MAX: Final = 300
-#: Fewer rounds of what takes long and hardly varies; a count does not vary.
+#: Fewer rounds for slow rows that hardly vary.
 ROUNDS_MAX: Final = {"syncs": 1, "memory": 3, "takeover": 3}
 SCENARIOS: Final[dict[str, tuple[Metric, ...]]] = {
     "cycle": (Metric("full cycle, jobs/s", lambda s, jobs: jobs / s["seconds"], ",.0f"),),
@@ -110,7 +109,7 @@ class FailedError(Exception):
 
 
 class Bench(NamedTuple):
-    """Where samples are taken, and with which interpreters."""
+    """The directories of samples, and their interpreters."""
 
     place: Path
     pythons: dict[str, str]
@@ -146,11 +145,11 @@ class Bench(NamedTuple):
         return float(usage.ru_utime + usage.ru_stime)
 
     def _environment(self) -> dict[str, str]:
-        """Return one with byte code as an installed package has it, whatever the sources have."""
+        """Return an interpreter that keeps byte code, like an installed package."""
         return {**os.environ, "PYTHONPYCACHEPREFIX": str(self.place / "pyc")}
 
     def _syncs(self, name: str, jobs: int) -> int:
-        """The calls that wait for the disk, in all threads of a process that enqueues so many."""
+        """Count the waits for the disk, in all threads of an enqueueing process."""
         if not (strace := shutil.which("strace")):
             raise FailedError("not counted: there is no strace")
         answer = self.place / "syncs"
@@ -161,7 +160,7 @@ class Bench(NamedTuple):
         return sum("sync" in line and "resumed" not in line for line in answer.open())
 
     def _run(self, name: str, scenario: str, jobs: int, *before: str) -> str:
-        """Run a sample's process to its end, and end whatever it left behind."""
+        """Run a sample's process to its end, and end its children."""
         first = CONTENDERS[name]
         with scratch(self.place) as directory:
             errors = directory / "errors"
@@ -194,7 +193,7 @@ class Bench(NamedTuple):
 
 
 def measure(bench: Bench, scenario: str) -> tuple[dict[str, list[Sample]], dict[str, str]]:
-    """Take all samples of a scenario in turn: those of each contender, and who failed, and why."""
+    """Take a scenario's samples in turn; return them by contender, and failures with reasons."""
     samples: dict[str, list[Sample]] = {name: [] for name in bench.pythons}
     failed: dict[str, str] = {}
     rounds: int = bench.given.rounds
@@ -266,7 +265,7 @@ def summary(columns: Sequence[str], everything: dict[str, Row]) -> None:
 
 
 def prepare(given: Any, place: Path) -> tuple[Bench, dict[str, str]]:
-    """Install what is missing, and leave out with its message whatever does not run one job.
+    """Install what is missing, and skip, with its message, a peer that cannot run one job.
 
     The first start of each compiles its modules, too, and is not counted.
     """

@@ -1,11 +1,10 @@
 """Measure what ``taskq pipeline run`` and a read through Spark take: time and memory.
 
 ``python -m tests.bench.pipeline growth`` enqueues jobs in bulk into four logs, runs the pipeline
-over them through Spark, and looks at what its processes take. ``waiting`` asks what one batch of
-small work takes while so many other jobs wait in the lake, without Java. ``open`` keeps a pipeline
-open while a log grows by 1 000 records every five seconds. ``engines`` measures what decides
-whether a run takes Spark. ``read`` reads all columns, and two of them, through Spark. ``devices``
-asks what an increment takes beside so many devices that are silent. Every job must be in every
+over them through Spark, and looks at what its processes take. ``waiting`` measures one small batch
+while many other jobs wait in the lake, without Java. ``open`` keeps a pipeline open while a log
+grows by 1 000 records every five seconds. ``read`` reads all columns, and two of them, through
+Spark. ``devices`` measures an increment beside many silent devices. Every job must be in every
 table.
 """
 
@@ -57,14 +56,14 @@ WAITING: Final = (0, 1_000_000, 5_000_000)
 #: Jobs of a batch that is looked at, each enqueued, claimed and ended, and how many batches.
 BATCH_JOBS: Final = 10_000
 ROUNDS: Final = 3
-#: Jobs of two logs whose difference tells what a MiB takes.
+#: The cost of a MiB is the difference of two logs.
 ENGINE_JOBS: Final = (300_000, 900_000)
 #: Devices of which all but one are silent.
 DEVICES: Final = (1_000, 10_000)
 #: Three records each, and some of the log's own.
 OPEN_JOBS: Final = 333
 OPEN_SECONDS: Final = 5.0
-#: Memory of the last quarter beside that of the second.
+#: Memory of the last quarter beside the second quarter.
 GROWTH_MAX: Final = 1.1
 TWO_COLUMNS: Final = "lsn long, kind string"
 _PARTS: Final = 4
@@ -82,12 +81,12 @@ class Taken(NamedTuple):
 
     @property
     def cpu_seconds(self) -> float:
-        """Return those of all its processes."""
+        """Return processor seconds of all its processes."""
         return sum(self.watch.cpu_seconds.values())
 
 
 def fill(journals: Path, jobs: int) -> None:
-    """Enqueue so many jobs in bulk, a fourth into each log."""
+    """Enqueue ``count`` jobs in bulk, a fourth into each log."""
     for device in range(LOGS):
         path = journals / f"device-{device}"
         mine = range(device, jobs, LOGS)
@@ -133,7 +132,7 @@ def pipeline(journals: Path, lake: Path, *words: str) -> Iterator[subprocess.Pop
 
 
 def run(journals: Path, lake: Path, *words: str) -> Taken:
-    """Run the pipeline over all that is new."""
+    """Run the pipeline over all new records."""
     began = time.monotonic()
     with pipeline(journals, lake, *words) as process, Watch(process.pid) as watch:
         assert process.stdout is not None
@@ -185,7 +184,7 @@ def growth(given: Any) -> None:
 
 
 def waiting(given: Any) -> None:
-    """Print what a batch takes with so many jobs waiting beside."""
+    """Print the cost of a batch beside ``waiting`` jobs."""
     table = Table(
         f"one run with {BATCH_JOBS:,} jobs from enqueue to end, medians of {ROUNDS}",
         *("waiting", "s", "CPU s", "driver MiB"),
@@ -237,7 +236,7 @@ async def take(
         await work(data_dir, OPEN_JOBS)
         grown += 1
         await asyncio.sleep(OPEN_SECONDS)
-    # What came last is taken at the next look.
+    # The newest jobs come with the next look.
     for _ in range(60):
         if sum(increment.records for increment in taken) >= 3 * OPEN_JOBS * grown:
             break
@@ -269,7 +268,7 @@ def keep_open(given: Any) -> None:
 
 
 def cpu_below(java: int) -> float:
-    """Return processor seconds of Java and of all that it began, ended or not."""
+    """Return processor seconds of Java and its children, ended or not."""
     spent = 0
     for pid in family(java):
         with suppress(OSError):

@@ -99,13 +99,13 @@ class Route:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return what is told of it."""
+        """Return the output."""
         return {
             "rooms": len(self.rooms), "files": len(self.files), "functions": len(self.functions),
         }  # fmt: skip
 
 
-#: Who looks now: threads take their profiler when they begin, long before somebody looks.
+#: The active profile: threads get their profiler at their start, long before a measurement.
 _looking: list[Route] = []
 #: Ways gone so far, by their names.
 _gone: dict[str, list[Route]] = {}
@@ -249,7 +249,7 @@ def increment(path: Path) -> None:
     run = getattr(module, "run_here", None) or module.run
 
     class Nobody:
-        """Take what is told, and do nothing."""
+        """Accept any call, and do nothing."""
 
         def __getattr__(self, _name: str) -> Any:
             return lambda *_: None

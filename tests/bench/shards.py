@@ -2,7 +2,7 @@
 
 ``python -m tests.bench.shards [--jobs 4000] [--rounds 3] [--also DIR]``: each process has 64
 callers that enqueue one after the other, each waiting until its job is on disk; then each works
-until nothing is left. Calls have no key, so that those of one process go into one log, and the
+until nothing is left. Calls have no key, so that all calls of one process go into one log, and the
 processes are spread evenly over the logs. With ``--also`` every second log lies there: another
 disk. All are measured in turn, and the medians of the rounds compared.
 """
@@ -36,7 +36,7 @@ class Rates(NamedTuple):
 
 
 async def child(directory: str, bits: int, jobs: int) -> None:
-    """Enqueue, then work; each when told to, and tell when it is done."""
+    """Enqueue, then work, each on a signal; report each end."""
     app = TaskQ(shards=Shards(directory, bits=bits)) if bits else TaskQ(directory)
 
     @app.task(name="no-op", store_result=False)
@@ -63,7 +63,7 @@ def _wait_for_word() -> None:
 
 
 def start_evenly(root: Path, bits: int, count: int, jobs: int) -> list[subprocess.Popen[str]]:
-    """Start so many children, spread evenly over the logs."""
+    """Start ``count`` children, spread evenly over the logs."""
     kept: list[subprocess.Popen[str]] = []
     logs, spread = 1 << bits, Counter[int]()
     while len(kept) < count:

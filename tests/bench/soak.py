@@ -1,9 +1,9 @@
 """Full speed for minutes with a limit for the log: directory, memory and lock stay bounded.
 
 ``python -m tests.bench.soak [--seconds 600] [--keep-mib 64]`` prints a line every tenth of the
-time, and at the end asserts: every job ran once and is counted as succeeded by a fold of what is
-left, the directory stayed under twice the limit, the memory did not grow after the first tenth, and
-the writer lock was never held for over 50 ms, waits for the disk left out.
+time, and at the end asserts: every job ran once and is counted as succeeded by a fold of the
+remaining log, the directory stayed under twice the limit, the memory did not grow after the first
+tenth, and the writer lock was never held for over 50 ms, waits for the disk left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.bench.harness import MIB, Table, options, rss_bytes, scratch
 
 PRODUCERS: Final = 200
 LOCK_SECONDS_MAX: Final = 0.050
-#: What resident memory may gain after the first tenth of the time.
+#: Allowed growth of resident memory after the first tenth of the time.
 RSS_GROWTH_MAX: Final = 0.10
 _LOOKS: Final = 10
 _DELAYED_EVERY: Final = 1_000

@@ -1,10 +1,10 @@
-"""Steps within a task: what one costs beside a lone enqueue, and how soon a thousand are back.
+"""Steps within a task: their cost beside a lone enqueue, and the time to replay a thousand.
 
-And how soon a job goes on in another process: by a signal, beside so many that wait, and after
+And how soon a job goes on in another process: by a signal, beside many waiting jobs, and after
 ``kill -9`` of its worker. Run: ``python -m tests.bench.steps``; ``--dbos`` adds a workflow of dbos
 on SQLite, installed on demand, ``--dura python3.13`` one of dura, whose Python that is. Ratios are
-taken in turn within one run; the rest is told with the seconds of processor time, which others on
-the machine change less.
+taken in turn within one run; other rows show processor time, which load on the machine changes
+less.
 """
 
 from __future__ import annotations

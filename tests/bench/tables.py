@@ -47,7 +47,7 @@ def main() -> None:
         for command in EACH if python != PYTHONS[0] else (*EACH, *ONCE):
             words = f"{command} {QUICK[command.split()[0]]}" if given.quick else command
             words += "" if python == PYTHONS[0] else f" --python {python}"
-            # One that fails says so; the others are taken all the same.
+            # A failing one prints its error; the others go on.
             program = (sys.executable, "-m", *shlex.split(f"tests.bench.{words}"))
             done = subprocess.run(program, check=False, cwd=ROOT, text=True, stdout=subprocess.PIPE)
             name = textwrap.fill(f"`python -m tests.bench.{words}`", 118, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""JSON that is nested without end is refused where it is written, and harms nobody who reads it."""
+"""Endlessly nested JSON is refused where it is written, and harms no reader."""
 
 from __future__ import annotations
 

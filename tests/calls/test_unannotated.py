@@ -1,4 +1,4 @@
-"""What nothing is said of comes back as it went in, or is refused where it is given."""
+"""Values without an annotation come back unchanged, or are refused at the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written comes back equal and of the same types, or its writer gets an error."""
+"""A written value comes back equal and of the same types, or its writer gets an error."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ REFUSED: list[tuple[Any, list[Any]]] = [
     (Decimal, [Decimal("NaN")]), (Shape, [Shape.BOX]),
     (Annotated[int, AfterValidator(lambda value: value + 1)], [1]),
 ]  # fmt: skip
-#: What some versions of pydantic and typing bring back, and others do not.
+#: Values that only some versions of pydantic and typing bring back.
 EITHER: list[tuple[Any, list[Any]]] = [
     (WithInit, [WithInit(1)]), (dict[Level, int], [{Level.LOW: 1}]),
     (Literal[Colour.RED], [Colour.RED]), (dt.datetime | str, ["2020-01-01T00:00:00"]),

@@ -1,4 +1,4 @@
-"""A call that does not fit fails where it is made, says why, and leaves nothing behind."""
+"""A call that does not fit fails at the call, with a reason, and leaves no trace."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from taskq.cli.main import main
 
 @dataclass(frozen=True)
 class Sample:
-    """A directory, and the ids of its jobs by what became of them."""
+    """A directory, and ids of its jobs by outcome."""
 
     path: Path
     ids: dict[str, str]

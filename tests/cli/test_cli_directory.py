@@ -86,7 +86,7 @@ def test_a_log_nearby_is_offered(
     monkeypatch.chdir(tmp_path / here)
     monkeypatch.delenv("TASKQ_DATA_DIR", raising=False)
     result = taskq("ls", *typed)
-    if result.exit_code == 0:  # what the settings name lies right there
+    if result.exit_code == 0:  # the directory of the settings is there
         assert here == "project"
         return
     quoted = f"'{log}'" if " " in str(log) else str(log)

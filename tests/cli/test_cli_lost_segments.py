@@ -1,4 +1,4 @@
-"""Lost segments: ``verify``, ``health`` and whoever writes say it, until ``repair`` accepts it."""
+"""Lost segments: ``verify``, ``health`` and writers report them until ``repair``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a log's directory: one or two lines, and never a traceback."""
+"""Odd files in a log's directory give one or two lines, never a traceback."""
 
 from __future__ import annotations
 

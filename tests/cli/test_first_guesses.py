@@ -1,4 +1,4 @@
-"""What people type and write first, and what they are told: ``first_guesses.md``, line by line."""
+"""First guesses of users and the answers: ``first_guesses.md``, line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that a stranger wrote drives a terminal, or makes up lines, whatever command shows it."""
+"""No command lets a stranger's text drive a terminal or fake lines."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.cli.helpers import taskq as invoke
 
 #: A title, a colour that no command of ours uses, C1, bidi, a line that is written over.
 TEXT: Final = "a\x1b]0;t\x07b\x1b[41;5mc\x9b31md\u202ee\rOVER"
-#: Where one line is meant, a second one, too.
+#: a second line in place of one
 NAME: Final = f"{TEXT}\nFORGED"
-#: What rich and click write of their own accord: colours, and a line that is drawn anew.
+#: Escapes of rich and click themselves: colours, and a redrawn line.
 OURS: Final = re.compile(
     r"\x1b\[(?!41;5m)[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|\x1b\[H|\x1b\[J"
 )
@@ -203,7 +203,7 @@ def by_itself(place: Place, *words: object) -> str:
 
 def _all_of(master: int) -> str:
     pieces = []
-    with contextlib.suppress(OSError):  # as Linux tells that
+    with contextlib.suppress(OSError):  # in Linux's words
         while piece := os.read(master, 65_536):
             pieces.append(piece)
     os.close(master)
@@ -243,7 +243,7 @@ def quiet(row: Row) -> Row:
     return row[0], False
 
 
-#: Each command that there is, with what it is asked here; in the order of what they change.
+#: Each command with its arguments, ordered by effect.
 ROWS: Final[dict[str, Row]] = {
     "ls": d("ls"),
     "show": of("dead", "show"),

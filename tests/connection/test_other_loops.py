@@ -1,4 +1,4 @@
-"""Under trio and eventlet the first use says what to do: no loop or thread there is ours."""
+"""Under trio and eventlet the first use says what to do: their loops and threads are not ours."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ async def test_what_would_be_too_large_is_not_decompressed(tmp_path: Path) -> No
         await log.release(delivery)
         (listed,) = await log.peek()
         assert (listed.payload, "raise decompressed_bytes_max" in listed.problem) == (b"", True)
-        # What this log could not read again itself is not compressed in the first place.
+        # Bodies that this log could not read again are not compressed.
         other = await log.put(bytes(100_001), compress="zlib")
         assert (await stored(log, other)).payload_flags == 0
         assert (await log.get(other)).payload == bytes(100_001)

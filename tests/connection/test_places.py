@@ -95,7 +95,7 @@ def test_a_wrong_file_of_the_log_is_named(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
 def test_another_users_file_in_the_logs_directory_names_no_hub(tmp_path: Path) -> None:
-    """What the others may say of their log is how it is kept, not where it is sent."""
+    """Other places may set how a log is kept, but not its address."""
     (tmp_path / "log").mkdir()
     file = tmp_path / "log/taskq.toml"
     file.write_text('name = "theirs"\n')

@@ -156,7 +156,7 @@ def test_where_nothing_is_said_the_settings_are_not_even_loaded(tmp_path: Path) 
     assert app.data_dir == settings.data_dir
 
 
-#: Options as code may give them: right ones, those that only the settings take, and wrong ones.
+#: Options from code: right ones, settings-only ones, and wrong ones.
 GIVEN: dict[str, list[Any]] = {
     "durability": ["os", Durability.OS, "FSYNC", 1, []],
     "interval": [0.1, 1, "20ms", timedelta(seconds=1), "7", "soon", True, 0],
@@ -323,7 +323,7 @@ def test_a_queue_is_told_in_the_words_of_the_log(tmp_path: Path) -> None:
     }
 
 
-#: What no setting is, and no argument.
+#: Names that are neither a setting nor an argument.
 NONSENSE: tuple[Any, ...] = (
     5, -1, 1.5, float("nan"), float("inf"), b"x", [], [1], {}, {1: 2}, object(), True, "[[[", int,
     lambda: 1, 10**400, "\ud800",

@@ -45,8 +45,8 @@ _KEYS: Final = (
     b"\x04\x04mailsend#1",
     b"\x04\x04mailsend#2",
 )
-#: What becomes of each attribute. "kept" is in the columns, "derived" is made again from what is,
-#: "reset" is only a place that was looked at last, and "bound" belongs to another one of these.
+#: The fate of each attribute: "kept" is in the columns, "derived" is made from kept ones, "reset"
+#: is only a cursor, and "bound" belongs to another object of these.
 DECISIONS: Final[dict[type, dict[str, str]]] = {
     Agenda: {
         "table": "kept", "dead": "kept", "running": "kept", "leases": "kept", "flows": "kept",
@@ -195,9 +195,9 @@ Step = tuple[str, int, int, bool]
 
 @dataclass(slots=True)
 class Driven:
-    """An agenda and a table of keys, and the steps that are done to them.
+    """An agenda and a table of keys, and steps that change them.
 
-    What a step finds depends on nothing but the folds and the step, so two that are equal stay so.
+    A step depends only on the folds, so equal folds stay equal.
     """
 
     agenda: Agenda = field(default_factory=Agenda)

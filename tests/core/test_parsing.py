@@ -1,4 +1,4 @@
-"""What people write is read as they mean it, up to its bounds, or refused with what to write."""
+"""Texts of users are read as meant, within bounds, or refused with the right form."""
 
 from __future__ import annotations
 

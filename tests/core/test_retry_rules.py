@@ -1,4 +1,4 @@
-"""What follows which error: rules of a retry policy, as tables and as properties."""
+"""Rules of a retry policy, as tables and as properties."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ class Meta(type):
 
 
 class Untouchable(Exception):
-    """Raises whatever it is asked."""
+    """Raise the given exception."""
 
     def refuse(self, *_: object) -> Any:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Jobs that wait in vain are counted by what is missing, and told in a sentence."""
+"""Jobs that wait in vain are counted by cause, and reported in a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What views say that follows from the rest of them: sums, moments, ratios."""
+"""Derived figures of views: sums, moments, ratios."""
 
 from __future__ import annotations
 

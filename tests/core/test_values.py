@@ -1,4 +1,4 @@
-"""A class that is written later is as the standard library's, whatever is its first use."""
+"""A class written later equals the standard library's, after any first use."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OPTIONS: tuple[dict[str, bool], ...] = (
 
 def parcel() -> type:
     class Parcel:
-        """What is sent."""
+        """A message."""
 
         most: ClassVar[int] = 9
         to: str
@@ -119,7 +119,7 @@ TUPLE_USES: dict[str, Callable[[Any], object]] = {
 
 def tuple_kind(base: Any) -> Any:
     class Weighed(base):  # type: ignore[misc]
-        """What is weighed."""
+        """A weight."""
 
         to: str
         weight: int = 1
@@ -189,7 +189,7 @@ def test_views_are_loaded_without_a_method_of_theirs_being_written() -> None:
 
 
 def test_what_a_class_is_written_from_is_whole_when_garbage_is_collected_meanwhile() -> None:
-    """What it is copied from is garbage once nobody holds it, and is emptied then."""
+    """The source of a copy is garbage once nobody holds it, and is emptied then."""
 
     class Pair(values.NamedTuple):
         left: int

@@ -1,4 +1,4 @@
-"""Every reason why a job is not running, and the sentence that tells it."""
+"""Every reason for a job not to run, and its sentence."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ async def test_a_wait_that_is_cancelled_is_not_waited_for(app: TaskQ, box: Sandb
 
 
 class Bank:
-    """Fails as often as it was told to."""
+    """Fail ``count`` times."""
 
     def __init__(self, fails: int) -> None:
         self.fails, self.asked = fails, 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Payment:
-    """What comes from outside."""
+    """An outside effect."""
 
     sum: int
 

@@ -1,4 +1,4 @@
-"""What the log cannot write waits: before the effect, without burning an attempt."""
+"""A record that the log cannot write waits: before the effect, without burning an attempt."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_what_the_log_refuses_for_now_waits_and_burns_no_attempt(
         job = await order.enqueue()
         await app.signal(job, "paid", 5)
         async with app.worker(concurrency=2):
-            # Else the one that waits for the result would meet the lock.
+            # The waiting caller would meet the lock first.
             while refuse is _held_lock and (refusals.left or not armed):  # noqa: ASYNC110 - a thread
                 await asyncio.sleep(0)
             assert await job.result(20) == "done"
@@ -182,7 +182,7 @@ async def test_a_log_that_failed_ends_the_run_before_the_effect(
     async def order() -> str:
         if not armed:
             armed.append(1)
-            # Whatever asks the log next finds that it failed, and so must the step.
+            # The next request finds that the log failed, and so must the step.
             with pytest.raises((LogFailed, LogGone)):
                 await app.pause("other")
         try:

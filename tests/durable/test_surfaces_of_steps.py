@@ -1,4 +1,4 @@
-"""All that looks at a job knows its steps: commands, why, the timeline, streams."""
+"""Steps of a job show in commands, why, the timeline and streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job did is undone when it fails for good or is cancelled, the newest first."""
+"""A job that fails for good or is cancelled is undone, newest effect first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model was paid for is not asked again, whatever dies."""
+"""A paid answer of a model is not asked for again after a crash."""
 
 from __future__ import annotations
 

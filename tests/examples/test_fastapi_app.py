@@ -1,4 +1,4 @@
-"""The FastAPI example: one trace tells of a request, its job and the child of that."""
+"""The FastAPI example: one trace has a request, its job and the child of the job."""
 
 from __future__ import annotations
 

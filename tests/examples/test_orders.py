@@ -1,4 +1,4 @@
-"""An order goes on behind what is done, through failures and days of waiting."""
+"""An order goes on after its finished steps, through failures and days of waiting."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_django_enqueues_once_an_order_is_committed_and_its_command_runs_the_job
     result = "sent the receipt for kettle for ann@example.com"
     assert shown == [200, {"state": "succeeded", "result": result, "reason": ""}]
     assert unknown[0] == 404
-    # The order that was rolled back has left no job behind.
+    # An order that was rolled back left no job.
     with LogReader.open(str(tmp_path / "jobs")) as reader:
         (queue,) = reader.stats().queues
     assert (queue.queue, queue.succeeded, queue.ready) == ("mail", 1, 0)

@@ -34,7 +34,7 @@ def succeeded(job: int, token: int, lsn: int) -> bytes:
 
 
 class Place(NamedTuple):
-    """Where a frame was written."""
+    """The place of a frame."""
 
     path: Path
     segment: int

@@ -16,13 +16,13 @@ from tests.programs import run_python
 ROOT: Final = Path(__file__).parents[2]
 PROGRAM: Final = ROOT / "tests/samples/frozen_program.py"
 SPEC: Final = Path(__file__).parent / "both.spec"
-#: Where the tasks stand. The program's own file is the harder place: children import it anew.
+#: The module of the tasks. The program's own file is harder: children import it anew.
 WHERE: Final = ["main", pytest.param("module", marks=pytest.mark.slow)]
 ADVICE: Final = "call multiprocessing.freeze_support() first"
 
 
 class Ran(NamedTuple):
-    """What came of a program: its lines, its complaints, and how many copies of it there were."""
+    """The end of a program: its lines, its errors, and the number of its processes."""
 
     lines: list[str]
     errors: str

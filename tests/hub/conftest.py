@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def place(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Place]:
-    """Yield a hub; its servers are closed behind the test."""
+    """Yield a hub; its servers are closed after the test."""
     place = Place(tmp_path)
     yield place
     await place.close()

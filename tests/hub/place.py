@@ -178,7 +178,7 @@ def served(what: uvicorn.Server | ASGIApp) -> Iterator[str]:
         server = uvicorn.Server(uvicorn.Config(server, log_level="warning", lifespan="off"))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        sock.listen()  # who comes before it runs waits
+        sock.listen()  # an early caller waits
         thread = Thread(target=server.run, args=([sock],))
         thread.start()
         try:

@@ -2,8 +2,8 @@
 
 Either machine may lose its power, or a process be killed, at any step of the disk; fsyncs fail, and
 each machine may be set back to an earlier day. The line drops requests and answers, cuts bodies,
-doubles requests and brings some much later. After every step what the hub holds is compared with
-what the device ever had, byte for byte.
+doubles requests and brings some much later. After every step the hub's bytes are compared with all
+bytes that the device ever had.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Records = set[tuple[int, int]]
 
 
 class LineDropped(Exception):
-    """The device hears nothing any more of what it asked."""
+    """The device hears no more answers."""
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -66,10 +66,10 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Simulation:
-    """One device, one hub, and what lies between.
+    """One device, one hub, and the line between them.
 
     Attributes:
-        verdicts: all that sessions drew.
+        verdicts: of all sessions.
     """
 
     def __init__(self, seed: int) -> None:
@@ -84,9 +84,9 @@ class Simulation:
         self._hub_disk = CrashableDisk(self.hub_machine)
         self.verdicts: list[Verdict] = []
         self.log_id: UUID | None = None
-        #: what each segment of the device ever held, the latest last
+        #: all contents of each segment of the device, the latest last
         self.versions: dict[int, list[bytes]] = {}
-        #: what of the log must be found at the hub, or be declared as missing
+        #: parts of the log that must be at the hub, or be declared missing
         self.due: Records = set()
         self._late: list[Request] = []
         self._answered: Border | None = None
@@ -95,7 +95,7 @@ class Simulation:
         #: whether anything happened since the last whole session that may part the logs
         self._may_part = False
         self._checked: dict[str, int] = {}
-        #: what the hub had seen when a session had come to its end, and what the log held then
+        #: the hub's view at the end of a session, and the log's contents then
         self._contact: tuple[int, Records] = 0, set()
         self._removed: Records = set()
         #: segments and end of the device's log as it was read last
@@ -277,10 +277,10 @@ class Simulation:
             return answer
         if isinstance(answer, Stored) and answer.at.offset and isinstance(asked, Append | Seal):
             self._answered = answer.at
-        # H12: whatever is set aside is kept, on one side or the other.
+        # H12: archived bytes are kept, on one side or the other.
         assert before <= self.hub_records() if before else True
         if isinstance(answer, Refused) and isinstance(asked, Seal):
-            self._answered = None  # what is not what the device has went to torn/
+            self._answered = None  # differing bytes went to torn/
         return self._checked_answer(answer)
 
     def _checked_answer(self, answer: Answer) -> Answer:
@@ -329,7 +329,7 @@ class Simulation:
             asked = self._begun(asked, drops=chance > 0.9)
         answer = self._ask_hub(asked)
         if chance < 0.25 and not isinstance(asked, Sync):
-            # H4: the same once more changes nothing, whatever it is answered.
+            # H4: a repeated request changes nothing, whether answered or not.
             before = self._copies()
             self._ask_hub(asked)
             assert self._copies() == before, asked
@@ -438,8 +438,8 @@ class Simulation:
             data = self.hub_machine.content(path)
             if self._checked.get(path) == hash(data):
                 continue
-            # A crash may have left what no session has found yet, and so nobody was told of: none
-            # came since, or the disk refused what the first one asked.
+            # A crash may have left damage that no session has found yet: no session came since, or
+            # the disk refused its first request.
             if self.hub is None or not self.hub._copies:
                 continue
             known = self.versions.get(lsn, [])
@@ -550,7 +550,7 @@ def _set_back(machine: Machine, files: Files, *, in_place: bool) -> None:
             disk.remove(path)
     for path in files:
         disk.make_directory(parent(path))
-    # Those of what goes, too: else a loss of power brings some of it back.
+    # Entries of removed files, too: a loss of power would bring some back.
     for directory in {parent(path) for path in [*before, *files]}:
         below = directory
         while True:

@@ -1,4 +1,4 @@
-"""Beside a server everybody else reads: not a byte, a time or a name below the hub changes."""
+"""Beside a server all others only read: no byte, time or name below the hub changes."""
 
 from __future__ import annotations
 

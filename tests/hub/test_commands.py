@@ -1,4 +1,4 @@
-"""``taskq hub`` and ``taskq sync`` as people run them, and what other commands say of a copy."""
+"""``taskq hub`` and ``taskq sync`` from a terminal, and other commands on a copy."""
 
 from __future__ import annotations
 

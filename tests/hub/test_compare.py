@@ -19,7 +19,7 @@ _AT: Final = Border(7, 200, 100, bytes(56))
 
 
 class Told(NamedTuple):
-    """What a log says of the place where a hub ends."""
+    """A log's view of the place where a hub ends."""
 
     is_there: bool = False
     is_next: bool = False

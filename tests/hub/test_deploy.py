@@ -1,4 +1,4 @@
-"""A hub as it stands on a server: behind nginx and Caddy, with TLS, under systemd, watched."""
+"""A hub on a server: after nginx and Caddy, with TLS, under systemd, watched."""
 
 from __future__ import annotations
 

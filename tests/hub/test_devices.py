@@ -1,4 +1,4 @@
-"""Who may send, what a device may read and fill, and what goes back to it."""
+"""Permissions of a device: sending, reading, its quota, and the answers to it."""
 
 from __future__ import annotations
 

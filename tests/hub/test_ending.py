@@ -101,7 +101,7 @@ async def test_a_hub_ends_within_ten_seconds_whatever_hangs(place: Place) -> Non
             lines.append(await asyncio.open_connection("127.0.0.1", port))
             lines[-1][1].write(asked)
             await lines[-1][1].drain()
-        # All that a device may ask at a time hangs by now.
+        # All requests of a device hang by now.
         await asyncio.to_thread(eventually, lambda: _status(url, place.token) == 429)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)

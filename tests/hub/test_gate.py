@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 _ID: Final = UUID("12345678-1234-5678-1234-567812345678")
 _LOG: Final = f"/v1/logs/{_ID}"
 _SYNC: Final = Sync(_ID, 5, frozenset(), NOWHERE)
-#: What stands in no field of any message.
+#: Fields of no message.
 _ODD: Final[tuple[Any, ...]] = (
     None, True, -1, 1.5, 2**64, 10**400, "", "1", "\x00", "é" * 36, "a" * 36, "-" * 36, "x" * 5_000,
     [], [[]], {}, {"a": 1}, [1] * 2_000, [0, 0, 0, "zz"], [1, 64, 0, ""], [-1, 0, 0, ""],
 )  # fmt: skip
-#: Likewise, as JSON of its own.
+#: The same as JSON.
 _RAW: Final = ("NaN", "Infinity", "-Infinity", "9" * 4_000, "1" * 9_000, "1e999", '"\\ud800"',
                "[" * 5_000 + "]" * 5_000, "{", "")  # fmt: skip
 _ODD_HEADERS: Final = ("", "-1", "+1", "1_0", " 1", "²", "9" * 400, "9" * 8_000, "none", "NaN",
@@ -160,7 +160,7 @@ def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Reque
 
 
 class _Fuzz:
-    """Requests with something odd in them, whatever a device may send."""
+    """Odd requests of a device."""
 
     def __init__(self, place: Place, seed: int) -> None:
         self.place, self.chance = place, random.Random(seed)
@@ -216,7 +216,7 @@ async def test_no_request_is_answered_with_an_error_of_the_hubs(
     assert statuses >= {200, 400, 404, 409}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert before.items() <= place.copies().items()
-    # All that it wrote is counted.
+    # All its bytes are counted.
     account = place.server._account("edge-7")
     assert used_bytes(place.hub / "devices" / "edge-7") <= account.used
     assert not list(faults(place.hub, deep=True))

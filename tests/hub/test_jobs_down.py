@@ -1,4 +1,4 @@
-"""H7: a job for a device is handed over once, ends once and is not forgotten, whatever happens."""
+"""H7: a job for a device is handed over once, ends once and is not forgotten."""
 
 from __future__ import annotations
 

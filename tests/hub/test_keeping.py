@@ -1,4 +1,4 @@
-"""What stays until the other has it: the device's pin and its grace, and what a hub lets go."""
+"""Retention until the other side has a record: the device's pin and grace, the hub's deletions."""
 
 from __future__ import annotations
 

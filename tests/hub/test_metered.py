@@ -1,4 +1,4 @@
-"""What a device sends where each byte is paid for, or where it runs from its battery."""
+"""Sync on a metered line, or on battery."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _at(counter: BadLine) -> str:
 
 
 class Network:
-    """What nmcli tells of it."""
+    """Output of nmcli."""
 
     def __init__(self, folder: Path) -> None:
         self._program = folder / "nmcli"
@@ -57,7 +57,7 @@ class Network:
 
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
-    """Return one that is metered, and looked at each time."""
+    """Return a metered probe that looks each time."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")

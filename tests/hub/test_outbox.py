@@ -122,7 +122,7 @@ async def _leave(_own: object) -> None: ...
 
 @pytest.fixture
 async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    """Its devices adopt what they took when the test says so."""
+    """Its devices adopt jobs when the test says so."""
     monkeypatch.setattr("taskq_plugins.hub.sync.Own.adopt", _leave)
     made = Place(tmp_path)
     made.enrol("edge-7")

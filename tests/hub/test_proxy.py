@@ -18,7 +18,7 @@ _PAGE: Final = b"<html><head><title>413 Request Entity Too Large</title></head><
 
 
 class Narrow(Direct):
-    """A line with a proxy that takes so much at a time."""
+    """A line with a proxy that limits the size of a request."""
 
     def __init__(self, place: Place, most: int) -> None:
         super().__init__(place.server)

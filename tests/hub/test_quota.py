@@ -1,4 +1,4 @@
-"""Whatever a hub writes for a request of a device counts for that device, and has an end."""
+"""All bytes that a hub writes for a device count for that device, and are bounded."""
 
 from __future__ import annotations
 

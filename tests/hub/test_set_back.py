@@ -52,7 +52,7 @@ async def test_a_device_of_yesterday_ends_its_next_sync_well(place: Place, works
     assert Verdict.AHEAD not in await place.sync()  # the copy has no more than the log
     assert _is_equal(place)
     old = b"".join(file.read_bytes() for file in place.hub.rglob("*.log"))
-    assert int(number.rpartition("-")[2], 36) > 2**20  # above all that the hub has seen
+    assert int(number.rpartition("-")[2], 36) > 2**20  # above every position that the hub has seen
     assert old.count(b"new") == 1
     assert not list(faults(place.hub, deep=True))
 

@@ -1,4 +1,4 @@
-"""Who has no token shuts nobody out, however many lines it opens."""
+"""A client without a token shuts nobody out, however many lines it opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and answers come out as they went in; whatever else comes is refused."""
+"""Requests and answers round-trip; anything else is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _REQUESTS: Final[list[Request]] = [
     Sync(_LOG, 5, frozenset(), _AT, 60, "ab" * 32, 10**18),
     Again(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
 ]
-#: What a device cannot go on from.
+#: A device cannot go on from these.
 _ENDS: Final = (Trouble.CLONED, Trouble.HELD)
 _ANSWERS: Final[list[tuple[Request, Answer]]] = [
     (_REQUESTS[0], Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),

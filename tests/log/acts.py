@@ -27,12 +27,10 @@ _KEYS: Final = (b"a", b"b", b"c")
 
 
 class History:
-    """Random acts of several processes; what was live after each.
+    """Random acts of several processes, and the live jobs after each.
 
-    Args:
-        seed: of all that is random.
-        steps_of_clock: the clock is set forward and back, too.
-        small: the log keeps little, for ``compact``.
+    Args: seed: of all random choices. steps_of_clock: the clock is set forward and back, too.
+    small: the log keeps little, for ``compact``.
     """
 
     def __init__(self, seed: int, *, steps_of_clock: bool = False, small: bool = False) -> None:
@@ -43,7 +41,7 @@ class History:
         self.steps_ns = 0
         self._steps_of_clock = steps_of_clock
         self.by_lsn: dict[int, Meaning] = {}
-        #: lsn -> what was told then of some numbers, be they jobs or not
+        #: lsn -> answers for some numbers, be they jobs or not
         self.told: dict[int, dict[int, JobView | None]] = {}
         #: wall time then less the steps before -> what was live last at that time
         self.by_time: dict[int, Meaning] = {}
@@ -72,7 +70,7 @@ class History:
         act(process)
         if self._steps_of_clock and self.chance.random() < 0.1:
             self.world.clock.step(self.chance.choice((-7_200, -60, 60, 10**8, -(10**8))))
-        # What time and clock did is in the log from here on.
+        # Effects of time and clock are in the log from here on.
         self.chance.choice(self.processes).enqueue(spec=self.chance.choice(_SPECS))
 
     def _note(self) -> None:

@@ -1,4 +1,4 @@
-"""What the processes of a simulation were told."""
+"""Answers to the processes of a simulation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.log.reference import Job, Reference
 
 @dataclass(slots=True)
 class Memory:
-    """What was promised to anybody, ever."""
+    """All promises of a run."""
 
-    #: lsn -> what it was said to be: a job with this body, or a claim of that job
+    #: lsn -> its promised meaning: a job with this body, or a claim of that job
     meanings: dict[int, tuple[str, object]] = field(default_factory=dict)
     durable: set[int] = field(default_factory=set)
     settled: dict[int, tuple[State, bytes | None]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Memory:
     asked: set[int] = field(default_factory=set)
     #: jobs that somebody asked to requeue or purge: of their end nothing is promised any more
     reborn: set[int] = field(default_factory=set)
-    #: how often a job was said to be requeued
+    #: confirmed requeues of each job
     requeued: Counter[int] = field(default_factory=Counter)
     purged: set[int] = field(default_factory=set)
     #: titles of the steps of each job that are done

@@ -1,6 +1,6 @@
-"""A history of several processes that compact at the same time, whatever else happens in between.
+"""A history of several processes that compact at the same time, between any two steps.
 
-A process that only reads along, and so never loses its place, is what all others must agree with.
+All must agree with a process that only reads, and so never loses its place.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Mix:
         process, care = self.tended.pop(self.random.randrange(len(self.tended)))
         self.held = [job for job in self.held if job[0] is not process]
         if care._steps is not None:
-            care._steps.close()  # what it leaves half done is another test's concern
+            care._steps.close()  # its half-done work is another test's concern
         process.kill()
         self.join()
 
@@ -232,7 +232,7 @@ class Mix:
                 view = self.world.view(job)
                 assert view is not None, when
                 state = State.DEAD if table is agenda.dead else State(chunk.metas[at] & STATE_MASK)
-                # Which of the two it is the clock tells.
+                # The clock decides which.
                 assert view.state is state or {view.state, state} <= {
                     State.READY,
                     State.SCHEDULED,

@@ -1,4 +1,4 @@
-"""What the records of a log mean, said again in the plainest way: dicts, sorting and assertions."""
+"""The meaning of a log's records in the plainest way: dicts, sorting and assertions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.format.record import LogRecord
 from taskq.log.state.facets import Facets
 
-#: Jobs are dated to within so much.
+#: The precision of a job's date.
 _STEP_NS: Final = STARVATION_NS // 64
 _FINAL: Final = {
     Kind.SUCCEEDED: State.SUCCEEDED,
@@ -82,7 +82,7 @@ class Reference:
     shift_ns: int = 0
     time_ns: int = 0
     last_lsn: int = 0
-    #: what jobs are dated by that are enqueued now
+    #: the date of jobs that are enqueued now
     dated_ns: int = -_STEP_NS
     #: (queue, key) -> (job, until less the steps so far or None, whether until the job is settled)
     holders: dict[tuple[bytes, bytes], list[tuple[int, int | None, bool]]] = field(
@@ -90,7 +90,7 @@ class Reference:
     )
 
     paused: set[bytes] = field(default_factory=set)
-    #: how often each job was requeued, and those that were purged
+    #: requeues of each job, and purged jobs
     requeues: Counter[int] = field(default_factory=Counter)
     purged: set[int] = field(default_factory=set)
 
@@ -176,7 +176,7 @@ class Reference:
             active = self.active(record.queue, extras.key, record.time_ns)
             holders = self.holders.setdefault((record.queue, extras.key), [])
             if record.replaces:
-                # One that waits is cancelled first, and so holds a key no more but for its window.
+                # A waiting one is cancelled first, and so holds a key only for its window.
                 assert not self.is_live(record.replaces), "the key of a live job was taken over"
                 holders[:] = [holder for holder in holders if holder[0] != record.replaces]
                 active = [job for job in active if job != record.replaces]
@@ -206,7 +206,7 @@ class Reference:
 
     def _claimed(self, record: LogRecord) -> None:
         job = self.jobs[record.job]
-        job.expires_ns = 0  # what has been claimed expires no more
+        job.expires_ns = 0  # a claimed job expires no more
         seen = self.may_fall and job.state is State.SCHEDULED
         assert job.state is State.READY or seen, f"{job} was claimed"
         if self.is_free(record.lsn) and not self.may_fall:

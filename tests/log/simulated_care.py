@@ -1,4 +1,4 @@
-"""What the processes of a simulation ask about single jobs, dead letters and whole queues."""
+"""Requests of a simulation's processes for single jobs, dead letters and whole queues."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Uploads:
 
     Attributes:
         offered: uploads by their names.
-        published: those of them that somebody was told are published.
+        published: the confirmed ones among them.
     """
 
     chance: random.Random

@@ -410,7 +410,7 @@ class Simulation(Snapshooting, Care, Uploads):
 
     def _signal(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         mine = self.held[process]
-        # Mostly one that runs: it may ask for the signal.
+        # Mostly a running one: it may ask for the signal.
         running = mine[-1].job if mine and self.chance.random() < 0.8 else None
         job = running or self._some_job()
         if job is None:

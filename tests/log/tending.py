@@ -1,4 +1,4 @@
-"""Upkeep as the tests drive it: step by step, with what it asks for committed as batches are."""
+"""Upkeep driven by tests, step by step, with its requests committed as batches."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
     agenda, dedup = facets.need_agenda(), facets.need_dedup()
     agenda.promote(now_ns, 10**9)
     table = {
-        # Where a job has its place in its lane is all the same.
+        # A job's place in its lane does not matter.
         chunk.ids[at]: (agenda.lanes[chunk.lanes[at]].key, chunk.metas[at] & ~META_BACK)
         for chunk, at in agenda.table
     }

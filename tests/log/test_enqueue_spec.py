@@ -1,4 +1,4 @@
-"""``EnqueueSpec``: what a task fixes is checked once, and an error says what would be right."""
+"""``EnqueueSpec``: options of a task are checked once; an error names the right form."""
 
 from __future__ import annotations
 

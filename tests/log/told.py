@@ -1,4 +1,4 @@
-"""What the folds of a process say, in words that two processes can compare."""
+"""The contents of a process's folds, in a form that two processes can compare."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _steps(facets: Facets) -> list[object]:
 def _rows(facets: Facets, table: JobTable) -> list[tuple[object, ...]]:
     agenda = facets.agenda
     assert agenda is not None
-    # Whether a job has its place by its number or beside those is all the same: see "ready".
+    # A place by number or beside the numbers is the same: see "ready".
     return [
         (chunk.ids[at], _place(facets, chunk.locations[at]), chunk.metas[at] & ~META_BACK,
          agenda.lanes[chunk.lanes[at]].key)
@@ -90,7 +90,7 @@ def _place(facets: Facets, location: int) -> tuple[int, int]:
 
 
 class Folded(NamedTuple):
-    """How many records two folds of the same log met: one that began with snapshots, one not."""
+    """Counts of records that two folds of one log met: one began with a snapshot, one did not."""
 
     behind: int
     total: int

@@ -26,7 +26,7 @@ _STEPS_MAX: Final = 100_000
 
 
 class Waiter:
-    """Somebody who asked for the adoption: what he is told."""
+    """A caller of the adoption, and its answers."""
 
     def __init__(self) -> None:
         self.answer: Any = None

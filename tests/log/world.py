@@ -42,7 +42,7 @@ from tests.machine.peers import Neighbourhood
 
 PATH: Final = "/srv/data"
 PLAIN: Final = EnqueueSpec(task="mail.send")
-#: Uses its disk up: a test that wants a reserve says so.
+#: Uses its disk up: a test that wants a reserve asks for it.
 SMALL: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0)
 
 
@@ -88,7 +88,7 @@ class World:
         self.config = config
         #: of the log
         self.path = PATH
-        #: whether no test takes anything away: then nobody who opens may miss anything
+        #: whether no test takes anything away: then no opener may miss anything
         self.is_whole = True
         self._pids = 100
 
@@ -301,7 +301,7 @@ class Process:
         """Return everything folded up to the end of the log; as a committer's look does."""
         try:
             return self._caught_up()
-        except SegmentGone:  # who compacted died before it could tell where the log ends now
+        except SegmentGone:  # the compacting process died before it could declare the log's end
             self.journal.lock()
             self.journal.unlock()
             return self._caught_up()

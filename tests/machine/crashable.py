@@ -1,10 +1,10 @@
-"""A disk that forgets whatever was not synced, and fails when it is told to.
+"""A disk that forgets unsynced data, and fails on demand.
 
-What a crash may do here is what file systems may do: of the data written since a file's last sync
-any sectors may be on disk, each in any state that it had since then or torn in the middle; the
-file's size is one of those it had; of the directory entries made, renamed or removed since the
-directory's last sync any may have been kept. After a failed sync the pages are clean, as on Linux:
-they read back well, are never written again, and the next sync succeeds.
+A crash does what file systems may do: any sectors written since a file's last sync may be on disk,
+each in any state that it had since then or torn in the middle; the file's size is one of its
+earlier sizes; any directory entries made, renamed or removed since the directory's last sync may
+have been kept. After a failed sync the pages are clean, as on Linux: they read back well, are never
+written again, and the next sync succeeds.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class File:
         cache: what reads give.
         platter: what a crash leaves, besides those dirty sectors that it keeps.
         dirty: sector -> the states that it had since the last sync, without the latest.
-        sizes: those that the file had since the last sync, without the latest.
+        sizes: of the file since the last sync, without the latest.
         holder: descriptor that holds the file's lock.
         errors: how many syncs of it failed.
         modified_ns: when it was last written or touched.

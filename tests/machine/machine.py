@@ -19,7 +19,7 @@ _SHARES: Final = (0.0, 0.5, 1.0)
 
 
 class PowerLost(BaseException):
-    """The machine went off. Not an ``Exception``: no code survives it."""
+    """The machine lost power. A ``BaseException``, since no code survives it."""
 
 
 class ProcessKilled(BaseException):
@@ -48,11 +48,11 @@ class Machine:
         boot: changes when the power is lost.
         steps: how many calls changed something so far.
         free: bytes that may still be written; None for no limit.
-        total: bytes that the disk says it has, used ones included.
-        files: (those that may still be made, all) as the disk says; none is made at 0.
+        total: bytes of the disk, used ones included.
+        files: (free, all) inodes of the disk; none is made at 0.
         shorten: given the size of a write, how much of it is done.
-        unreadable: (path, sector) of what gives an EIO when it is read.
-        wall_ns: what files take the time of their modification from.
+        unreadable: (path, sector) that give an EIO when read.
+        wall_ns: the clock of modification times.
         on_step: called before every change with (operation, path); may raise an ``OSError``.
         errors_reach_all: after a failed sync, the next one of every other descriptor of the file
             reports it too (Linux since 4.13); else only the first does.
@@ -76,7 +76,7 @@ class Machine:
         root = File(next(self._numbers))
         self._names: dict[str, File] = {"/": root}
         self._kept_names: dict[str, File] = {"/": root}
-        #: the objects themselves: the id of one that is gone may be that of a file some day
+        #: the objects themselves: another file may get the id of a removed one
         self._directories = {root}
         self._changes: dict[str, list[_Change]] = {}
         self._open: dict[int, _Open] = {}

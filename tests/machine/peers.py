@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Neighbourhood:
-    """Everybody who has one directory open; hands out owner numbers."""
+    """All processes with one directory open; hands out owner numbers."""
 
     def __init__(self) -> None:
         self.living: set[int] = set()

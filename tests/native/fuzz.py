@@ -26,7 +26,7 @@ SPEC: Final = EnqueueSpec("mail", "send")
 LANE: Final = Lane(0, SPEC.lane_key, 5)
 #: Windows that are read again and again, each time damaged otherwise.
 WINDOWS: Final = 64
-#: All that a damaged call may raise.
+#: Errors of a damaged call.
 REFUSED: Final = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
 STRANGE: Final[tuple[Any, ...]] = (
     None, -1, 0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 1.5, "", "text", b"", b"\0" * 7,

@@ -1,4 +1,4 @@
-"""Where ids and clocks are fixed the logs of C and of Python are the same, byte for byte."""
+"""With fixed ids and clocks the logs of C and Python are equal, byte for byte."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def written(path: Path) -> dict[str, bytes]:
 
     @app.task(name="keyed", key=lambda number: f"{number}", priority=8)
     async def keyed(number: int) -> None:
-        """Likewise."""
+        """Not run here, either."""
 
     async with app:
         await send.enqueue("alone")

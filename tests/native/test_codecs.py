@@ -1,4 +1,4 @@
-"""Encoders and decoders in C give what those in Python give, for whatever they are given."""
+"""Encoders and decoders in C equal their Python twins, for any input."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SPEC: Final = EnqueueSpec("mail", "send")
 U64: Final = 2**64 - 1
 bodies = st.lists(st.binary(max_size=70), max_size=12)
-#: lsns that C takes, and one that it leaves to Python
+#: lsns that C takes, and a larger one that it leaves to Python
 lsns = st.one_of(st.integers(0, 2**63), st.just(U64 - 20))
 numbers = st.integers(0, 2**32 - 1)
 

@@ -1,4 +1,4 @@
-"""Whatever many jobs go through C, no object stays behind."""
+"""Many jobs through C leave no object."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ async def grown(path: Path) -> int:
 @grows
 @pytest.mark.usefixtures("own_settings")
 def test_no_more_objects_are_left_than_python_leaves(choose: Choose, tmp_path: Path) -> None:
-    """The log remembers some thousand ends, whoever brought them.
+    """The log remembers some thousand ends.
 
-    How many just then is chance, so it is looked at again: what leaks does so each time.
+    Their number is chance, so the test looks again: a leak grows each time.
     """
 
     def left(language: str, attempt: int) -> int:

@@ -1,4 +1,4 @@
-"""Whatever the functions in C are given, they raise: nothing is read beyond its end."""
+"""Functions in C raise on bad input: nothing is read beyond its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What C makes without calling ``__init__`` is what ``__init__`` makes."""
+"""Objects that C makes without ``__init__`` equal those made with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller cannot tell C from Python: each scenario of enqueues is run both ways and compared."""
+"""A caller cannot distinguish C from Python: each scenario of enqueues runs both ways."""
 
 from __future__ import annotations
 

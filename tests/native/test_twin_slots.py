@@ -1,4 +1,4 @@
-"""A job cannot tell C from Python, nor its worker, its caller or its log."""
+"""A job, its worker, its caller and its log cannot distinguish C from Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def scenario(function: Scenario) -> Scenario:
     return function
 
 
-#: What jobs saw within.
+#: Observations of jobs.
 seen: Final[list[list[Any]]] = []
 
 

@@ -1,4 +1,4 @@
-"""Run a scenario in Python and in C, and compare what it notes and what its log tells."""
+"""Run a scenario in Python and in C, and compare its notes and its log."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 See: TypeAlias = Callable[[Any], None]
 #: Does something with an app on a new log, and notes what it sees.
 Scenario: TypeAlias = Callable[[TaskQ, See], Awaitable[None]]
-#: Of properties of both ways: the fixture that chooses one has nothing of a case, and a busy
-#: machine is no fault of theirs.
+#: Properties run both ways: the fixture that chooses one holds no state of a case, and a busy
+#: machine may be slow.
 examples = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=60,
 )
-#: What jobs and callers may leave behind in their contexts.
+#: Context variables that jobs and callers may leave.
 mark: ContextVar[str] = ContextVar("mark", default="none")
 
 
@@ -83,7 +83,7 @@ async def noted(scenario: Scenario, path: Path) -> list[str]:
     finally:
         await app.close()
         await asyncio.get_running_loop().shutdown_default_executor()
-    # Ids are of a log, and say which batch came first. What runs in C has no line in a traceback.
+    # Ids depend on the log and on the first batch. Code in C has no line in a traceback.
     frame = (
         r' *File \S+arguments\.py", line \d+, in encode\\n +return slow\(args, kwargs\)\\n'
         r"(?:[ ^~]+\\n)?"

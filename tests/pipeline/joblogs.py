@@ -1,4 +1,4 @@
-"""Logs as the pipeline folds them, and the jobs that the Python fold tells of each."""
+"""Logs for the pipeline, and their jobs by the Python fold."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def joined(logs: Iterable[JobLog]) -> JobLog:
 
 
 class FoldedRows(NamedTuple):
-    """What the fold makes of records, in plain values."""
+    """Results of the fold, in plain values."""
 
     jobs: list[Row]
     attempts: pa.Table

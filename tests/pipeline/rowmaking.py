@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
 
 SEGMENT_BYTES = 64 * 1024
-#: What the tables are made of.
+#: Sources of the tables.
 COLUMNS = as_bytes(DETAILS)
 
 
@@ -53,7 +53,7 @@ def cut(table: pa.Table, count: int) -> list[pa.Table]:
 async def live(path: Path, seed: int, turns: int, *, keep: str | None = None) -> None:
     """Let a log live: jobs that succeed, fail, die, are requeued, purged or cancelled, or wait.
 
-    With ``keep`` it is compacted at the end, and finished jobs are kept so long.
+    With ``keep`` it is compacted at the end, and finished jobs are kept for that time.
     """
     draw = random.Random(seed)
     ids: list[str] = []

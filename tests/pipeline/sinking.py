@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskq.log.format.record import LogRecord
     from taskq_plugins.spark.sink.uploads import Published
 
-#: Size in front of a record, CRC behind it.
+#: Size before a record, CRC after it.
 _LENGTH = 4
 _CRC = 4
 

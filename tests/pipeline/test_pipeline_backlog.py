@@ -1,4 +1,4 @@
-"""What executors do with a chunk of jobs, called on a list and without Spark."""
+"""Executors run a chunk of jobs, called on a list and without Spark."""
 
 from __future__ import annotations
 

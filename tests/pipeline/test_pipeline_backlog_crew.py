@@ -286,7 +286,7 @@ async def test_spark_that_fails_stops_the_worker_and_keeps_the_jobs(
     fake.fake.put(once.spec, once.body)
     with pytest.raises(SparkError, match="its Java is gone"):
         await worker_of(fake, here).run()
-    # What may run only once may have run, on a Spark that failed behind it.
+    # Jobs that may run only once may have run, on a Spark that failed afterwards.
     assert by_kind(fake.fake.settled) == {Kind.RELEASED: 1, Kind.DEAD: 1}
 
 

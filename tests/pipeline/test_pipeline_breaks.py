@@ -1,4 +1,4 @@
-"""What a stream makes of the breaks that a hub's copy of a log has declared."""
+"""A stream over the breaks that a hub's copy of a log has declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``taskq pipeline``: lists its commands without importing them, and says what is not installed."""
+"""``taskq pipeline``: lists its commands without importing them; errors name missing packages."""
 
 from __future__ import annotations
 

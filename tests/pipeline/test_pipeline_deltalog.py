@@ -1,4 +1,4 @@
-"""What the Delta log of a table says of its commits, read as the protocol has it."""
+"""The commits of a table in its Delta log, by the protocol."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stream:
                 rows = parquet.read_table(path, columns=["lsn"], partitioning=None)
                 lsns += rows["lsn"].to_pylist()
             removed = [action["remove"] for action in actions if "remove" in action]
-            # Such a reader stops where rows went, unless it is told to pass over whole days.
+            # Such a reader stops at removed rows, unless it may pass over whole days.
             if any(remove["dataChange"] for remove in removed):
                 assert self.operations[-1] == "DELETE"
         return lsns

@@ -1,6 +1,6 @@
 """The fold by columns, of records that no log of a test's length has: written by hand, row by row.
 
-What logs do have is held to the log's own fold (``test_pipeline_jobs``) and to one in SQL.
+Real logs are held to the log's own fold (``test_pipeline_jobs``) and to a fold in SQL.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.jobstories import world_of
 from tests.pipeline.rowmaking import live
 
-#: What the last record of a job makes of it; one that waits is due or not.
+#: The state after a job's last record; a waiting one is due or not.
 _FOLD = """
     SELECT job_id, CASE arg_max(kind, lsn)
         WHEN 'claimed' THEN 'running' WHEN 'enqueued' THEN 'waits' WHEN 'retried' THEN 'waits'

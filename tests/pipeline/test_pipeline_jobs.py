@@ -1,4 +1,4 @@
-"""``jobs`` and ``attempts`` are the Python fold of the same log, to the row, whatever happened."""
+"""``jobs`` and ``attempts`` equal the Python fold of the same log, to the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs folded batch by batch are those of a fold at once, wherever the records are cut."""
+"""Jobs folded batch by batch equal one fold at once, for every cut of the records."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _cut(log: JobLog, chance: random.Random) -> list[pa.Table]:
 
 
 class Run(NamedTuple):
-    """Jobs at once, batch by batch, as the logs tell them; and what was kept at the end."""
+    """Jobs at once, batch by batch, and by the logs; and the rows that were kept."""
 
     at_once: Jobs
     by_batch: Jobs

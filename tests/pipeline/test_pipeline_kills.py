@@ -47,9 +47,9 @@ EVERYTHING = 2**30
 #: In the order in which a batch commits them.
 BASE = ("records", "attempts", "_open", "jobs")
 BY_SPARK = ("--master", "local[2]")
-#: What commits a table, where it is made.
+#: The calls that commit a table.
 COMMIT = ("created", "committing", "committed", "durable")
-#: At a batch that makes tables: all that can be staged, then what commits each.
+#: At a batch that makes tables: all stages, then the commit of each.
 FIRST = (
     *(("staged", table) for table in BASE),
     *((step, table) for table in BASE for step in COMMIT),
@@ -66,19 +66,19 @@ ERASING = (
         for step in ("staged", "committing", "committed", "durable")
     ),
 )
-#: What keeps the lake in order behind all tables.
+#: The lake's upkeep after all tables.
 IN_ORDER = (
     *((step, table) for table in ("records", "jobs") for step in ("committing", "committed")),
     ("noting", "last_batch.json"),
     ("noted", "last_batch.json"),
 )
-#: Of a later one through Spark, which takes many times as long to start: a step of each table. The
-#: commits themselves are made by the same code, and by a driver that Java waits for.
+#: A later step through Spark, which starts slowly: a step of each table. The commits are made by
+#: the same code, and by a driver that Java waits for.
 LATER_BY_SPARK = tuple(zip(("staged", "committing", "committed", "durable"), BASE, strict=True))
 
 
-#: What Spark tells of a Python worker that took ten seconds to start, as processes do where others
-#: have the cores. Whatever such a run did before, the next one goes on from there.
+#: Spark's message of a Python worker that took ten seconds to start, as on a busy machine. The next
+#: run goes on from there.
 TOO_BUSY = "Python worker failed to connect back"
 TRIES = 5
 
@@ -160,10 +160,10 @@ class Hub:
         return AssertionError(said or "it ended before it was killed: take more batches")
 
     def finish(self, *options: str) -> dict[str, int]:
-        """Let a last run come to its end: how many rows are as an undisturbed one makes them.
+        """Let a last run end; return the rows that equal an undisturbed run.
 
-        What was planned comes first; of the rest it makes one batch, as that is not killed. From
-        the other lake the same jobs are erased when as much was read.
+        The planned batch comes first; the rest makes one batch. From the other lake the same jobs
+        are erased after the same bytes.
         """
         with self.start(*self.words(*options, max_bytes=EVERYTHING)) as process:
             process.communicate()
@@ -200,7 +200,7 @@ def kill_at_random(hub: Hub, number: int, draw: random.Random, start_seconds: fl
     """Kill a run somewhere: all of it, or Java or the driver alone."""
     with hub.start(*hub.words(*BY_SPARK)) as process:
         if number % 4:
-            hub.batch(process)  # takes many times as long as those behind it
+            hub.batch(process)  # takes much longer than later ones
             seconds = draw.uniform(0, 2 * hub.batch(process))
         else:  # while Spark starts, or in the first steps
             seconds = draw.uniform(0.2, start_seconds)
@@ -250,7 +250,7 @@ def test_a_run_killed_at_each_step_of_each_commit_makes_the_tables_of_an_undistu
 ) -> None:
     """Each run is killed a step further than the one before: as tables are made, and once more.
 
-    So is an erasure between two batches, and what keeps the lake in order behind them.
+    So is an erasure between two batches, and the lake's upkeep after them.
     """
     print("seed", SEED)  # noqa: T201 - pytest shows it with a failure
     hub = Hub(tmp_path, 4)
@@ -259,7 +259,7 @@ def test_a_run_killed_at_each_step_of_each_commit_makes_the_tables_of_an_undistu
     hub.erase()
     for step, table in later:
         hub.killed_at(step, table, *hub.words(*options))
-    # What is left of the batches goes as before; Java has no part in what comes behind them.
+    # The rest of the batches goes as before; Java has no part in later ones.
     for table in DERIVED:
         for step in ("staged", "created", "committing", "committed"):
             hub.killed_at(step, table, *hub.words(*options))

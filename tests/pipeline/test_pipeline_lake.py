@@ -191,7 +191,7 @@ def test_a_table_of_an_earlier_version_is_named_with_what_it_lacks(lake: Lake) -
         append(writer, [1], 1)
         schema = lake.schema("jobs")
         lake.check_columns("jobs", schema)
-        lake.check_columns("records", schema)  # there is none yet
+        lake.check_columns("records", schema)  # no file yet
         with pytest.raises(
             LakeError, match=r"jobs: an earlier version .* without place, step: fill"
         ):

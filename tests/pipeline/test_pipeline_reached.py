@@ -1,4 +1,4 @@
-"""How far each log was read stands in the tables by what moved, however many logs there are."""
+"""Positions of the logs in the tables are written for moved logs alone, at any number of logs."""
 
 from __future__ import annotations
 

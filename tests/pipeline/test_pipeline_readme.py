@@ -1,4 +1,4 @@
-"""What plugins/README.md shows of Spark runs as it stands there."""
+"""Spark examples of plugins/README.md run unchanged."""
 
 from __future__ import annotations
 

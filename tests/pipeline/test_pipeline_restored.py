@@ -1,4 +1,4 @@
-"""Devices that were restored from a backup, and those that lost something: one among many."""
+"""Restored devices, and devices with losses: one among many."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_whatever_is_restored_each_record_of_the_log_comes_and_none_twice_in_a_b
             case 0 if backups:
                 at = draw.randrange(len(backups))
                 backups[at].bring(made)
-                # What was left before it was read is not to come back behind what was read since.
+                # Bytes lost before they were read must not come back after newer ones.
                 backups = backups if is_read else backups[: at + 1]
                 if draw.randrange(2):
                     made.epoch = 100 + turn

@@ -36,7 +36,7 @@ HOUR_NS = 3_600 * 1_000_000_000
 
 
 class Logs(NamedTuple):
-    """Two logs, and their rows in three parts: before, of, and behind a compaction of one."""
+    """Two logs, and their rows in three parts: before, during and after a compaction of one."""
 
     root: Path
     parts: tuple[pa.Table, pa.Table, pa.Table]

@@ -1,4 +1,4 @@
-"""What a run is told of the logs before it starts Java, and which it leaves where they stand."""
+"""Logs that a run holds back before it starts Java, and leaves where they are."""
 
 from __future__ import annotations
 

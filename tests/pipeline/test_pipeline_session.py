@@ -1,4 +1,4 @@
-"""Spark sessions: what listens, what is left behind, and whose session it is."""
+"""Spark sessions: open ports, remains, and their owners."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_killed_process_leaves_no_java(tmp_path: Path) -> None:
         java = os.pidfd_open(int(jvm))
         process.send_signal(signal.SIGKILL)
         signal_of_its_end(java)
-        # Nothing of what every start of Java and Spark prints came through.
+        # Nothing of the usual output of Java and Spark came through.
         assert not process.stderr.read()
 
 

@@ -48,7 +48,7 @@ def files(data_dir: Path) -> list[str]:
 
 @pytest.fixture
 def in_batch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Says which batch of which query this task is of."""
+    """Names the batch and query of this task."""
 
     def be(stream: str, batch_id: int) -> None:
         monkeypatch.setattr(writers, "_stream_batch", lambda: (stream, batch_id))

@@ -1,4 +1,4 @@
-"""A batch read of task logs: which rows, in which partitions, and what is said when one cannot."""
+"""A batch read of task logs: rows, partitions, and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> dict[str, MadeLog]:
-    """Three devices: one of a segment, one of three, one that never wrote a record."""
+    """Three devices: one segment, three segments, and no record at all."""
     logs = {name: MadeLog(tmp_path / name) for name in ("a", "b", "c")}
     for _ in range(4):
         logs["a"].enqueue(3)

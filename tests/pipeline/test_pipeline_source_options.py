@@ -1,4 +1,4 @@
-"""The options of the source: what is allowed, and what is said of what is not."""
+"""The options of the source: allowed values, and errors for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold a look at logs to see all that has changed."""
+"""A look at logs sees all changes."""
 
 from __future__ import annotations
 

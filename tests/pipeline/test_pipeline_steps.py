@@ -1,4 +1,4 @@
-"""The table ``steps``: a row for each step that is done, as ``taskq show`` tells them."""
+"""The table ``steps``: a row for each finished step, as in ``taskq show``."""
 
 from __future__ import annotations
 

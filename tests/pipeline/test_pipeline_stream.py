@@ -1,4 +1,4 @@
-"""Reading logs as they grow: every record once, whatever happens to logs and readers meanwhile."""
+"""Reading growing logs: every record once, through changes of logs and readers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_batch_ends_where_its_offset_says_while_the_log_grows_under_every_look
     made = MadeLog(tmp_path / "edge")
 
     def grown(log: LogPlace, places: list[SegmentPlace]) -> End:
-        made.enqueue(1)  # behind the listing of the segments, before their end is looked for
+        made.enqueue(1)  # after the listing of the segments, before their end is looked for
         return durable_end(log, places)
 
     monkeypatch.setattr(snapshot, "durable_end", grown)
@@ -423,7 +423,7 @@ def test_a_log_that_vanishes_is_data_loss_unless_that_is_accepted(
     stays.enqueue(1)
     assert lsns(again.step()) == [2]
     assert "device gone" in caplog.text
-    # It comes back with what it had.
+    # It comes back unchanged.
     (tmp_path / ".gone").rename(gone.path)
     gone.enqueue(1)
     assert lsns(again.step(), "gone") == [2]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 from taskq_plugins.spark.lake.store import Lake
 
-#: What tells a row of a table from all others.
+#: Columns that identify a row of a table.
 KEYS: Final = {
     "records": ("log_id", "branch", "epoch", "lsn"),
     "jobs": ("log_id", "job"),
@@ -25,7 +25,7 @@ KEYS: Final = {
     "erased": ("job_id",),
     "_open": ("log_id", "branch", "job", "kind", "segment", "lsn"),
 }
-#: Columns that tell of the moment at which the table was made.
+#: Columns with the moment at which the table was made.
 _OF_THE_MOMENT: Final = (
     "record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds", "erased_at",
 )  # fmt: skip

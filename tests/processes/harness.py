@@ -31,17 +31,17 @@ from taskq.log.store.store import Store, open_store
 from tests.processes.warm import Program
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
-#: What holds in one mode by default holds in the other as a torture.
+#: The torture runs check in the other modes what the default run checks in one.
 MODES: Final = [Durability.FSYNC, pytest.param(Durability.OS, marks=pytest.mark.slow)]
-#: What a machine with everything else to do may take for one step.
+#: Time for one step on a busy machine.
 STEP_SECONDS: Final = 45.0
 _LOOK_AGAIN_SECONDS: Final = 0.002
 
 
 def eventually(condition: Callable[[], object], seconds: float = STEP_SECONDS) -> None:
-    """Look until the condition holds; fails after ``seconds``.
+    """Poll until the condition holds; fails after ``seconds``.
 
-    For what other processes do without telling: the state of a stopped process, a byte in a file.
+    For effects of other processes that send no event: a stopped process, a byte in a file.
     """
     pause = threading.Event()
     deadline = time.monotonic() + seconds
@@ -51,7 +51,7 @@ def eventually(condition: Callable[[], object], seconds: float = STEP_SECONDS) -
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:
-    """Return whether there is something to read, or an end, so many seconds from now at the latest.
+    """Wait ``seconds`` at most for something to read, or for the end.
 
     ``select.select`` would fail where the process has more than a thousand files open.
     """
@@ -80,7 +80,7 @@ class Child:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.endswith("\n"):  # one that a kill cut short was never said
+            if line.endswith("\n"):  # a line cut by a kill was never sent
                 self._lines.put(line.rstrip("\n"))
         self._lines.put(None)
 

@@ -54,7 +54,7 @@ time.time_ns = lambda: real() + off
 time.time = lambda: time.time_ns() / 1e9
 runpy.run_module("taskq", run_name="__main__", alter_sys=True)
 """
-#: What a proxy does to a request, beside nothing.
+#: Faults of a proxy, beside none.
 FAULTS: Final = (
     "cut", "cut answer", "stall", "half-open", "late", "twice", "replayed", "stale", "413", "502",
     "portal",
@@ -67,11 +67,11 @@ _PAGES: Final = {
 
 
 class Proxy:
-    """What stands before a hub.
+    """A faulty proxy of a hub.
 
     Attributes:
-        port: where it listens; ``to``: where the hub does.
-        faults: of so many requests, as a fraction, one goes wrong.
+        port: where it listens; ``to``: where the hub listens.
+        faults: the fraction of requests that go wrong.
         seen: how often each fault was.
     """
 
@@ -153,7 +153,7 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
 
 
 class Chaos:
-    """A device, its hub, and all that befalls them."""
+    """A device, its hub, and their faults."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -255,12 +255,12 @@ class Chaos:
             Registry(self.hub).move(_DEVICE)  # a person looks at a device that is held
 
     async def run(self, sessions: int, kills: int) -> str:
-        """Let so many sessions be, each of which may end anyhow; then all must be there."""
+        """Run ``count`` sessions, each of which may fail; then all records must be there."""
         began, every = time.monotonic(), max(sessions // kills, 1)
         server = await self.proxy.serve()
         await self.start()
         self.proxy.faults = 0.08
-        await self.order()  # what is looked at in the end is there
+        await self.order()  # the final check finds its data
         try:
             while self.counts["sessions"] < sessions:
                 await self.write()
@@ -299,7 +299,7 @@ class Chaos:
         """Let nothing go wrong any more, until both rest."""
         self.proxy.faults, ways._ANSWER_SECONDS = 0.0, 60.0  # type: ignore[misc]
         Registry(self.hub).move(_DEVICE)
-        # Until a log that was set back writes, the copy rightly goes on behind it: Verdict.AHEAD.
+        # Until a restored log writes, the copy is rightly ahead of it: Verdict.AHEAD.
         await self.write()
         for _ in range(20):
             await self.work()

@@ -30,10 +30,10 @@ from taskq_plugins.hub.sync import sync
 
 _OF_PROCESS: Final = 25
 _DROPS: Final = 0.05
-#: A device looks again after so long, and the later the longer there was nothing.
+#: The interval of a device's looks, which grows while there is nothing.
 _PAUSE_SECONDS: Final = 0.5
 _PAUSE_SECONDS_MAX: Final = 10.0
-#: So many of a device's turns are cut short: it goes off.
+#: The fraction of a device's turns that are cut short: it goes off.
 _CUT: Final = 0.2
 _CHANCE: Final = random.Random(7)
 
@@ -156,7 +156,7 @@ async def _run(folder: Path, devices: int, rounds: int, kills: int) -> str:
 async def _until(
     jobs: list[JobHandle[Any]], server: HubProcess, there: _Devices, kills: int
 ) -> None:
-    """Kill now and then until all of these have ended, and so many were killed."""
+    """Kill now and then until all of these have ended, and ``kills`` were killed."""
 
     async def all_ended() -> None:
         for job in jobs:

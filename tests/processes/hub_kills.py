@@ -1,8 +1,8 @@
 """Hub and devices are killed with -9 at random: ``python -m tests.processes.hub_kills``.
 
-Each process works as several devices: it writes jobs, notes those that were acknowledged, and sends
-its logs as ``taskq sync --follow`` does. In the end, when all are left alone, each copy is the
-device's log byte for byte, every acknowledged job is in it, and nobody repaired anything by hand.
+Each process works as several devices: it writes jobs, notes the acknowledged ones, and sends its
+logs as ``taskq sync --follow`` does. In the end, when all are left alone, each copy is the device's
+log byte for byte, every acknowledged job is in it, and nobody repaired anything by hand.
 ``--matrix``: at each named moment instead, see ``hub_matrix``.
 """
 
@@ -60,7 +60,7 @@ async def _devices(folder: Path, url: str, first: int) -> None:
 
 
 async def _last_sync(folder: Path, url: str, name: str) -> None:
-    async with TaskLog.open(folder / name) as log:  # whatever a kill left is found and noted
+    async with TaskLog.open(folder / name) as log:  # remains of a kill are found and noted
         await log.put(b"last")
     line = Line(url, (folder / f"{name}.token").read_text())
     try:
@@ -89,7 +89,7 @@ def _check(folder: Path, hub: Path, name: str) -> int:
 
 
 def run(folder: Path, count: int, seconds: float, seed: int) -> None:
-    """Kill for so long; then all must be there."""
+    """Kill for ``seconds``; then all must be there."""
     hub, port, chance = folder / "hub", free_port(), random.Random(seed)
     url, firsts = f"http://127.0.0.1:{port}", range(0, count, _OF_PROCESS)
     names = [f"edge-{number}" for number in range(firsts[-1] + _OF_PROCESS)]

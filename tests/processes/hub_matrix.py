@@ -1,11 +1,11 @@
 """A hub or its device is killed with -9 at each named moment, then something else goes wrong.
 
-``python -m tests.processes.hub_kills --matrix``. What a moment of the table below names is counted
-while a device, which was set back and went on, says so to its hub, sends its log, takes jobs and
-tells how they ended. One of the two is killed at the first of them, in another run at the second,
-and so on until a run has no more. Then the same requests come once more, or turned around, with
-another token, or cut; or the disk of who was killed is full for a while. In the end, when all are
-left alone, nothing is lost, nothing is there twice, and nobody repaired anything.
+``python -m tests.processes.hub_kills --matrix``. Calls of the moments below are counted while a
+device, which was set back and went on, reports that to its hub, sends its log, takes jobs and
+reports their ends. One of the two is killed at the first of them, in another run at the second, and
+so on until a run has no more. Then the same requests come once more, or turned around, with another
+token, or cut; or the victim's disk is full for a while. In the end, when all are left alone,
+nothing is lost, nothing is there twice, and nobody repaired anything.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ _SMALL: Final = 64 * 1024
 _JOBS: Final = 3
 _TRIES: Final = 30
 _STEP_SECONDS: Final = 120.0
-#: Zeros behind a last frame, and a sync point or two, are no part of what is sent.
+#: Zeros after a last frame, and a sync point or two, are not sent.
 _REST_BYTES: Final = 256
 _ANSWERED: Final = 500
-#: What changes a disk, as the processes of this matrix have it.
+#: Calls that change a disk, in the processes of this matrix.
 _CHANGES: Final = (
     "write", "sync", "truncate", "sync_directory", "rename", "link", "remove", "make_directory",
 )  # fmt: skip
 
 
 class Moment(NamedTuple):
-    """When somebody is killed.
+    """The moment of a kill.
 
     Attributes:
-        side: who.
-        name: what people call it.
+        side: the victim.
+        name: for people.
         where: a function, as ``module:name``.
         how: "calls": before it does anything; "ends": once it is done; "steps": before a change of
-            the disk that it makes, half of it written; "pieces": behind a piece that it gives out.
+            the disk that it makes, half of it written; "pieces": after a piece that it yields.
         world: how the device's log stands to the hub's copy.
     """
 
@@ -109,7 +109,7 @@ MOMENTS: Final = (
     Moment("device", "in adoption", f"{_HUB}.sync:Own.adopt", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )
-#: What processes import late, here once for all.
+#: Late imports of processes, here once for all.
 _LATE: Final = (
     "anyio._backends._asyncio", "taskq_workers.pool", "taskq_workers.slots.storing",
     "uvicorn.lifespan.on", "uvicorn.loops.auto",
@@ -421,7 +421,7 @@ class _Run:
             self._server = 0
             (self.folder / "trouble").unlink(missing_ok=True)  # of a device that heard no more
         assert is_hit or ended == 0, f"the device ended with {ended}"
-        if moment.side == "hub":  # one that lives still would be killed later
+        if moment.side == "hub":  # a survivor would be killed later
             self._serve_anew()
         if is_hit:
             self._go_wrong(afterwards, moment.side)

@@ -2,11 +2,11 @@
 
 Usage: python -m tests.processes.neighbour
 
-Needs root, to be two other users. Prints what each attack came to: against a log whose modes were
+Needs root, to be two other users. Prints the result of each attack: against a log whose modes were
 opened to all, which shows that it is one, and against a private and a shared log while processes
 write to them. Exits with 1 if any of those succeeds or a writer stands still, with 2 when it cannot
-switch users. What it cannot show is what no mode defends: root, and who may write to the directory
-above, unless that is sticky as here.
+switch users. No mode defends against root, or against writers of the directory above, unless that
+is sticky as here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from taskq.core.errors import LogError
 from taskq.log.read.reader import LogReader
 from tests.processes.harness import eventually, is_readable
 
-#: Who has the log, and who wants it.
+#: The log's owner, and the attacker.
 VICTIM, NEIGHBOUR = "daemon", "nobody"
 SECRET: Final = b"the secret of a payload"
 _SEGMENT: Final = "log/00000000000000000001.log"
@@ -41,14 +41,14 @@ _SECONDS_MAX: Final = 20.0
 
 
 class Target:
-    """What the neighbour knows of a log: everything, as if he had seen its names once."""
+    """The neighbour's knowledge of a log: everything, as if he had seen its names once."""
 
     def __init__(self, path: Path, pids: list[int]) -> None:
         self.path = path
         self.pids = pids
         self.owners = sorted(path.glob("owners/*.lock"))
         self.pipes = sorted(path.glob("owners/*.pipe"))
-        #: what is held until all is over
+        #: files held open until the end
         self.held: list[object] = []
 
     def open(self, file: Path | str, flags: int) -> int:
@@ -135,8 +135,8 @@ ATTACKS: Final[dict[str, Callable[[Target], object]]] = {
     "take over its processes' descriptors": read_descriptors,
     "stop its processes by a signal": stop,
 }
-#: What no mode of a file decides: they fail against an open log, too. taskq itself opens none in a
-#: directory of somebody else's.
+#: Attacks outside of a file's modes: they fail against an open log, too. taskq itself opens no log
+#: in another user's directory.
 NOT_BY_MODE: Final = frozenset((*list(ATTACKS)[-4:], "open the log with taskq"))
 
 
@@ -296,7 +296,7 @@ def can_switch() -> bool:
 def tried(place: Path) -> tuple[dict[str, dict[str, str]], int]:
     """(what the attacks came to by the kind of log, jobs done meanwhile)."""
     victim = pwd.getpwnam(VICTIM)
-    # What is loaded late could not be read as another user.
+    # Late imports could not be read as another user.
     codecs.lookup("ascii")
     with TaskLog.open(place / "first") as log:
         log.put_sync(b"x")

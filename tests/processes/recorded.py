@@ -1,8 +1,7 @@
-"""Every change that a real process made to its files, in order, and what a power cut leaves of it.
+"""Every change that a real process made to its files, in order, and its state after a power cut.
 
-``recorder.c`` notes the system calls of a program: what the engine means to do, and what Python and
-the C library make of it. ``replayed`` does the same to a simulated machine, which can lose its
-power behind any of them.
+``recorder.c`` notes the system calls of a program: of the engine, of Python and of the C library.
+``replayed`` does the same to a simulated machine, which can lose its power after any of them.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from tests.machine.crashable import CrashableDisk, Machine
 from tests.machine.machine import parent
 from tests.processes.harness import SCRIPTS, STEP_SECONDS
 
-#: Where those answers stand that a program was given; no part of its log.
+#: The file of a program's answers; no part of its log.
 ANSWERS: Final = PATH + ".answers"
 
 
 class Call(NamedTuple):
-    """One call that succeeded; paths as in ``PATH``, whatever the directory was."""
+    """One call that succeeded; paths as in ``PATH``, relative to any directory."""
 
     operation: str
     path: str
     offset: int
-    #: of a cut or an allocation; of what is created, whether it is a file
+    #: the size of a cut or an allocation; for a created file, whether it is one
     size: int
-    #: what was written, or the second path
+    #: the written bytes, or the second path
     data: bytes
 
 
@@ -108,7 +107,7 @@ def _do(disk: CrashableDisk, call: Call) -> None:
         case "sync" if disk.machine.find(path) in disk.machine._directories:
             disk.sync_directory(path)
         case _ if path.endswith((".pipe", " (deleted)")):
-            pass  # no file, or none that anybody finds any more
+            pass  # no file, or an unreachable one
         case _:
             descriptor = disk.open(path, create=operation in {"create", "empty"})
             _do_to_file(disk, descriptor, call)

@@ -1,4 +1,4 @@
-"""Whose the files of a log are: those of its user, or of its group, whatever the umask."""
+"""The owner of a log's files: its user, or its group, with any umask."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ENDS = {"succeeded": Kind.SUCCEEDED, "dead": Kind.DEAD}
 
 
 class Chaos:
-    """Processes that come and go, and all that they were told."""
+    """Processes that come and go, and their answers."""
 
     def __init__(self, path: Path, durability: Durability, seed: int) -> None:
         self.path = path

@@ -16,7 +16,7 @@ from tests.effort import grows, some
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
 
 HOW = ["os", "fork", "spawn"]
-#: Forks at so many moments.
+#: The number of forks.
 CHILDREN = some(3, 6)
 
 

@@ -130,7 +130,7 @@ def test_a_hang_up_replaces_the_workers_and_burns_no_attempt(tmp_path: Path) -> 
         guard.send(signal.SIGHUP)
         assert ready_pids(guard, 2).isdisjoint(pids)
         quick = put(app, "who")
-        # An old one is told a moment after its successor's word, and may claim until then.
+        # An old one is stopped a moment after its successor is ready, and may claim until then.
         while int(result(tmp_path, quick) or 0) in pids:
             quick = put(app, "who")
         gate.touch()
@@ -228,7 +228,7 @@ def test_reload_starts_again_when_code_changes_and_waits_out_a_mistake(tmp_path:
             guard.expect("changing.py changed: starting again")
             eventually(lambda: view(data, slow).state is State.READY)
             assert view(data, slow).attempt == 0
-            # Of another size: byte code counts as that of a source of the same size and second.
+            # Of another size: byte code counts as current for a source of the same size and second.
             module.write_text(text.format(22))
             guard.expect("  ready")
             assert result(data, put(app, "version")) == b"22"

@@ -17,7 +17,7 @@ from tests.processes.test_guard import opened, start_guard
 
 SLOTS = 2
 HELD_SECONDS_MAX = 1.0
-#: What the two clocks, of the records and of the tasks, and a busy machine may add.
+#: Allowance for the two clocks, of records and of tasks, and for a busy machine.
 SLACK_SECONDS = 0.3
 
 

@@ -1,4 +1,4 @@
-"""A device and its hub through all that goes wrong between them: some sessions by default."""
+"""A device and its hub with faults between them: some sessions by default."""
 
 from __future__ import annotations
 

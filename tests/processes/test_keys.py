@@ -1,4 +1,4 @@
-"""Dedup keys that several processes race for: one job each, and everyone is told which."""
+"""Dedup keys that several processes race for: one job each, and the same answer for all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_racing_processes_make_one_job_per_key(tmp_path: Path, durability: Durab
     assert set(new.values()) == {1}
     enqueued = of_kind(log_records(tmp_path), Kind.ENQUEUED)
     assert {job.lsn for job in enqueued} == {lsn for job in jobs.values() for lsn in job}
-    # Nobody has the log open any more; whoever opens it next is told the same.
+    # Nobody has the log open any more; the next opener gets the same answers.
     store = open_here(tmp_path, durability)
     for key, item in jobs.items():
         future = store.thread_port.enqueue(EnqueueSpec(), b"x", Extras(key=key.encode()))

@@ -28,7 +28,7 @@ MATRIX = [
     for moment in ("before", "mid", "after")
     for cell in ((executor, moment, "restarted"), (executor, moment, "other"))
 ]
-#: A worker that was told to stop has ended so long after its time for running jobs is over.
+#: Time for a stopped worker to end after its grace for running jobs.
 STOP_SECONDS = 5.0
 DRAIN_SECONDS = 0.3
 

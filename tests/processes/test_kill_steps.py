@@ -1,10 +1,9 @@
-"""Jobs of several steps, and chords, whose workers are killed: what is recorded is not done again.
+"""Jobs of several steps, and chords, whose workers are killed: recorded steps are not done again.
 
-``python -m tests.processes.test_kill_steps kill COUNT [SEED]`` kills so many times, in parts of one
+``python -m tests.processes.test_kill_steps kill COUNT [SEED]`` kills COUNT times, in parts of one
 log each, and prints a line for each part. ``… boundaries COUNT JOBS`` lets workers kill themselves
-so many times, at any turn of any step, while they go through so many jobs; by C where
-``TASKQ_NATIVE=1`` is set. ``… DIRECTORY [COUNT]`` is one of the workers; it kills itself at its so
-many-th turn of a step.
+COUNT times, at any turn of any step, while they go through JOBS jobs; by C if ``TASKQ_NATIVE=1`` is
+set. ``… DIRECTORY [COUNT]`` is one of the workers; it kills itself at its COUNT-th turn of a step.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ JOBS: Final = 12
 CHORDS: Final = 10
 MEMBERS: Final = 5
 WORKERS: Final = 3
-#: So many bytes that all of them write bring the next kill: some ten records at most.
+#: The number of written bytes that brings the next kill: some ten records at most.
 _BYTES_MAX: Final = 1_000
 #: A job that is claimed ahead by a worker that is killed has had an attempt, too.
 _FOR_EVER: Final = retry.fixed(10_000, delay=0)
@@ -205,9 +204,9 @@ def _key(record: LogRecord, jobs: list[Any]) -> str:
 
 
 async def run_with_kills(path: Path, seed: int, most: int) -> int:
-    """Enqueue, kill whoever works as soon as something has moved, until all is done, and check.
+    """Enqueue, kill workers as soon as something has moved, until all is done, and check.
 
-    Returns how many were killed, ``most`` at most.
+    Returns the number of kills, ``most`` at most.
     """
     draw, chords, kills = random.Random(seed), list[Any](), 0
     app, long = make_app(path)

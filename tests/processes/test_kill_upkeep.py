@@ -17,7 +17,7 @@ from tests.processes.harness import Child
 
 
 class Run:
-    """Two processes that are killed in turn, and what they were told."""
+    """Two processes that are killed in turn, and their answers."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.path = path

@@ -98,7 +98,7 @@ async def test_a_loop_keeps_nothing_of_a_log_that_was_closed(tmp_path: Path) -> 
         store = await asyncio.to_thread(open_here, tmp_path)
         await enqueue_some(store, ANSWERS)
         await asyncio.to_thread(store.close)
-        await asyncio.sleep(0)  # what the close has put before the loop
+        await asyncio.sleep(0)  # callbacks that the close has put before the loop
         counts.append(open_descriptors())
     assert counts[-1] == counts[0]
 

@@ -119,7 +119,7 @@ def test_a_request_that_slips_in_after_the_end_is_answered(tmp_path: Path) -> No
     store = open_here(tmp_path)
     port = store.thread_port
     store.close()
-    store.mailbox.usable = True  # what that sender saw
+    store.mailbox.usable = True  # the sender's observations
     future = port.enqueue(SPEC, b"x")
     assert isinstance(future.exception(5), LogClosed)
     port.room()

@@ -16,12 +16,12 @@ from tests.effort import grows, some
 from tests.processes.harness import MODES, Child, log_records, of_kind
 
 PRODUCERS = 4
-#: What is promised on a machine of its own; ``-s`` prints the figures.
+#: The promise on an idle machine; ``-s`` prints the figures.
 LOCK_WAIT_SECONDS = 0.05
 #: Others share the machine: a run that they disturbed is done again.
 RUNS_MAX = 3
-#: What even a machine that is busy with other things must keep: without the turnstile single waits
-#: reached 200 ms with four writers, and whole seconds with more.
+#: The promise on a busy machine: without the turnstile single waits reached 200 ms with four
+#: writers, and whole seconds with more.
 NOISY_LOCK_WAIT_SECONDS = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Telling outcomes comes after the frame is in the log: what goes wrong there undoes nothing."""
+"""Answers come after the frame is in the log: an error in them undoes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners beside each other: who lives, who is woken, and what the dead leave behind."""
+"""Owners beside each other: life, wake-ups, and the remains of the dead."""
 
 from __future__ import annotations
 

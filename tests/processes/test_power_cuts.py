@@ -1,4 +1,4 @@
-"""A real process on a real disk: when it answers, and what a power cut leaves of what it answered.
+"""A real process on a real disk: the moment of its answers, and their survival of a power cut.
 
 The simulation asks the same of the committer, step by step. Here it is the storage thread itself,
 by the system calls that it makes.

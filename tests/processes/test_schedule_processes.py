@@ -40,20 +40,20 @@ STARTS: Final = {
 }
 WEEK_SECONDS: Final = 7 * 86_400
 ASLEEP_SECONDS: Final = 8 * 3_600
-#: What the week takes.
+#: The length of the week.
 REAL_SECONDS: Final = 30
 PROCESSES: Final = 3
 KILL_SECONDS: Final = 2.0
-#: What a stopped process may have had in hand.
+#: Jobs that a stopped process may have had in hand.
 _SLACK: Final = timedelta(minutes=40)
 
 
 @dataclass(frozen=True)
 class FastClock:
-    """The machine's clock since some boot time, so many times as fast; the same in all processes.
+    """The machine's clock since some boot time, ``rate`` times as fast; the same in all processes.
 
     Attributes:
-        start_ns: what its wall clock showed at ``since_ns``.
+        start_ns: its wall clock at ``since_ns``.
         since_ns: of the machine's clock since boot.
         rate: its nanoseconds a real one.
     """
@@ -121,7 +121,7 @@ def expected(name: str, start: datetime, end: datetime) -> set[datetime]:
             datetime(day.year, day.month, day.day, 2, 30, tzinfo=BERLIN).astimezone(UTC)
             for day in days
         ]
-        # A time that is left out comes right behind the gap.
+        # A time in the gap comes right after it.
         nights = [
             night if night.astimezone(BERLIN).hour == 2 else night.replace(minute=0)
             for night in nights
@@ -162,7 +162,7 @@ def drive(path: Path, clock: FastClock) -> tuple[datetime, datetime]:
         clock.let_pass(clock.rate)
         for worker in workers:
             worker.send(signal.SIGTERM)
-        # One that had not yet begun has no handler, and dies of it.
+        # A process that had not yet begun has no handler, and dies of it.
         assert all(worker.wait(60) in {0, -signal.SIGTERM} for worker in workers)
     finally:
         for worker in workers:

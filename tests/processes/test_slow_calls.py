@@ -1,4 +1,4 @@
-"""A disk that answers late holds up who waits for it, and not the threads of the program."""
+"""A slow disk holds up callers that wait for it, and no other threads of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that wait are woken by those that write, at once, and cost nothing meanwhile."""
+"""Waiting processes are woken by writers, at once, and cost nothing meanwhile."""
 
 from __future__ import annotations
 

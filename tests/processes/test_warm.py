@@ -1,4 +1,4 @@
-"""Hold programs that tests start to end with those who started them."""
+"""Started programs end with the tests that started them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Programs that begin at once, forked from a process that has imported what they all need.
+"""Programs that begin at once, forked from a process with their common imports.
 
 To import ``taskq`` and a worker takes a quarter of a second of CPU, and the programs of these tests
-do little else. What an import comes to in a new process is the matter of ``tests/test_import.py``.
+do little else. ``tests/test_import.py`` measures real imports.
 
-Two processes stand between a test and its program: the one that has the imports, which starts no
-thread and so may fork, and a keeper for each program, which waits for its end and tells of it. The
-keeper kills a program that nobody can ask for its end any more: no test leaves one at work.
+Two processes stand between a test and its program: the one with the imports, which starts no thread
+and so may fork, and a keeper for each program, which waits for its end and reports it. The keeper
+kills a program that nobody can ask for its end any more: no test leaves one at work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Program:
     """A program, with what tests ask of a ``subprocess.Popen``.
 
     Args:
-        words: a script, ``-m`` and a module, or ``-c`` and a program, and what they are given.
+        words: a script, ``-m`` and a module, or ``-c`` and a program, and their arguments.
         cwd: where it runs.
         stderr: the file that takes its complaints.
         env: its environment, if it is not this one; what it puts on the path of imports is there.
@@ -73,7 +73,7 @@ class Program:
             subprocess.TimeoutExpired: it goes on.
         """
         if self.returncode is None:
-            # Not select(), which takes no descriptor over 1 023.
+            # No select(), which takes no descriptor over 1 023.
             poll = select.poll()
             poll.register(self._line, select.POLLIN)
             if not poll.poll(None if timeout is None else timeout * 1_000):

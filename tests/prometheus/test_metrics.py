@@ -1,4 +1,4 @@
-"""What Prometheus is told: the log's counts whoever ran the jobs, and what one worker did."""
+"""Figures for Prometheus: the log's counts from all workers, and one worker's own."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_rules_and_dashboard_ask_for_what_is_told(tmp_path: Path, name: str) -> 
         asked = [target["expr"] for panel in panels for target in panel["targets"]]
     names = set(re.findall(r"\btaskq_\w+", "\n".join(asked)))
     assert names
-    # It is looked for once so much was written that it may matter.
+    # The look comes after enough written bytes to matter.
     assert names <= {key[0] for key in answer} | {"taskq_disk_free_bytes"}
     values = {value for key in answer for value in key[1:]}
     wanted = set(re.findall(r'(?:state|outcome|quantile)="([^"]+)"', "\n".join(asked)))

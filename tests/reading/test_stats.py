@@ -1,4 +1,4 @@
-"""What a log says of itself: its queues, its engine, and its disk."""
+"""A log's statistics: its queues, its engine, and its disk."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ async def test_a_stream_begins_at_any_time(log: TaskLog) -> None:
         await log.put(b"y" * 1_000)
     whole = await read(log.stream(follow=False))
     for number in (0, 1, 75, 149):
-        # Times are told to the microsecond, and written to the nanosecond.
+        # Times are shown to the microsecond, and written to the nanosecond.
         moment = whole[number].time
         expected = [item for item in whole if item.time >= moment]
         result = await read(log.stream(follow=False, from_time=moment))

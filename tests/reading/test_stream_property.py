@@ -1,4 +1,4 @@
-"""Whatever is written, and however often a reader stops and goes on: it reads what a scan does."""
+"""A reader that stops and goes on at any place reads the records of one scan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named readers: each record until it is handled, whoever dies; one at a time; moved on purpose."""
+"""Named readers: each record until it is handled, despite crashes; one at a time; moves."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_a_position_is_saved_often_enough_and_no_oftener(
     stream = log.stream(reader="billing")
     for number in range(1, 501):
         assert (await anext(stream)).lsn == number
-        # What was asked for last is in hand; all before it is handled.
+        # The newest record is in hand; all before it are handled.
         position = found_position(log)
         assert position.lsn >= number - (records if limit == "records" else 0)
         assert position.lsn <= number

@@ -1,4 +1,4 @@
-"""What people get to see of a job: by names, with moments they can read, by any name of the job."""
+"""A job as people see it: by names, with readable moments, by any name of the job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def send(to: str, count: int = 1, *rest: int) -> list[int]:
 
 
 class Answer(BaseModel):
-    """What a web app gives back."""
+    """A web app's answer."""
 
     state: State
 
@@ -69,7 +69,7 @@ async def test_as_dict_is_what_json_prints(app: TaskQ) -> None:
         shown = json.loads(taskq("show", "--json", "-d", app.data_dir, job.id).stdout)
         own = view.as_dict()
         assert own["result"] == {"encoding": "json", "data": [1]}
-        # Who made an attempt is known to whoever asks for the attempts.
+        # The process of an attempt is known if the attempts are asked for.
         own["attempts"] = [attempt.as_dict() for attempt in await job.attempts()]
         assert own == {name: shown[name] for name in own}
         (listed,) = json.loads(taskq("ls", "--json", "-d", app.data_dir).stdout)

@@ -13,5 +13,5 @@ app = TaskQ(Path(sys.executable).parent / "frozen-data")
 
 @app.task(runs_in="process")
 def elsewhere(number: int) -> tuple[int, int]:
-    """Tell who ran it."""
+    """Print the process."""
     return number, os.getpid()

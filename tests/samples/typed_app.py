@@ -1,4 +1,4 @@
-"""What a type checker must know of an app. A line with ``# E: code`` must give that error."""
+"""A type checker's knowledge of an app. A line with ``# E: code`` must give that error."""
 
 from __future__ import annotations
 

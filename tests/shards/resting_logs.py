@@ -18,7 +18,7 @@ class TaggedLog(Log):
     def __init__(self, random: Random, tag: str) -> None:
         super().__init__(random)
         self.tag = tag
-        # As those of logs, they are never those of another.
+        # Like tokens of logs, they never belong to another log.
         self._tokens = int(tag[3:]) * 1_000_000
 
     def put(self, spec: EnqueueSpec, body: bytes, *, attempt: int = 1) -> Delivery:

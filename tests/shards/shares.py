@@ -1,4 +1,4 @@
-"""What each of several logs gets of one worker: seeded runs in memory, on a clock of their own.
+"""Each log's share of one worker: seeded runs in memory, on a clock of their own.
 
 Logs of several weights have slow or fast jobs, answer claims sooner or later, stall for a while, or
 have jobs only now and then. A run lasts until each must have had its share.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from taskq_workers.slots.rounds import Rounds
     from taskq_workers.slots.settling import Settled
 
-#: So long may a log stand still that has jobs while a slot is free, and so long while none is,
-#: unless it is not its turn yet.
+#: The longest pause of a log with jobs while a slot is free, and while none is, unless it is not
+#: its turn yet.
 IDLE_SECONDS: Final = 0.1
 STILL_SECONDS: Final = 1.0
 #: How many times the share of one log another may have.

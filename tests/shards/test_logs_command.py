@@ -1,4 +1,4 @@
-"""``taskq worker APP -d a -d b``, and what a kill of it leaves behind."""
+"""``taskq worker APP -d a -d b``, and the state after a kill of it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ REFUSAL: Final = "has 2 shards, and this is asked of one log: name it, such as -
 
 # -- commands --------------------------------------------------------------------------------------
 
-#: On a root of shards: it tells of each in turn, ...
+#: On a root of shards: a line for each in turn, ...
 EACH: Final = "each"
 #: ... does what it does to all of them, or to the one whose job is named, ...
 WHOLE: Final = "whole"
@@ -72,7 +72,7 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
     "sync": (ONE, "", False),
     "reader seek": (ONE, "billing end", True),
     "reader forget": (ONE, "billing", True),
-    "schedules pause": (ONE, "nightly", False),  # there is none
+    "schedules pause": (ONE, "nightly", False),  # no such shard
     "schedules resume": (ONE, "nightly", False),
     "schedules reset": (ONE, "nightly", False),
     "schedules forget": (ONE, "nightly", False),
@@ -161,7 +161,7 @@ def test_a_command_works_on_one_of_them(name: str, other: Path, tmp_path: Path) 
 
 # -- methods ---------------------------------------------------------------------------------------
 
-#: Of an app: whose log does not matter.
+#: Commands of an app: its log does not matter.
 APP: Final = frozenset({
     "breaker", "call_by_name", "connection", "cron", "data_dir", "every", "lifespan", "logs",
     "middleware", "name", "on_dead", "on_step", "over", "run_worker", "schedule", "settings",
@@ -179,7 +179,7 @@ ALL: Final[dict[str, dict[str, str]]] = {
     "open": {}, "stats": {}, "pause": {"queue": "mail"}, "resume": {"queue": "mail"}, "adopt": {},
     "cancel_many": {"queue": "mail"}, "dead": {}, "close": {},
 }  # fmt: skip
-#: It is of one log: with shards it says so.
+#: Commands of one log: with shards they say so.
 OF_ONE: Final[dict[str, tuple[Any, ...]]] = {
     "peek": (), "compact": (), "readers": (), "seek": ("billing", "end"), "store": (),
     "forget_reader": ("billing",), "replay": (), "stream": (), "schedules": (), "transaction": (),

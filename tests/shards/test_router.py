@@ -1,4 +1,4 @@
-"""``TaskQ(shards=…)``: what is decided by a key lies in one log, whoever enqueues it."""
+"""``TaskQ(shards=…)``: jobs with one key are in one log, whichever process enqueues them."""
 
 from __future__ import annotations
 
@@ -273,9 +273,9 @@ def test_read_commands_take_the_root(tmp_path: Path) -> None:
 @grows
 @pytest.mark.parametrize("seed", range(some(6, 60)))
 async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed: int) -> None:
-    """Of a key one job runs at a time, in the order of their enqueues, and each once.
+    """Jobs with one key run one at a time, in the order of their enqueues, and each once.
 
-    Of a dedup key there is one job until it is over. Producers take turns, and a worker leaves.
+    A dedup key has one job until it is over. Producers take turns, and a worker leaves.
     """
     random = Random(seed)
     options: dict[str, Any] = {"durability": "os"}

@@ -294,7 +294,7 @@ def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [f"*RealLogWarning: a test opens the real log {pytester.path}/production,*"]
     )
-    # Where each of the tests opens it, and no line of ours.
+    # The tests open it themselves, and no line of ours does.
     lines = [line.strip() for line in _REAL.strip().splitlines()]
     numbers = [lines.index(opening) + 1 for opening in _OPENING]
     result.stdout.fnmatch_lines([f"*test_jobs.py:{number}: RealLogWarning*" for number in numbers])

@@ -241,7 +241,7 @@ def test_jobs_that_nobody_can_run_and_progress_are_seen(path: Path) -> None:
             async with app.worker(concurrency=3):
                 await begun.wait()
                 picture = await asyncio.to_thread(seen, path)
-                while not picture.running[0][1]:  # a thread writes down what is told
+                while not picture.running[0][1]:  # a thread records the calls
                     picture = await asyncio.to_thread(seen, path)
                 enough.set()
             return picture

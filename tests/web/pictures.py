@@ -1,7 +1,7 @@
 """Makes the pictures that the documents show: ``python -m tests.web.pictures``.
 
-A shop lives for an hour, its jobs are enqueued, a worker runs some of them, and Chromium looks at
-the page and at what ``taskq top`` prints. It needs what the tests in a browser need.
+A shop lives for an hour, its jobs are enqueued, a worker runs some of them, and Chromium takes
+pictures of the page and of ``taskq top``. It needs what the tests in a browser need.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def shown(text: str) -> str:
 
 def main() -> None:
     with contextlib.ExitStack() as stack:
-        # It is seen in the pictures, and whoever made them is not.
+        # The name is in the pictures, so it is no real one.
         folder = Path(tempfile.gettempdir()) / "shop"
         folder.mkdir()
         stack.callback(shutil.rmtree, folder)

@@ -1,4 +1,4 @@
-"""Programs get all that the pages show as JSON, and may do what they are allowed to."""
+"""Programs get the data of all pages as JSON, and may act where they are allowed to."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ async def test_the_slider_shows_each_page_as_it_was(app: TaskQ, visit: Visit) ->
     await page.get_by_role("slider").focus()
     await page.keyboard.press("Home")
     await page.wait_for_url("**?at=1")
-    # A frame is one moment, and the claim may stand in that of the enqueue.
+    # A frame is one moment, and the claim may be in the enqueue's frame.
     await expect(page.locator("h1")).to_contain_text(re.compile("ready|running"))
     await expect(page.locator(".past")).to_contain_text("As it was")
     await expect(page.get_by_role("button", name="Cancel")).to_have_count(0)

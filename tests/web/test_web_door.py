@@ -1,4 +1,4 @@
-"""Attacks on the page: each is refused or inert, and a refusal says what to do."""
+"""Attacks on the page: each is refused or inert, and a refusal names the remedy."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_every_answer_forbids_scripts_frames_and_guesses(data: Path) -> No
         assert answer.headers["referrer-policy"] == "same-origin"
 
 
-# -- what is said in names and payloads ------------------------------------------------------------
+# -- names and payloads ---------------------------------------------------------------------------
 
 
 async def test_names_in_the_log_are_text_and_nothing_else(data: Path) -> None:

@@ -1,4 +1,4 @@
-"""The drawing of a flow: no line passes behind the box of a job that it does not concern."""
+"""The drawing of a flow: no line crosses the box of an unrelated job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub's page tells how its devices stand, and leads to the pages of their logs."""
+"""A hub's page shows the state of its devices, and links to the pages of their logs."""
 
 from __future__ import annotations
 

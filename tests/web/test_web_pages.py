@@ -194,7 +194,7 @@ async def test_forms_change_the_log_and_lead_back(data: Path) -> None:
         assert "Requeued 2 jobs." in await shown(client, answer.headers["location"])
         assert "No dead letters" in await shown(client, "/failures")
         assert kind["q"].startswith("state:dead fingerprint:")
-        assert (await send_form(client, kind)).status_code == 303  # there is none left
+        assert (await send_form(client, kind)).status_code == 303  # none is left
         for q, action in (("7001", "cancel"), ("7002", "cancel")):
             (job,) = set(
                 re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs", q=f'"{q}"'))

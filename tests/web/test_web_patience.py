@@ -65,7 +65,7 @@ def test_what_does_not_come_ends_its_line(
     whole = b"GET /api/stats HTTP/1.1\r\nHost: x\r\n\r\n"
     for before in (b"", whole):
         with (
-            contextlib.suppress(ConnectionError),  # another way to be told that it is over
+            contextlib.suppress(ConnectionError),  # another notice of the end
             socket.create_connection(address, timeout=20) as line,
         ):
             line.sendall(before + half)

@@ -1,4 +1,4 @@
-"""What is drawn can be read: short bars are seen, and a bulk does not flatten all the rest."""
+"""Charts are readable: short bars are visible, and a bulk does not flatten all others."""
 
 from __future__ import annotations
 

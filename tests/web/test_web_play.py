@@ -33,9 +33,9 @@ LISTS: Final = {
 #: A folder for pictures of all screens, to be looked at; none unless it is named.
 SCREENS: Final = os.environ.get("TASKQ_SCREENS", "")
 WORDS: Final = (sys.executable, "-m", "taskq")
-#: What a page that shows itself anew takes at most, beside all that the machine has to do.
+#: The longest refresh of a page, on a busy machine.
 SOON: Final = 30_000
-#: What an act on thousands of jobs takes at most, likewise.
+#: The longest act on thousands of jobs, on a busy machine.
 STEP: Final = 120_000
 
 pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -91,7 +91,7 @@ async def test_a_bad_day_is_told_as_it_is(shop: Path, chromium: Any) -> None:
             await thread(partial(busy.expect, "  ready"))
             await all_that_fit_is_all(visit, shop)
             await every_screen(visit, shop)
-    # What the server refused, or did not answer, the browser says, too.
+    # The browser also reports refusals of the server, and missing answers.
     assert [text for text in visit.said if not text.startswith("Failed to load resource")] == []
 
 

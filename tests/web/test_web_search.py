@@ -1,4 +1,4 @@
-"""A search never denies what exists, and an act on all that fit is for all of them."""
+"""A search never denies an existing job, and an act on all matches reaches all of them."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_an_act_on_all_is_for_all_that_fit_and_tells_what_was_done(
 
     async with app, browser(tmp_path, allow_actions=True) as client:
         await _fail(app, await fail.enqueue_many([(number,) for number in range(COUNT)]))
-        # Newer jobs in other states take no place among those that fit.
+        # Newer jobs in other states take no place among the matches.
         others = [await fail.options(delay="1h").enqueue(number) for number in range(COUNT)]
         page = await shown(client, "/many", act="requeue", q="task:fail")
         assert f"<h1>Requeue {COUNT} jobs?</h1>" in page

@@ -1,4 +1,4 @@
-"""Who may look at the page learns no secret from it, nor from the search or the API behind it."""
+"""Visitors of the page learn no secret from it, from the search or from the API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWERS: Final = (
 
 @pytest.fixture
 async def data(tmp_path: Path) -> tuple[Path, str]:
-    """Return a job that failed, and said so with all that it had; and its id."""
+    """Return the id of a failed job that printed all of its values."""
     app = TaskQ(tmp_path / "data", durability="os")
 
     @app.task(name="log_in", retry=1)

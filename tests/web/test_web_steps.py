@@ -1,4 +1,4 @@
-"""A job's page has its steps: what each came to, when, how long, and what the job was told."""
+"""A job's page has its steps: outcomes, times, durations, and signals."""
 
 from __future__ import annotations
 

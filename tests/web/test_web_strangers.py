@@ -133,7 +133,7 @@ async def run_the_rest(path: Path) -> None:
                 await log.ack(delivery)
 
 
-@pytest.mark.slow  # some of what is asked waits for a minute, as it may
+@pytest.mark.slow  # some requests may wait for a minute
 def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
     site: Site, tmp_path: Path
 ) -> None:
@@ -141,7 +141,8 @@ def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
     made = [site.post("jobs", task="kept", queue="kept")["id"] for _ in range(50)]
     words = [
         "run", f"{site.home}/api/openapi.json", "--header", f"Authorization: Bearer {site.secret}",
-        # What no schema says: that one of two is to be given, and how many bytes a name may have.
+        # Rules outside of a schema: one of two fields is required, and the length of names in
+        # bytes.
         "--exclude-checks", "positive_data_acceptance",
         "--max-examples", "5", "--seed", "1", "--request-timeout", "70", "--no-color",
     ]  # fmt: skip
@@ -154,7 +155,7 @@ def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
     assert site.child.process.wait(20) == 0
     happened, left = anyio.run(kinds, site.path), counts(site)
     assert sum(left.values()) == happened["enqueued"] - happened["purged"]
-    # Those that were made to be kept may be cancelled by now, or due later: each is told of.
+    # The kept ones may be cancelled by now, or due later: each is reported.
     anyio.run(run_the_rest, site.path)
     after = counts(site)
     assert sum(after.values()) == sum(left.values())

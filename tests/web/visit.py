@@ -24,7 +24,7 @@ needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-ge
 
 
 class Visit:
-    """A browser that was let in, and all that its console said."""
+    """A logged-in browser, and the lines of its console."""
 
     context: Any
     page: Any

@@ -27,7 +27,7 @@ URL = "https://example.invalid/hook"
 
 
 class Receiver:
-    """Answers as it is told, and keeps what was posted."""
+    """Answers on demand, and keeps the posted bodies."""
 
     def __init__(self, *answers: httpx.Response) -> None:
         self.answers = list(answers)

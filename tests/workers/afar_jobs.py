@@ -81,7 +81,7 @@ def waits_for(path: str) -> int:
 
 @app.task(runs_in="process", retry=1)
 def lasts(path: str) -> None:
-    """Says where it runs, and never ends."""
+    """Prints its process, and never ends."""
     Path(path).write_text(str(os.getpid()), encoding="ascii")
     signal.pause()
 
@@ -136,11 +136,11 @@ def exits() -> None:
     raise SystemExit(4)
 
 
-# -- whatever is raised, wherever ------------------------------------------------------------------
+# -- all exceptions, everywhere -------------------------------------------------------------------
 
 
 class Breaks(Exception):
-    """Raises what it was made with, whoever reads it."""
+    """Raises its argument whenever it is read."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -185,7 +185,7 @@ def wrapped(cause: BaseException) -> BaseException:
 
 BROKEN = f"Breaks: {NO_TEXT}"
 MANY = (ValueError("b"), asyncio.CancelledError(), KeyError("a"), ValueError("c"), SystemExit())
-#: What tasks raise, and the first line of the reason that the log has then.
+#: Exceptions of tasks, and the first line of the recorded reason.
 FAILURES: dict[str, tuple[str, Callable[[], BaseException]]] = {
     "interrupts": (BROKEN, lambda: Breaks(KeyboardInterrupt())),
     "exits": (BROKEN, lambda: Breaks(SystemExit(3))),

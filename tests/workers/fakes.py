@@ -39,7 +39,7 @@ class FakePort:
         self.claimed_counts: list[int] = []
         self.settled: list[Settlement] = []
         self.refuse: Callable[[Settlement], TaskqError | None] = lambda _: None
-        #: what the worker said that it claims, whenever that changed; None: it claims no more
+        #: the worker's announced claims, at each change; None: it claims no more
         self.served: list[Serving | None] = []
         self.late = 0
         self._called = asyncio.Event()
@@ -71,7 +71,7 @@ class FakePort:
     def waiting(self) -> list[ClaimRequest]:
         return [request for request, future in self.claims if not future.done()]
 
-    # What a worker calls.
+    # A worker's calls.
 
     def claim(self, request: ClaimRequest) -> asyncio.Future[list[Delivery]]:
         future: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()

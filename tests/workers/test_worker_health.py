@@ -140,7 +140,7 @@ async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: Task
         await app.pause("off")
         assert detail_of(app) == (False, "No worker runs: 4 jobs wait")
         async with app.worker(queues=["default"]):
-            await app.stats()  # answered after it was told what the worker claims
+            await app.stats()  # answered after the worker's claims were announced
             ok, detail = detail_of(app)
             assert not ok
             assert detail == (

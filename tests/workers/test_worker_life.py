@@ -545,7 +545,7 @@ async def test_a_burst_runs_a_child_that_a_claim_took_while_it_was_withdrawn(
         port = app.store().port()
         while not worker._runner.feed.stands:
             await port.stats()
-        await port.stats()  # answered behind the claim, which waits in the log from now on
+        await port.stats()  # answered after the claim, which waits in the log from now on
         deliver, settle, claim = port.deliver, port.settle, port.claim
         taken, empty = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Limits and weights of a worker in its own process, and what people are told of them."""
+"""Limits and weights of a worker in its own process, and their messages."""
 
 from __future__ import annotations
 

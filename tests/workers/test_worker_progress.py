@@ -1,4 +1,4 @@
-"""What running jobs tell of themselves, and who sees it, and for how long."""
+"""Progress reports of running jobs, their readers, and their lifetime."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_outside_a_task_there_is_nothing_to_tell() -> None:
 
 
 class Runner:
-    """Whoever runs a job, as a board sees him."""
+    """The runner of a job, as a board sees it."""
 
 
 def test_a_board_forgets_who_is_gone_and_has_an_end(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class DbosCaller(Caller):
     worker = (sys.executable, "-m", "tests.bench.contenders.dbos_app")
 
     def __init__(self) -> None:
-        # What it tells of a launch that went well is not what a sample failed with.
+        # Its output after a good launch is not the cause of a failed sample.
         subprocess.run((*self.worker, "once"), check=True, timeout=60, stderr=subprocess.DEVNULL)
         self.client = DBOSClient(system_database_url=URL)
 

@@ -1,4 +1,4 @@
-"""dbos on SQLite: one workflow of so many no-op steps; prints the seconds that a step took."""
+"""dbos on SQLite: one workflow of ``count`` no-op steps; prints the seconds of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dura: one task of so many no-op checkpoints; prints the seconds of one, and of all again."""
+"""dura: one task of ``count`` no-op checkpoints; prints the seconds of one, and of a replay."""
 
 from __future__ import annotations
 

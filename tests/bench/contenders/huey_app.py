@@ -23,7 +23,7 @@ TASKS: Final = {name: huey.task(name=name)(fn) for name, fn in told.FUNCTIONS.it
 
 
 class HueyCaller(Caller):
-    """Calls a task, which enqueues it; one connection for all threads, as huey has it."""
+    """Enqueue by calling a task; all threads share one connection, as huey recommends."""
 
     worker = (
         *(sys.executable, "-m", "huey.bin.huey_consumer", "tests.bench.contenders.huey_app.huey"),

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     from tests.bench.contenders.told import Caller
 
-#: A worker that has not begun its first job after so long hangs.
+#: After this time without a first job a worker hangs.
 START_SECONDS: Final = 60
-#: Jobs that have not run after so long hang.
+#: After this time jobs that have not run hang.
 RUN_SECONDS: Final = 90
-#: What the store says must be right so long after the last job ran.
+#: The store's counts must be right this long after the last job ran.
 SETTLE_SECONDS: Final = 30
 #: How long a killed worker's job is waited for.
 TAKEOVER_SECONDS: Final = float(os.environ.get("PEERS_TAKEOVER_SECONDS", "90"))
 #: A job that has not run again by then, and is not in the store, is lost.
 LOST_SECONDS: Final = 10
-#: A worker with a backlog is at rest when its memory grows by less than 1 % in so long.
+#: A worker with a backlog is at rest once its memory grows by less than 1 % in this time.
 REST_SECONDS: Final = 3
 REST_SECONDS_MAX: Final = 60
 #: Pauses between the jobs whose latency is taken: a worker is idle before each.
@@ -43,7 +43,7 @@ PAUSE_SECONDS: Final = (0.1, 0.4)
 
 
 class Stage:
-    """A contender in its directory, and what its tasks tell."""
+    """A contender in its directory, and the reports of its tasks."""
 
     def __init__(self, app: str) -> None:
         self.heard = told.Listener()
@@ -151,7 +151,7 @@ def memory(stage: Stage, jobs: int) -> dict[str, Any]:
         stage.heard.hear("held", RUN_SECONDS)
         rss = rest(worker.pid)
         ended, left = stage.caller.counts()
-    # What its store forgets when it is taken cannot be asked of it.
+    # The store forgets jobs when they are taken, so it cannot be asked for them.
     assert ended in {0, None}, ended
     assert left in {jobs, jobs - 1}, left
     return {"bytes": rss}

@@ -1,4 +1,4 @@
-"""What all contenders share: tasks that tell their moments through a named pipe, and a caller.
+"""Shared by all contenders: tasks that report times through a named pipe, and a caller.
 
 A contender's app module makes tasks of these; the sample that started the worker listens. Moments
 are ``time.monotonic()``, one clock for all processes of a machine (Linux).
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Where a sample and its worker keep everything.
+#: Files of a sample and its worker.
 DIRECTORY: Final = Path(os.environ.get("PEERS_DIRECTORY", "."))
 #: The no-ops that are to run.
 JOBS: Final = int(os.environ.get("PEERS_JOBS", "0"))
@@ -95,7 +95,7 @@ class Listener:
 class Caller:
     """A program that enqueues from threads. Tasks are called by name: noop, stamp or hold."""
 
-    #: what starts a worker, as the contender's documentation does
+    #: the command of a worker, from the contender's documentation
     worker: Sequence[str]
 
     def call(self, task: str, number: int) -> object:

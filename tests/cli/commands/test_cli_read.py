@@ -20,7 +20,7 @@ from taskq.log.inbox.writer import publish
 from tests.cli.helpers import Sample, taskq, taskq_json
 from tests.programs import run_taskq
 
-#: Commands that make no log where there is none.
+#: Commands that create no log.
 ON_A_LOG = (
     *("ls", "peek", "stats", "workers", "verify", "show a-1", "tail", "reader ls", "dead ls"),
     *("reader seek x start", "reader forget x", "dead requeue --all -y", "dead purge --all -y"),
@@ -211,7 +211,7 @@ def test_a_listing_whose_reader_goes_away_ends_quietly(sample: Sample) -> None:
 
 @pytest.mark.parametrize("command", ["ls", "dead ls", "tail"])
 def test_a_reason_is_whole_in_a_pipe(path: Path, command: str) -> None:
-    """Whoever searches there finds what stands at its end."""
+    """A search there finds the entries at its end."""
     reason = f"ValueError: {'much ' * 60}the end"
 
     async def die() -> None:

@@ -12,7 +12,7 @@ from tests.cli.helpers import Sample, taskq, taskq_json
 
 @pytest.fixture
 def copy(sample: Sample, tmp_path: Path) -> Sample:
-    """Return one that may be changed."""
+    """Return a mutable copy."""
     return Sample(shutil.copytree(sample.path, tmp_path / "queue"), sample.ids)
 
 

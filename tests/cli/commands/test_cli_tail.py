@@ -18,7 +18,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.cli.helpers import Sample, taskq
 
 TASKQ = (sys.executable, "-m", "taskq")
-#: A busy machine's patience for a process to start and tell something.
+#: Time for a process to start and print, on a busy machine.
 SECONDS = 30
 
 

@@ -1,4 +1,4 @@
-"""Commands leave upkeep to whoever works on a log; ``compact`` does what it is told."""
+"""Commands leave upkeep to the processes that work on a log; ``compact`` does it now."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def _grow(tmp_path: Path) -> tuple[Path, str, str]:
 
 @pytest.fixture
 def grown(tmp_path: Path) -> tuple[Path, str, str]:
-    """Return a log of some segments; ids of its oldest finished job, and of one that waits."""
+    """Return a log of several segments, its oldest finished job and a waiting one."""
     return asyncio.run(_grow(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""What an agenda promises, said with a dict and ``sorted``: slow, and plainly right."""
+"""The promises of an agenda with a dict and ``sorted``: slow, and plainly right."""
 
 from __future__ import annotations
 

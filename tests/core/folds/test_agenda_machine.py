@@ -213,7 +213,7 @@ class AgendaMachine(RuleBasedStateMachine):
         if self.agenda.times.over:  # known to a claim before, and passed over since
             self.agenda.times.find_over(self.model.now)
             late = self.model.expired()
-        # Expired jobs are ready to whoever waits: his claim is what ends them.
+        # Expired jobs are ready: a claim ends them.
         is_ready = bool(self.model.claimable(queues, None))
         assert self.agenda.order.has_ready(queues, None) == is_ready
         expected = self.model.claimable(queues, None, late)[:count]

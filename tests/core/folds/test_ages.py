@@ -1,4 +1,4 @@
-"""``Ages``: jobs are dated by few entries, the same ones for everybody who reads the log."""
+"""``Ages``: jobs are dated by few entries, the same for every reader of the log."""
 
 from __future__ import annotations
 

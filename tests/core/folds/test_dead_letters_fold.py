@@ -1,4 +1,4 @@
-"""What the folds make of dead letters: requeued, purged, and of queues that are paused."""
+"""Dead letters in the folds: requeued, purged, and of paused queues."""
 
 from __future__ import annotations
 

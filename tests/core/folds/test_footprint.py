@@ -1,4 +1,4 @@
-"""What a waiting job costs in memory: no object, 64 bytes at most, 40 more with a key."""
+"""Memory of a waiting job: no object, 64 bytes at most, 40 more with a key."""
 
 from __future__ import annotations
 

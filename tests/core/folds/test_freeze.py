@@ -1,4 +1,4 @@
-"""Folds that went through columns of numbers cannot be told from those that did not."""
+"""Folds are equal before and after a trip through columns of numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEPS = st.lists(
     ),
     max_size=25,
 )  # fmt: skip
-#: Every kind of step, most of them often enough to leave something behind.
+#: Every kind of step, most of them often enough to leave state.
 RICH: Final[list[Step]] = [
     ("run", 0, 200, True), ("run", 1, 3, False), ("schedule_many", 1, 300, False),
     ("schedule_many", 3, 300, True), ("take", 90, 1, True), ("back", 3, 40, False),

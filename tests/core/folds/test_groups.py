@@ -1,4 +1,4 @@
-"""Groups of jobs that are limited together: nobody looks at a full one, whoever filled it."""
+"""Groups of jobs with a common limit: a full one costs no look."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _small_chunks() -> Iterator[None]:
 
 
 class Checked:
-    """A table beside a dict that says what it must hold."""
+    """A table beside a dict of its expected contents."""
 
     def __init__(self) -> None:
         self.table = JobTable()

@@ -67,7 +67,7 @@ def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> 
             sweep_all(held, swept)
             gone += swept
             left = list(held)
-            # What was given back is taken out when it goes, and so needs no sweep.
+            # A returned entry is taken out at its claim, and needs no sweep.
             assert set(model) - swept <= set(left) <= set(model)
             assert left == sorted(left)
             gone = [job for job in gone if job not in left]

@@ -1,4 +1,4 @@
-"""What the agenda holds of jobs that wait within their runs."""
+"""Jobs in the agenda that wait within their runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskq.core.model import TIME_NS_MAX, State
 
 JOBS: Final = 2 * 4_096
 NOW: Final = 10**18
-#: Beside what a job costs that waits for its time.
+#: Beyond the cost of a scheduled job.
 BYTES_MAX: Final = 200
 
 

@@ -1,4 +1,4 @@
-"""The reserve: given up on a full disk for what ends jobs, and made again."""
+"""The reserve: used on a full disk for settlements, and made again."""
 
 from __future__ import annotations
 

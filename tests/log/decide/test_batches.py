@@ -1,4 +1,4 @@
-"""Tell and wake by what ends jobs those who wait for it, and nobody else."""
+"""An ended job wakes its waiters, and nobody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling what runs: asked through the log, and never to come back, whatever becomes of it."""
+"""Cancellation of running jobs: requested through the log, and final."""
 
 from __future__ import annotations
 

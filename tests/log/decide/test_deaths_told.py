@@ -1,4 +1,4 @@
-"""Jobs that tell of a death are in the frame of the death, whatever a job died of."""
+"""Jobs of ``on_dead`` are in the frame of the death, for every cause of death."""
 
 from __future__ import annotations
 

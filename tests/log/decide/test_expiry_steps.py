@@ -1,4 +1,4 @@
-"""An expiry that is a span of time is one on any clock; one that is a date is a date."""
+"""An expiry that is a span of time holds on any clock; a date is a date."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_job_that_was_claimed_does_not_expire_however_it_was_given_back(
     assert job in [delivery.job for delivery in other.claim(9)]
 
 
-# -- whatever happens -----------------------------------------------------------------------------
+# -- all causes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(some(2, 20)))

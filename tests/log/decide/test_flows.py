@@ -1,4 +1,4 @@
-"""Flows in the log: a held job is released once, after all of its inputs, whatever crashes."""
+"""Flows in the log: a held job is released once, after all of its inputs, through crashes."""
 
 from __future__ import annotations
 

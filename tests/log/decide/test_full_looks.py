@@ -1,6 +1,6 @@
-"""Whoever claims is told that there is nothing only once all was looked at, however much fell due.
+"""A claim gets "nothing" only after a full look, however much fell due.
 
-A batch does a bounded part of what falls due at once; whoever claims waits for the next one.
+A batch does a bounded part of the due jobs at once; a claim waits for the next batch.
 """
 
 from __future__ import annotations

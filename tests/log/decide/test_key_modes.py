@@ -1,4 +1,4 @@
-"""Keys: for how long they are held, and what becomes of who comes with one that is."""
+"""Keys: how long they are held, and the answer to an enqueue with a held key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Flows, limits, cancels and compaction in one history: every process knows the same, and all ends.
+"""Flows, limits, cancels and compaction in one history: all processes agree, and all jobs end.
 
-A process that only reads along, and so was told no limit, is what all others must agree with: those
-that decide under limits, one that folds what compaction left, and one that begins with a snapshot.
+A process that only reads, and so knows no limits, must agree with processes that decide under
+limits, fold a compacted log, or begin with a snapshot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.log.world import Process
 from tests.machine.crashable import ProcessKilled
 
 HOUR_NS: Final = 3_600 * SECOND_NS
-#: What a killed process left half done cannot be closed.
+#: A killed process's half-done work cannot be closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 LIMITS: Final = {
     "mail.send": Limit(concurrency=3),
@@ -175,7 +175,7 @@ class LimitedMix(Mix):
             self.put_flow(process)
             self.settle(process)
         except ProcessKilled:
-            machine.stop_at(None)  # those that join go on
+            machine.stop_at(None)  # joining ones go on
             for number, (item, care) in enumerate(self.tended):
                 if item.disk.is_dead:
                     self.tended.pop(number)
@@ -199,7 +199,7 @@ class LimitedMix(Mix):
         for name, value in wanted.items():
             assert folded[name] == value, f"{when}: {name}"
         for process, _ in self.tended:
-            # Which jobs are next only those know that were told the limits.
+            # Only processes that know the limits know the next jobs.
             assert all_of(process.catch_up(), now_ns) | {"next": wanted["next"]} == wanted, when
         agenda = thaw_agenda(Columns(freeze_agenda(seen.need_agenda())))
         assert parts_of(agenda, now_ns) == parts_of(seen.need_agenda(), now_ns), when
@@ -219,7 +219,7 @@ class LimitedMix(Mix):
             for owner, delivery in self.held:
                 owner.ask(Op.SETTLE, [success(delivery)])
             self.held.clear()
-            # Whoever waits for a signal does so for ever, for a dead letter until it is gone.
+            # A waiter for a signal waits for ever, and a waiter for a dead letter until it is gone.
             for job in list(agenda.steps.waits):
                 process.ask(Op.CANCEL, job)
             process.ask(Op.PURGE, [row[0] for row in agenda.dead.rows(0, 999)])

@@ -1,6 +1,6 @@
 """Jobs of many steps, as programs, on a machine that fails at random: what is recorded holds.
 
-``python -m tests.log.decide.test_steps_simulation FIRST COUNT`` plays so many seeds, a fifth of a
+``python -m tests.log.decide.test_steps_simulation FIRST COUNT`` plays ``COUNT`` seeds, a fifth of a
 second each, and prints a line for each hundred. Each plays compaction, snapshots, signals that race
 timeouts, cancels, leases that end, failures, children, a new version of the code, kills and power
 cuts; tries of steps that fail, the first of several waits, and jobs that are undone when they die
@@ -128,7 +128,7 @@ class Attempt:
         parent, place = map(int, self.delivery.payload.split(b":"))
         done = self.play.told[parent].done
         calls = [done[title] for title in (("call", 1), ("call", 2)) if title in done]
-        # A cut may take the call that nobody was told of, and a child that runs already with it.
+        # A cut may take an unanswered call, and with it a child that runs already.
         is_known = any(call.first + place == self.delivery.job for call in calls)
         assert is_known or len(calls) < 2, "a child came twice"
         fails = self.play.chance.random() < 0.2
@@ -364,7 +364,7 @@ class Play:
     def go_on(self) -> None:
         able = [it for it in self.attempts if it.asked is None or it.asked.done()]
         if able:
-            # Mostly one that was begun: what is claimed and left is given back in the end.
+            # Mostly a running one: claimed jobs that remain are given back at the end.
             self.chance.choice(able[:2] if self.chance.random() < 0.5 else able).act()
 
     def sync(self) -> None:

@@ -1,7 +1,7 @@
 """Schedules over a simulated week: processes that look, hesitate, die and lose power.
 
-Whatever happens, each tick of a schedule that makes up for all is in the log once, in its order,
-and those of the others are never there twice.
+Each tick of a schedule that makes up for all is in the log once, in its order; ticks of other
+schedules are never there twice.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Week:
         self.world.machine.wall_ns = self.world.clock.wall_ns
         self.start_ns = self.world.clock.wall_ns()
         self.processes: list[Process] = []
-        #: what somebody is about to write, as of a while ago
+        #: a stale request of a process
         self.turns: list[Turn] = []
         #: every tick that the log ever held
         self.seen: dict[str, dict[int, int]] = {plan.name: {} for plan in PLANS}
@@ -122,7 +122,7 @@ class Week:
         """Note the ticks that were written since, while their jobs are still there."""
         if not self.processes:
             return
-        # What is not on disk may still be lost, and come again.
+        # Records that are not on disk may be lost, and come again.
         self.processes[0].journal.refresh()
         self.processes[0].journal.sync()
         reader = self.world.reader()

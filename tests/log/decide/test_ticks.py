@@ -1,4 +1,4 @@
-"""Ticks in the log: each once, with its jobs, whoever comes first."""
+"""Ticks in the log: each once, with its jobs, from any process."""
 
 from __future__ import annotations
 

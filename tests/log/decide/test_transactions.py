@@ -1,4 +1,4 @@
-"""Transactions across kinds: all of it or nothing, whatever is refused, cut or crashes."""
+"""Transactions across kinds: all of it or nothing, when refused, cut or crashed."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_log_cut_at_any_byte_holds_all_of_a_transaction_or_nothing() -> None:
         cut.world.lose_power()
         cut.world.process()
         seen.append(cut.states())
-    # Zeros fill the frame up to a multiple of 8: whether they are there tells nothing.
+    # Zeros pad the frame to a multiple of 8.
     whole_ends = seen.count(scene.after)
     assert 1 <= whole_ends <= 8
     assert seen == [scene.before] * (len(seen) - whole_ends) + [scene.after] * whole_ends

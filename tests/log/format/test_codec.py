@@ -1,4 +1,4 @@
-"""What was encoded decodes to the same; what was not is refused, never guessed at."""
+"""Encoded records decode to the same; other bytes are refused, never guessed at."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_the_specification_has_the_table_of_kinds() -> None:
     assert specified(source) == source
 
 
-# -- who knows a kind by its name ------------------------------------------------------------------
+# -- users of a kind's name -----------------------------------------------------------------------
 
 
 def names_in(node: ast.AST) -> Iterator[str]:

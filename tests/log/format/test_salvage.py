@@ -1,4 +1,4 @@
-"""Of a damaged frame everything is saved but the records that were hit."""
+"""Salvage of a damaged frame loses only the damaged records."""
 
 from __future__ import annotations
 

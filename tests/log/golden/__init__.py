@@ -1,1 +1,1 @@
-"""Logs as some version wrote them, which every later one opens; each says what it must hold."""
+"""Logs of some version, which every later one opens; each names its expected contents."""

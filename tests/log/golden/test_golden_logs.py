@@ -1,4 +1,4 @@
-"""Every golden log opens, says what it said when it was written, and goes on."""
+"""Every golden log opens with its original contents, and goes on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Write the golden logs: ``python -m tests.log.golden.write`` makes those that are missing.
+"""Write the golden logs: ``python -m tests.log.golden.write`` makes the missing ones.
 
-One is never made anew: it stands for logs that people have. A new format gets another name here.
-``python -m tests.log.golden.write NAME DIRECTORY`` keeps a log that an older version wrote.
+A log is never made anew: it stands for logs of users. A new format gets another name here. ``python
+-m tests.log.golden.write NAME DIRECTORY`` keeps a log that an older version wrote.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_jobs_of_a_publication_that_does_not_last_are_taken_by_nobody(
 
     def adopt_meanwhile(path: str) -> None:
         if path == INBOX and f"{INBOX}/nightly@1.json" in world.machine.paths():
-            adopt(process)  # waits in vain for who publishes
+            adopt(process)  # waits in vain for a publication
             process.sync()
             if power:
                 world.lose_power()

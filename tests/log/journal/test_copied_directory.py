@@ -1,4 +1,4 @@
-"""What a copy, a moved or a restored directory writes has names of its own: (epoch, lsn)."""
+"""Records of a copied, moved or restored directory have names of their own: (epoch, lsn)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BODY: Final = codec.encode_owner(1, bytes(1_000), 1)
 
 
 class Writer:
-    """A process that has a directory open, and the names of what it wrote."""
+    """A process with an open directory, and the names of its records."""
 
     def __init__(self, path: Path) -> None:
         disk = LocalDisk()
@@ -87,7 +87,7 @@ def test_what_a_copy_and_its_original_write_never_has_the_same_name(
     writers = [Writer(other), Writer(original)]
     for _ in range(80):
         for writer in writers:
-            # Hard links share the lock's file: who comes second misses the other's segment.
+            # Hard links share the lock's file: the second one misses the other's segment.
             with contextlib.suppress(LogGone):
                 writer.write()
     names = [name for writer in writers for name in writer.names]

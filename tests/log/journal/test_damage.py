@@ -91,11 +91,11 @@ def test_a_segment_cut_at_any_byte_of_its_last_three_records_opens_at_once(
         if not start <= size <= len(whole):
             continue
         world = _revive(files | {_FIRST: whole[:size]}, same_boot=same_boot)
-        # On the boot that wrote them all of these jobs were there: one that is not is lost.
+        # On the boot that wrote them all of these jobs were there: a missing one is lost.
         world.is_whole = False
         process = world.process()
         assert not same_boot or bool(process.journal.lost) is (size < ends[-1][0])
-        # The zeros behind a frame's last record say nothing: they may be missing.
+        # Zero padding after a frame's last record may be missing.
         kept = [job for job, end in zip(last, ends, strict=True) if size >= end[0]]
         is_whole = size == start or any(end[0] <= size <= end[1] for end in ends)
         assert [delivery.job for delivery in process.claim(9)] == [*before, *kept], size
@@ -139,7 +139,7 @@ def test_every_flipped_byte_of_a_synced_frame_costs_only_its_own_record() -> Non
             assert claimed == sorted([*others, *records]), "padding holds nothing"
             assert not damage
             continue
-        # A record that was hit is gone; behind a wrong length the next is found by its checksum.
+        # A damaged record is gone; after a wrong length the next one is found by its checksum.
         in_body = at >= frame.offset + codec.FRAME_HEADER_SIZE
         hit = next(number for number, end in enumerate(ends) if at < end) if in_body else None
         saved = [job for number, job in enumerate(records) if number != hit and job in claimed]

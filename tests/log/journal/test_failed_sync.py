@@ -1,4 +1,4 @@
-"""An fsync fails: nobody builds on what may be lost, and the next open saves what reads back."""
+"""After a failed fsync nobody builds on lost pages; the next open saves readable frames."""
 
 from __future__ import annotations
 

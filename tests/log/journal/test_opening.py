@@ -1,4 +1,4 @@
-"""What a first or next open finds, whatever a crash left of the one before."""
+"""The first and the next open of a log, after any crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the system refuses while a log is opened or read is an error of ours, and nothing leaks."""
+"""Refusals of the system while a log is opened or read are errors of ours, and nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rests says that it is whole: so rot is never taken for a write that was cut short."""
+"""A sync point declares a log whole at rest, so rot is never taken for a torn write."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ BOOT, GENERATION = 7, 3
 
 @pytest.fixture
 def turns(tmp_path: Path) -> tuple[SyncTurn, SyncTurn]:
-    """Two processes' views: two open files, which flock tells apart."""
+    """Two processes' views: two open files, which flock keeps apart."""
     return SyncTurn(LocalDisk(), str(tmp_path)), SyncTurn(LocalDisk(), str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""What is no file of a log is not opened wherever one is looked for, and nothing waits for it."""
+"""Files of another kind in a log's place are not opened, and nothing waits for them."""
 
 from __future__ import annotations
 

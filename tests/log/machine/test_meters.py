@@ -1,4 +1,4 @@
-"""The engine's counters: a histogram without a search, and what a process says of itself."""
+"""The engine's counters: a histogram without a search, and a process's published figures."""
 
 from __future__ import annotations
 

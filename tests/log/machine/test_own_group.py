@@ -1,4 +1,4 @@
-"""Whose group is it: the user's own, or one that lets others in?"""
+"""The owner of a group: the user alone, or others, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the disk refuses those who wake and sleep costs a wake-up, and never a job or the log."""
+"""A refusal of the disk to sleepers and wakers costs a wake-up, never a job or the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold what is read of workers to what they told beside the log."""
+"""Servings read of workers equal their published ones."""
 
 from __future__ import annotations
 

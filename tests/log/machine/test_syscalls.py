@@ -34,7 +34,7 @@ def _read_elsewhere(descriptor: int, buffer: Any, size: int, offset: int) -> int
     return len(data)
 
 
-#: What offsets of the wrong size came to on 32-bit machines.
+#: Results of offsets of the wrong size on 32-bit machines.
 _WRONG: Final[dict[str, Callable[..., int]]] = {
     "lseek": lambda _descriptor, _offset, _whence: 0,
     "pwrite": _write_elsewhere,
@@ -75,7 +75,7 @@ def test_the_c_library_of_this_machine_is_used() -> None:
 
 
 class Times:
-    """A clock that goes on by what each call is said to take; notes which calls gave the GIL up."""
+    """A clock that advances by each call's cost; notes the calls that released the GIL."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1.0

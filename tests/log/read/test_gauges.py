@@ -1,4 +1,4 @@
-"""How long the oldest job of a queue waits, how fast jobs end, what the engine says of itself."""
+"""The age of a queue's oldest job, the rate of endings, and the engine's figures."""
 
 from __future__ import annotations
 

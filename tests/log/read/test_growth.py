@@ -1,4 +1,4 @@
-"""How far the log may be read: what is durable, to those that have it open; told when it grows."""
+"""The readable end of the log: durable for its openers, with a wake-up at growth."""
 
 from __future__ import annotations
 

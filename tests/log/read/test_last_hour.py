@@ -1,4 +1,4 @@
-"""What came and how attempts ended in each minute of the last hour, by what is new alone."""
+"""Arrivals and endings in each minute of the last hour, from new records alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The newest jobs that fit are those that asking for every job would give."""
+"""The newest jobs of a filter equal a filter over all jobs."""
 
 from __future__ import annotations
 

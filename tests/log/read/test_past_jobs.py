@@ -1,4 +1,4 @@
-"""Jobs to be replayed: those that were enqueued then or later, wherever their records stand now."""
+"""Past jobs for a replay: enqueued since a moment, wherever their records are now."""
 
 from __future__ import annotations
 

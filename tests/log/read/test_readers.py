@@ -1,4 +1,4 @@
-"""Where named readers stand: what their files say, and who may read under a name."""
+"""Places of named readers: their files, and the permission to read under a name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_does_not_read_back_is_an_error_that_says_what_to_do(tmp_path: Path
         file.write_bytes(junk)
         with pytest.raises(LogDamaged, match=r"billing\.place.*does not read back.*seek\(\)"):
             found(tmp_path)
-    # Whoever says where to go on gets a whole file again.
+    # A move writes a whole file again.
     again = take(tmp_path)
     with pytest.raises(LogDamaged):
         again.load()

@@ -1,4 +1,4 @@
-"""A log's standing is told in a sentence, the worst first: nobody has to read figures for it."""
+"""A log's health in a sentence, the worst first."""
 
 from __future__ import annotations
 

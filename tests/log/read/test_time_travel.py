@@ -35,7 +35,7 @@ def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
     world = history.world
     for lsn, picture in history.by_lsn.items():
         assert _past(world, Moment(lsn=lsn)) == picture, lsn
-    world.clock.advance(10**9)  # whatever the clock does: none of it is to come
+    world.clock.advance(10**9)  # none of it is in the future, on any clock
     for time_ns, picture in history.by_time.items():
         assert _past(world, Moment(time_ns=time_ns + history.steps_ns)) == picture, time_ns
     assert len(world.segments()) > 1
@@ -94,7 +94,7 @@ def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:
         assert _past(world, moment)["next"] == expected
 
 
-# -- listing and telling ---------------------------------------------------------------------------
+# -- listings -------------------------------------------------------------------------------------
 
 
 def _standing(world: World, moment: Moment) -> tuple[Journal, int]:
@@ -102,7 +102,7 @@ def _standing(world: World, moment: Moment) -> tuple[Journal, int]:
     return journal, stand_at(journal, moment)
 
 
-# -- moments that cannot be told -------------------------------------------------------------------
+# -- moments that are refused ---------------------------------------------------------------------
 
 
 def test_a_moment_to_come_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What happened to one job, in order, and which process did it."""
+"""The events of one job, in order, with their processes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _DONE_KINDS: Final = (
 
 @dataclass(slots=True)
 class Scan:
-    """What a walk over the whole log found.
+    """Results of a walk over the whole log.
 
     Attributes:
         records: by lsn.

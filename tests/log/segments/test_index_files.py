@@ -1,4 +1,4 @@
-"""Index files are never needed and never trusted: whatever is wrong with one, it is made anew."""
+"""Index files are never needed and never trusted: a wrong one is made anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for a job is told of its end, however long ago that was; nobody is held up by it."""
+"""A waiter for a job gets its end, however old, and holds up nobody."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A segment that is gone or cut is told, by verify, health and whoever opens; and no other log is.
+"""A lost or cut segment is reported by verify, health and openers; a whole log never is.
 
-The log says itself what stood in it (``taskq.log.journal.chain``), so that a loss is told from
+The log itself declares its segments (``taskq.log.journal.chain``), so that a loss differs from
 compaction.
 """
 

@@ -1,4 +1,4 @@
-"""What holds however long the log is: no segment is opened twice, no job is passed over."""
+"""Long logs: no segment is opened twice, no job is passed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments are sealed at a size and follow each other, whatever happens while one is begun."""
+"""Segments are sealed at a size and follow each other, through faults at their beginning."""
 
 from __future__ import annotations
 

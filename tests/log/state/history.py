@@ -29,7 +29,7 @@ SPECS: Final = tuple(
     for task in ("", "tâche")
     for priority in (0, 5, 9)
 )
-#: what one step of a history says: (name, number, number, flag)
+#: a step of a history: (name, number, number, flag)
 Step = tuple[str, int, int, bool]
 
 
@@ -43,7 +43,7 @@ class Batch:
 
 
 class History:
-    """Decides what each step becomes; ``agenda`` and ``dedup`` are told directly."""
+    """Decides the outcome of each step; applies it to ``agenda`` and ``dedup`` directly."""
 
     def __init__(self) -> None:
         self.agenda = Agenda()

@@ -1,4 +1,4 @@
-"""What compaction wrote again folds in runs to what it folds to one by one."""
+"""Carried records fold in runs to the same state as one by one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_carried_jobs_fold_in_runs_to_what_they_fold_to_one_by_one(
     records = _records(jobs)
     in_runs = _picture(_fold([b"".join(records)]))
     assert in_runs == _picture(_fold(records))
-    # Where keys are folded, too, nothing is taken in runs.
+    # A fold of keys takes nothing in runs.
     assert in_runs == _picture(_fold([b"".join(records)], Dedup()))
 
 

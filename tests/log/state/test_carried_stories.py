@@ -1,4 +1,4 @@
-"""A job that was written again is told as before, once the segment that it began in is gone."""
+"""A carried job looks as before, once its first segment is gone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _next_segment(process: Process) -> None:
 
 
 def _carry(process: Process, job: int, kind: Kind = Kind.CARRIED, *, dies: bool = False) -> JobView:
-    """Write a job again as it stands, in a later segment, and remove the one that it began in.
+    """Carry a job into a later segment, and remove its first one.
 
     Unless compaction ``dies`` before it can.
     """

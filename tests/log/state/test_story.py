@@ -1,4 +1,4 @@
-"""The story of a job, as ``taskq show`` tells it, is the same truth that claims are made from."""
+"""The history of a job in ``taskq show`` agrees with the state of claims."""
 
 from __future__ import annotations
 

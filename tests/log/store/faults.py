@@ -1,4 +1,4 @@
-"""A disk that refuses what it is told to refuse: any call of the port, once or for good."""
+"""A disk that refuses any call of the port on demand, once or for good."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.machine.crashable import CrashableDisk
 CODES: Final = (
     errno.EIO, errno.EACCES, errno.ENOSPC, errno.EMFILE, errno.ENOENT, errno.ENOTDIR, errno.EROFS,
 )  # fmt: skip
-#: What fails only for programs that have lost their mind: a close, and what asks for nothing.
+#: Calls that fail only in broken programs: a close, and requests for nothing.
 _SURE: Final = frozenset({"close", "boot_id", "identity", "was_restored"})
 _CALLS: Final = sorted(
     name for name in vars(Disk) if not name.startswith("_") and name not in _SURE
@@ -29,7 +29,7 @@ class Fault(Enum):
     ONCE = auto()
     #: and all of its name that follow
     FOR_GOOD = auto()
-    #: and all that follow, whatever they are
+    #: and all later ones
     DEAD = auto()
     #: it did what it was to do, and fails all the same
     AFTER = auto()

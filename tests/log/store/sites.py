@@ -26,7 +26,7 @@ from taskq.log.machine.door import replace_file
 from taskq.log.machine.ports import Disk
 from taskq.log.store import thread
 
-#: What writes may say, and what whoever looks may; besides, each call its own.
+#: Errors of writers, and of readers; then each call's own.
 _WRITES: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _LOOKS: Final = (errno.EIO, errno.ESTALE, errno.ENOMEM)
 _NAMES: Final = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS)

@@ -1,4 +1,4 @@
-"""Whatever the disk refuses, at any step: every call is answered in time, and told the truth."""
+"""Any refusal of the disk, at any step: every call is answered in time, and truly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = grows
 
 _LIMIT_SECONDS: Final = 1
 _WRITES: Final = ("plain", "keyed", "many", "late", "acked", "cancelled")
-#: What is refused for want of room may wait for it, where it has no limit.
+#: Requests refused for want of room may wait for it, if they have no limit.
 _FULL: Final = frozenset({errno.ENOSPC})
 
 
@@ -242,7 +242,7 @@ def test_the_same_of_every_call_code_and_durability(durability: Durability) -> N
 
 @pytest.fixture
 def held_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskQ]:
-    """Yield a log whose lock somebody else keeps; callers wait for it so many seconds."""
+    """Yield a log whose lock another process keeps; callers wait ``seconds`` for it."""
     app, limit = TaskQ(tmp_path), getattr(request, "param", 30.0)
     app._connection.config = replace(app._connection.config, lock_wait_seconds=limit)
     app.enqueue_by_name_sync("never.run")

@@ -1,4 +1,4 @@
-"""The log's files are taken away while it is open: nobody is told that anything was kept."""
+"""Files of an open log are taken away: no answer claims that anything was kept."""
 
 from __future__ import annotations
 

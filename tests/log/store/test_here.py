@@ -272,7 +272,7 @@ def no_handlers() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_handlers")
 def test_a_programs_own_handlers_leave_the_main_thread_to_the_storage_thread() -> None:
-    """What they raise would be taken for an error of the disk; asyncio's raise none."""
+    """Their errors would be taken for errors of the disk; asyncio's raise none."""
     handlers = Handlers()
     assert handlers.are_calm()
     assert asyncio.run(_calm_within(handlers))
@@ -345,13 +345,13 @@ def leaving(code: CodeType) -> frozenset[int]:
         nones = [step.argval is None and step.opname == "LOAD_CONST" for step in five[:3]]
         if all(nones):
             ends |= {step.offset for step in five if step.opname in _LEAVING}
-            if steps[number - 1].opname == "SWAP":  # what is returned stays below
+            if steps[number - 1].opname == "SWAP":  # the return value stays below
                 ends.add(steps[number - 1].offset)
     return frozenset(ends)
 
 
 class Raiser:
-    """Raises once, at a byte code of what this thread calls, as a signal handler may."""
+    """Raises once, at a byte code of this thread's calls, like a signal handler."""
 
     def __init__(self, at: int) -> None:
         self.at, self.steps, self.has_raised = at, 0, False
@@ -382,7 +382,7 @@ class Raiser:
 
 
 class Sweep:
-    """One call, interrupted at one byte code after another, and what the log says of each."""
+    """One call, interrupted at one byte code after another, and the log after each."""
 
     def __init__(self, store: Store, other: Store) -> None:
         self.store, self.other = store, other
@@ -466,7 +466,7 @@ def test_the_log_is_right_wherever_a_handler_raises(
         swept.step(10**9)
         at = 1
         while swept.step(at):
-            # Folds are made anew behind each step, so those with folds take longer and longer.
+            # Folds are made anew after each step, so calls with folds take longer and longer.
             at += max(every(nth), 5 * (sweep is Keyed))
         return at
 

@@ -1,4 +1,4 @@
-"""The storage thread waits for no code of the program's, whatever that does at what time."""
+"""The storage thread never waits for code of the program."""
 
 from __future__ import annotations
 

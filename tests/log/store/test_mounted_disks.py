@@ -1,4 +1,4 @@
-"""The whole store on file systems that are really full: one that writes in place, one that never.
+"""The whole store on file systems that are really full: one writes in place, one never does.
 
 A copy-on-write file system has no room for a single byte any more when it is full, not even for
 one in the middle of a file.
@@ -93,7 +93,7 @@ def test_a_worker_ends_its_jobs_on_the_full_disk_and_goes_on_when_there_is_room(
         if not number % 10:
             eventually(lambda: store.mailbox.asleep and other.mailbox.asleep)
         if number == _REFILLED_AT:
-            _use_up(disk)  # what the log gave up for this is gone, too
+            _use_up(disk)  # the log gave this up for room, too
         limit = store.steady_ns() + _SECONDS * SECOND_NS
         claim = port.claim(ClaimRequest(1, wait_until_ns=limit))
         if number == _REFILLED_AT:

@@ -81,7 +81,7 @@ def test_every_answer_holds_for_thousands_of_seeds(start: int) -> None:
 
 
 class _Story:
-    """Two processes with several unsynced frames in the air, and what they were told so far."""
+    """Two processes with several unsynced frames, and their answers so far."""
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)

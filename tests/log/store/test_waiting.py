@@ -1,4 +1,4 @@
-"""Wake whoever waits by what others write, at whichever step of its thread they write it."""
+"""Writes of others wake a waiter at any step of its thread."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from taskq.log.store.waking import Bell
 from tests.effort import spread
 from tests.processes.harness import Pause, eventually, put
 
-#: What the thread calls between one batch and its sleep.
+#: Calls of the thread between one batch and its sleep.
 STEPS = [
     "_take", "_cycle", "_hand_out", "_build", "_keep_up", "_glance", "_idle", "_timeout",
     "_until_rest", "_interest", "committer.commit", "upkeep.step", "adopter.step",
     "peers.announce", "_has_news", "journal.has_grown", "peers.sleep",
 ]  # fmt: skip
 SECONDS = 10
-#: What begins the wait, and what is to end it.
+#: Calls that begin the wait, and calls that end it.
 Wait: TypeAlias = "tuple[Callable[[], Pending[Any]], Callable[[], object]]"
 
 
@@ -44,7 +44,7 @@ def _writes_on_a_storage_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Logs:
-    """Open a log twice: for who waits, and for who writes meanwhile."""
+    """Open a log twice: for the waiter, and for the writer."""
 
     def __init__(self, path: Path) -> None:
         config = LogConfig(durability=Durability.OS)
@@ -147,7 +147,7 @@ def test_what_is_written_at_any_step_wakes_who_waits(
     logs.waits.view(logs.job)
     reached = have_act(attrgetter(owner)(logs.waiter), name, act, before=before)
     pause.end()
-    # Where it sleeps before it comes to that step, somebody has to wake it.
+    # A sleeper before that step needs a wake-up.
     mailbox = logs.waiter.mailbox
     while not reached.is_set():
         eventually(lambda: reached.is_set() or mailbox.asleep)

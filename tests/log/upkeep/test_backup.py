@@ -1,4 +1,4 @@
-"""A backup is of one moment, whoever writes meanwhile, and becomes a log that goes on by itself."""
+"""A backup is of one moment, despite writers, and becomes a log of its own."""
 
 from __future__ import annotations
 

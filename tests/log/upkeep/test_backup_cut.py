@@ -21,12 +21,12 @@ from taskq.log.upkeep import backup
 from taskq.log.upkeep.backup import back_up, restore
 from tests.effort import every, grows
 
-#: What needs room on the disk.
+#: Operations that need room on the disk.
 GROWING = frozenset({"open", "write", "truncate", "make_directory"})
 
 
 class Cut:
-    """The moment from which on the disk refuses operations, all of them or those that need room."""
+    """The moment from which the disk refuses operations: all, or writes alone."""
 
     def __init__(self, left: int, *, full: bool) -> None:
         self.left, self.full = left, full
@@ -74,7 +74,7 @@ def cut_disk(cut: Cut) -> type[LocalDisk]:
 
 
 class Stands(NamedTuple):
-    """What a log holds."""
+    """The contents of a log."""
 
     jobs: dict[str, int]
     uploads: int

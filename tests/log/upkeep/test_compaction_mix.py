@@ -1,8 +1,8 @@
-"""Several processes compact at the same time, whatever else happens between any two of their steps.
+"""Several processes compact at the same time, between any two steps of others.
 
-The lock that keeps them apart is only there to save work: what is decided is decided under the
-writer lock. So in most of these histories it does not hold. A process that only reads along, and so
-never loses its place, is what all others must agree with.
+The lock that keeps them apart is only there to save work: decisions are made under the writer lock.
+So in most of these histories it does not hold. All must agree with a process that only reads, and
+so never loses its place.
 """
 
 from __future__ import annotations

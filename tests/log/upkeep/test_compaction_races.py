@@ -1,4 +1,4 @@
-"""What changes while a segment is on its way out, and what is odd about its jobs."""
+"""Changes while a segment is being compacted, and its odd jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a named reader has not read stays, and everybody is told: a pin, and the end of a pin."""
+"""Records that a named reader has not read stay: a pin, its report, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A repair copies all that still reads of a damaged log, and leaves the damaged one alone."""
+"""A repair copies every readable record of a damaged log, and leaves that log alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compaction removes gives its room back: nobody keeps a file of it open."""
+"""Compaction frees the room of removed files: nobody keeps one open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlived its time is gone from the directory, however little the log holds."""
+"""Old jobs leave the directory, however small the log is."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_is_kept_for_an_hour_is_gone_ten_minutes_later(kind: str, pause: fl
     assert holders(world)
     work_on(process, upkeep, 11 * 60, pause)
     assert holders(world) == []
-    # As many as the parts of an hour, one that is written to, and one on its way out.
+    # As many as the parts of an hour, an open one, and one that is being removed.
     assert len(world.segments()) <= KEEP_PARTS + 2
 
 

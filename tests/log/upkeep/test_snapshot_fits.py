@@ -1,4 +1,4 @@
-"""Which snapshots are refused, and that whatever interrupts writing one leaves none that is."""
+"""Refused snapshots; an interrupted write leaves none of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_process_that_does_not_know_yet_that_frames_were_moved_writes_none() -
     first.enqueue(b"in the next segment")
     fill(first)
     first.committer.sync()
-    # As one that has not looked for long, and does not share fsyncs with the others.
+    # Like a process that has not looked for a while, and shares no fsyncs.
     second.journal.durable_lsn = 3
     second.journal.writer.turn.crowded = False
     world.machine.fail_next_syncs()

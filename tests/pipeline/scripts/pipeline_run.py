@@ -1,8 +1,8 @@
 """Run a command of ``taskq pipeline`` with small shares: ``pipeline_run.py STEP TABLE COMMAND…``.
 
-At that step of a table's commit it says ``here`` and stands still, to be killed; with "" it does
-not. Steps are ``staged``, ``created``, ``committing``, ``committed`` (in Delta's log, not synced
-yet) and ``durable``; ``noting`` and ``noted`` are those of last_batch.json.
+At that step of a table's commit it prints ``here`` and stops, to be killed; with "" it does not.
+Steps are ``staged``, ``created``, ``committing``, ``committed`` (in Delta's log, not synced yet)
+and ``durable``; ``noting`` and ``noted`` belong to last_batch.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SHARE_ROWS = 100
 #: Small files of a day that are written together.
 SMALL_FILES = 3
-#: What is called at each step, and whether it has returned then.
+#: The call of each step, and whether it has returned then.
 STEPS: dict[str, tuple[Any, str, bool]] = {
     "staged": (LakeWriter, "stage", True),
     "created": (DeltaTable, "create", True),

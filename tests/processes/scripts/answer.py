@@ -1,4 +1,4 @@
-"""Hold a log open and do what the lines on stdin say; tell each answer on stdout.
+"""Hold a log open and obey the lines on stdin; print each answer.
 
 Usage: answer.py DIRECTORY OPTION=VALUE...   (options of LogConfig)
 
@@ -37,7 +37,7 @@ def read_config(options: list[str]) -> LogConfig:
 
 
 class Session:
-    """What one process does with the log."""
+    """A process's requests to the log."""
 
     def __init__(self, store: Store) -> None:
         self.port = store.thread_port

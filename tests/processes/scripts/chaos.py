@@ -1,7 +1,7 @@
-"""Produce, claim and settle at once, and tell everything that was acknowledged.
+"""Produce, claim and settle at once, and print every acknowledgement.
 
 Segments are small, and snapshots are due all the time. One producer is a thread that blocks, the
-other a coroutine: where no answer waits for the disk, that one commits on its own loop's thread.
+other a coroutine: if no answer waits for the disk, the coroutine commits on its own loop's thread.
 
 Usage: chaos.py DIRECTORY DURABILITY NAME      (a line on stdin ends it in good order)
 

@@ -1,4 +1,4 @@
-"""Claim and settle jobs until a line on stdin; tell how many, then the longest wait for the lock.
+"""Claim and settle jobs until a line on stdin; print the count and the longest lock wait.
 
 Usage: claim_many.py DIRECTORY DURABILITY
 """

@@ -1,10 +1,10 @@
-"""Processes that open, use and close a log, each killed one step further than the one before.
+"""Processes that open, use and close a log, each killed one step later than its predecessor.
 
 Usage: die_anywhere.py DIRECTORY fresh|shared NTH
 
 A step is an audit event of the interpreter: an open, a rename, a lock, a removal and so on. After
 each kill this process opens the log and checks that everything acknowledged is there. fresh: in a
-new directory each time; shared: in one; at each NTH step. Tells "killed N" at the end.
+new directory each time; shared: in one; at each NTH step. Prints "killed N" at the end.
 """
 
 from __future__ import annotations

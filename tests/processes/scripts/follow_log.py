@@ -1,9 +1,9 @@
-"""Stream a log and tell each record on stdout: its lsn, kind, and how old it is by its payload.
+"""Stream a log and print each record: its lsn, kind, and age by its payload.
 
 Usage: follow_log.py DIRECTORY READER DURABILITY [idle SECONDS]   (READER "-" for none)
 
-With ``idle`` it reads the one record that is there, waits so long for another, and tells which
-share of a core that took.
+With ``idle`` it reads the one record that is there, waits ``SECONDS`` for another, and prints the
+share of a core that this took.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Usage: fork.py DIRECTORY HOW CHILDREN
 
 HOW is os, fork or spawn (the latter two: of multiprocessing). Threads of the parent enqueue without
-a pause while it forks. Each child enqueues, tells "child PID OWNER LSN", and lives until its stdin
-line or a signal ends it; the parent tells "parent PID OWNER LSN" and waits too.
+a pause while it forks. Each child enqueues, prints "child PID OWNER LSN", and lives until its stdin
+line or a signal ends it; the parent prints "parent PID OWNER LSN" and waits too.
 """
 
 from __future__ import annotations

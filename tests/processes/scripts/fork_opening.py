@@ -1,4 +1,4 @@
-"""Fork while other threads open and close logs; each child tells which lock files it holds open.
+"""Fork while other threads open and close logs; each child prints its open lock files.
 
 Usage: fork_opening.py DIRECTORY CHILDREN
 """

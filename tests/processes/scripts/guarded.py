@@ -1,4 +1,4 @@
-"""The app of the tests of several worker processes: tasks that tell who runs them."""
+"""The app of the tests of several worker processes: its tasks print their process."""
 
 from __future__ import annotations
 

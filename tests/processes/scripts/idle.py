@@ -1,4 +1,4 @@
-"""Wait for a job that does not come, and tell the share of a core that this took.
+"""Wait for a job that does not come, and print the share of a core that this took.
 
 Usage: idle.py DIRECTORY SECONDS LSN      (LSN: of a job whose outcome is waited for, too; 0: none)
 """

@@ -1,4 +1,4 @@
-"""The app of the worker tests: its tasks tell when they start, and some never end by themselves."""
+"""The app of the worker tests: its tasks print their start, and some never end by themselves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def last_for_ever() -> None:
 
 @app.task
 def forks_by_multiprocessing() -> int:
-    """Leaves a child behind that lives on when its worker is killed."""
+    """Starts a child that lives on when its worker is killed."""
     attempt = told_attempt()
     if attempt == 1:
         child = multiprocessing.get_context("fork").Process(target=last_for_ever)

@@ -2,7 +2,7 @@
 
 Usage: letters.py DIRECTORY
 
-Tells the id of each dead letter that it has requeued, one by one, until it is killed.
+Prints the id of each requeued dead letter until it is killed.
 """
 
 from __future__ import annotations

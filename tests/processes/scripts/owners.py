@@ -1,4 +1,4 @@
-"""Tell which owners of a log live. Usage: owners.py DIRECTORY."""
+"""Print the live owners of a log. Usage: owners.py DIRECTORY."""
 
 from __future__ import annotations
 

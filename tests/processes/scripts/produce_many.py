@@ -1,4 +1,4 @@
-"""Enqueue so many jobs of three priorities, 64 at a time, and tell the longest wait for the lock.
+"""Enqueue COUNT jobs of three priorities, 64 at a time; print the longest wait for the lock.
 
 Usage: produce_many.py DIRECTORY DURABILITY NAME COUNT      (starts at a line on stdin)
 """

@@ -1,4 +1,4 @@
-"""Race others for keys; tell for each key "new LSN" or "duplicate LSN".
+"""Race others for keys; print for each key "new LSN" or "duplicate LSN".
 
 Usage: race_keys.py DIRECTORY DURABILITY KEYS THREADS [CONFLICT]     (starts at a line on stdin)
 

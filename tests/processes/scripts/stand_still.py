@@ -1,9 +1,9 @@
-"""Enqueue on a log whose calls of one kind are slow; tell how long the event loop stood still.
+"""Enqueue on a log whose calls of one kind are slow; print the longest pause of the event loop.
 
 Usage: stand_still.py DIRECTORY CALL MILLISECONDS ROUNDS, with ``slow.c`` loaded before all else.
 
 Prints the longest pause of the loop in milliseconds: up to the end of the first slow call, and
-behind it; and how many calls were slow.
+after it; and the number of slow calls.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def main(directory: str, call: str, milliseconds: float, rounds: int) -> N
         heart.read()
         slow.slow_down(call.encode(), int(milliseconds * 1_000))
         await log.put(b"x")
-        for _ in range(2):  # the heart beats behind what is ready
+        for _ in range(2):  # the heart beats after the ready callbacks
             await asyncio.sleep(0)
         first = heart.read()
         for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Stop oneself (SIGSTOP) at a given place, and tell the job's lsn when things have gone on.
+"""Stop oneself (SIGSTOP) at a given place, and print the job's lsn after the continuation.
 
 Usage: stop.py DIRECTORY before|half|after|turnstile
 

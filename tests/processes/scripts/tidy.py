@@ -2,8 +2,8 @@
 
 Usage: tidy.py DIRECTORY SEED
 
-Tells "delayed N", "held N KEY", "succeeded N" and "died N" once each is acknowledged, until it is
-killed or told to stop.
+Prints "delayed N", "held N KEY", "succeeded N" and "died N" at each acknowledgement, until it is
+killed or stopped.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Usage: use_all.py DIRECTORY [UMASK [UID GID GROUP…]]
 
-Tells when the log is open, keeps it open until a line comes, and says "closed". With a UID it works
-as that user from then on, in a log elsewhere before that, which loads all that is loaded late.
+Prints when the log is open, keeps it open until a line comes, and prints "closed". With a UID it
+works as that user from then on, in a log elsewhere before that, which loads the late imports.
 """
 
 from __future__ import annotations

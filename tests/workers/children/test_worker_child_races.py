@@ -66,7 +66,7 @@ class FakeChild:
 
 
 class Loop:
-    """The running loop, whose timers ring when the test says so."""
+    """The running loop, whose timers ring when the test wants it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[FakeChild]:
 
 
 class Jobs:
-    """Jobs of one task on a runner with room for so many children."""
+    """Jobs of one task on a runner with room for ``room`` children."""
 
     def __init__(self, fake: FakeApp, count: int) -> None:
         task = fake.task(runs_in="process", timeout="1m")(work)

@@ -1,4 +1,4 @@
-"""A condition that a test turns on and off, and what a log says of its jobs."""
+"""A condition that a test turns on and off, and the log's view of its jobs."""
 
 from __future__ import annotations
 

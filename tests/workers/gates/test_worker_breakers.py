@@ -36,7 +36,7 @@ async def _results(jobs: list[JobHandle[Any]]) -> None:
 
 
 class Network:
-    """What the jobs of a test need."""
+    """Conditions of a test's jobs."""
 
     def __init__(self) -> None:
         self.up = False

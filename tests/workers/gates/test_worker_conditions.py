@@ -54,7 +54,7 @@ async def _held(worker: Worker, job: JobHandle[Any]) -> None:
     while not gates.holds():
         gates.moved.clear()
         await gates.moved.wait()
-    for _ in range(2):  # it is told between two batches
+    for _ in range(2):  # the answer comes between two batches
         await job.status()
 
 

@@ -1,4 +1,4 @@
-"""A worker's process says what it waits for, minds no stream, and is interrupted in silence."""
+"""A worker's process says why it waits, survives closed streams, is interrupted silently."""
 
 from __future__ import annotations
 

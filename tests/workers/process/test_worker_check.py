@@ -143,7 +143,7 @@ def test_a_directory_that_is_no_log_or_cannot_be_written_is_told(
     with TaskQ("data") as app:
         app.store()
     assert check("-d", "data")[0] == 0
-    # Whoever runs the tests may be allowed everything.
+    # The user of the tests may have every permission.
     monkeypatch.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)
     code, result = check("-d", "data")
     assert code == 1

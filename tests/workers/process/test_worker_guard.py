@@ -1,4 +1,4 @@
-"""A guard keeps its workers running: a table of a process's life and of what happens to it."""
+"""A guard keeps its workers running: a table of (life, event) and actions."""
 
 from __future__ import annotations
 

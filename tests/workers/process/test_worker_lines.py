@@ -139,7 +139,7 @@ def test_a_burst_ends_with_what_is_left_and_when_it_is_due() -> None:
 
 
 class Gate(io.StringIO):
-    """An output that tells of each write, and may be held up."""
+    """An output that notes each write, and may block."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a worker tells its service manager, read from a real socket."""
+"""A worker's messages to its service manager, read from a real socket."""
 
 from __future__ import annotations
 

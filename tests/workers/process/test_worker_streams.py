@@ -1,4 +1,4 @@
-"""Whatever becomes of a program's standard streams, its jobs and its exit code stay the same."""
+"""Broken standard streams of a program change neither its jobs nor its exit code."""
 
 from __future__ import annotations
 

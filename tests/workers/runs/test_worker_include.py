@@ -1,4 +1,4 @@
-"""Modules that an app includes are imported by whoever runs its jobs, and by nobody before."""
+"""Modules that an app includes are imported by its workers, and by nobody before."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_modules_named_on_the_command_line_come_on_top_also_in_children(
     write(
         app="from taskq import TaskQ\napp = TaskQ('data')\n",
         tasks=_TASKS,
-        # What a child lends to its jobs may stand in any module.
+        # A child's lent values may come from any module.
         more="from taskq import Inject, injected\n"
         "from collections.abc import AsyncIterator\nfrom proj.app import app\n"
         "class Ten(int): pass\n"

@@ -1,4 +1,4 @@
-"""The job in each line that it logs, whoever made the worker and the format; lines that stay."""
+"""The job in each of its log lines, for any worker and format; lines that stay."""
 
 from __future__ import annotations
 

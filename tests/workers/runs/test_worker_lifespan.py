@@ -1,4 +1,4 @@
-"""What an app opens when its worker starts, and how tasks take it."""
+"""Resources that an app opens when its worker starts, and their use by tasks."""
 
 from __future__ import annotations
 

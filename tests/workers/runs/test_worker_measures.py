@@ -1,4 +1,4 @@
-"""What OpenTelemetry's meters are told: what was enqueued, each attempt, the queues, the engine."""
+"""OpenTelemetry's meters: enqueues, attempts, the queues, the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Labels = tuple[tuple[str, Any], ...]
 
 
 class Meters:
-    """What would be exported now: name -> labels -> number, or (count, sum) of a histogram."""
+    """The current export: name -> labels -> number, or (count, sum) of a histogram."""
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()

@@ -264,7 +264,7 @@ def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(
 
 
 class Told(logging.Handler):
-    """Lets a blocked task go on once the log tells of it."""
+    """Lets a blocked task go on once the log reports it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ PRODUCER, CONSUMER = trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER
 
 
 class Traces:
-    """What was exported, the first span to end first."""
+    """Exported spans, the first one to end first."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()

@@ -1,4 +1,4 @@
-"""Running jobs that somebody cancels: async tasks, threads, those that wait for a slot."""
+"""Cancellation of running jobs: async tasks, threads, jobs that wait for a slot."""
 
 from __future__ import annotations
 

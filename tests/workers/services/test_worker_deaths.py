@@ -1,4 +1,4 @@
-"""``on_dead``: a worker tells of the jobs that it sends to the dead letters."""
+"""``on_dead``: a worker reports the jobs that it sends to the dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs beside the jobs of a worker: begun before its first claim, ended as it drains."""
+"""Services beside a worker's jobs: begun before its first claim, ended as it drains."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Part:
 
 
 class Failing(Part):
-    """Fails as soon as somebody says so."""
+    """Fails on demand."""
 
     def __init__(self, said: list[str], name: str) -> None:
         super().__init__(said, name)

@@ -1,4 +1,4 @@
-"""A worker tells of jobs that wait in vain, and of queues of its own that nobody uses."""
+"""A worker reports jobs that wait in vain, and its own queues without jobs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_parents_that_fill_every_slot_and_wait_for_children_are_told_every
         assert "waits within its run for job" in await heard.texts.get()
         text = await heard.texts.get()
         assert text.startswith("nothing moves here: all 2 slots run jobs that wait for others")
-        await app.stats()  # answered after it was told to others
+        await app.stats()  # answered after others were
         with LogReader.open(str(app.data_dir)) as reader:
             ready, running = (
                 reader.jobs({state}, None, None, 2) for state in (State.READY, State.RUNNING)

@@ -1,8 +1,8 @@
-"""A worker on a log in memory and a clock of its own, whose event loop tells when it is at rest.
+"""A worker on a log in memory and a clock of its own, whose event loop signals rest.
 
-The loop asks its selector to wait only when nothing is left to do until a timer rings or somebody
-calls: that is the moment to look at the worker, and to do the next thing to it. So a schedule of a
-seed is the same each time, and takes none of the time that its jobs and pauses last.
+The loop asks its selector to wait only when nothing is left to do until a timer rings or a thread
+calls: that is the moment to look at the worker, and to take the next action. So a schedule of a
+seed is the same each time, and skips the time of its jobs and pauses.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
     from taskq_workers.slots.settling import Settled
 
-#: A schedule whose jobs are not done after so long, on its own clock, never ends.
+#: A schedule whose jobs are not done by then, on its own clock, never ends.
 _LIMIT_SECONDS: Final = 3_600.0
 #: How long a thread of the worker may keep the real clock waiting.
 _THREAD_SECONDS: Final = 20.0
-#: What an event loop takes for ever to be: timers that never ring are no reason to wait so long.
+#: An event loop's "for ever": timers that never ring are no reason to wait.
 _FOREVER_SECONDS: Final = 86_400.0
 _LIMITED: Final = 2
 _KINDS: Final = ("now", "now", "turn", "turn", "some", "hold", "hold", "fail", "leak", "cancel")
@@ -62,7 +62,7 @@ class _Selector(selectors.DefaultSelector):
         if loop.on_wait is None:
             return super().select(timeout)
         if timeout == 0 or loop.runs_threads():
-            # What a thread does takes real time, and ends by a call of the loop.
+            # Threads take real time, and end by a call of the loop.
             events = super().select(0 if timeout == 0 else _THREAD_SECONDS)
             assert events or timeout == 0, "a thread does not return"
             return events
@@ -71,7 +71,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class RestLoop(asyncio.SelectorEventLoop):
-    """Its time goes on only when somebody says so.
+    """Its time goes on only on demand.
 
     Attributes:
         on_wait: called with the seconds until the next timer, None for no timer.
@@ -91,13 +91,13 @@ class RestLoop(asyncio.SelectorEventLoop):
 
 
 class Log(FakePort):
-    """What a worker sees of a log: limits, pauses, late and lost answers, refused outcomes.
+    """A worker's view of a log: limits, pauses, late and lost answers, refused outcomes.
 
     Attributes:
         running: claimed jobs by token.
         ended: how many jobs are at their end.
         paused: queues that give no jobs.
-        trouble: how often, of 1, a claim or an outcome is refused, or an answer lost.
+        trouble: the fraction of claims and outcomes that are refused, or whose answers are lost.
     """
 
     def __init__(self, random: Random) -> None:
@@ -109,7 +109,7 @@ class Log(FakePort):
         self._random = random
         self._tokens = 0
 
-    # What a look of a gate needs of the storage thread.
+    # A gate's requests to the storage thread.
 
     @property
     def facets(self) -> Log:
@@ -133,7 +133,7 @@ class Log(FakePort):
             return True
         return sum(running.task == "limited" for running in self.running.values()) < _LIMITED
 
-    # What a worker calls.
+    # A worker's calls.
 
     def look(self, look: Callable[[Log], object], *, needs_agenda: bool = True) -> Any:
         del needs_agenda
@@ -270,7 +270,7 @@ def refusal() -> AppendFailed:
 
 
 class Jobs:
-    """What the jobs of a schedule do, each as its argument says.
+    """The jobs of a schedule, each with the behaviour of its argument.
 
     Attributes:
         lets_go: whether jobs that hold their slots may end.
@@ -347,13 +347,13 @@ class Jobs:
             event = threading.Event()
             self._threads.append(event)
             self.parked += 1
-            self._loop.call_soon_threadsafe(_tell)  # the loop waits for what threads do
+            self._loop.call_soon_threadsafe(_tell)  # the loop waits for threads
             event.wait(_THREAD_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is special about one schedule."""
+    """The special traits of one schedule."""
 
     concurrency: int
     burst: bool

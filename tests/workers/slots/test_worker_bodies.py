@@ -1,4 +1,4 @@
-"""What a worker makes of payloads and results that are compressed, or in files."""
+"""Compressed payloads and results in a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an app puts around each attempt: ``@app.middleware``."""
+"""Middleware around each attempt: ``@app.middleware``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker makes of a failure: wishes, rules, the age of the job, and who is told."""
+"""A worker's answer to a failure: wishes, rules, the age of the job, and reports."""
 
 from __future__ import annotations
 
