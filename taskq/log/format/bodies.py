@@ -11,14 +11,12 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+from types import ModuleType
+from typing import Any, Final, Literal, cast, get_args
 
 from taskq.core.errors import CompressionUnavailable, LogDamaged, PayloadTooLarge, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 #: How bodies are compressed, "none" for not at all.
 Compression = Literal["none", "zlib", "zstd"]

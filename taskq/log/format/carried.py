@@ -73,12 +73,10 @@ class Carried(NamedTuple):
 
     @property
     def ready_ns(self) -> int:
-        """Of a ready job: since when it waits."""
         return self.due_ns or self.enqueued_ns
 
 
 def encode_carried(kind: int, carried: Carried, lsn: int) -> bytes:
-    """Return the record, as it is written at ``lsn``."""
     options = _encode_options(carried)
     flags = carried.flags | (_OWN_FLAGS if carried.body is None else 0)
     return codec.encode(
@@ -149,17 +147,14 @@ def born_in(record: bytes) -> bytes:
 
 
 def is_carrying(record: bytes) -> bool:
-    """Return whether the record holds a job's ENQUEUED record."""
     return len(record) > KIND_AT and record[KIND_AT] in CARRYING
 
 
 def encode_queue(kind: int, queue: str, lsn: int) -> bytes:
-    """Return a record about a queue: PAUSED or RESUMED."""
     return codec.encode(kind, 0, lsn=lsn, body=queue.encode("utf-8", "surrogatepass"))
 
 
 def decode_queue(record: bytes) -> str:
-    """Return the queue of such a record."""
     return record[codec.NAME.size : -CRC_SIZE].decode("utf-8", "replace")
 
 
@@ -177,7 +172,6 @@ def encode_compacted(floor_lsn: int, lsn: int) -> bytes:
 
 
 def encode_lease(deadline_ns: int) -> bytes:
-    """Return the option of a claim that ends at a moment."""
     return option(Option.LEASE, _I64.pack(deadline_ns))
 
 

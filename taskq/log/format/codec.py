@@ -149,6 +149,7 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskq import _native as native
@@ -159,7 +160,6 @@ from taskq.core.records import TABLE, Flag, Kind
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from uuid import UUID
 
     from typing_extensions import Buffer
@@ -280,7 +280,6 @@ def frame_size(body_size: int) -> int:
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """Return the 64 bytes that open a segment."""
     (offset, link_crc), size = header.link, SEGMENT_HEADER.size
     fields = (SEGMENT_MAGIC, FORMAT_VERSION, size, offset, *header[:4])
     plain = SEGMENT_HEADER.pack(*fields, 0, link_crc)
@@ -308,7 +307,6 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
 
 
 def segment_seed(log_id: UUID, first_lsn: int) -> int:
-    """Return the part of a frame's CRC seed that a segment fixes."""
     return crc32(_U64.pack(first_lsn), crc32(log_id.bytes))
 
 
@@ -374,7 +372,6 @@ def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameH
 
 
 def body_is_whole(body: Buffer, header: FrameHeader, seed: int, offset: int) -> bool:
-    """Return whether the body is what was written."""
     view = memoryview(body)
     if view.nbytes != header.body_size:
         return False
@@ -393,7 +390,6 @@ def enqueue_tail(
     route: bytes,
     options: bytes,
 ) -> bytes:
-    """Return an ENQUEUED record from behind its length up to its body."""
     fixed = BORN_TAIL.pack(
         Kind.ENQUEUED, priority, len(options), flags, attempts, queue_size, task_size
     )
@@ -401,7 +397,6 @@ def enqueue_tail(
 
 
 def encode_checked(tail: bytes, body: bytes, lsn: int) -> bytes:
-    """A record that ends in its own CRC, from what stands between its length and its body."""
     record = pack_length(len(tail) + len(body) + 8) + tail + body
     return record + pack_length(crc32(record, lsn & 0xFFFFFFFF))
 
@@ -460,7 +455,6 @@ def encode_back(
     lsn: int,
     options: bytes = b"",
 ) -> bytes:
-    """Return a RETRIED or RELEASED record."""
     fixed = BACK.pack(0, kind, cause, len(options), Flag.CHECKED, attempt, job, token, due_ns)
     return encode_checked(fixed[4:] + options, body, lsn)
 
@@ -485,12 +479,10 @@ def encode_clock(step_ns: int, lsn: int) -> bytes:
 
 
 def encode_owner(owner: int, description: bytes, lsn: int) -> bytes:
-    """Return an OWNER record."""
     return encode(Kind.OWNER, 0, owner, body=description, lsn=lsn)
 
 
 def option(tag: int, value: bytes) -> bytes:
-    """Encode one of the optional fields of a record."""
     return OPTION.pack(tag, len(value)) + value
 
 
@@ -507,7 +499,6 @@ class Born(NamedTuple):
 
 
 def decode_born(record: bytes) -> Born:
-    """Return the parts of an ENQUEUED record."""
     length, _, priority, size, flags, attempts, queue_size, task_size = BORN.unpack_from(record)
     task = BORN.size + queue_size
     options = task + task_size
@@ -519,7 +510,6 @@ def decode_born(record: bytes) -> Born:
 
 
 def encode_born(born: Born, job: int) -> bytes:
-    """Return an ENQUEUED record out of its parts."""
     tail = enqueue_tail(
         born.priority, born.flags, born.attempts_max, len(born.queue), len(born.task),
         born.queue + born.task, born.options,
@@ -528,5 +518,4 @@ def encode_born(born: Born, job: int) -> bytes:
 
 
 def enqueue_body(record: bytes) -> bytes:
-    """Return the payload of an ENQUEUED record."""
     return decode_born(record).body

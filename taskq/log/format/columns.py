@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +13,6 @@ from taskq.core.kinds import BIRTH
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from typing_extensions import Buffer
 
 _IS_BIG: Final = sys.byteorder == "big"
@@ -42,7 +41,6 @@ def view(code: str, data: Buffer) -> Sequence[int]:
 
 
 def packed(numbers: array[int]) -> bytes:
-    """Return the bytes of a column in a file."""
     if _IS_BIG:
         numbers = numbers[:]
         numbers.byteswap()
@@ -50,17 +48,14 @@ def packed(numbers: array[int]) -> bytes:
 
 
 def lower_halves(words: array[int]) -> array[int]:
-    """Return the low 32 bits of each u64."""
     return array("I", words.tobytes())[_LOW::2]
 
 
 def upper_halves(words: array[int]) -> array[int]:
-    """Return the high 32 bits of each u64."""
     return array("I", words.tobytes())[1 - _LOW :: 2]
 
 
 def joined(lower: array[int], upper: array[int]) -> array[int]:
-    """u64 numbers from their halves."""
     halves = array("I", bytes(8 * len(lower)))
     halves[_LOW::2] = lower
     halves[1 - _LOW :: 2] = upper

@@ -8,19 +8,16 @@ and ``SHAPE`` see ``Option`` and ``core.shapes``.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import FormatError, UsageError
-from taskq.core.flows import Policy, needs_of
+from taskq.core.flows import FlowPart, Policy, needs_of
 from taskq.core.folds.jobtable import META_FLOW
 from taskq.core.records import Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT, option
 from taskq.log.format.options import each_option
-
-if TYPE_CHECKING:
-    from taskq.core.flows import FlowPart
 
 #: All options of a record together: their length is a u16.
 OPTIONS_BYTES_MAX: Final = 2**16 - 1
@@ -88,13 +85,11 @@ def check_size(size: int) -> None:
 
 
 def encode_needs(needs: int) -> bytes:
-    """Return the option that tells what a held job waits for."""
     doomed = _DOOMED if needs >> 40 else 0
     return option(Option.NEEDS, _NEEDS.pack(needs & 0xFFFFFFFF, needs >> 32 & 0x7F | doomed))
 
 
 def encode_unlocks(jobs: list[int]) -> bytes:
-    """Return the option that names jobs that wait."""
     return option(Option.UNLOCKS, struct.pack(f"<{len(jobs)}Q", *jobs))
 
 
@@ -111,7 +106,6 @@ def decode_needs(value: bytes) -> int:
 
 
 def decode_unlocks(value: bytes) -> tuple[int, ...]:
-    """Return the jobs that an option names."""
     return struct.unpack(f"<{len(value) // 8}Q", value[: len(value) // 8 * 8])
 
 
@@ -126,12 +120,10 @@ def held_needs(meta: int, data: bytes, at: int, size: int) -> int | None:
 
 
 def is_of_flow(record: bytes) -> bool:
-    """Return whether the ENQUEUED record is of a flow's job."""
     return bool(record[FLAGS_AT] & FLOW_FLAG)
 
 
 def takes_of(record: bytes) -> Takes:
-    """Return what an ENQUEUED record says of other jobs."""
     if not is_of_flow(record):
         return Takes()
     options = codec.decode_born(record).options

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
@@ -19,7 +20,6 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from uuid import UUID
 
 #: Bytes asked of the disk at a time.
@@ -46,7 +46,6 @@ class Frame(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset behind the frame."""
         return self.offset + self.header.size
 
 
@@ -314,7 +313,6 @@ class Marks:
         self._lsns, self._segments, self._offsets = array("Q"), array("Q"), array("Q")
 
     def note(self, first_lsn: int, segment: int, offset: int) -> None:
-        """A frame starts here."""
         lsns, segments, offsets = self._lsns, self._segments, self._offsets
         self.due_offset = offset + _MARK_BYTES
         if len(lsns) >= _MARKS_MAX:
@@ -332,7 +330,6 @@ class Marks:
         return Cursor(self._segments[number], self._offsets[number], self._lsns[number])
 
     def clear(self) -> None:
-        """Forget them: the files were changed."""
         self.due_offset = 0
         for column in (self._lsns, self._segments, self._offsets):
             del column[:]

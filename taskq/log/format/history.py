@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from taskq.core.model import LINES_BYTES_MAX
 from taskq.core.records import Option
 from taskq.core.views import AttemptView
 from taskq.log.format.codec import option
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Attempts that are kept, bytes of them together, and bytes of one reason.
 ATTEMPTS_KEPT: Final = 20
@@ -33,7 +31,6 @@ OUTCOMES: Final = ("", "succeeded", "retried", "dead", "released", "lost", "canc
 
 
 def encode_history(attempts: Sequence[AttemptView]) -> bytes:
-    """Return the latest of these attempts, as much of them as is kept."""
     parts: list[bytes] = []
     size = 0
     for attempt in reversed(attempts[-ATTEMPTS_KEPT:]):
@@ -46,7 +43,6 @@ def encode_history(attempts: Sequence[AttemptView]) -> bytes:
 
 
 def decode_history(data: bytes) -> list[AttemptView]:
-    """Return the attempts; what is cut short is left out."""
     attempts: list[AttemptView] = []
     at = 0
     while at + _ATTEMPT.size <= len(data):

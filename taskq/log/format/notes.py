@@ -6,6 +6,7 @@ They stand at the end of a frame, so that they are found without reading what is
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
@@ -20,8 +21,6 @@ from taskq.log.format.codec import CRC_SIZE, option
 from taskq.log.format.options import each_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.core.folds.agenda import Agenda
 
 #: Bytes of a whole record.
@@ -46,12 +45,10 @@ class UploadProgress(NamedTuple):
 
 
 def encode_adopted(adopted: UploadProgress, lsn: int) -> bytes:
-    """Return an ADOPTED record."""
     return codec.encode(Kind.ADOPTED, 0, *adopted, lsn=lsn)
 
 
 def decode_adopted(record: bytes) -> UploadProgress:
-    """Return what an ADOPTED record says."""
     return UploadProgress(*codec.UPLOAD.unpack_from(record)[6:])
 
 
@@ -81,7 +78,6 @@ _GONE: Final = 2
 
 
 def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
-    """Return a TICKED record."""
     state = ticked.state
     options = b""
     if ticked.has_rule and not ticked.is_gone:
@@ -157,7 +153,6 @@ def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:
 
 
 def encode_rated(key: GroupKey, times: Times, shift_ns: int, lsn: int) -> bytes:
-    """Return a RATED record."""
     packed = pack_group(key)
     body = _SIZE.pack(len(packed)) + packed
     body += b"".join(_PAIR.pack(moment + shift_ns, count) for moment, count in times.pairs())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
@@ -12,8 +13,6 @@ from taskq.log.format import codec
 from taskq.log.format.codec import OPTION, QUEUE_SIZE_AT, option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from typing_extensions import Buffer
 
 _I64: Final = struct.Struct("<q")
@@ -35,12 +34,10 @@ UNREAD_KEY: Final = 0
 
 
 def encode_key_hash(hashed: int) -> bytes:
-    """Return the option that frees a key when its job ends."""
     return _NUMBERED.pack(Option.KEY_HASH, 8, hashed)
 
 
 def encode_replaces(job: int) -> bytes:
-    """Return the option of a job that took its key over from another."""
     return _NUMBERED.pack(Option.REPLACES, 8, job)
 
 
@@ -121,7 +118,6 @@ def _decode_headers(data: bytes) -> dict[str, str]:
 
 
 def each_option(data: Buffer, at: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """(tag, value) of each option in ``data[at:at + size]``."""
     view = memoryview(data)[at : at + size]
     place = 0
     while place + OPTION.size <= len(view):
@@ -198,7 +194,6 @@ def decode_extras(data: Buffer, at: int, size: int) -> Extras:
 
 
 def without_secret_headers(options: bytes) -> bytes:
-    """Return the options of an ENQUEUED record with what its headers call secret told to be set."""
     from taskq.text import without_secrets  # noqa: PLC0415 - an app that is declared needs none
 
     return b"".join(
@@ -213,7 +208,6 @@ def without_secret_headers(options: bytes) -> bytes:
 
 
 def decode_key_hash(data: Buffer, at: int, size: int) -> int:
-    """Return the key hash among a record's options, 0 if there is none."""
     for tag, value in each_option(data, at, size):
         if tag == Option.KEY_HASH:
             return _number(tag, value) & _U64_MASK
@@ -221,12 +215,10 @@ def decode_key_hash(data: Buffer, at: int, size: int) -> int:
 
 
 def find_option(data: Buffer, at: int, size: int, wanted: int) -> bytes:
-    """Return the value of one option of a record; empty if it has none."""
     return next((value for tag, value in each_option(data, at, size) if tag == wanted), b"")
 
 
 def enqueue_extras(record: bytes) -> Extras:
-    """Return key, headers and moments of an ENQUEUED record."""
     _, _, _, size, flags, _, queue_size, task_size = codec.BORN.unpack_from(record)
     extras = decode_extras(record, codec.BORN.size + queue_size + task_size, size)
     extras.until_settled = bool(extras.window_ns and flags & Flag.KEY_UNTIL_SETTLED)
@@ -234,7 +226,6 @@ def enqueue_extras(record: bytes) -> Extras:
 
 
 def queue_of(record: bytes) -> bytes:
-    """Return the name of the queue in an ENQUEUED record."""
     start = codec.BORN.size
     return record[start : start + record[QUEUE_SIZE_AT]]
 
@@ -266,13 +257,11 @@ def unexpiring(born: bytes, job: int) -> bytes:
 
 
 def without_body(born: bytes, job: int) -> bytes:
-    """Return the record without its payload."""
     parts = codec.decode_born(born)
     return codec.encode_born(parts._replace(flags=parts.flags & ~PACKED, body=b""), job)
 
 
 def rerouted(born: bytes, job: int, priority: int | None, queue: bytes | None) -> bytes:
-    """Return the record as if enqueued with this priority, in this queue; None: its own."""
     parts = codec.decode_born(born)
     priority = parts.priority if priority is None else priority
     return codec.encode_born(parts._replace(priority=priority, queue=queue or parts.queue), job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
@@ -23,21 +24,17 @@ from taskq.core.kinds import (
 )
 from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.records import PACKED, SKIPPABLE, TABLE, Body, Cause, Flag, Option
+from taskq.core.schedules import Ticked
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.carried import decode_carried, find_moment
+from taskq.log.format.carried import Carried, decode_carried, find_moment
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, STATE_AT
 from taskq.log.format.notes import UploadProgress, decode_adopted, decode_rated, decode_ticked
 from taskq.log.format.options import decode_key_hash, enqueue_extras, find_option
-from taskq.log.format.steps import decode_step
+from taskq.log.format.steps import Stepped, decode_step
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-
-    from taskq.core.schedules import Ticked
-    from taskq.log.format.carried import Carried
     from taskq.log.format.frames import Frame
-    from taskq.log.format.steps import Stepped
 
 #: Fields that every record has.
 _PREFIX_FIELDS: Final = 5
@@ -131,7 +128,6 @@ class LogRecord(NamedTuple):
 
     @property
     def _born_flags(self) -> int:
-        """Flags of the record, or of the ENQUEUED one inside, whose body it has."""
         if self.carried is not None:
             flags: int = codec.PREFIX.unpack_from(self.carried.born)[4]
             return flags
@@ -219,7 +215,6 @@ _FIELDS: Final = {"step_ns": "step_ns", "token": "token", "owner": "token"}
 
 
 def _decode_other(data: bytes, record: LogRecord, body: bytes) -> LogRecord:
-    """Return a record that concerns no single job."""
     row = TABLE[record.kind]
     values = codec.LAYOUTS[record.kind].unpack_from(data)[_PREFIX_FIELDS:]
     fields = zip(row.layout.names.split(), values, strict=True)
@@ -252,12 +247,10 @@ ENDINGS: Final = {kind: int(after(State.ABSENT, kind)) for kind in ENDS | REVIVA
 
 
 def carried_state(record: bytes) -> int:
-    """Return what a CARRIED, REQUEUED or EDITED record makes of its job."""
     return ENDINGS.get(record[KIND_AT], record[STATE_AT])
 
 
 def is_named(data: bytes, at: int, queue: bytes | None, task: bytes | None) -> bool:
-    """Return whether the ENQUEUED record at ``at`` is of the queue and task; None for any."""
     if queue is None and task is None:
         return True
     start = at + codec.BORN.size
@@ -268,5 +261,4 @@ def is_named(data: bytes, at: int, queue: bytes | None, task: bytes | None) -> b
 
 
 def encoded(name: str | None) -> bytes | None:
-    """Return a name as ``is_named`` takes it."""
     return None if name is None else name.encode("utf-8", "surrogatepass")

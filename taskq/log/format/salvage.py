@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from taskq.core.records import Flag
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Records that are passed over by their lengths before the next is looked for by its CRC.
 _HOPS_MAX: Final = 1_024
@@ -66,7 +64,6 @@ def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _size_at(data: bytes, at: int) -> int:
-    """Return what a record there says of its size, 0 if it cannot be one."""
     if at + codec.PREFIX.size > len(data):
         return 0
     length, kind, _, _, _ = codec.PREFIX.unpack_from(data, at)
@@ -91,7 +88,6 @@ def _whole_size(data: bytes, at: int, lsn: int) -> int:
 
 
 def _hop(data: bytes, at: int, lsn: int) -> tuple[int, int] | None:
-    """(place, lsn) of the next whole record by the lengths of those before it."""
     for _ in range(_HOPS_MAX):
         size = _size_at(data, at)
         if not size:
@@ -130,7 +126,6 @@ class _Seeds:
         return None
 
     def _seed(self, at: int, size: int) -> int:
-        """Return the seed of which the stretch's CRC is the one that stands behind it."""
         end = at + size
         crc = codec.LENGTH.unpack_from(self._data, end)[0]
         return self._crc_before(at) ^ _taken_back(self._crc_before(end) ^ crc, size)

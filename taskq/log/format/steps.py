@@ -77,7 +77,6 @@ class Stepped(NamedTuple):
 
 
 def encode_step(step: Stepped, attempt: int, job: int, token: int, lsn: int) -> bytes:
-    """Return a STEP_DONE record."""
     options = _named(step)
     if step.signal:
         options += option(Option.TAKES, _U64.pack(step.signal))
@@ -93,7 +92,6 @@ def encode_step(step: Stepped, attempt: int, job: int, token: int, lsn: int) -> 
 
 
 def encode_signal(signal: Stepped, job: int, lsn: int) -> bytes:
-    """Return a SIGNAL_SENT record."""
     return codec.encode(
         SIGNAL, 0, job, signal.signal, lsn=lsn, options=_named(signal), body=signal.body
     )
@@ -150,7 +148,6 @@ def decode_step(record: bytes) -> Stepped:
 
 
 def job_of(record: bytes) -> int:
-    """Return the job that a STEP_DONE or SIGNAL_SENT record is about."""
     job: int = _U64.unpack_from(record, codec.JOB_AT)[0]
     return job
 
@@ -173,7 +170,6 @@ def again(record: bytes, token: int | None, ended_ns: int, lsn: int) -> bytes:
 
 
 def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
-    """Let the agenda know a step, or a signal."""
     if not _U64.unpack_from(record, _TOKEN_AT)[0] and record[KIND_AT] == STEP:
         return  # its job has ended
     step, job = decode_step(record), job_of(record)
@@ -189,7 +185,6 @@ def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
 
 
 def awaits_option(packed: bytes) -> bytes:
-    """Return the option of a job that waits for these."""
     return option(Option.AWAITS, packed)
 
 

@@ -12,6 +12,7 @@ A gap is a loss only if lsns are missing in it: a crash at any step leaves none 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError
@@ -21,18 +22,14 @@ from taskq.log.config import LSN_SKIP
 from taskq.log.format import codec
 from taskq.log.format.carried import encode_compacted
 from taskq.log.format.codec import KIND_AT, LOST, NO_LINK, Link
-from taskq.log.format.frames import Gap, segment_lsn, segment_name
+from taskq.log.format.frames import Frame, Gap, segment_lsn, segment_name
 from taskq.log.format.record import places
-from taskq.log.segments.segments import SegmentGone
+from taskq.log.machine.ports import Disk
+from taskq.log.segments.segments import SegmentFiles, SegmentGone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.log.format.frames import Frame
     from taskq.log.journal.lock import TailHint
-    from taskq.log.machine.ports import Disk
     from taskq.log.segments.place import Place
-    from taskq.log.segments.segments import SegmentFiles
 
 _HEAD: Final = codec.SEGMENT_HEADER.size
 #: What a COMPACTED record starts with, whatever it says.
@@ -91,7 +88,6 @@ def _newest(place: Place, directory: str, suffix: str) -> int:
 
 
 def read_start(disk: Disk, path: str) -> bytes:
-    """Return the first bytes of a file, with its header."""
     descriptor = disk.open(path, write=False)
     try:
         return disk.read(descriptor, _HEADER_BYTES, 0)
@@ -146,7 +142,6 @@ def seams(files: SegmentFiles) -> Iterator[tuple[int, int]]:
 
 
 def is_broken(files: SegmentFiles, before: int, lsn: int) -> bool:
-    """Return whether the segment names an end that ``before`` does not have."""
     header = files.header(lsn)
     link = NO_LINK if header is None else header.link
     if link == NO_LINK:
@@ -200,7 +195,6 @@ def _gap(segment: str, offset: int, first_lsn: int, next_lsn: int, skipped: int 
 
 
 def link_to_end(files: SegmentFiles, segment: int) -> Link:
-    """Return how the next segment names the end of this one, wherever that is; 0: there is none."""
     if not segment:
         return NO_LINK
     last = 0
@@ -233,7 +227,6 @@ def moving_frames(files: SegmentFiles) -> Iterator[None]:
 
 
 def compacted_floor(place: Place) -> int:
-    """Return the highest floor of all COMPACTED records; the whole log is read for it."""
     floor = 0
     for _, item in place.frames(place.start()):
         if not isinstance(item, Gap):
@@ -242,7 +235,6 @@ def compacted_floor(place: Place) -> int:
 
 
 def compactions(frame: Frame) -> list[tuple[int, int]]:
-    """(lsn, what it says) of each COMPACTED record in a frame."""
     if frame.data.find(_FLOOR_HEAD, frame.at, frame.at + frame.header.body_size) < 0:
         return []
     return [

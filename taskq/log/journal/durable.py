@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from taskq.core.errors import LogDamaged, LogError, LogFailed
 from taskq.log.format import codec
@@ -12,14 +13,10 @@ from taskq.log.format.frames import segment_name
 from taskq.log.journal.lock import find_hint
 from taskq.log.journal.recovery import is_marked_failed, walk_to_end
 from taskq.log.journal.replica import border_behind, stands
+from taskq.log.machine.ports import Disk
 from taskq.log.segments.borders import Border
 from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import SegmentFiles, hop
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taskq.log.machine.ports import Disk
 
 _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
@@ -233,7 +230,6 @@ class DurableLog:
         return data.ljust(end - start, b"\0")
 
     def _last_record(self, segment: int, frame: int) -> Border:
-        """Return the border behind the last frame of a segment that holds a record."""
         end, scanner = 0, self._files.scanner(segment, 0, 0, sealed=True) if segment else None
         while scanner is not None and frame:
             border = border_behind(self._disk, self._files, segment, frame)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from taskq.core.errors import LogError, LogFailed, LogGone, PayloadTooLarge
 from taskq.core.model import Durability
+from taskq.core.views import Damage
 from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.format import codec
-from taskq.log.format.frames import Cursor, Marks
+from taskq.log.format.frames import Cursor, Frame, Gap, Marks
 from taskq.log.journal.chain import find_losses, link_to, moving_frames, said_lsn
 from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, boot_of, find_hint
 from taskq.log.journal.logtime import LogTime
@@ -33,6 +34,7 @@ from taskq.log.journal.recovery import (
 )
 from taskq.log.journal.tail import Tail
 from taskq.log.machine.meters import Meters
+from taskq.log.machine.ports import Clock, Disk
 from taskq.log.segments.identity import FILE as IDENTITY_FILE
 from taskq.log.segments.identity import (
     SYNC_POINTS,
@@ -44,13 +46,6 @@ from taskq.log.segments.identity import (
 )
 from taskq.log.segments.indexes import SegmentIndexes
 from taskq.log.segments.segments import SegmentFiles, SegmentGone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.core.views import Damage
-    from taskq.log.format.frames import Frame, Gap
-    from taskq.log.machine.ports import Clock, Disk
 
 
 class Journal:
@@ -103,14 +98,12 @@ class Journal:
 
     @functools.cached_property
     def writer(self) -> WriterLock:
-        """The writer lock; a reader has none."""
         if self._writer is None:
             raise LogError(f"{self.path} is open for reading only")
         return self._writer
 
     @functools.cached_property
     def segment_bytes(self) -> int:
-        """Size at which a segment is sealed."""
         return self.config.segment_bytes_on(self.disk, self.path)
 
     # -- reading from where it stands -------------------------------------------------------------
@@ -121,7 +114,6 @@ class Journal:
         return find_losses(self, 0)
 
     def start(self) -> Cursor:
-        """Return the beginning of the log."""
         return self.files.cursor_at(0) or self.end()
 
     def end(self) -> Cursor:
@@ -129,11 +121,9 @@ class Journal:
         return Cursor(self.segment, self.offset, self.next_lsn)
 
     def is_at_end(self, cursor: Cursor) -> bool:
-        """Return whether nothing stands behind the cursor."""
         return cursor.offset == self.offset and cursor.segment == self.segment
 
     def cursor_at(self, lsn: int) -> Cursor:
-        """Return a cursor at or before the frame that holds ``lsn``."""
         return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
 
     def mark_before(self, lsn: int) -> Cursor | None:
@@ -254,7 +244,6 @@ class Journal:
         self._known = None
 
     def unlock(self) -> None:
-        """Let the next writer in."""
         self.writer.release()
 
     def refresh(self) -> None:
@@ -373,7 +362,6 @@ class Journal:
             self.writer.keep()
 
     def _enter(self, segment: int) -> None:
-        """Make this the segment that is written to."""
         self._tail.enter(segment)
         self.segment = segment
         self.base, self._seed = self.files.base(segment), self.files.seed(segment)
@@ -452,12 +440,10 @@ class Journal:
         return self._time.read(self.time_ns)
 
     def rotate_if_full(self) -> None:
-        """Begin the next segment when this one is full; the lock is held."""
         if self.offset >= self.segment_bytes and self._may_rotate():
             self._begin_segment(self.next_lsn, new_epoch=False)
 
     def seal(self, segment: int) -> None:
-        """Begin the next segment behind one that holds records, if that is the last one still."""
         with self._at_end():
             if self.segment == segment and self._may_rotate():
                 self._begin_segment(self.next_lsn, new_epoch=False)
@@ -583,7 +569,6 @@ class Journal:
         self._known = hint
 
     def close(self) -> None:
-        """Close every file. The lock is given back if it was held."""
         self._forget_files()
         if self._writer is not None:
             self._writer.close()

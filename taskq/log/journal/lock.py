@@ -19,9 +19,10 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from taskq.core.errors import LogLocked
 from taskq.core.model import TIME_NS_MAX
@@ -30,14 +31,9 @@ from taskq.log.format.codec import LSN_MAX, PREFIX, SEGMENT_HEADER, crc32
 from taskq.log.journal.syncturn import SyncTurn
 from taskq.log.machine.door import read_file
 from taskq.log.machine.meters import Histogram
-from taskq.log.machine.ports import write_all
+from taskq.log.machine.ports import Disk, write_all
 from taskq.log.machine.reports import Reporter
 from taskq.log.segments.identity import check_writable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.machine.ports import Disk
 
 _log: Final = Reporter("taskq")
 LOCK_FILE: Final = "write.lock"
@@ -87,12 +83,10 @@ class TailHint(NamedTuple):
 
     @property
     def home(self) -> Home:
-        """Return when and where it was written."""
         return self.boot, self.device, self.inode
 
     @property
     def is_sound(self) -> bool:
-        """Return whether its numbers can be true together, whoever wrote them."""
         return (
             0 < self.segment <= self.next_lsn < LSN_MAX
             and SEGMENT_HEADER.size <= self.clean_offset <= self.offset <= _OFFSET_MAX
@@ -161,7 +155,6 @@ class WriterLock:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """Of the turnstile and of the lock."""
         return self._gate, self._file
 
     def acquire(self) -> TailHint | None:
@@ -186,7 +179,6 @@ class WriterLock:
             raise
 
     def try_acquire(self) -> bool:
-        """Take the lock if nobody has it and nobody waits for it; whether it is held now."""
         disk = self._disk
         if self.held:
             return True
@@ -208,7 +200,6 @@ class WriterLock:
         return self._cut_in > 0 and self._disk.try_lock(self._file)
 
     def _sign(self) -> TailHint | None:
-        """Name the holder, and read what the last one left."""
         data = self._disk.read(self._file, _SIZE, 0)
         if data == self._left:
             self._is_signed = True
@@ -226,7 +217,6 @@ class WriterLock:
         return hint
 
     def release(self) -> None:
-        """Give the lock back, unless it is kept for good."""
         if self.held and not self.exclusive:
             self.held = self._is_signed = False
             give_back(self._disk, self._file)
@@ -261,7 +251,6 @@ class WriterLock:
         write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
 
     def is_in_place(self) -> bool:
-        """Return whether the file that is locked here is the one that others would lock."""
         try:
             status = self._disk.status(self._file_path)
         except OSError:  # who cannot be asked says nothing
@@ -269,7 +258,6 @@ class WriterLock:
         return status is not None and status[:2] == self.home[1:]
 
     def peek(self) -> TailHint | None:
-        """Return the hint, read without the lock."""
         return self._decoded(self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size))
 
     def _decoded(self, data: bytes) -> TailHint | None:
@@ -303,7 +291,6 @@ class WriterLock:
         return LogLocked(self._path, pid, process_state(pid), waited_seconds)
 
     def close(self) -> None:
-        """Give everything back."""
         if self.exclusive and self.held:
             write_all(self._disk, self._file, self._me, 0)
         self.exclusive = False
@@ -395,7 +382,6 @@ def boot_of(disk: Disk, path: str, hint: TailHint, boot: int) -> int:
 
 
 def find_hint(disk: Disk, path: str, boot: int) -> tuple[TailHint | None, bool, Home]:
-    """(hint, whether there never was one, where one is believed), for who only reads."""
     try:
         descriptor = disk.open(f"{path}/{LOCK_FILE}", write=False)
     except OSError:
@@ -479,7 +465,6 @@ class LockWatch:
         writer.on_wait = self._start
 
     def stop(self) -> None:
-        """End the watch; legal twice."""
         self._stopped.set()
 
     def _start(self) -> None:

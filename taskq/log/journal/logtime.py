@@ -29,7 +29,6 @@ class LogTime:
         self.base_ns = self._seen_ns = clock.wall_ns() - clock.steady_ns()
 
     def learn(self, base_ns: int) -> None:
-        """Learn what the last holder of the lock knew."""
         self.base_ns = self._seen_ns = base_ns
 
     def recorded(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogError, command
@@ -13,14 +14,12 @@ from taskq.core.parsing import parse_json
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame, Gap, Scanner, segment_lsn, segment_name
-from taskq.log.machine.ports import write_all, write_file
+from taskq.log.machine.ports import Disk, write_all, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from uuid import UUID
 
     from taskq.log.journal.lock import Home, TailHint, WriterLock
-    from taskq.log.machine.ports import Disk
     from taskq.log.segments.segments import SegmentFiles, Walk
 
 FAILED_FILE: Final = "failed"
@@ -73,7 +72,6 @@ class Known(NamedTuple):
 def walk_to_end(
     files: SegmentFiles, segment: int, hint: TailHint | None, home: Home, *, in_order: bool
 ) -> tuple[Known, Walk]:
-    """Return what is known of a last segment, by its header or a hint that fits, and the rest."""
     header, size = files.header(segment), files.size(segment)
     assert header is not None
     start = codec.SEGMENT_HEADER.size
@@ -104,7 +102,6 @@ def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int,
 
 
 def left_damaged(path: str, segment: int) -> str:
-    """Return what is done where the last segment is damaged before its end, in words."""
     return (
         f"{segment_name(segment)} is damaged: what is whole behind that stays, and new records go "
         f"to another segment; see: {command(path, 'verify')}"
@@ -112,7 +109,6 @@ def left_damaged(path: str, segment: int) -> str:
 
 
 def unmark_failed(disk: Disk, path: str) -> None:
-    """Remove the marker of a failed fsync: what was still readable is on disk."""
     disk.remove(f"{path}/{FAILED_FILE}")
     disk.sync_directory(path)
 
@@ -193,7 +189,6 @@ def failure_marker(segment: int, durable_lsn: int, error: OSError) -> dict[str, 
 
 
 def _write_marker(disk: Disk, path: str, marker: dict[str, object]) -> bool:
-    """Return whether the next opener is told, by this marker or by one that was there."""
     with contextlib.suppress(OSError):  # a disk that fails may fail here too: the hint still tells
         if not is_marked_failed(disk, path):
             write_file(disk, f"{path}/{FAILED_FILE}", json.dumps(marker).encode())
@@ -318,7 +313,6 @@ def _in_the_air(items: Iterator[Frame | Gap], size: int, durable: int, following
 
 
 def _end_of(items: Iterator[Frame | Gap], size: int, following: int) -> int:
-    """Return where what was moved before begins behind them; else the size."""
     for item in items:
         if following and _first_lsn(item) >= following and not _is_sync_point(item):
             return item.offset
@@ -330,7 +324,6 @@ def _first_lsn(item: Frame | Gap) -> int:
 
 
 def _is_sync_point(item: Frame | Gap) -> bool:
-    """Return whether it has the number of a record behind it, though not the record."""
     return isinstance(item, Frame) and item.header.is_sync_point
 
 
@@ -345,7 +338,6 @@ def _header_of(disk: Disk, descriptor: int) -> codec.SegmentHeader | None:
 def _write_again(
     log: _Log, first_frame: Frame, others: Iterator[Frame], header: codec.SegmentHeader
 ) -> int:
-    """Make a segment of these frames; one that begins with them is replaced as a whole."""
     disk, first = log.disk, first_frame.header
     seed = codec.segment_seed(log.log_id, first.first_lsn)
     target = f"{log.path}/log/{segment_name(first.first_lsn)}"
@@ -369,7 +361,6 @@ def _write_again(
 
 
 def moved(frame: Frame, seed: int, offset: int) -> bytes:
-    """Return the same frame, as it stands at another place."""
     head = frame.header
     body = bytes(frame.data[frame.at : frame.at + head.body_size])
     return codec.encode_frame(

@@ -8,26 +8,21 @@ from __future__ import annotations
 import binascii
 import hashlib
 import struct
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
+from uuid import UUID
 
 from taskq.core.errors import FormatError
 from taskq.log.config import LSN_SKIP
 from taskq.log.format import codec
-from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format.codec import SegmentHeader
+from taskq.log.format.frames import Frame, Gap, segment_name
 from taskq.log.journal.chain import compactions
 from taskq.log.journal.recovery import failed_lsn, write_once_more
-from taskq.log.machine.ports import replace_file, write_all
+from taskq.log.machine.ports import Disk, replace_file, write_all
 from taskq.log.segments.borders import Border
 from taskq.log.segments.identity import FILE
 from taskq.log.segments.segments import SegmentFiles, sweep_gone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from uuid import UUID
-
-    from taskq.log.format.codec import SegmentHeader
-    from taskq.log.format.frames import Frame
-    from taskq.log.machine.ports import Disk
 
 _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
@@ -216,7 +211,6 @@ class Replica(SegmentFiles):
 
 
 def stands(disk: Disk, files: SegmentFiles, at: Border) -> bool:
-    """Return whether these files have that very frame at that very place."""
     if at.segment not in files.lsns:
         return False
     header = at.header
@@ -229,7 +223,6 @@ def stands(disk: Disk, files: SegmentFiles, at: Border) -> bool:
 
 
 def border_behind(disk: Disk, files: SegmentFiles, segment: int, frame: int) -> Border | None:
-    """Return the border behind the frame that starts there; None if there is none."""
     header = files.frame_header(segment, frame) if frame >= _START else None
     if header is None:
         return None

@@ -13,15 +13,11 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from taskq.log.format.codec import crc32
-from taskq.log.machine.ports import write_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.machine.ports import Disk
+from taskq.log.machine.ports import Disk, write_all
 
 #: boot, generation, durable lsn
 _MARK: Final = struct.Struct("<QIQ")
@@ -42,7 +38,6 @@ class SyncTurn:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Return what a forked child has to close."""
         return (self._file,)
 
     def share(
@@ -77,7 +72,6 @@ class SyncTurn:
         return True
 
     def leave(self, boot: int, generation: int, durable_lsn: int) -> None:
-        """After the sync: say how far the log is on disk, and let the next one have the turn."""
         # What is synced is, whoever knows of it: others that do not just sync for themselves.
         with contextlib.suppress(OSError):
             if durable_lsn > self._published(boot, generation):
@@ -86,12 +80,10 @@ class SyncTurn:
         self.give_up()
 
     def give_up(self) -> None:
-        """Let the next one have the turn, if it was ours."""
         with contextlib.suppress(OSError):
             self._disk.unlock(self._file)
 
     def close(self) -> None:
-        """Close the file."""
         self._disk.close(self._file)
 
     def _published(self, boot: int, generation: int) -> int:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import OutcomeUnknown
 from taskq.core.model import SECOND_NS
 from taskq.log.format import codec
-from taskq.log.machine.meters import SLOW_SYNC_NS
-from taskq.log.machine.ports import write_all
+from taskq.log.machine.meters import SLOW_SYNC_NS, Meters
+from taskq.log.machine.ports import Clock, Disk, write_all
 from taskq.log.machine.reports import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.log.journal.lock import TailHint, WriterLock
-    from taskq.log.machine.meters import Meters
-    from taskq.log.machine.ports import Clock, Disk
     from taskq.log.segments.segments import SegmentFiles
 
 _log: Final = Reporter("taskq")
@@ -55,7 +52,6 @@ class Tail:
         self._rotate_at_ns = 0
 
     def enter(self, segment: int) -> None:
-        """Open this segment from here on."""
         files = self._files
         self.descriptor = files.descriptor(segment)
         files.pinned = segment
@@ -63,7 +59,6 @@ class Tail:
         self._identity = self._disk.identity(self.descriptor)
 
     def size(self) -> int | None:
-        """Return bytes of it; None: it is not where it was."""
         try:
             status = self._disk.status(self._path)
         except OSError:  # who cannot be asked says nothing
@@ -105,7 +100,6 @@ class Tail:
 
     @property
     def is_patient(self) -> bool:
-        """Return whether there was no file for a segment behind it a moment ago."""
         return self._clock.steady_ns() < self._rotate_at_ns
 
     def finds_file(self, next_lsn: int) -> bool:
@@ -183,7 +177,6 @@ class Tail:
         return None
 
     def ends_in_sync_point(self, segment: int, offset: int) -> bool:
-        """Return whether it ends there in a sync point; what is before a segment was synced."""
         at = offset - codec.FRAME_HEADER_SIZE
         if at < codec.SEGMENT_HEADER.size:
             return True

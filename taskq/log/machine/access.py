@@ -8,15 +8,13 @@ import os
 import pwd
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from taskq.core.errors import LogError, UsageError, refusal
 from taskq.core.parsing import listed
 from taskq.log.machine.door import DIRECTORY_SHARED, is_shared, make_private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ROOT: Final = 0
 #: Files of which a log has one before all others: writers pass the turnstile first.
@@ -208,7 +206,6 @@ def _mode_of(path: str) -> int:
 
 
 def _is_alone(status: os.stat_result) -> bool:
-    """Return whether the group is the user's own, which many systems give to each."""
     try:
         user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
     except KeyError:

@@ -21,11 +21,9 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Final
 
 #: Opening a pipe that nobody writes to would wait for ever; files do not mind.
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -72,7 +70,6 @@ def open_pipe(path: str | Path, flags: int) -> int:
 
 
 def make_pipe(path: str | Path) -> int:
-    """Make a named pipe, and open it for both directions."""
     with _directory_of(str(path)) as (directory, name):
         # Nobody knows of it yet, so nobody misses the mode that the umask takes from it.
         os.mkfifo(path, _FILE_PRIVATE)
@@ -125,7 +122,6 @@ def make_private(path: Path) -> bool:
 
 
 def is_shared(mode: int) -> bool:
-    """Return whether a directory of this mode is shared by its group."""
     return mode & (stat.S_ISGID | stat.S_IWGRP) == stat.S_ISGID | stat.S_IWGRP
 
 
@@ -160,7 +156,6 @@ def _make_above(path: Path) -> None:
 
 @contextlib.contextmanager
 def _directory_of(path: str) -> Iterator[tuple[int, str]]:
-    """A descriptor of the directory that a file is in, and the file's name there."""
     above, name = os.path.split(path)
     directory = _open_directory(above or ".")
     try:

@@ -11,10 +11,8 @@ import contextlib
 import errno
 import os
 import threading
-from typing import TYPE_CHECKING, Final, ParamSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Final, ParamSpec
 
 P = ParamSpec("P")
 
@@ -29,7 +27,6 @@ def on_fork(action: Callable[[], object]) -> None:
 
 
 def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
-    """Return what the opener opens, which no forked child has."""
     with _guard:
         descriptor = opener(*args, **kwargs)
         _unshared.add(descriptor)

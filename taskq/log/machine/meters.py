@@ -7,13 +7,11 @@ which only notes the number. They are counted when somebody asks, and once a sec
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from taskq.core.model import SECOND_NS
 from taskq.core.views import Spread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: An fsync that takes longer is counted as slow, and logged.
 SLOW_SYNC_NS: Final = SECOND_NS
@@ -43,24 +41,20 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Return how many numbers came."""
         self.settle()
         return self._count
 
     @property
     def total(self) -> int:
-        """Return their sum."""
         self.settle()
         return self._total
 
     @property
     def largest(self) -> int:
-        """Return the largest of them."""
         self.settle()
         return self._largest
 
     def settle(self) -> None:
-        """Count in what was noted; legal on any thread."""
         noted = self._noted
         with self._guard:
             while noted:
@@ -110,7 +104,6 @@ class Histogram:
 
 
 def _bounds(index: int) -> tuple[int, int]:
-    """Return a bucket's first number, and that of the next."""
     shift = max(index // _PER_OCTAVE - 1, 0)
     mantissa = index - shift * _PER_OCTAVE
     return mantissa << shift, (mantissa + 1) << shift
@@ -146,15 +139,12 @@ class Meters:
 
     @property
     def batches(self) -> int:
-        """Return how many frames this process appended."""
         return self.sizes.count
 
     @property
     def records(self) -> int:
-        """Return how many records are in them."""
         return self.sizes.total
 
     def settle(self) -> None:
-        """Count in what was noted."""
         self.sizes.settle()
         self.syncs.settle()

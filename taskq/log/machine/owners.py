@@ -7,8 +7,10 @@ workers start or stop or keep jobs back, is not synced, and counts only while it
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from taskq.core.errors import UsageError
 from taskq.core.parsing import parse_json
@@ -27,10 +29,6 @@ from taskq.log.machine.peers import (
 )
 from taskq.log.machine.reports import Reporter
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
 
 def limits_told(limits: Mapping[str, Limit] | None) -> dict[str, list[object]]:
     """A limit by the name of its task: scope, concurrency, count and nanoseconds of the rate."""
@@ -45,7 +43,6 @@ def limits_told(limits: Mapping[str, Limit] | None) -> dict[str, list[object]]:
 
 
 def limits_read(document: object) -> dict[str, Limit] | None:
-    """Return what was told, without what does not fit; None if there is nothing."""
     limits: dict[str, Limit] = {}
     for task, values in document.items() if isinstance(document, dict) else ():
         match values:
@@ -207,7 +204,6 @@ def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:
 
 
 def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
-    """Return one owner, as far as its file still tells."""
     return replace(
         owner_of(owner, describe_owner(directory, owner)),
         alive=owner_alive(directory, owner),
@@ -217,12 +213,10 @@ def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
 
 
 def owner_of(owner: int, description: bytes) -> OwnerView:
-    """Return one owner as it describes itself; nothing is said of whether it lives."""
     return OwnerView(owner=owner, alive=False, **decode_description(description))
 
 
 def decode_description(description: bytes) -> dict[str, Any]:
-    """Return what an owner says of itself; 0 and "" where it does not."""
     try:
         values = parse_json(description)
     except ValueError:

@@ -117,7 +117,6 @@ class LocalPeers:
         self._poll.register(self._pipe, select.POLLIN)
 
     def alive(self, owner: int) -> bool:
-        """Return whether that owner's process still has the log open."""
         return owner_alive(self._path, owner)
 
     def is_known(self) -> bool:
@@ -131,7 +130,6 @@ class LocalPeers:
         return os.path.samestat(status, os.fstat(self._lock))
 
     def forget(self, owner: int) -> None:
-        """Remove a dead owner's files."""
         for suffix in _SUFFIXES:
             _remove(self._path / f"{owner:016x}{suffix}")
 
@@ -145,7 +143,6 @@ class LocalPeers:
                 self.forget(owner)
 
     def wake(self, interest: int) -> None:
-        """Wake the other owners that sleep with any of these bits."""
         try:
             board = self._small.read(self._board, self._small.size_max, 0)
             if len(board) == self._small.size_max:
@@ -199,7 +196,6 @@ class LocalPeers:
         return True
 
     def poke(self) -> None:
-        """Wake this owner's own sleep, from any thread."""
         with self._pipe_guard:
             # A full disk may refuse the pipe its new time, with the byte in it: a second byte does
             # no harm, and a lost one would leave whoever sent something waiting for ever.
@@ -300,7 +296,6 @@ def poke_owners(directory: Path) -> None:
 
 
 def known_owners(directory: Path, suffix: str = ".lock") -> list[int]:
-    """Return the owners that have such a file here, dead or alive."""
     names = (path.stem for path in directory.glob(f"*{suffix}"))
     return [int(name, 16) for name in names if _OWNER_NAME.fullmatch(name)]
 

@@ -114,18 +114,12 @@ class Peers(Protocol):
     def owner(self) -> int:
         """This process's owner number, never 0 and never used again."""
 
-    def alive(self, owner: int) -> bool:
-        """Return whether that owner's process still has the log open."""
-
-    def is_known(self) -> bool:
-        """Return whether the others find what tells them that this owner lives."""
-
+    def alive(self, owner: int) -> bool: ...
+    def is_known(self) -> bool: ...
     def forget(self, owner: int) -> None:
         """Remove a dead owner's files, once none of its claims is left."""
 
-    def wake(self, interest: int) -> None:
-        """Wake the other owners that sleep with any of these interest bits."""
-
+    def wake(self, interest: int) -> None: ...
     def sleep(self, interest: int, timeout_seconds: float | None) -> bool:
         """Block until poked or woken by a peer; False: out of time."""
 
@@ -148,7 +142,6 @@ INTEREST_CANCEL = 8
 
 
 def write_file(disk: Disk, path: str, data: bytes) -> None:
-    """Write a whole file and sync it."""
     descriptor = disk.open(path, create=True)
     try:
         disk.truncate(descriptor, 0)

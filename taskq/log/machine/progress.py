@@ -14,15 +14,13 @@ import contextlib
 import json
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from taskq.core.parsing import parse_json
 from taskq.core.views import ProgressView
 from taskq.log.machine.door import read_file, replace_file
 from taskq.log.machine.peers import PROGRESS, PROGRESS_NEW
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Running jobs of one process that tell of themselves; of more, the latest to do so.
 JOBS_MAX: Final = 4_096
@@ -104,7 +102,6 @@ class ProgressBoard:
 
 
 def read_told(path: Path, job: int, token: int) -> ProgressView | None:
-    """Read what the run under this token told last; ``None`` if it was another run."""
     try:
         rows = parse_json(read_file(path, _BYTES_MAX))
     except (OSError, ValueError, RecursionError):

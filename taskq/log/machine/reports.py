@@ -18,14 +18,12 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import UsageError
 from taskq.log.machine.forks import on_fork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Reports that wait at most; what comes beyond that is counted, and left out.
 REPORTS_MAX: Final = 1_000
@@ -123,23 +121,18 @@ class Reporter:
         self._logger = logging.getLogger(name)
 
     def debug(self, text: str, *values: object) -> None:
-        """Report what only somebody who looks for a fault wants to know."""
         self._say(logging.DEBUG, text, values, None)
 
     def info(self, text: str, *values: object) -> None:
-        """Report what is as it should be."""
         self._say(logging.INFO, text, values, None)
 
     def warning(self, text: str, *values: object, exc_info: BaseException | None = None) -> None:
-        """Report what somebody should know."""
         self._say(logging.WARNING, text, values, exc_info)
 
     def error(self, text: str, *values: object, exc_info: BaseException | None = None) -> None:
-        """Report what somebody should see to."""
         self._say(logging.ERROR, text, values, exc_info)
 
     def exception(self, text: str, *values: object) -> None:
-        """Report the exception that is handled just now."""
         self._say(logging.ERROR, text, values, sys.exception())
 
     def _say(
@@ -155,7 +148,6 @@ class Reporter:
 
 
 def drain() -> None:
-    """Wait a moment for what is to be reported, and for errands."""
     for aside in (errands, reports):
         aside.drain()
 

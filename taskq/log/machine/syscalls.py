@@ -21,11 +21,9 @@ import functools
 import os
 import struct
 import sys
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +55,6 @@ _encoded: Final = functools.lru_cache(16)(os.fsencode)
 
 
 def _load() -> Any:
-    """Return the C library, if its calls do as Python's do."""
     try:
         library = ctypes.PyDLL(None, use_errno=True)
         for name in ("pread", "pwrite", "lseek"):
@@ -234,7 +231,6 @@ class StatusReader:
 
 
 def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
-    """Return what ``os.pwrite`` returns."""
     if pace.patient_until or _library is None:
         return pace.patiently(os.pwrite, descriptor, data, offset)
     if len(data) > _LARGE_WRITE:  # to copy it takes long, however quick the disk is
@@ -247,7 +243,6 @@ def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
 
 
 def size(pace: Pace, descriptor: int) -> int:
-    """Return bytes in a file."""
     if pace.patient_until or _library is None:
         return pace.patiently(os.fstat, descriptor).st_size
     began = perf_counter()
@@ -258,7 +253,6 @@ def size(pace: Pace, descriptor: int) -> int:
 
 
 def touch(pace: Pace, path: str) -> None:
-    """Do what ``os.utime`` does."""
     if pace.patient_until or _library is None:
         pace.patiently(os.utime, path)
         return
@@ -270,7 +264,6 @@ def touch(pace: Pace, path: str) -> None:
 
 
 def try_flock(pace: Pace, descriptor: int) -> bool:
-    """Take an exclusive flock if nobody has it."""
     if pace.patient_until or _library is None:
         try:
             pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -290,7 +283,6 @@ def try_flock(pace: Pace, descriptor: int) -> bool:
 
 
 def unflock(pace: Pace, descriptor: int) -> None:
-    """Give a flock back."""
     if pace.patient_until or _library is None:
         pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_UN)
         return
@@ -308,7 +300,6 @@ _drained: Final = ctypes.create_string_buffer(4_096)
 
 
 def drain(descriptor: int) -> None:
-    """Take what is in a pipe that does not block, up to 4 KiB; what it was is lost."""
     if _library is not None:
         _library.read(descriptor, _drained, len(_drained))  # an error says that it is empty
         return
@@ -317,7 +308,6 @@ def drain(descriptor: int) -> None:
 
 
 def write(descriptor: int, data: bytes) -> int:
-    """Return what ``os.write`` returns."""
     if _library is None:
         return os.write(descriptor, data)
     return _checked(_library.write(descriptor, data, len(data)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from _thread import allocate_lock
+from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 from taskq.log.machine.forks import on_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
 P = ParamSpec("P")
@@ -27,7 +27,6 @@ _pools: list[ThreadPoolExecutor] = []
 
 
 def pool() -> ThreadPoolExecutor:
-    """Return the threads of this process, begun when they are needed."""
     if not _pools:
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few need it at once
 
@@ -36,7 +35,6 @@ def pool() -> ThreadPoolExecutor:
 
 
 async def on_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Do as ``asyncio.to_thread``, on threads of our own."""
     import asyncio  # noqa: PLC0415 - a program without a loop does not wait for it
 
     call = partial(copy_context().run, partial(work, *args, **kwargs))
@@ -67,15 +65,12 @@ class Pending(Generic[R]):
         self._wait.acquire()
 
     def done(self) -> bool:
-        """Return whether it is answered, or was given up."""
         return self._is_done
 
     def cancelled(self) -> bool:
-        """Return whether it was given up."""
         return self._is_cancelled
 
     def cancel(self) -> bool:
-        """Give it up; False if it is answered."""
         if self._first.acquire(blocking=False):
             self._is_cancelled = True
             self._end(None, _cancelled())

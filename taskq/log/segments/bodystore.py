@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import PayloadTooLarge, TaskqError, command
-from taskq.log.format.bodies import check_size, compress, decompress, original_size
+from taskq.log.format.bodies import Compression, check_size, compress, decompress, original_size
 
 if TYPE_CHECKING:
     from taskq.core.views import JobView
     from taskq.log.config import LogConfig
-    from taskq.log.format.bodies import Compression
     from taskq.log.requests import Delivery
 
 #: Bodies up to this size are packed and unpacked where they are; it takes a millisecond at most.
@@ -116,7 +115,6 @@ class BodyStore:
         return view
 
     def list_views(self, views: list[JobView]) -> list[JobView]:
-        """Return the views without compressed bodies of over LISTED_BYTES_MAX."""
         return [self.show_view(view, LISTED_BYTES_MAX) for view in views]
 
     def _shown(

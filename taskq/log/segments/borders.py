@@ -7,16 +7,14 @@ lsns; only times and CRCs tell them apart. So a border carries the header of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.codec import LOST, NO_LINK, FrameHeader, Link
+from taskq.log.format.codec import LOST, NO_LINK, FrameHeader, Link, SegmentHeader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taskq.log.format.codec import SegmentHeader
     from taskq.log.format.frames import Frame
 
 _HEAD = codec.FRAME_HEADER_SIZE

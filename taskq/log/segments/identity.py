@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.errors import FormatError, LogError, refusal
 from taskq.core.parsing import parse_json
@@ -13,10 +13,7 @@ from taskq.core.records import TABLE
 from taskq.core.values import NamedTuple
 from taskq.log.format.frames import segment_lsn
 from taskq.log.machine.access import denied
-from taskq.log.machine.ports import write_file
-
-if TYPE_CHECKING:
-    from taskq.log.machine.ports import Disk
+from taskq.log.machine.ports import Disk, write_file
 
 FILE: Final = "taskq.json"
 FORMAT: Final = 1

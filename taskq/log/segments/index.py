@@ -28,8 +28,8 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Final
 
 from taskq.core.errors import FormatError
 from taskq.core.kinds import BIRTH, OF_JOBS, STEPS
@@ -37,15 +37,9 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, JOB_AT
 from taskq.log.format.columns import column, joined, lower_halves, packed, rising, run_length, view
-from taskq.log.format.frames import segment_name
+from taskq.log.format.frames import Frame, Gap, segment_name
 from taskq.log.format.record import check_known
-from taskq.log.machine.ports import write_all
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
-
-    from taskq.log.format.frames import Frame, Gap
-    from taskq.log.machine.ports import Disk
+from taskq.log.machine.ports import Disk, write_all
 
 #: About this many bytes of segment lie between two entries.
 SPACING_BYTES: Final = 4_096
@@ -104,19 +98,15 @@ class SegmentIndex:
         return [pair & _HALF for pair in sorted(matches)]
 
     def at_lsn(self, lsn: int) -> Entry | None:
-        """Return the last entry at or before a record; None if it is before all."""
         return self._entry(_left(self.lsns, lsn + 1, 0, len(self.lsns)))
 
     def at_offset(self, offset: int) -> Entry | None:
-        """Return the last entry at or before an offset; None if it is before all."""
         return self._entry(_left(self.places, (offset + 1) << 32, 0, len(self.places)))
 
     def before_time(self, time_ns: int) -> Entry | None:
-        """Return the last entry up to which all is older; None if the first is not."""
         return self._entry(_left(self.times, time_ns, 0, len(self.times)))
 
     def _runs(self) -> Iterable[tuple[int, int]]:
-        """Return where the pairs are sorted, from and to."""
         return ((0, len(self.pairs)),)
 
     def _entry(self, after: int) -> Entry | None:
@@ -309,7 +299,6 @@ class IndexBuilder(SegmentIndex):
             self.sort()
 
     def _add_run(self, data: bytes, at: int, start: int, length: int, count: int) -> None:
-        """Add records of one length."""
         stop = at + length * count
         if length % 8:
             gathered = bytearray(8 * count)
@@ -329,7 +318,6 @@ class IndexBuilder(SegmentIndex):
         self._entry_at = offset + SPACING_BYTES
 
     def _enter_run(self, lsn: int, offset: int, length: int, count: int, frame: int) -> None:
-        """Enter records of one length, from ``offset`` on."""
         number = max(0, -((offset - self._entry_at) // length))
         while number < count:
             self._enter(lsn + number, offset + number * length, frame)
@@ -430,7 +418,6 @@ class IndexFile(SegmentIndex):
         self.pairs, self.lsns, self.times, self.places = columns
 
     def block(self, number: int, start: int, count: int, crc: int) -> Sequence[int]:
-        """Return a block of numbers, the ``start``-th of the file and those after it."""
         blocks, key = self._blocks, (self._path, number)
         block = blocks.pop(key, None)
         if block is None:
@@ -441,7 +428,6 @@ class IndexFile(SegmentIndex):
         return block
 
     def read(self, offset: int, size: int, crc: int) -> bytes:
-        """Return bytes of the file that have this CRC."""
         data = self._disk.read(self._descriptor, size, offset)
         if len(data) != size or codec.crc32(data) != crc:
             raise IndexDamaged(self._path)
@@ -480,7 +466,6 @@ class _Column(Sequence[int]):
 
 
 def index_name(first_lsn: int) -> str:
-    """File name of the index of a segment."""
     return segment_name(first_lsn).removesuffix(".log") + SUFFIX
 
 

@@ -8,6 +8,7 @@ cost no memory: what is kept of an index that is not in use are a few numbers.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.kinds import BIRTH, OF_JOBS
@@ -18,13 +19,10 @@ from taskq.log.format.codec import FLAGS_AT, JOB_AT, KIND_AT
 from taskq.log.format.frames import Cursor, Gap, segment_lsn
 from taskq.log.segments import index as index_file
 from taskq.log.segments.index import Entry, IndexBuilder, IndexDamaged, IndexFile, SegmentIndex
-from taskq.log.segments.segments import hop
+from taskq.log.segments.segments import SegmentFiles, hop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from taskq.log.segments.place import Place
-    from taskq.log.segments.segments import SegmentFiles
 
     Answer = TypeVar("Answer")
 
@@ -68,11 +66,9 @@ class Lookup:
         self._bodies: dict[tuple[int, int], bytes] = {}
 
     def forget(self) -> None:
-        """Forget what was read, as it may not be true any more."""
         self._bodies.clear()
 
     def by_lsn(self, segment: int, index: SegmentIndex, lsn: int) -> RecordFound | None:
-        """Return the record of that number, None if it is not in the segment."""
         entry = index.at_lsn(lsn)
         if entry is None:
             return None
@@ -81,7 +77,6 @@ class Lookup:
         return self.from_entry(segment, entry, lsn, index.offset)
 
     def from_entry(self, segment: int, entry: Entry, lsn: int, end: int) -> RecordFound | None:
-        """Return the record of that number, which stands behind an entry and before ``end``."""
         for frame, header in hop(self._files, segment, entry.frame, end):
             if header.next_lsn > lsn:
                 if header.first_lsn > lsn:
@@ -90,7 +85,6 @@ class Lookup:
         return None
 
     def by_offset(self, segment: int, index: SegmentIndex, offset: int) -> RecordFound | None:
-        """Return the record that starts at an offset, None if none does."""
         entry = index.at_offset(offset)
         if entry is None:
             return None
@@ -110,7 +104,6 @@ class Lookup:
         lsn: int,
         offset: int,
     ) -> RecordFound | None:
-        """Return the record of a frame that has this number, or this offset."""
         start = frame + codec.FRAME_HEADER_SIZE
         at, number = start, header.first_lsn
         if frame == entry.frame:
@@ -192,7 +185,6 @@ class SegmentIndexes:
         self._files.when_fewer = self._close_gone
 
     def forget(self) -> None:
-        """Close the files; what was read of them may not be true any more."""
         for index in self._open.values():
             index.close()
         self._open.clear()
@@ -205,7 +197,6 @@ class SegmentIndexes:
         self._lookup.forget()
 
     def find(self, lsn: int) -> RecordFound | None:
-        """Return the record of that number, None if it is not in the log."""
         segments = self._segments()
         home = bisect_right(segments, lsn) - 1
         if home < 0 or lsn >= self._place.next_lsn:
@@ -242,7 +233,6 @@ class SegmentIndexes:
                 yield record
 
     def steps_after(self, lsn: int, end_lsn: int = codec.LSN_MAX) -> Iterator[tuple[int, int]]:
-        """(lsn, step) of each step of the clock behind a record, and before another."""
         segments = self._segments()
         for segment in segments[max(bisect_right(segments, lsn) - 1, 0) :]:
             if segment > end_lsn:
@@ -252,7 +242,6 @@ class SegmentIndexes:
                     yield step
 
     def lsn_at(self, time_ns: int) -> int:
-        """The first record of that time or later; the next lsn of the log if there is none yet."""
         place = self._frame_at(time_ns)
         return place[2].first_lsn if place is not None else self._place.next_lsn
 
@@ -268,7 +257,6 @@ class SegmentIndexes:
         return self._place.end()
 
     def cursor_at_time(self, time_ns: int) -> Cursor:
-        """At the first frame of that time or later; at the end if there is none yet."""
         place = self._frame_at(time_ns)
         if place is None:
             return self._place.end()
@@ -294,7 +282,6 @@ class SegmentIndexes:
         return self._ask(segment, lambda index: index.before_time(time_ns))
 
     def _frame_at(self, time_ns: int) -> tuple[int, int, codec.FrameHeader] | None:
-        """(segment, offset, header) of the first frame of that time or later."""
         for segment in self._segments():
             if self._summary(segment).top_time_ns < time_ns:
                 continue
@@ -320,7 +307,6 @@ class SegmentIndexes:
         self._remove_orphans()
 
     def _remove_orphans(self) -> None:
-        """Remove indexes of removed segments, and temporary files of crashed processes."""
         disk, directory = self._place.disk, f"{self._place.path}/log"
         names = disk.names(directory)
         segments = {segment_lsn(name) for name in names}
@@ -379,7 +365,6 @@ class SegmentIndexes:
     # -- one segment ------------------------------------------------------------------------------
 
     def _segments(self) -> list[int]:
-        """Return the segments up to the known end."""
         lsns = self._files.lsns
         if not lsns:
             self._files.refresh()
@@ -391,7 +376,6 @@ class SegmentIndexes:
         return place.offset if segment == place.segment else self._files.size(segment)
 
     def _ask(self, segment: int, question: Callable[[SegmentIndex], Answer]) -> Answer:
-        """Ask the index of a segment; a file that fails is replaced by one in memory."""
         index = self._index(segment)
         try:
             return question(index)
@@ -434,7 +418,6 @@ class SegmentIndexes:
     # -- files ------------------------------------------------------------------------------------
 
     def _open_file(self, segment: int) -> IndexFile | None:
-        """Return the segment's index file, None if it is of no use."""
         path = f"{self._place.path}/log/{index_file.index_name(segment)}"
         try:
             index = IndexFile(self._place.disk, path, self._blocks)
@@ -465,7 +448,6 @@ class SegmentIndexes:
             self._drop_file(next(iter(self._open)))
 
     def _close_gone(self) -> None:
-        """Close the files of segments that are not there any more."""
         for segment in self._open.keys() - set(self._files.lsns):
             self._drop_file(segment)
 
@@ -477,7 +459,6 @@ class SegmentIndexes:
     # -- in memory --------------------------------------------------------------------------------
 
     def _builder(self, segment: int, end: int) -> IndexBuilder:
-        """Return the index in memory of a segment of that size; not fed yet."""
         builder = self._built.pop(segment, None)
         if builder is None or builder.offset > end:  # the end of the log was cut off
             builder = IndexBuilder(segment)
@@ -487,7 +468,6 @@ class SegmentIndexes:
         return builder
 
     def _feed_steps(self, builder: IndexBuilder, end: int) -> Iterator[None]:
-        """Feed a builder up to an offset of its segment; others may feed it between two steps."""
         if builder.offset >= end:
             return
         segment = builder.first_lsn
@@ -511,12 +491,10 @@ def _summary(index: SegmentIndex) -> _Summary:
 
 
 def _frame_of(entry: Entry | None) -> int:
-    """Return where to begin to look: at the entry's frame, or at the first."""
     return codec.SEGMENT_HEADER.size if entry is None or entry.alone else entry.frame
 
 
 def _concerns(record: bytes, job: int) -> bool:
-    """Return whether that is what stands there: a segment is not as it was indexed if it is not."""
     number = int.from_bytes(record[JOB_AT : JOB_AT + 8], "little")
     return record[KIND_AT] in OF_JOBS and number == job
 
@@ -540,7 +518,6 @@ def _step(data: bytes, place: int, number: int, lsn: int, wanted: int) -> tuple[
 
 
 def _cut(data: bytes, place: int) -> bytes:
-    """Return the record at a place, empty if it is not whole there."""
     if place < 0:
         return b""
     length = codec.LENGTH.unpack_from(data, place)[0]
@@ -548,7 +525,6 @@ def _cut(data: bytes, place: int) -> bytes:
 
 
 def _checked(data: bytes, place: int, lsn: int) -> bytes:
-    """Return the record at a place, empty if it is not whole by a CRC of its own."""
     record = _cut(data, place)
     if not record or not record[FLAGS_AT] & _CHECKED:
         return b""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.core.views import Damage
     from taskq.log.format.frames import Cursor, Frame, Gap
     from taskq.log.machine.meters import Meters
@@ -31,15 +30,9 @@ class Place(Protocol):
     meters: Meters
 
     @property
-    def lost(self) -> tuple[Damage, ...]:
-        """Return what the log lacks, and nothing says that it may."""
-
-    def start(self) -> Cursor:
-        """Return the beginning of the log."""
-
-    def end(self) -> Cursor:
-        """Return the known end."""
-
+    def lost(self) -> tuple[Damage, ...]: ...
+    def start(self) -> Cursor: ...
+    def end(self) -> Cursor: ...
     def mark_before(self, lsn: int) -> Cursor | None:
         """Return a frame of this process at or before a record, and near it, if it knows of one."""
 

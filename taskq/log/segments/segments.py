@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, LogDamaged, LogError, refusal
@@ -12,13 +13,10 @@ from taskq.log.format import codec
 from taskq.log.format.carried import born_in, is_carrying
 from taskq.log.format.columns import whole_records
 from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, segment_name
-from taskq.log.machine.ports import write_all, write_file
+from taskq.log.machine.ports import Disk, write_all, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from uuid import UUID
-
-    from taskq.log.machine.ports import Disk
 
 
 # Segments that are not part of the log any more, and whose files are still to be removed.
@@ -142,7 +140,6 @@ class SegmentFiles:
         return self._scanned(lsn).header_at(offset)
 
     def _scanned(self, lsn: int) -> Scanner:
-        """Return a reader of single headers of a segment."""
         return self.scanner(lsn, 0, 0, sealed=True)
 
     def has_damaged_header(self, lsn: int) -> bool:
@@ -500,8 +497,7 @@ class SegmentFiles:
         return data[:length]
 
 
-def _do_nothing() -> None:
-    """Nobody has files of segments open besides."""
+def _do_nothing() -> None: ...
 
 
 def _is_whole(record: bytes, lsn: int) -> bool:
@@ -523,5 +519,4 @@ class Extent(NamedTuple):
 def hop(
     files: SegmentFiles, segment: int, offset: int, size: int
 ) -> Iterator[tuple[int, codec.FrameHeader]]:
-    """(offset, header) of each frame, up to the first bytes that are no whole header."""
     return files.scanner(segment, size, 0, sealed=True).hop(offset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,9 +19,11 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.model import SECOND_NS, WAITING_STATES
 from taskq.core.values import NamedTuple
-from taskq.core.views import Damage, OwnerView
-from taskq.log.format.frames import Gap, segment_name
-from taskq.log.format.record import decode_record
+from taskq.core.views import Damage, JobView, OwnerView
+from taskq.log.format import codec
+from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
+from taskq.log.format.notes import UploadProgress
+from taskq.log.format.record import LogRecord, decode_record
 from taskq.log.machine.owners import owner_views
 from taskq.log.machine.reports import Reporter
 from taskq.log.segments.segments import SegmentGone
@@ -31,13 +34,6 @@ from taskq.log.state.story import find_end, is_job, tell
 from taskq.log.state.uploads import UploadsSeen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from taskq.core.views import JobView
-    from taskq.log.format import codec
-    from taskq.log.format.frames import Cursor, Frame
-    from taskq.log.format.notes import UploadProgress
-    from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
 _log: Final = Reporter("taskq")
@@ -96,7 +92,6 @@ class Facets:
         self._at_once: set[str] = set()
 
     def need_agenda(self) -> Agenda:
-        """Return the agenda, caught up to the journal's known end."""
         self._until_whole("agenda")
         assert self.agenda is not None
         return self.agenda
@@ -155,7 +150,6 @@ class Facets:
         return is_lacking
 
     def build(self) -> bool:
-        """Do the next step, of about a millisecond; whether there are more."""
         name, steps = next(iter(self.unfinished.items()))
         try:
             next(steps)
@@ -283,7 +277,6 @@ class Facets:
         )
 
     def _walk_back(self, start: Cursor, sought: set[int]) -> dict[int, int | None]:
-        """Return where each job was settled, behind ``start``."""
         alone = Watch()
         alone.jobs = {job for job in sought if is_job(self._journal, job)}
         ends: dict[int, int | None] = dict.fromkeys(sought, NO_JOB)
@@ -297,14 +290,12 @@ class Facets:
         return ends
 
     def _look_up(self, job: int) -> int | None:
-        """Return where the job was settled."""
         try:
             return find_end(self._journal, job)
         except JobNotFound:
             return NO_JOB
 
     def _expect(self, job: int) -> None:
-        """The job has not ended up to the journal's known end."""
         if not self.watch.jobs:
             self.followed["watch"] = self._journal.end()
         self.watch.jobs.add(job)
@@ -319,7 +310,6 @@ class Facets:
             self.watch.see(job, self.ended[job])
 
     def note_end(self, job: int, location: int) -> None:
-        """A record that this process writes settles the job."""
         if self.agenda is None or self.agenda.dead.find(job) is None:
             # A dead letter is not kept here, since others may requeue it unnoticed.
             self._trim_ended(1)
@@ -367,7 +357,6 @@ class Facets:
         self.watch = Watch()
 
     def _forget(self, name: str) -> None:
-        """Forget one of the folds."""
         del self.followed[name]
         if name == "agenda":
             self.agenda = None

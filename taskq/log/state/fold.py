@@ -7,10 +7,11 @@ is made for any.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
-from taskq.core.folds.dedup import key_hash
+from taskq.core.folds.dedup import Dedup, key_hash
 from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.kinds import BIRTH, CLAIM, CLAIMS, ENDS, REPEAT, STEPS, SUCCESS
 from taskq.core.model import PRIORITY_MAX
@@ -30,10 +31,7 @@ from taskq.log.state.fold_rare import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.dedup import Dedup
     from taskq.log.format.frames import Frame
 
 
@@ -122,7 +120,6 @@ def fold_frame(
 def fold_steps(
     base: int, frame: Frame, agenda: Agenda | None, dedup: Dedup | None
 ) -> Iterator[None]:
-    """Do as ``fold_frame``, some records at a time."""
     data, at, header, offset = frame
     if agenda is not None and data[at + KIND_AT : at + KIND_AT + 1] not in _STEPS:
         agenda.begin_frame(header.first_lsn, header.time_ns)
@@ -157,7 +154,6 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
     dedup: Dedup | None,
     watch: Watch | None,
 ) -> None:
-    """Apply the records in ``data[at:end]``; ``where + at`` is the location of each."""
     _, _, lsn, epoch, time_ns, _, _, _ = header
     unpack = codec.PREFIX.unpack_from
     job_fields = _JOB_FIELDS.unpack_from

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.core.errors import FormatError
 from taskq.core.folds.agenda import (
@@ -14,6 +15,7 @@ from taskq.core.folds.agenda import (
     apply_waiting,
     forget_dead,
 )
+from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
@@ -21,6 +23,7 @@ from taskq.core.folds.jobtable import (
     META_FLOW,
     META_KEYED,
 )
+from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import (
     CARRYING,
     DEATH,
@@ -38,7 +41,7 @@ from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.records import Flag, Kind, Option
 from taskq.core.schedules import apply_ticked
 from taskq.log.format import codec
-from taskq.log.format.carried import decode_carried, decode_queue
+from taskq.log.format.carried import Carried, decode_carried, decode_queue
 from taskq.log.format.codec import FLAGS_AT, JOB_AT, OPTION
 from taskq.log.format.flows import _UNLOCKS, FLOW_FLAG, decode_needs, decode_unlocks
 from taskq.log.format.keys import key_hash_of
@@ -48,13 +51,7 @@ from taskq.log.format.record import check_known
 from taskq.log.format.steps import fold_begun, fold_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.dedup import Dedup
-    from taskq.core.folds.lanes import Lane
-    from taskq.log.format.carried import Carried
 
     #: Its time, lsn and location.
     At: TypeAlias = tuple[int, int, int]
@@ -89,7 +86,6 @@ class Watch:
         self.dead: set[int] = set()
 
     def see(self, job: int, location: int, kind: int = 0) -> None:
-        """A job that is watched was settled, by a record of that kind."""
         self.jobs.discard(job)
         self.settled.append((job, location))
         if kind in DEATHS:
@@ -107,14 +103,12 @@ class Watch:
             self.jobs.add(job)
 
     def take(self) -> list[tuple[int, int]]:
-        """Return the settled jobs; they are forgotten here."""
         settled, self.settled = self.settled, []
         self.dead.clear()
         return settled
 
 
 def enqueued_meta(flags: int) -> int:
-    """Return the flags of an ENQUEUED record that the agenda keeps."""
     meta = 0
     if flags & _DURABLE_CLAIM:
         meta = META_DURABLE_CLAIM

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from array import array
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from taskq.core.errors import LogError
@@ -39,8 +40,6 @@ from taskq.log.format.frames import Cursor
 from taskq.log.machine.reports import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from typing_extensions import Buffer
 
     from taskq.log.machine.ports import Disk
@@ -133,34 +132,28 @@ class Header(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
         blocks = -(-self.contents_size // BLOCK_BYTES)
         return self.contents_at + self.contents_size + _CRC_SIZE * blocks
 
     @property
     def contents_at(self) -> int:
-        """Offset of the first block."""
         return HEADER.size + _SEGMENT.size * len(self.segments) + _CRC_SIZE
 
     def encode(self) -> bytes:
-        """Return the bytes that open the file."""
         fields = (*self[2:10], len(self.segments), 0)
         data = HEADER.pack(MAGIC, VERSION, self.code, self.version, *fields)
         data += b"".join(_SEGMENT.pack(*segment) for segment in self.segments)
         return data + codec.crc32(data).to_bytes(_CRC_SIZE, "little")
 
     def block_seed(self, number: int) -> int:
-        """Return what the CRC of a block starts from."""
         return codec.crc32(_SEED.pack(self.log_id, self.next_lsn, number))
 
 
 def snapshot_name(lsn: int, facet: str) -> str:
-    """File name of a facet's snapshot."""
     return f"{lsn:0{_NAME_DIGITS}d}.{facet}{_SUFFIX}"
 
 
 def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
-    """Return names of a facet's snapshots in the directory of a log, the newest first."""
     names = disk.names(f"{path}/{DIRECTORY}")
     length = len(snapshot_name(0, facet))
     return [
@@ -264,11 +257,9 @@ class Contents:
         self._blocks = 0
 
     def take(self, code: str) -> array[int]:
-        """Return the next column."""
         return column(code, self._bytes(self._open(code) * array(code).itemsize))
 
     def take_arrays(self, code: str) -> list[array[int]]:
-        """Return the arrays that make up the next column."""
         sizes = self.take("I")
         count = self._open(code)
         if count != sum(sizes):
@@ -277,7 +268,6 @@ class Contents:
         return [column(code, self._bytes(size * itemsize)) for size in sizes]
 
     def take_locations(self) -> list[array[int]]:
-        """Return the same for locations, with this process's numbers of the segments."""
         parts = self.take_arrays("Q")
         return parts if self._is_same else [self._renumbered(part) for part in parts]
 
@@ -392,7 +382,6 @@ def check_fit(place: Place, header: Header) -> None:
 
 
 def read_frame_header(place: Place, segment: int, offset: int) -> bytes:
-    """Return the bytes of a frame's header, checked by no CRC."""
     return place.disk.read(place.files.descriptor(segment), codec.FRAME_HEADER_SIZE, offset)
 
 

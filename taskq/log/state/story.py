@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -33,19 +34,16 @@ from taskq.core.kinds import (
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import PACKED, Cause
 from taskq.core.views import AttemptView, JobView
+from taskq.log.format.carried import Carried
 from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
 from taskq.log.format.flows import Takes, takes_of
-from taskq.log.format.frames import Gap
+from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.history import decode_history
 from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.machine.ports import replace_file
 from taskq.log.requests import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from taskq.log.format.carried import Carried
-    from taskq.log.format.frames import Cursor
     from taskq.log.journal.journal import Journal
     from taskq.log.segments.indexes import RecordFound
 
@@ -77,7 +75,6 @@ def records(
 
 
 def is_job(journal: Journal, lsn: int) -> bool:
-    """Return whether the log knows of a job of this number."""
     place = _patiently(journal, lambda: journal.indexes.find(lsn))
     if place is not None:
         return place.record[KIND_AT] in BIRTHS
@@ -216,7 +213,6 @@ class Story:
             self._reason = (carried.body or b"").decode("utf-8", "replace") or next(reasons, "")
 
     def add(self, record: LogRecord) -> None:
-        """Apply the next record that concerns the job."""
         if record.carried is not None:
             self._tell_again(record, record.carried)
         elif record.kind in REMOVALS:
@@ -225,7 +221,6 @@ class Story:
             self._move(record)
 
     def _tell_again(self, record: LogRecord, carried: Carried) -> None:
-        """Take in a record that holds all of the job."""
         self.told_lsn = record.lsn
         if record.kind in REPEATS:
             self._note_repeat(record, carried)
@@ -244,7 +239,6 @@ class Story:
             self.end = self.end or record
 
     def _move(self, record: LogRecord) -> None:
-        """Take in a record that changes the job's state."""
         kind, body = record.kind, record.body
         self.state = after(self.state, kind, waits=record.due_ns > record.time_ns)
         self.attempt = record.attempt
@@ -301,7 +295,6 @@ class Story:
             self._expires_ns += step_ns
 
     def view(self, now_ns: int) -> JobView:
-        """Return the job as of ``now_ns``."""
         born = self._born
         state = self.state
         if state is State.SCHEDULED and self._due_ns <= now_ns:
@@ -334,7 +327,6 @@ class Story:
 
 
 def read_story(journal: Journal, lsn: int) -> Story | None:
-    """Return the story of a job as the log has it, None if there is no such job."""
     story: Story | None = None
     records: list[LogRecord] = []
     for place in _about(journal, lsn):
@@ -358,13 +350,11 @@ def read_story(journal: Journal, lsn: int) -> Story | None:
 
 
 def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
-    """Return everything the log says of one job, None if there is no such job."""
     story = read_story(journal, lsn)
     return None if story is None or story.state is State.ABSENT else story.view(now_ns)
 
 
 def _about(journal: Journal, job: int) -> list[RecordFound]:
-    """Return the records that concern a job, up to one after which there are none."""
     return _patiently(journal, lambda: list(_until_final(journal.indexes.about(job))))
 
 
@@ -391,7 +381,6 @@ def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
 
 
 def _begins(record: bytes) -> bool:
-    """Return whether a job's story may begin with it."""
     kind = record[KIND_AT]
     return kind in BIRTHS or (kind in CARRYING and record[STATE_AT] != State.ABSENT)
 
@@ -424,6 +413,5 @@ def why_dropped(journal: Journal, lsn: int) -> str:
 
 
 def job_not_found(journal: Journal, job: int) -> JobNotFound:
-    """Return the error for a job that the log does not have, with the reason if one is known."""
     why = why_dropped(journal, job) or "it is not kept any more, or never was"
     return JobNotFound(f"there is no job {journal.tag}-{job} in {journal.path}: {why}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
@@ -15,17 +16,14 @@ from taskq.core.kinds import ADOPTIONS
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Frame, Gap
+from taskq.log.format.frames import Cursor, Frame, Gap
 from taskq.log.format.notes import ADOPTED_SIZE, UploadProgress, adopted_at_end, decode_adopted
 from taskq.log.format.record import places
+from taskq.log.machine.ports import Disk
 from taskq.log.segments.segments import SegmentGone, hop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from taskq.log.format.frames import Cursor
     from taskq.log.journal.journal import Journal
-    from taskq.log.machine.ports import Disk
 
 INBOX: Final = "inbox"
 #: Ends the names of what publishes an upload.
@@ -38,7 +36,6 @@ _TRIES: Final = 4
 
 
 def waiting_uploads(disk: Disk, path: str) -> list[str]:
-    """Return the names of the uploads to a log that may not be adopted as a whole."""
     names = disk.names(f"{path}/{INBOX}")
     return [name.removesuffix(MANIFEST) for name in names if name.endswith(MANIFEST)]
 
@@ -190,7 +187,6 @@ class UploadsSeen:
         cursor.offset, cursor.next_lsn = max(item.resume, cursor.offset + 8), item.next_lsn
 
     def _is_record(self, place: _Found) -> bool:
-        """Return whether the records of its frame are such that one begins there."""
         files = self._journal.files
         with contextlib.suppress(SegmentGone, FormatError):
             size = files.size(place.segment)

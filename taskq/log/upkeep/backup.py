@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import LogError, refusal
 from taskq.core.values import NamedTuple, dataclass
@@ -28,7 +29,7 @@ from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.access import enter
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.machine.ports import write_all, write_file
+from taskq.log.machine.ports import Disk, write_all, write_file
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.identity import (
     BACKUP,
@@ -38,11 +39,6 @@ from taskq.log.segments.identity import (
     write_identity,
 )
 from taskq.log.segments.segments import SegmentGone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from taskq.log.machine.ports import Disk
 
 #: Begun anew so often at most when compaction took what was to be copied.
 _TRIES: Final = 8
@@ -159,7 +155,6 @@ def restore(
 
 
 def _begin_epoch(disk: Disk, path: str, lsn: int) -> None:
-    """Go on above the lsn. Opening a copy does that for what it holds, and none but for that."""
     config = LogConfig()
     writer = WriterLock(disk, path, os.getpid())
     journal = Journal(disk, SystemClock(), path, config, writer)
@@ -172,7 +167,6 @@ def _begin_epoch(disk: Disk, path: str, lsn: int) -> None:
 
 
 def _check_target(disk: Disk, target: str, log_id: bytes) -> None:
-    """Write only to a backup of this log, or where nothing is, but for a backup cut short."""
     if not Path(target).exists():
         return
     identity = read_identity(disk, target)
@@ -187,7 +181,6 @@ def _check_target(disk: Disk, target: str, log_id: bytes) -> None:
 
 
 def _put_in_place(disk: Disk, target: str) -> None:
-    """Give the files of a backup that is whole their names, and remove all others of its kind."""
     descriptor = disk.open(f"{target}/{_LIST}", write=False)
     try:
         listed = json.loads(disk.read(descriptor, disk.size(descriptor), 0))
@@ -248,7 +241,6 @@ class Copier:
         self._new: list[str] = []
 
     def run(self) -> BackupReport:
-        """Copy until all of it is of one moment, then say that it is a backup."""
         for folder in ("log", *_FOLDERS):
             self._disk.make_directory(f"{self._target}/{folder}")
         if self._disk.status(f"{self._target}/{_LIST}"):
@@ -314,7 +306,6 @@ class Copier:
                 self._copy(f"{folder}/{name}")
 
     def _published(self, end: End) -> BackupReport:
-        """Put all in place that was copied, with what says whose backup it is."""
         disk, target = self._disk, self._target
         identity = read_identity(disk, self._source)
         if identity is None:
@@ -351,7 +342,6 @@ class Copier:
         return min(filter(None, map(segment_lsn, names)), default=0)
 
     def _copy_unless_there(self, name: str) -> bool:
-        """Copy a file that does not change any more; returns whether that had to be done."""
         if self._is_there(name, name):
             self._files.append(name)
             return False
@@ -403,6 +393,5 @@ class Copier:
         self._bytes += done
 
     def _note(self, name: str) -> None:
-        """Take a file that was written under its new name into what the copy holds."""
         self._files.append(name)
         self._new.append(name)

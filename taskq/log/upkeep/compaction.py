@@ -10,10 +10,12 @@ record on disk says that nothing in it is needed.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, LogError, command
-from taskq.core.folds.dedup import UNTIL_SETTLED
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.dedup import UNTIL_SETTLED, Dedup
 from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
 from taskq.core.kinds import CARRYING
 from taskq.core.model import State
@@ -21,24 +23,18 @@ from taskq.log.decide.steps import Again
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried
 from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format.frames import Frame, Gap, segment_name
 from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import chunks_of
 from taskq.log.format.options import without_body
 from taskq.log.inbox.directory import Inbox
 from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
-from taskq.log.upkeep.keeper import Needed, extent
+from taskq.log.upkeep.keeper import Needed, Retained, extent
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.dedup import Dedup
     from taskq.log.commit.chores import InnerPort, InnerRequest, Steps
     from taskq.log.commit.committer import Committer
-    from taskq.log.format.frames import Frame
-    from taskq.log.upkeep.keeper import Retained
 
 
 #: What one batch carries: so many jobs, or bytes, and the lock is held for some milliseconds.
@@ -296,7 +292,6 @@ class Compaction:
         return missed
 
     def _steps(self, frame: Frame, needed: Needed) -> Iterator[Again]:
-        """Yield the steps and signals of a frame that are needed still."""
         first, end = (bisect_left(needed.steps, (at, 0)) for at in (frame.offset, frame.end))
         for offset, job, is_kept in needed.steps[first:end]:
             at = _place(frame, offset)
@@ -313,7 +308,6 @@ class Compaction:
     def _item(
         self, frame: Frame, needed: Needed, job: int, offset: int, *, is_alive: bool
     ) -> Rewrite | None:
-        """Return what stands there, if it is needed still; as it is now."""
         at = _place(frame, offset)
         length = codec.LENGTH.unpack_from(frame.data, at)[0]
         record = frame.data[at : at + length]
@@ -368,5 +362,4 @@ class Compaction:
 
 
 def _place(frame: Frame, offset: int) -> int:
-    """Return where in the frame's data a record at an offset of the segment stands."""
     return frame.at + offset - frame.offset - codec.FRAME_HEADER_SIZE

@@ -7,20 +7,18 @@ nothing is written again for its age: a log that only waits is left alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.kinds import CARRYING, LAST
 from taskq.core.model import PASSING_STATES, SECOND_NS
 from taskq.log.format.carried import decode_carried
 from taskq.log.format.codec import KIND_AT, SEGMENT_HEADER, STATE_AT
-from taskq.log.format.frames import Gap
+from taskq.log.format.frames import Frame, Gap
 from taskq.log.format.record import places
 from taskq.log.upkeep.keeper import extent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from taskq.log.format.frames import Frame
     from taskq.log.journal.journal import Journal
 
 #: Frames that are read in one step.
@@ -42,7 +40,6 @@ class _Seen:
         self.ended_ns = self.over_ns = 0
 
     def look(self, frame: Frame, own_keep_ns: Callable[[bytes], int]) -> bool:
-        """Return whether there is an end in the frame that tells enough of the segment."""
         data = frame.data
         for _, at, length in places(frame):
             kind = data[at + KIND_AT]
@@ -98,7 +95,6 @@ class Endings:
         return seen.ended_ns > 0 or 0 < seen.over_ns <= now_ns
 
     def are_due(self, segment: int, keep_seconds: float | None, now_ns: int) -> bool:
-        """Return whether to seal the last segment, so that what ended in it goes in time."""
         seen = self._seen[segment]
         if keep_seconds is None:
             return 0 < seen.over_ns <= now_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, kinds_that
@@ -18,8 +19,6 @@ from taskq.log.read.verify import everything
 from taskq.text import hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.log.journal.journal import Journal
 
 _OF_JOBS: Final = OF_JOBS - CARRYING
@@ -85,7 +84,6 @@ class _Segment:
         self._last = 0
 
     def add(self, frame: Frame, records: list[bytes]) -> None:
-        """Append a frame that holds these records in place of its own."""
         header, self._last = frame.header, len(self._data)
         self._data += codec.encode_frame(
             b"".join(records), header.records, header.first_lsn, header.epoch, header.time_ns,
@@ -93,17 +91,14 @@ class _Segment:
         )  # fmt: skip
 
     def link(self) -> Link:
-        """Return how the next one names the end of this."""
         crc = codec.LENGTH.unpack_from(self._data, self._last + codec.FRAME_HEADER_SIZE - 4)[0]
         return Link(self._last, crc)
 
     def whole(self) -> Excerpt:
-        """Return all of it."""
         return Excerpt(segment_name(self._lsn), bytes(self._data))
 
 
 def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> list[bytes]:
-    """Return the records of a frame as the excerpt has them; jobs that begin there become known."""
     records = []
     for lsn, at, length in places(frame):
         record = frame.data[at : at + length]
@@ -121,7 +116,6 @@ def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> lis
 
 
 def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
-    """Return the record without the secrets that its headers or its reason tell."""
     if kind == BIRTH:
         parts = codec.decode_born(record)
         options = without_secret_headers(parts.options)
@@ -142,7 +136,6 @@ def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
 
 
 def _bare(record: bytes, kind: int, lsn: int) -> bytes:
-    """Return the record without a payload or a result."""
     if kind == BIRTH:
         return without_body(record, lsn)
     if kind in _WITH_RESULT:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypeAlias
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from taskq.core.durations import spoken
 from taskq.core.errors import LogError, worker_command
 from taskq.core.model import SECOND_NS
 from taskq.core.values import dataclass
+from taskq.core.views import OwnerView
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.journal.lock import process_state
@@ -21,17 +24,10 @@ from taskq.log.journal.logtime import STEP_NS
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import denied, exposures, refuse_foreign, whose
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.machine.owners import owner_views, read_stall
+from taskq.log.machine.owners import Stall, owner_views, read_stall
+from taskq.log.machine.ports import Disk
 from taskq.log.read.reader import FAILED, LogReader
 from taskq.log.segments.identity import FILE, check_writable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from taskq.core.views import OwnerView
-    from taskq.log.machine.owners import Stall
-    from taskq.log.machine.ports import Disk
 
 _STOPPED: Final = "stopped"
 #: A clock that is behind this was never set.
@@ -215,7 +211,6 @@ def check_start(path: Path, config: LogConfig) -> list[Check]:
 
 
 def _makeable(path: Path) -> Look:
-    """Look whether the first process could make a log there."""
     near = path.absolute()
     while not near.exists() and near != near.parent:
         near = near.parent

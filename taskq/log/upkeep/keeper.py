@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
@@ -13,23 +14,18 @@ from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.records import Flag, Option
 from taskq.log.format import codec
 from taskq.log.format.carried import decode_carried, find_moment
-from taskq.log.format.codec import FLAGS_AT, KIND_AT
+from taskq.log.format.codec import FLAGS_AT, KIND_AT, FrameHeader
 from taskq.log.format.flows import FLOW_FLAG, is_of_flow, takes_of
-from taskq.log.format.frames import Gap
+from taskq.log.format.frames import Frame, Gap
 from taskq.log.format.history import encode_history
 from taskq.log.format.options import enqueue_extras, unexpiring
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.format.steps import job_of
 from taskq.log.requests import Rewrite
 from taskq.log.state.story import end_of, read_story, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taskq.log.commit.committer import Committer
-    from taskq.log.format.codec import FrameHeader
-    from taskq.log.format.frames import Frame
-    from taskq.log.format.record import LogRecord
     from taskq.log.journal.journal import Journal
 
 _LETTER: Final = after(State.RUNNING, DEATH)
@@ -65,18 +61,15 @@ class Needed:
         return len(self._keys)
 
     def add(self, job: int, offset: int, meta: int) -> None:
-        """Add a job; ``meta`` is that of the agenda's table, 0 of a job that is not in it."""
         self._keys.append(offset << _JOB_BITS | job << 1 | (not meta))
         self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
         self.expires = self.expires or bool(meta & META_EXPIRES)
 
     def sort(self) -> None:
-        """Order by offset."""
         self._keys.sort()
         self.steps.sort()
 
     def jobs(self) -> set[int]:
-        """Return all of them."""
         return {key >> 1 & _JOB_MASK for key in self._keys}
 
     def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
@@ -186,7 +179,6 @@ class Retained:
                 self._look_at_end(births, frame.data[at : at + length], lsn, header)
 
     def _stands_behind(self, job: int, following: int) -> bool:
-        """Return whether a job has ended, and was written again behind the segment."""
         agenda = self._committer.facets.need_agenda()
         if agenda.table.find(job) is not None or agenda.dead.find(job) is not None:
             return False
@@ -263,7 +255,6 @@ class Retained:
     # -- what is known of a job -------------------------------------------------------------------
 
     def keeps(self, job: int) -> bool:
-        """Return whether it is a finished job that stays."""
         return job in self._kept
 
     def look_again(self, job: int, born: bytes, following: int) -> None:
@@ -275,14 +266,12 @@ class Retained:
                 self._kept[job] = end
 
     def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Rewrite | None:
-        """Return a finished job that stays; None if it does not."""
         end = self._kept.get(job)
         return None if end is None else self._item(job, location, born, enqueued_ns, end)
 
     def dead_item(
         self, job: int, location: int, born: bytes, enqueued_ns: int, died_seconds: int
     ) -> Rewrite:
-        """Return a dead letter; also one of whose end nothing can be read any more."""
         end = _end(self._journal, job)
         if end is not None and end_of(end)[0] is State.DEAD:
             return self._item(job, location, born, enqueued_ns, end)
@@ -296,7 +285,6 @@ class Retained:
         )
 
     def history(self, job: int, attempt: int) -> bytes:
-        """Return the attempts so far, packed."""
         if not attempt:
             return b""
         view = tell(self._journal, job, self._now_ns)
@@ -315,7 +303,6 @@ class Retained:
         )  # fmt: skip
 
     def _expiry(self, job: int, born: bytes) -> tuple[bytes, int]:
-        """Return the record of a settled job, and when it would have expired, if that shifted."""
         extras = enqueue_extras(born)
         view = tell(self._journal, job, self._now_ns) if extras.expires_ns else None
         if view is None or not view.expires_ns:
@@ -375,5 +362,4 @@ def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
 
 
 def _nanoseconds(seconds: float | None) -> int:
-    """Return seconds in nanoseconds, 0 for ever."""
     return 0 if seconds is None else max(int(seconds * SECOND_NS), 1)

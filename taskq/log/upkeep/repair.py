@@ -8,28 +8,24 @@ place of the frame that lost its check. What a fold made of the damaged log it m
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import LogError
 from taskq.core.values import dataclass
+from taskq.core.views import Damage
 from taskq.log.format import codec
 from taskq.log.format.codec import NO_LINK, Link
 from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
 from taskq.log.format.salvage import salvage
+from taskq.log.journal.journal import Journal
 from taskq.log.machine.owners import owner_view
 from taskq.log.machine.peers import known_owners
-from taskq.log.machine.ports import write_all
+from taskq.log.machine.ports import Disk, write_all
 from taskq.log.read.reader import LogReader
 from taskq.log.read.verify import concerned_jobs, describe_damage, everything
 from taskq.log.upkeep.backup import NEW, Copier, End, restore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.core.views import Damage
-    from taskq.log.journal.journal import Journal
-    from taskq.log.machine.ports import Disk
 
 #: Processes that have the log open and are named.
 _NAMED_MAX: Final = 5
@@ -51,7 +47,6 @@ class RepairReport:
 
 
 def survey_damage(journal: Journal) -> RepairReport:
-    """Return what a repair would do; reads only."""
     damage: list[Damage] = []
     saved: set[int] = set()
     for base, item in everything(journal):
@@ -137,7 +132,6 @@ def write_repaired(journal: Journal, disk: Disk, directory: str, ending: str = "
 
 
 def _write_segment(journal: Journal, disk: Disk, segment: int, link: Link, path: str) -> Link:
-    """Write and sync what reads of a segment; returns how the next one names its end."""
     header = _segment_header(journal, segment)._replace(link=link)
     seed = journal.files.seed(segment)
     end = NO_LINK
@@ -188,7 +182,6 @@ def _readable(
 
 
 def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
-    """Return the segment's own header, or what it must have been."""
     header = journal.files.header(segment)
     if header is not None:
         return header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Generator, Iterator
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
@@ -13,8 +14,6 @@ from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.requests import LETTERS_MAX, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
     from taskq.core.folds.agenda import Agenda
     from taskq.log.commit.chores import InnerPort, Steps
     from taskq.log.commit.committer import Committer
@@ -79,7 +78,6 @@ def due(
 
 
 def past(journal: Journal, keep_seconds: float | None, now_ns: int) -> list[int]:
-    """Return the sealed segments all of which is older than that, the oldest first."""
     lsns = journal.files.lsns
     pairs = itertools.pairwise(lsns)
     return [
@@ -118,7 +116,6 @@ def last_due(
 
 
 def _is_past(journal: Journal, following: int, seconds: float | None, now_ns: int) -> bool:
-    """Return whether what stands before a segment is older than that."""
     # Its header tells when the last frame before it was written.
     header = journal.files.header(following) if seconds is not None else None
     return header is not None and header.created_ns + int((seconds or 0) * SECOND_NS) <= now_ns
@@ -182,7 +179,6 @@ class DeadPolicy:
         return "" if policy is None or policy.dead_max is None else queue
 
     def count_max(self, group: str) -> int | None:
-        """Return the most letters of a group; None for no limit."""
         return self._queues[group].dead_max if group else self._max
 
 
@@ -251,7 +247,6 @@ class _Excess:
             self._over[group] -= 1
 
     def add(self, group: str, second: int, job: int) -> None:
-        """Add a letter that is not too old."""
         ends = self._found.get(group)
         if ends is not None:
             ends.append((second, job))
@@ -259,7 +254,6 @@ class _Excess:
                 ends[:] = nsmallest(_EXCESS_MAX, ends)
 
     def jobs(self) -> Iterator[list[int]]:
-        """Yield those that are too many, of one group after the other."""
         for group, over in self._over.items():
             oldest = nsmallest(max(min(over, _EXCESS_MAX), 0), self._found[group])
             yield sorted(job for _, job in oldest)

@@ -9,6 +9,7 @@ disk too, and when nobody has moved frames of the log meanwhile. So one that has
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogError
@@ -33,8 +34,6 @@ from taskq.log.state.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from taskq.log.commit.committer import Committer
 
 _log: Final = Reporter("taskq")
@@ -148,7 +147,6 @@ class Snapshots:
         return header
 
     def _log_bytes(self, segment: int) -> int:
-        """Return bytes of the log from the start of a segment on."""
         journal, files = self._journal, self._journal.files
         total = journal.offset
         for lsn in files.lsns:

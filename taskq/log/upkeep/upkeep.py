@@ -9,6 +9,7 @@ does it at a time.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
@@ -19,7 +20,7 @@ from taskq.log.commit.chores import Chore
 from taskq.log.commit.room import with_reserve
 from taskq.log.format.frames import segment_name
 from taskq.log.machine.reports import Reporter
-from taskq.log.requests import Op
+from taskq.log.requests import Op, Order
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.state.story import note_dropped
 from taskq.log.upkeep.compaction import Compaction
@@ -29,12 +30,9 @@ from taskq.log.upkeep.retention import NEARLY_FULL, Due, Pinned, due, last_due, 
 from taskq.log.upkeep.snapshots import Snapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
     from taskq.log.commit.chores import InnerRequest, Steps
     from taskq.log.commit.committer import Committer
     from taskq.log.journal.journal import Journal
-    from taskq.log.requests import Order
 
 
 class Report:
@@ -47,7 +45,6 @@ class Report:
 
     @property
     def gone(self) -> int:
-        """Return how many segments went."""
         return sum(segment.removed for segment in self._segments)
 
     def note(
@@ -72,7 +69,6 @@ class Report:
         )
 
     def made(self) -> CompactReport:
-        """Return the report as callers get it."""
         return CompactReport(
             segments=tuple(self._segments), carried=self.carried, dry_run=self.dry_run
         )
@@ -147,7 +143,6 @@ class Upkeep(Chore):
         self._stop(TROUBLE_NS)
 
     def _is_ours(self) -> bool:
-        """Whoever only enqueues leaves it to the workers."""
         journal = self._journal
         return (
             journal.config.upkeep and self._committer.facets.agenda is not None and not journal.gone
@@ -245,7 +240,6 @@ class Upkeep(Chore):
             yield from self._compact_one(last, keep_seconds, report)
 
     def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> Steps:
-        """Yield the same of the sealed segments."""
         journal = self._journal
         # What is written again meanwhile is not looked at in the same pass, or it would never end.
         end, goes_on = journal.segment, False
@@ -287,7 +281,6 @@ class Upkeep(Chore):
         return 0
 
     def _last_due(self, keep_seconds: float | None) -> Generator[None, None, Due | None]:
-        """Yield the segment that is written to, if it is to be sealed for what ended in it."""
         journal, endings = self._journal, self._endings
         journal.refresh()
         now_ns = journal.clock.wall_ns()
@@ -321,14 +314,12 @@ class Upkeep(Chore):
         )
 
     def _jobs(self) -> int:
-        """Return those that are needed whatever the limits."""
         agenda = self._committer.facets.need_agenda()
         return agenda.table.live + agenda.dead.live
 
     def _compact_one(
         self, candidate: Due, keep_seconds: float | None, report: Report
     ) -> Generator[InnerRequest | None, None, bool]:
-        """Yield whether the segment went."""
         retained = self._retained(keep_seconds, drops_finished=candidate.drops_finished)
         compaction = Compaction(self._committer, self._port, candidate.segment, retained)
         files = self._journal.files
@@ -383,7 +374,6 @@ class Upkeep(Chore):
             went += 1
 
     def _complain(self, about: object, text: str, *values: object) -> None:
-        """Warn once."""
         if about not in self._complained:
             self._complained.add(about)
             _log.warning(text, *values)
