@@ -55,6 +55,7 @@ _encoded: Final = functools.lru_cache(16)(os.fsencode)
 
 
 def _load() -> Any:
+    """Return the C library, if its calls do as Python's do."""
     try:
         library = ctypes.PyDLL(None, use_errno=True)
         for name in ("pread", "pwrite", "lseek"):
@@ -231,6 +232,7 @@ class StatusReader:
 
 
 def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
+    """Return what ``os.pwrite`` returns."""
     if pace.patient_until or _library is None:
         return pace.patiently(os.pwrite, descriptor, data, offset)
     if len(data) > _LARGE_WRITE:  # to copy it takes long, however quick the disk is
@@ -243,6 +245,7 @@ def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
 
 
 def size(pace: Pace, descriptor: int) -> int:
+    """Return bytes in a file."""
     if pace.patient_until or _library is None:
         return pace.patiently(os.fstat, descriptor).st_size
     began = perf_counter()
@@ -253,6 +256,7 @@ def size(pace: Pace, descriptor: int) -> int:
 
 
 def touch(pace: Pace, path: str) -> None:
+    """Do what ``os.utime`` does."""
     if pace.patient_until or _library is None:
         pace.patiently(os.utime, path)
         return
@@ -264,6 +268,7 @@ def touch(pace: Pace, path: str) -> None:
 
 
 def try_flock(pace: Pace, descriptor: int) -> bool:
+    """Take an exclusive flock if nobody has it."""
     if pace.patient_until or _library is None:
         try:
             pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,6 +288,7 @@ def try_flock(pace: Pace, descriptor: int) -> bool:
 
 
 def unflock(pace: Pace, descriptor: int) -> None:
+    """Give a flock back."""
     if pace.patient_until or _library is None:
         pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_UN)
         return
@@ -300,6 +306,7 @@ _drained: Final = ctypes.create_string_buffer(4_096)
 
 
 def drain(descriptor: int) -> None:
+    """Take what is in a pipe that does not block, up to 4 KiB; what it was is lost."""
     if _library is not None:
         _library.read(descriptor, _drained, len(_drained))  # an error says that it is empty
         return
@@ -308,6 +315,7 @@ def drain(descriptor: int) -> None:
 
 
 def write(descriptor: int, data: bytes) -> int:
+    """Return what ``os.write`` returns."""
     if _library is None:
         return os.write(descriptor, data)
     return _checked(_library.write(descriptor, data, len(data)))
