@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, get_args
@@ -15,8 +16,6 @@ from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_c
 from taskq.log.machine.access import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from taskq.log.machine.ports import Clock, Disk
 
 #: A batch takes requests from the mailbox up to this size, plus one transaction.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core.errors import UsageError
@@ -28,8 +29,6 @@ from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.options import enqueue_extras
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from taskq.core.folds.claims import Weights
     from taskq.core.folds.lanes import Lane
     from taskq.core.rates import Limit
@@ -61,7 +60,6 @@ class Op(enum.IntEnum):
     traits: Trait
 
     def __new__(cls, number: int, traits: Trait) -> Self:
-        """Make a member of its row."""
         op = int.__new__(cls, number)
         op._value_, op.traits = number, traits
         return op
@@ -144,7 +142,6 @@ class Op(enum.IntEnum):
 
 
 def ops_that(trait: Trait) -> frozenset[int]:
-    """Return the numbers of the operations with a trait."""
     return frozenset(op for op in Op if op.traits & trait)
 
 
@@ -494,7 +491,6 @@ class Letter(NamedTuple):
 
     @property
     def has_options(self) -> bool:
-        """Return whether it may have a key."""
         options_size: int = codec.PREFIX.unpack_from(self.born)[3]
         return options_size > 0
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from taskq.core.errors import TaskqError, refusal
 from taskq.core.kinds import SUCCESS
-from taskq.log.requests import Op, Settlement
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taskq.log.requests import Answer, Request
-
+from taskq.log.requests import Answer, Op, Request, Settlement
 
 #: Settlements that nobody waits for: tried again while the disk is full.
 SOON: Final = frozenset({int(Op.SETTLE_SOON), int(Op.SUCCEED_SOON)})
@@ -35,22 +30,18 @@ class Answers:
         self.later_lsn = 0
 
     def add_later(self, answers: list[Answer], lsn: int) -> None:
-        """Add answers that rest on the log up to ``lsn``."""
         if answers:
             self.later += answers
             self.later_lsn = max(self.later_lsn, lsn)
 
     def refuse_later(self, error: TaskqError) -> None:
-        """Turn the answers that wait for the disk into this error."""
         self.later = [(port, future, error) for port, future, _ in self.later if future is not None]
 
     def take_now(self) -> list[Answer]:
-        """Take those that may go out at once."""
         answers, self.now = self.now, []
         return answers
 
     def take_all(self) -> list[Answer]:
-        """Take all of them: what some wait for is on disk, or they say that it is not."""
         answers = self.now + self.later
         self.now, self.later, self.later_lsn = [], [], 0
         return answers
@@ -82,19 +73,16 @@ class Undecided:
         self._guard = threading.Lock()
 
     def take_in_flight(self) -> list[Request]:
-        """Take the requests of this batch."""
         with self._guard:
             requests, self.in_flight = self.in_flight, []
             return requests
 
     def take_held(self) -> list[Request]:
-        """Take what was put off."""
         with self._guard:
             requests, self.held = self.held, []
             return requests
 
     def hold(self, requests: list[Request]) -> None:
-        """Put requests off to the next batch."""
         with self._guard:
             self.held += requests
 
@@ -107,7 +95,6 @@ def settlements(op: int, items: list[Any]) -> list[Settlement]:
 
 
 def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
-    """Answer each of them with the same error."""
     answers: list[Answer] = []
     for op, port, future, operand in requests:
         if op in SOON:
@@ -119,12 +106,10 @@ def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
 
 
 def tell_all(waiting: Iterable[tuple[Any, Any]], error: TaskqError) -> list[Answer]:
-    """Answer each (port, future) with the same error."""
     return [(port, future, error) for port, future in waiting]
 
 
 def failure(error: BaseException) -> TaskqError:
-    """Return an error as the caller gets it."""
     if isinstance(error, TaskqError):
         return error
     if isinstance(error, OSError):

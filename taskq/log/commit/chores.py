@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import SECOND_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
     from taskq.log.journal.journal import Journal
     from taskq.log.requests import Answer, Op, Request
 
@@ -37,19 +36,15 @@ class InnerRequest:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """Return whether it is answered."""
         return self._answered
 
     def cancelled(self) -> bool:
-        """Nobody gives up on it."""
         return False
 
     def set_result(self, value: object) -> None:
-        """Take it that it was done."""
         self.value, self._answered = value, True
 
     def set_exception(self, error: BaseException) -> None:
-        """Take it that it could not be done."""
         self._error, self._answered = error, True
 
     def wait(self) -> Iterator[InnerRequest | None]:
@@ -69,11 +64,9 @@ class InnerPort:
     """The port that inner requests come from."""
 
     def make(self, op: Op, operand: object) -> InnerRequest:
-        """Make a request, not sent yet."""
         return InnerRequest(op, self, operand)
 
     def deliver(self, answers: list[Answer]) -> None:
-        """Take answers; on the storage thread."""
         for _, inner, value in answers:
             if isinstance(value, Exception):
                 inner.set_exception(value)
@@ -109,31 +102,24 @@ class Chore(ABC):
     def _is_asked(self) -> bool: ...
 
     @abstractmethod
-    def _next_steps(self) -> Steps | None:
-        """Return the steps that are due now, if any are."""
-
+    def _next_steps(self) -> Steps | None: ...
     @abstractmethod
     def _finished(self) -> None: ...
 
     @abstractmethod
-    def _trouble(self, error: Exception) -> None:
-        """Tell of what ended the steps, and stop for a while."""
-
+    def _trouble(self, error: Exception) -> None: ...
     def _next_look_ns(self) -> int:
-        """Steady time of the next look for something to do."""
         return self._look_at_ns
 
     # -- what the storage thread asks -------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Return whether there are steps to do now."""
         if self._steps is None:
             return self._is_asked()
         return self._journal.clock.steady_ns() >= self._pause_until_ns
 
     def seconds_until_look(self) -> float:
-        """Until there may be something to do; infinite in a process that leaves it to others."""
         if self._steps is None and not self._is_ours():
             return float("inf")
         at_ns = self._next_look_ns() if self._steps is None else self._pause_until_ns
@@ -185,7 +171,6 @@ class Chore(ABC):
         self._pause_until_ns = self._journal.clock.steady_ns() + _TURN_NS
 
     def _take_turn(self) -> bool:
-        """Return whether this process is the one that does it, from here to ``_stop``."""
         disk = self._journal.disk
         self._lock = disk.open(self._lock_path, create=True)
         if disk.try_lock(self._lock):

@@ -17,32 +17,29 @@ from taskq.core.errors import (
     OutcomeUnknown,
     TaskqError,
 )
+from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, Durability
+from taskq.core.views import EngineStats, QueueStats
 from taskq.log.commit.answers import SOON, Answers, Undecided, failure, refusals, tell_all
 from taskq.log.commit.numbers import engine_stats
 from taskq.log.commit.owners import OtherOwners
 from taskq.log.commit.room import Room, is_full
 from taskq.log.commit.survey import BatchNeeds, parted
 from taskq.log.commit.waiters import Waiters, claim_requests
-from taskq.log.config import LSN_SKIP
+from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.decide.context import Batch
 from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
-from taskq.log.machine.ports import INTEREST_GROWTH
+from taskq.log.machine.ports import INTEREST_GROWTH, Peers
 from taskq.log.machine.reports import Reporter
 from taskq.log.read.gauges import Gauges
-from taskq.log.requests import Op, Request, Trait, ops_that
+from taskq.log.requests import ClaimRequest, Op, Request, Trait, ops_that
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.facets import Facets, Sight
 from taskq.log.state.uploads import UploadsSeen
 
 if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
-    from taskq.core.views import EngineStats, QueueStats
-    from taskq.log.config import LogConfig
     from taskq.log.journal.journal import Journal
-    from taskq.log.machine.ports import Peers
-    from taskq.log.requests import ClaimRequest
 
 
 _log: Final = Reporter("taskq")
@@ -284,14 +281,12 @@ class Committer:
         return False
 
     def _need_folds(self, facets: Facets, needs: BatchNeeds) -> None:
-        """Build what the batch needs; what is built is caught up already."""
         if facets.agenda is None and self._wants_agenda(needs):
             self._need_agenda()
         if needs.keyed and facets.dedup is None:
             facets.need_dedup()
 
     def _need_agenda(self) -> Agenda:
-        """Return the agenda; what ended in a new one is counted with the next batch."""
         if self.facets.agenda is None:
             self._tend_at_ns = 0
         return self.facets.need_agenda()
@@ -469,7 +464,6 @@ class Committer:
         self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
 
     def _serve_claims(self, batch: Batch) -> None:
-        """Give the claims what they find; who waits no longer gets [] if it has seen all."""
         waiting: list[tuple[ClaimRequest, Any, Any]] = []
         steady = self.journal.clock.steady_ns()
         claims, agenda = self.waiters.claims, self.facets.need_agenda()
@@ -525,7 +519,6 @@ class Committer:
         self.answers.now += refusals(requests, error)
 
     def _not_watched(self, requests: list[Request]) -> list[Request]:
-        """Return the same without those that wait for an outcome already."""
         has = self.waiters.outcomes.has
         return [
             asked for asked in requests if asked[0] != Op.OUTCOME or not has(asked[3], asked[2])
@@ -576,7 +569,6 @@ class Committer:
     # -- durability -------------------------------------------------------------------------------
 
     def must_sync(self) -> bool:
-        """Return whether answers wait for the disk."""
         journal, durable_lsn = self.journal, self.journal.durable_lsn
         # A loss of more could reach the ids after a restart.
         if journal.next_lsn - durable_lsn > LSN_SKIP // 2 or self._claims_lsn > durable_lsn:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def engine_stats(committer: Committer) -> EngineStats:
-    """Return what this process's engine did so far."""
     meters, writer, room = committer.journal.meters, committer.journal.writer, committer.room
     return EngineStats(
         batches=meters.batches,

@@ -30,7 +30,6 @@ class OtherOwners:
         return {claim[2] for claim in agenda.running.values()} - {self._peers.owner}
 
     def dead(self) -> set[int]:
-        """Return those among them whose process is gone."""
         return {owner for owner in self.all() if not self._peers.alive(owner)}
 
     def dead_if_due(self, steady_ns: int) -> set[int]:
@@ -50,5 +49,4 @@ class OtherOwners:
             self.look_again()
 
     def look_again(self) -> None:
-        """Make the next batch look."""
         self._looked_ns = 0

@@ -16,21 +16,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
 from taskq.log.commit.answers import refusals
 from taskq.log.commit.survey import BatchNeeds, parted
-from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
-from taskq.log.requests import Trait, ops_that
+from taskq.log.config import (
+    MIN_FREE_BYTES,
+    MIN_FREE_FILES,
+    RESERVE_BYTES,
+    TINY_DISK_PARTS,
+    LogConfig,
+)
+from taskq.log.requests import Answer, Request, Trait, ops_that
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.config import LogConfig
     from taskq.log.machine.ports import Clock, Disk
-    from taskq.log.requests import Answer, Request
 
 T = TypeVar("T")
 
@@ -211,7 +214,6 @@ class Room:
         return _not_growing(requests), refusals(growing, self._error(error))
 
     def appended(self) -> None:
-        """The disk took an append: it is well again."""
         if self.refused is not None:
             self.refused = None
             self.look_at_ns = 0
@@ -273,12 +275,10 @@ def files_left(disk: Disk, path: str) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether it says that the disk or a quota is used up."""
     return error.errno in _FULL
 
 
 def give_up_reserve(disk: Disk, path: str) -> bool:
-    """Remove a log's reserve; False if there is none."""
     reserve = f"{path}/{RESERVE_FILE}"
     if not _size_of(disk, reserve):
         return False

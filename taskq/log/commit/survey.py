@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
-from taskq.core.model import Conflict
+from taskq.core.model import Conflict, Extras
 from taskq.log.commit.answers import SOON
 from taskq.log.decide.sizes import extras_size, request_size
-from taskq.log.requests import Op, Plain, Trait, ops_that
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taskq.core.model import Extras
-    from taskq.log.requests import Item, Request
+from taskq.log.requests import Item, Op, Plain, Request, Trait, ops_that
 
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
@@ -40,7 +35,6 @@ class BatchNeeds:
         self.size = 0
 
     def add(self, request: Request) -> None:
-        """Count a request in."""
         op, _, _, operand = request
         self.ops.add(op)
         if op == _ENQUEUE_RUN:
@@ -84,7 +78,6 @@ class BatchNeeds:
 
     @classmethod
     def of(cls, requests: list[Request]) -> BatchNeeds:
-        """Count a list of requests in."""
         needs = cls()
         for request in requests:
             needs.add(request)

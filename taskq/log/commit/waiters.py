@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import JobNotFound, LogFailed
+from taskq.core.errors import JobNotFound, LogFailed, TaskqError
 from taskq.core.model import Durability
 from taskq.log.commit.answers import failure
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.machine.reports import Reporter
-from taskq.log.requests import Op
+from taskq.log.requests import Answer, ClaimRequest, Op, Outcome, Request
 from taskq.log.segments.segments import Extent, SegmentGone
-from taskq.log.state.facets import NO_JOB
+from taskq.log.state.facets import NO_JOB, Facets
 from taskq.log.state.story import find_end, job_not_found, read_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.core.errors import TaskqError
     from taskq.log.journal.journal import Journal
-    from taskq.log.requests import Answer, ClaimRequest, Outcome, Request
-    from taskq.log.state.facets import Facets
 
 
 # Waiting for the log to grow: the streams of one process, and readers that have it not open.
@@ -57,7 +53,6 @@ class Growth:
         self.waiting.append((lsn, port, future))
 
     def told(self) -> list[Answer]:
-        """Return the answers that can be given now."""
         journal = self._journal
         extent = Extent(journal.segment, journal.offset, self._limit)
         left: list[tuple[int, Any, Any]] = []
@@ -83,22 +78,18 @@ class Growth:
 
     @property
     def lacking(self) -> bool:
-        """Return whether they wait for what was written and is not on disk."""
         return bool(self.waiting) and self._limit < self._journal.next_lsn
 
     def sync_seconds(self, usual: float) -> float:
-        """Return how long they wait for somebody's sync before one is made for them."""
         if self._durability is Durability.FSYNC and self.lacking:
             return min(usual, _COMPANY_SECONDS)
         return usual
 
     def take_all(self) -> list[tuple[Any, Any]]:
-        """Everyone who waits; they wait no more."""
         everyone, self.waiting = self.all(), []
         return everyone
 
     def all(self) -> list[tuple[Any, Any]]:
-        """Everyone who waits."""
         return [(port, future) for _, port, future in self.waiting]
 
     def _has_failed(self) -> bool:
@@ -127,35 +118,28 @@ class Waiters:
 
     @property
     def has_any(self) -> bool:
-        """Return whether anybody waits."""
         return bool(self.claims or self.outcomes.waiting or self.growth.waiting)
 
     def claim_requests(self) -> list[Request]:
-        """Return the claims, as the requests that they came as; legal on any thread."""
         return claim_requests(list(self.claims))
 
     def take_claims(self) -> list[Request]:
-        """Take the claims, as the requests that they came as."""
         claims, self.claims = self.claims, []
         return claim_requests(claims)
 
     def take_listeners(self) -> list[tuple[Any, Any]]:
-        """(port, future) of everyone but the claims; they wait no more."""
         return [*self.outcomes.take_all(), *self.growth.take_all()]
 
     def listeners(self) -> list[tuple[Any, Any]]:
-        """(port, future) of everyone but the claims."""
         return [*self.outcomes.all(), *self.growth.all()]
 
     def interest(self) -> int:
-        """Return the interest bits of those that wait."""
         interest = INTEREST_READY if self.claims else 0
         interest |= INTEREST_OUTCOME if self.outcomes else 0
         return interest | (INTEREST_GROWTH if self.growth else 0)
 
 
 def claim_requests(claims: list[tuple[ClaimRequest, Any, Any]]) -> list[Request]:
-    """Claims that wait, as the requests that they came as."""
     return [(int(Op.CLAIM), port, future, operand) for operand, port, future in claims]
 
 
@@ -193,7 +177,6 @@ class Outcomes:
         self._facets.watch_for(job)
 
     def has(self, job: int, future: Any) -> bool:
-        """Return whether this future waits for the job."""
         return any(waiter is future for _, waiter in self.waiting.get(job, ()))
 
     def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
@@ -234,7 +217,6 @@ class Outcomes:
             return failure(error)
 
     def forget_cancelled(self) -> None:
-        """Stop looking for what nobody waits for any more."""
         for job, waiting in list(self.waiting.items()):
             left = [(port, future) for port, future in waiting if not future.cancelled()]
             if left:
@@ -244,12 +226,10 @@ class Outcomes:
                 self._facets.watch.jobs.discard(job)
 
     def take_all(self) -> list[tuple[Any, Any]]:
-        """Everyone who waits; nothing is looked for any more."""
         everyone = self.all()
         self.waiting.clear()
         self._facets.watch.jobs.clear()
         return everyone
 
     def all(self) -> list[tuple[Any, Any]]:
-        """Everyone who waits."""
         return [waiter for waiting in self.waiting.values() for waiter in waiting]

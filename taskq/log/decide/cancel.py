@@ -19,12 +19,11 @@ from taskq.core.model import WAITING_STATES
 from taskq.core.records import Cause
 from taskq.log.format import codec
 from taskq.log.machine.ports import INTEREST_CANCEL
-from taskq.log.requests import Cancel
+from taskq.log.requests import Cancel, Delivery, Withdrawal
 
 if TYPE_CHECKING:
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
-    from taskq.log.requests import Delivery, Withdrawal
     from taskq.log.state.facets import Facets
 
 #: Jobs that are cancelled in one batch with those that called them; the rest in the next.
@@ -77,7 +76,6 @@ class Cancels:
         return [job for job in withdrawn if self._withdraw(batch, job, what.cause)]
 
     def follow(self, batch: Batch) -> None:
-        """Cancel jobs with the one that called them, as many as go in one frame."""
         orphans, left = self._context.agenda.steps.orphans, ORPHANS_MAX
         while orphans and left:
             left -= 1
@@ -96,7 +94,6 @@ class Cancels:
         return True
 
     def expire_passed(self, batch: Batch) -> None:
-        """Record the expired jobs that the batch's claims passed over."""
         order, table = self._context.agenda.order, self._context.agenda.table
         passed, order.passed = order.passed, []
         self._expire(batch, [job for job in passed if table.state(job) in WAITING_STATES])

@@ -6,10 +6,12 @@ written only if nothing about it changed meanwhile, and else left to the next pa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import KeyHeld, NotWaiting, UsageError
-from taskq.core.folds.dedup import UNTIL_SETTLED
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.dedup import UNTIL_SETTLED, Dedup
 from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
@@ -33,19 +35,14 @@ from taskq.log.format.notes import encode_rated, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, rerouted, unexpiring
 from taskq.log.format.steps import again, fold_step
 from taskq.log.machine.ports import INTEREST_READY
-from taskq.log.requests import Rewrite
+from taskq.log.requests import Edit, Floor, Rewrite
 from taskq.log.state.fold_rare import fold_carried
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.dedup import Dedup
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.enqueue import Keys
     from taskq.log.decide.steps import Again
     from taskq.log.format.notes import GroupKey
-    from taskq.log.requests import Edit, Floor
 
 #: What a job may be after an edit.
 _READY: Final = after(State.READY, EDIT)
@@ -147,7 +144,6 @@ class Rewrites:
         return True
 
     def _carried(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
-        """Return what to write; None if it is not as it was found."""
         if item.state in LIVE_STATES:
             return carried_live(agenda, dedup, item)
         awaiting = b""

@@ -8,32 +8,29 @@ extend. The token decides, never the clock alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final
 
 from taskq import _native as native
 from taskq.core.errors import JobCancelled, LogDamaged
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.claims import JobColumns
 from taskq.core.folds.jobtable import META_DURABLE_CLAIM, RUN_MIN, STATE_MASK
+from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import CANCEL, CLAIM, DEATH, EXTENSION, RELEASE
 from taskq.core.model import State
+from taskq.core.rates import Limit
 from taskq.core.records import Cause
-from taskq.log.decide.ends import check_claim
+from taskq.log.decide.ends import Ends, check_claim
 from taskq.log.format import codec
 from taskq.log.format.carried import encode_lease
 from taskq.log.format.columns import plain_records
 from taskq.log.format.notes import _RATE, _RATE_OPTION, _RATE_TAG
-from taskq.log.requests import Delivery
+from taskq.log.requests import ClaimRequest, Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taskq.core.folds.agenda import Agenda
-    from taskq.core.folds.claims import JobColumns
-    from taskq.core.folds.lanes import Lane
-    from taskq.core.rates import Limit
     from taskq.log.decide.context import Batch, Context
-    from taskq.log.decide.ends import Ends
-    from taskq.log.requests import ClaimRequest
 
 #: Most jobs that one claim gets, however many it asks for.
 CLAIMED_MAX: Final = 4_096
@@ -60,7 +57,6 @@ class Claims:
         self._introduced = False
 
     def forget(self) -> None:
-        """Forget the introduction: the batch that may have held it was not written."""
         self._introduced = False
 
     def claim_jobs(self, batch: Batch, request: ClaimRequest) -> tuple[list[Delivery], bool]:
@@ -152,7 +148,6 @@ class Claims:
     def _claim_run(
         self, batch: Batch, taken: JobColumns, records: list[bytes]
     ) -> tuple[list[Delivery], bool]:
-        """Claim jobs column by column: no step of ours for any of them."""
         jobs, attempts, owner = taken.jobs, taken.attempts, self._owner
         place = self._tag, batch.epoch, owner, batch.lsn
         batch.parts.append(plain_records(CLAIM, attempts, jobs, owner))
@@ -200,7 +195,6 @@ class Claims:
         return len(lost)
 
     def take_back_over(self, batch: Batch) -> int:
-        """Take back the jobs whose lease has ended; how many."""
         agenda = self._context.agenda
         following = agenda.leases.next_ns()
         if following is None or following > batch.time_ns:
@@ -214,7 +208,6 @@ class Claims:
         return len(over)
 
     def _take_back(self, batch: Batch, job: int, cause: Cause, what: str, during: str) -> None:
-        """Give a job back, or end it when its attempts are spent; the attempt counts."""
         agenda = self._context.agenda
         token, attempt = agenda.running[job][0], agenda.attempt(job)
         if job in agenda.leases.asked:
@@ -249,7 +242,6 @@ def claimed(
     records: list[bytes],
     running: dict[int, tuple[int, int, int]],
 ) -> list[Delivery]:
-    """Make the deliveries of jobs, the first of them with this token, and note that they run."""
     if native.is_on:
         made: list[Delivery] | None = native.plain.claimed(
             Delivery, tag, epoch, owner, token, jobs, attempts, lanes, records, running

@@ -57,7 +57,6 @@ class Batch:
         self.adopted: dict[bytes, UploadProgress] = {}
 
     def add(self, record: bytes) -> int:
-        """Append a record; returns its lsn."""
         lsn = self.lsn
         self.parts.append(record)
         self.size += len(record)
@@ -71,7 +70,6 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """Records so far."""
         return self.lsn - self.first_lsn
 
 
@@ -89,7 +87,6 @@ class Recent:
         self.size = 0
 
     def add(self, job: int, record: bytes) -> None:
-        """Keep the record of a job."""
         self.records[job] = record
         self.size += len(record)
 
@@ -112,7 +109,6 @@ class Recent:
             self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
         self.records.clear()
         self.size = 0
 
@@ -157,7 +153,6 @@ class Context:
 
     @property
     def dedup(self) -> Dedup:
-        """The table of keys, which is built for every batch with a key in it."""
         dedup = self.facets.dedup
         assert dedup is not None
         return dedup

@@ -94,7 +94,6 @@ class DeadLetters:
         batch.interest |= INTEREST_READY
 
     def _purged(self, batch: Batch, job: int) -> bytes:
-        """Return what the record of a letter that goes says of those that wait for it."""
         flows, dead = self._context.agenda.flows, self._context.agenda.dead
         chunk = dead.find(job)
         if not flows.held or chunk is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogDamaged, StaleDelivery
 from taskq.core.flows import DOOM_BIT, Policy
-from taskq.core.folds.agenda import apply_step
+from taskq.core.folds.agenda import Agenda, apply_step
 from taskq.core.folds.jobtable import META_FLOW, META_KEYED
 from taskq.core.folds.steps import Form
 from taskq.core.kinds import CANCEL, DEATHS, RELEASE, REMOVALS, SUCCESS
@@ -31,7 +31,6 @@ from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 UNDO: Final = "undo"
 
 if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.listeners import Deaths
     from taskq.log.requests import Delivery
@@ -144,7 +143,6 @@ class Ends:
         return True
 
     def untie(self, batch: Batch, kind: int, record: bytes, job: int) -> bytes:
-        """Let go of what the job's end lets go of; returns the options that tell so."""
         flags, options = record[FLAGS_AT], b""
         if flags & FLOW_FLAG:
             options = self.ending(batch, kind, job, record)
@@ -161,7 +159,6 @@ class Ends:
         return encode_key_hash(hashed)
 
     def _free_unread(self, batch: Batch, job: int) -> bytes:
-        """Free the key of a job whose record does not read back."""
         if self._facets.dedup is not None:
             self._facets.dedup.apply_free_unread(job, batch.time_ns)
         return encode_key_hash(UNREAD_KEY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import DuplicateKey, LogDamaged, TaskqError
@@ -9,24 +10,20 @@ from taskq.core.flows import needs_of
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.kinds import CANCEL
-from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict
+from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras
 from taskq.core.records import Cause, Flag
 from taskq.log.format import codec
 from taskq.log.format.flows import FLOW_FLAG, check_size, encode_part
 from taskq.log.format.notes import UploadProgress
 from taskq.log.format.options import encode_extras, encode_replaces, enqueue_extras, queue_of
 from taskq.log.machine.ports import INTEREST_READY
-from taskq.log.requests import Duplicate, EnqueueSpec, Plain
+from taskq.log.requests import Duplicate, EnqueueSpec, Item, Plain, Slice
 from taskq.log.state.fold_rare import enqueued_meta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from taskq.core.model import Extras
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.ends import Ends
     from taskq.log.decide.runs import Run
-    from taskq.log.requests import Item, Slice
 
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -113,7 +110,6 @@ class Keys:
         return None, holder
 
     def take(self, batch: Batch, wanted: Wanted, job: int, location: int) -> None:
-        """The job that is being added holds its key from now on."""
         self._context.dedup.apply_taken(
             wanted.hashed, job, location, wanted.window_ns, batch.time_ns,
             until_settled=wanted.until_settled,
@@ -223,7 +219,6 @@ class Enqueues:
         return self._add(batch, spec, spec.tail, body)
 
     def many(self, batch: Batch, items: list[Item] | Plain) -> list[int | Duplicate]:
-        """Enqueue jobs, all or none of them."""
         if isinstance(items, Plain):
             first = self.enqueue_run(batch, *items)
             return list(range(first, batch.lsn))
@@ -248,7 +243,6 @@ class Enqueues:
     def add(
         self, batch: Batch, items: Iterable[Item], prepared: list[Prepared | None]
     ) -> list[int | Duplicate]:
-        """Add what ``prepared`` has checked."""
         return [
             self._add(batch, spec, spec.tail, body)
             if ready is None
@@ -275,7 +269,6 @@ class Enqueues:
         return lsn
 
     def run(self, batch: Batch, run: Run) -> range:
-        """Enqueue the jobs of a run whose callers wait still: their lsns."""
         run.drop_withdrawn()
         first = batch.lsn
         for spec, bodies in run.by_spec():
@@ -401,7 +394,6 @@ class Uploads:
         return after
 
     def _add(self, batch: Batch, run: Plain | list[Item], start: int, stop: int) -> int:
-        """Enqueue these; returns how many were left out."""
         if isinstance(run, Plain):
             self._enqueues.enqueue_run(batch, run.spec, run.bodies[start:stop])
             return 0

@@ -9,16 +9,14 @@ A job that tells of a death is in the frame of that death: both are on disk, or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from taskq.core.records import Cause
 from taskq.core.values import dataclass
 from taskq.log.machine.reports import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import TypeAlias
-
     from taskq.core.folds.lanes import Lane
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.enqueue import Enqueues
@@ -73,7 +71,6 @@ class _Listeners(Generic[T]):
         self.now: list[T] = []
 
     def add(self, listener: T) -> Callable[[], None]:
-        """Take one up; returns what ends that."""
         self.now = [*self.now, listener]
 
         def leave() -> None:
@@ -107,7 +104,6 @@ class Deaths:
 
     @property
     def has_listeners(self) -> bool:
-        """Return whether anybody is told of deaths."""
         return bool(self._listeners.now or self._writers)
 
     def write(self, owner: object, writer: Writer) -> None:
@@ -129,7 +125,6 @@ class Deaths:
     def note(
         self, lane: Lane, job: int, attempt: int, cause: int, reason: bytes | None, now_ns: int
     ) -> None:
-        """Note a job that dies in the batch that is being made."""
         if self._listeners.now or self._writers:
             letter = DeadLetter(
                 job_id=f"{self._tag}-{job}",
@@ -144,7 +139,6 @@ class Deaths:
             self.noted.append(letter)
 
     def forget(self) -> None:
-        """Forget what was noted: the batch was not written."""
         self.noted.clear()
         self._written = 0
 
@@ -165,7 +159,6 @@ class Deaths:
         return list(jobs.values())
 
     def told(self) -> list[Answer]:
-        """Return what goes out for the batch, once it is durable."""
         noted, self.noted, self._written = self.noted, [], 0
         # Of several listeners with the same hook the first is enough.
         listeners = {id(hook): (port, hook, call) for port, hook, call in self._listeners.now[::-1]}

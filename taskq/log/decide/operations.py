@@ -7,12 +7,13 @@ holds the ``Context`` and those above it in ``Operations.__init__``, none below.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from taskq.log.decide.cancel import Cancels
 from taskq.log.decide.carry import Edits, Rewrites
 from taskq.log.decide.claim import Claims
-from taskq.log.decide.context import Context
+from taskq.log.decide.context import Batch, Context
 from taskq.log.decide.dead import DeadLetters
 from taskq.log.decide.ends import Ends
 from taskq.log.decide.enqueue import Enqueues, Keys, Uploads
@@ -24,9 +25,6 @@ from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.decide.context import Batch
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Facets
 
@@ -91,13 +89,11 @@ class Operations:
         return bool(self.asks) or self.deaths.has_listeners
 
     def forget(self) -> None:
-        """Forget what was said in a batch that was not written."""
         self.context.recent.clear()
         self.deaths.forget()
         self.claims.forget()
 
     def tell_of_deaths(self, batch: Batch) -> None:
-        """Add the jobs that tell of those who died in the batch."""
         if self.deaths:
             self.deaths.enqueue(batch, self.enqueues)
 

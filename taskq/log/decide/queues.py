@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from taskq.core.errors import UsageError, command
@@ -18,8 +19,6 @@ from taskq.log.format.notes import encode_ticked
 from taskq.log.machine.ports import INTEREST_READY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.requests import Duplicate, Enrolment, Steer, Turn

@@ -8,17 +8,13 @@ mailbox to the answers, and part only where one of them may harm the others.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq import _native as native
 from taskq.core.records import PACKED
-from taskq.log.requests import Plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from taskq.log.requests import EnqueueSpec, Item
+from taskq.log.requests import EnqueueSpec, Item, Plain
 
 #: About what a record takes besides its payload.
 _RECORD_BYTES: Final = 48
@@ -65,14 +61,12 @@ class Run:
             start = end
 
     def singles(self) -> Iterator[Run]:
-        """Yield each job as a run of its own."""
         for spec, body, future in zip(self.specs, self.bodies, self.futures, strict=True):
             yield Run([spec], [body], [future])
 
     # -- as a future ------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Return whether nobody waits any more."""
         return all(future.done() for future in self.futures)
 
     def set_result(self, lsns: Iterable[int]) -> None:
@@ -80,7 +74,6 @@ class Run:
         self._answer(zip(self.futures, lsns, strict=True))
 
     def set_exception(self, error: BaseException) -> None:
-        """Answer each caller with the same error."""
         self._answer(zip(self.futures, repeat(error)))
 
     def _answer(self, left: Iterator[tuple[Any, Any]]) -> None:
@@ -101,7 +94,6 @@ class Run:
 
 
 def together(items: list[Item] | Plain) -> list[Item] | Plain:
-    """Return jobs that are of one spec and have no options as columns, others as they are."""
     if isinstance(items, Plain) or not items:
         return items
     specs, bodies, extras = zip(*items, strict=True)

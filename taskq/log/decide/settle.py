@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 from operator import eq
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import _native as native
 from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.steps import Form
 from taskq.core.kinds import CANCEL, DEATH, ENDING, ENDS, ENDS_OF_CLAIMS, RELEASE, RETURNS, SUCCESS
 from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES, State
 from taskq.core.records import Cause, Flag
-from taskq.log.decide.ends import check_claim
+from taskq.log.decide.ends import Ends, check_claim
 from taskq.log.decide.sizes import bundle_size
 from taskq.log.format import codec
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.columns import plain_records
 from taskq.log.format.history import OPTIONS_BYTES_MAX
 from taskq.log.machine.ports import INTEREST_OUTCOME
-from taskq.log.requests import Done, Op, Settlement
+from taskq.log.requests import Bundle, Delivery, Done, Duplicate, Ended, Op, Settlement
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taskq.core.folds.agenda import Agenda
     from taskq.log.decide.cancel import Cancels
     from taskq.log.decide.claim import Claims
     from taskq.log.decide.context import Batch, Context
-    from taskq.log.decide.ends import Ends
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.decide.listeners import Deaths
     from taskq.log.decide.steps import Steps
-    from taskq.log.requests import Bundle, Delivery, Duplicate, Ended
 
 _PLAIN_JOB: Final = codec.JOB.size
 #: What others have to do with the end of a job of these flags.
@@ -257,7 +254,6 @@ class Transactions:
         return Done(cancelled, self._enqueues.add(batch, items, prepared))
 
     def _check(self, batch: Batch, bundle: Bundle) -> frozenset[int]:
-        """Refuse what cannot be done; returns the jobs that will be settled."""
         size = bundle_size(bundle)
         if size > TRANSACTION_BYTES_MAX:
             raise PayloadTooLarge("the transaction", size, TRANSACTION_BYTES_MAX, "make it smaller")
@@ -274,7 +270,6 @@ class Transactions:
     def _check_settlements(
         self, agenda: Agenda, settlements: Sequence[Settlement]
     ) -> tuple[set[int], set[int]]:
-        """(jobs that will wait again, jobs that will be settled)."""
         back: set[int] = set()
         ended: set[int] = set()
         for settlement in settlements:

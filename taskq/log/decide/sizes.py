@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.model import SIGNAL_BYTES_MAX
+from taskq.core.model import SIGNAL_BYTES_MAX, Extras
 from taskq.log.format import codec
-from taskq.log.requests import Op, Plain, Rewrite
+from taskq.log.requests import Bundle, Item, Op, Plain, Rewrite, Settlement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.core.model import Extras
     from taskq.log.decide.steps import Again, NewStep
-    from taskq.log.requests import Bundle, Item, Settlement
 
 #: What moments, window and the options' own heads take at most.
 _OPTIONS_BYTES: Final = 64

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from taskq.core.errors import JobNotFound, JobSettled, PayloadTooLarge, UsageError
 from taskq.core.flows import Policy, needs_of
 from taskq.core.folds.agenda import apply_begun, apply_signal, apply_step, apply_waiting
-from taskq.core.folds.steps import Form, Signal, unpack_waits, until
+from taskq.core.folds.steps import Form, Signal, Wait, unpack_waits, until
 from taskq.core.kinds import RELEASE, WAIT
 from taskq.core.model import SIGNAL_BYTES_MAX, SIGNALS_MAX, STEPS_MAX, TIME_NS_MAX
 from taskq.core.records import STEPS_FEATURE, Cause
 from taskq.core.values import NamedTuple
-from taskq.log.decide.ends import check_claim
+from taskq.log.decide.ends import Ends, check_claim
 from taskq.log.format import codec
 from taskq.log.format.flows import encode_needs
 from taskq.log.format.steps import (
@@ -30,9 +30,7 @@ from taskq.log.format.steps import (
 from taskq.log.machine.ports import INTEREST_READY
 
 if TYPE_CHECKING:
-    from taskq.core.folds.steps import Wait
     from taskq.log.decide.context import Batch, Context
-    from taskq.log.decide.ends import Ends
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.requests import Delivery, Item
 
@@ -152,7 +150,6 @@ class Steps:
         apply_begun(agenda, job, waits)
 
     def fork(self, batch: Batch, fork: Fork) -> int:
-        """Enqueue a job with steps; returns it."""
         (job,) = self._enqueues.many(batch, [fork.item])
         assert isinstance(job, int)  # it has no key
         for place, step in enumerate(fork.steps):
@@ -239,7 +236,6 @@ class Steps:
         return True
 
     def _taken(self, batch: Batch, step: Stepped, signal: Signal) -> Stepped:
-        """Return the step that takes a signal, with its value."""
         awaiting = decode_step(self._record(batch, signal.location))
         return step._replace(
             form=Form.EVENT,
@@ -250,7 +246,6 @@ class Steps:
         )
 
     def _record(self, batch: Batch, location: int) -> bytes:
-        """Return the record that stands there, be it in this very batch."""
         at = batch.where
         if location < at or location >= at + batch.size:
             return self._context.journal.files.unchecked_record(location)
@@ -261,7 +256,6 @@ class Steps:
         raise KeyError(location)
 
     def _add(self, batch: Batch, record: bytes) -> int:
-        """Add a record; returns where it stands."""
         location = batch.where + batch.size
         batch.add(record)
         if STEPS_FEATURE not in batch.features:

@@ -9,6 +9,7 @@ the first job of an upload is taken, all of its parts are read and found to be w
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
@@ -18,18 +19,14 @@ from taskq.log.commit.chores import Chore
 from taskq.log.commit.room import with_reserve
 from taskq.log.format.notes import UploadProgress
 from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import Ended, Upload
+from taskq.log.inbox.manifest import Ended, Part, Upload
 from taskq.log.inbox.parts import PartFile, UploadReader
 from taskq.log.machine.reports import Reporter
-from taskq.log.requests import Op
+from taskq.log.requests import AdoptOrder, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from taskq.log.commit.chores import Steps
     from taskq.log.commit.committer import Committer
-    from taskq.log.inbox.manifest import Part
-    from taskq.log.requests import AdoptOrder
 
 T = TypeVar("T")
 
@@ -68,7 +65,6 @@ class Adopter(Chore):
         self._orders.append((order, self._jobs))
 
     def close(self) -> None:
-        """Let another process do it."""
         self._stop(0)
         self._answer(LogClosed(f"{self._journal.path}: the log was closed"))
 
@@ -119,7 +115,6 @@ class Adopter(Chore):
         self._answer(failure(error))
 
     def _answer(self, error: TaskqError | None) -> None:
-        """Tell everybody who asked."""
         orders, self._orders = self._orders, []
         for (port, future), before in orders:
             answer = self._jobs - before if error is None else error
@@ -149,7 +144,6 @@ class Adopter(Chore):
             yield from self._holding(self._inbox.sweep)
 
     def _wait_for_turn(self) -> Generator[None, None, bool]:
-        """Return whether this process adopts; one that was asked to waits until nothing is left."""
         while not self._take_turn():
             if not self._orders or not self._inbox.count_waiting():
                 return False
@@ -221,7 +215,6 @@ class Adopter(Chore):
         return _nothing(upload) if latest is None else latest[1]
 
     def _make_durable(self, upload: Upload) -> None:
-        """Sync what the files are about to be removed for, whoever wrote it."""
         latest = self._committer.facets.uploads.progress(upload.id)
         if latest is None or latest[0] < self._journal.durable_lsn:
             return

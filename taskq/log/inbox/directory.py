@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from taskq.core.errors import LogError, TaskqError, UploadDamaged, UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
@@ -46,15 +47,10 @@ from taskq.log.inbox.manifest import (
     upload_of,
 )
 from taskq.log.machine.door import NotAFile
-from taskq.log.machine.ports import write_all, write_file
+from taskq.log.machine.ports import Clock, Disk, write_all, write_file
 from taskq.log.machine.reports import Reporter
 from taskq.log.segments.identity import check_writable
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from taskq.log.machine.ports import Clock, Disk
 
 _log: Final = Reporter("taskq")
 #: Uploads that wait at a time; more are refused until somebody adopts some.
@@ -121,7 +117,6 @@ class Inbox:
         return False
 
     def let_go(self) -> None:
-        """Give the lock back."""
         self.disk.close(self._held)
         self._held = -1
 
@@ -163,7 +158,6 @@ class Inbox:
         return self._is_there(f"{name}{MANIFEST}") or self._is_there(f"{DONE}/{name}{MANIFEST}")
 
     def _check_published(self, name: str, parts: tuple[Part, ...]) -> None:
-        """Raise unless the parts are there, and may be published."""
         place = stream_batch(name)
         if place is not None:
             kept = [batch for stream, batch in self._done_batches() if stream == place[0]]
@@ -207,7 +201,6 @@ class Inbox:
     # -- what waits -------------------------------------------------------------------------------
 
     def waiting(self) -> Waiting:
-        """Return all manifests, whether they are adopted in part or not at all."""
         waiting = Waiting([], {})
         for name in waiting_uploads(self.disk, self._log_path):
             try:
@@ -234,7 +227,6 @@ class Inbox:
             return self.waiting()
 
     def count_waiting(self) -> int:
-        """Return how many uploads there are that may not be adopted as a whole."""
         return len(waiting_uploads(self.disk, self._log_path))
 
     def signal(self) -> int | None:
@@ -242,7 +234,6 @@ class Inbox:
         return self.disk.modified_ns(f"{self.path}/lock")
 
     def is_done(self, upload: Upload) -> bool:
-        """Return whether it was adopted as a whole, and the disk knows that."""
         data = self._read(f"{DONE}/{upload.name}{MANIFEST}")
         if data is None:
             return False
@@ -319,7 +310,6 @@ class Inbox:
                     self.disk.remove(f"{self.path}/{file}")
 
     def _prune(self, name: str) -> None:
-        """Forget the oldest of what was adopted."""
         gone: list[str] = []
         place = stream_batch(name)
         if place is not None:
@@ -335,7 +325,6 @@ class Inbox:
     # -- files ------------------------------------------------------------------------------------
 
     def _write(self, path: str, data: bytes) -> None:
-        """Write a file as a whole, durably, or not at all."""
         write_file(self.disk, f"{path}{TEMPORARY}", data)
         self.disk.rename(f"{path}{TEMPORARY}", path)
         try:
@@ -347,7 +336,6 @@ class Inbox:
             raise
 
     def _read(self, name: str) -> bytes | None:
-        """Return a small file of the inbox; None if there is none."""
         try:
             descriptor = self.disk.open(f"{self.path}/{name}", write=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -395,6 +383,5 @@ class Inbox:
         )  # else nobody wrote it: they begin at the time
 
     def _last_segment(self) -> int:
-        """First lsn of the segment that is written to, 0 if there is none yet."""
         names = self.disk.names(f"{self._log_path}/log")
         return max((lsn for name in names if (lsn := segment_lsn(name)) is not None), default=0)

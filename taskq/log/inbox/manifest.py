@@ -71,12 +71,10 @@ class Upload(NamedTuple):
 
     @property
     def jobs(self) -> int:
-        """Jobs in all parts together."""
         return sum(part.jobs for part in self.parts)
 
     @property
     def id(self) -> bytes:
-        """The token in 16 bytes."""
         return bytes.fromhex(self.token)
 
 
@@ -120,7 +118,6 @@ def check_upload_name(name: str, what: str = "upload", limit: int = UPLOAD_CHARA
 
 
 def check_publication_name(name: str) -> str:
-    """Do as ``check_upload_name`` for what an upload is published as."""
     return check_upload_name(name, "publication", NAME_CHARACTERS_MAX)
 
 
@@ -131,7 +128,6 @@ def upload_of(file: str) -> str | None:
 
 
 def stream_batch(name: str) -> tuple[str, int] | None:
-    """(stream, batch) of a name like ``stream@12``; None for any other."""
     match = _STREAM.fullmatch(name)
     return (match["stream"], int(match["batch"])) if match is not None else None
 
@@ -197,7 +193,6 @@ def decode_upload(data: bytes, name: str, what: str) -> Upload:
 
 
 def encode_ended(ended: Ended) -> bytes:
-    """Return what became of an upload, as a file."""
     return _seal(ended._asdict() | {"version": VERSION})
 
 

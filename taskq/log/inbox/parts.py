@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -28,16 +29,12 @@ from taskq.core.records import Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.options import decode_extras, each_option, encode_extras
-from taskq.log.inbox.manifest import VERSION
+from taskq.log.inbox.manifest import VERSION, Part, Upload
 from taskq.log.machine.door import NotAFile
-from taskq.log.requests import EnqueueSpec, Plain, Slice
+from taskq.log.requests import EnqueueSpec, Item, Plain, Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.log.inbox.manifest import Part, Upload
     from taskq.log.machine.ports import Disk
-    from taskq.log.requests import Item
 
 CHUNK_HEADER: Final = struct.Struct("<IHHIIII")
 _CHUNK_MAGIC: Final = 0x49514B54
@@ -157,7 +154,6 @@ class Chunk(NamedTuple):
 
 
 def encode_chunk(entries: list[bytes], offset: int) -> bytes:
-    """Return a whole chunk, as it stands at ``offset`` of its part."""
     body = b"".join(entries)
     head = CHUNK_HEADER.pack(
         _CHUNK_MAGIC, VERSION, 0, len(entries), len(body), codec.crc32(body), 0

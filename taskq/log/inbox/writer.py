@@ -22,16 +22,17 @@ import contextlib
 import errno
 import hashlib
 import os
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge
-from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.format.codec import pack_length
 from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import DONE, PART, REFUSED, TEMPORARY, Part, check_upload_name
+from taskq.log.inbox.manifest import DONE, PART, REFUSED, TEMPORARY, Ended, Part, check_upload_name
 from taskq.log.inbox.parts import (
     CHUNK_BYTES,
     CHUNK_JOBS_MAX,
@@ -43,17 +44,10 @@ from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import PatientDisk, SystemClock
 from taskq.log.machine.peers import poke_owners
-from taskq.log.machine.ports import write_all
+from taskq.log.machine.ports import Clock, Disk, write_all
+from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.identity import read_identity
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taskq.core.model import Extras
-    from taskq.log.inbox.manifest import Ended
-    from taskq.log.machine.ports import Clock, Disk
-    from taskq.log.requests import EnqueueSpec
 
 #: After so many bytes of a part its writer looks whether the disk has room for more.
 _LOOK_BYTES: Final = 8 * 1024 * 1024
@@ -281,7 +275,6 @@ def publish(data_dir: Path, name: str, parts: Sequence[Part]) -> bool:
 
 
 def publish_with(disk: Disk, clock: Clock, path: str, name: str, parts: Sequence[Part]) -> bool:
-    """Do as ``publish`` with a given disk and clock, and wake nobody."""
     try:
         if read_identity(disk, path) is None:
             _make_log(disk, clock, path)

@@ -17,6 +17,7 @@ import errno
 import signal
 import threading
 from _signal import getsignal  # type: ignore[import-not-found]
+from collections.abc import Callable, Sized
 from threading import get_ident, main_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -24,14 +25,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from taskq.core.errors import LogError, OutcomeUnknown
 from taskq.log.commit.survey import BatchNeeds
 from taskq.log.machine.reports import inside, refuse_inside
-from taskq.log.requests import Op
+from taskq.log.requests import Answer, Item, Op, Request
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
-    from collections.abc import Callable, Sized
 
     from taskq.log.commit.committer import Committer
-    from taskq.log.requests import Answer, Item, Request
     from taskq.log.store.mailbox import Mailbox
 
 #: Answered in their own batch: whoever is interrupted in them leaves nobody waiting.
@@ -63,7 +62,6 @@ class Reply:
         self.done: Callable[[], bool] = _no
 
     def set_result(self, value: object) -> None:
-        """Take what became of it: the answer, or the error."""
         self._value, self.done = value, _yes
 
     set_exception = set_result
@@ -89,8 +87,7 @@ class Cycles(Protocol):
 
     committer: Committer
 
-    def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
-        """Commit one request; return whether the thread is to look what is due."""
+    def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool: ...
 
 
 class Here:
@@ -232,7 +229,6 @@ class Alone:
 
     @staticmethod
     def deliver(answers: list[Answer]) -> None:
-        """Answer futures that nobody has seen yet."""
         for _, future, value in answers:
             if isinstance(value, Exception):
                 future.set_exception(value)
@@ -240,7 +236,6 @@ class Alone:
                 future.set_result(value)
 
     def answered(self, future: Future[Any]) -> Future[Any]:
-        """Return the future of a job that was committed, or now and then one of the next turn."""
         self._committed += 1
         if self._committed % _ALONE_MAX or future.exception() is not None:
             return future

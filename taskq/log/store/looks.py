@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taskq.core.views import LogStats
+from taskq.core.views import EngineStats, JobView, LogStats, QueueStats, Waiting
 from taskq.log.state.story import tell
 from taskq.log.state.uploads import waiting_uploads
 
 if TYPE_CHECKING:
-    from taskq.core.views import EngineStats, JobView, QueueStats, Waiting
     from taskq.log.state.facets import Sight
 
 
 def stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:
-    """Count the jobs of each queue, and the log's files."""
     journal = sight.journal
     return LogStats(
         queues=queues,
@@ -36,7 +34,6 @@ def backlog(sight: Sight) -> tuple[Waiting, int | None]:
 
 
 def waiting_jobs(sight: Sight) -> tuple[dict[tuple[str, str], Waiting], set[str]]:
-    """Return how many jobs of each (queue, task) wait, and the names of all queues."""
     from taskq.core.why import waiting_jobs as count_waiting  # noqa: PLC0415 - few ask
 
     agenda = sight.facets.need_agenda()
@@ -44,7 +41,6 @@ def waiting_jobs(sight: Sight) -> tuple[dict[tuple[str, str], Waiting], set[str]
 
 
 def peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:
-    """Return the next ready jobs, in the order in which they would be claimed."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     queues = None if queue is None else frozenset({queue})
     now_ns = journal.clock.wall_ns()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogClosed
@@ -12,12 +13,9 @@ from taskq.log.commit.answers import refusals
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.decide.runs import take
 from taskq.log.machine.reports import Reporter
-from taskq.log.requests import Op
+from taskq.log.requests import AdoptOrder, Op, Order, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.requests import AdoptOrder, Order, Request
     from taskq.log.store.here import Here
 
 _log: Final = Reporter("taskq")
@@ -67,11 +65,9 @@ class Mailbox:
         )
 
     def closed(self) -> LogClosed:
-        """Return what is said to those who send when it is not usable."""
         return LogClosed(f"{self.path}: the log is closed here; open it again")
 
     def order(self, order: Order | AdoptOrder) -> None:
-        """Have it carried out when there is time, and answered."""
         self.orders.append(order)
         self.wake_up()
 
@@ -114,12 +110,10 @@ class Mailbox:
         return (op, port, run, run) if run.futures else None
 
     def emptied(self) -> None:
-        """Tell senders that waited for room."""
         while self.waiting_for_room:
             run_chore(self.waiting_for_room.popleft())
 
     def end(self) -> None:
-        """Nobody takes anything any more."""
         self._ended = True
         self.here = None
         # A sender looks at ``asleep`` after it has sent: one that saw the log open, and sends only
@@ -130,7 +124,6 @@ class Mailbox:
     # -- the end ----------------------------------------------------------------------------------
 
     def refuse_rest(self) -> None:
-        """Answer what came too late."""
         closed = LogClosed(f"{self.path}: the log was closed")
         with contextlib.suppress(IndexError):
             while True:
@@ -151,8 +144,7 @@ class Mailbox:
         self.closing = True
 
 
-def _nobody_there() -> None:
-    """The thread looks by itself once it is there."""
+def _nobody_there() -> None: ...
 
 
 def run_chore(chore: Callable[[], object]) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.model import SECOND_NS
 from taskq.log.commit.answers import SOON
-from taskq.log.commit.committer import LOOK_AROUND_NS
+from taskq.log.commit.committer import LOOK_AROUND_NS, Committer
 from taskq.log.commit.owners import CHECK_NS
-from taskq.log.requests import Trait, ops_that
-
-if TYPE_CHECKING:
-    from taskq.log.commit.committer import Committer
-    from taskq.log.commit.survey import BatchNeeds
-    from taskq.log.requests import Request
+from taskq.log.commit.survey import BatchNeeds
+from taskq.log.requests import Request, Trait, ops_that
 
 #: How soon settlements that the disk refused are tried again, and what waits for the next frame.
 _HELD_SECONDS: Final = 0.5

@@ -6,8 +6,10 @@ Answers come back in one wake-up per batch: the storage thread hands a port the 
 from __future__ import annotations
 
 import contextlib
+from asyncio import AbstractEventLoop
 from asyncio import Future as _Future
 from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from functools import partial
 from typing import (
@@ -25,48 +27,51 @@ from typing import (
     overload,
 )  # fmt: skip
 
+from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.folds.steps import DONE
 from taskq.core.kinds import RELEASE
+from taskq.core.model import Extras
 from taskq.core.records import PACKED_MIN, Cause
+from taskq.core.views import CompactReport, JobView, LogStats, Waiting
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.runs import LINE_WIDTH, answer, together
+from taskq.log.format.steps import Stepped
 from taskq.log.machine.reports import Reporter, errands, refuse_inside
 from taskq.log.machine.threads import Pending
 from taskq.log.read.gauges import age_ns
-from taskq.log.requests import AdoptOrder, ClaimRequest, Op, Order, Settlement, Trait, Withdrawal
+from taskq.log.requests import (
+    AdoptOrder,
+    Answer,
+    Bundle,
+    Cancel,
+    ClaimRequest,
+    Delivery,
+    Done,
+    Duplicate,
+    Edit,
+    Ended,
+    EnqueueSpec,
+    Enrolment,
+    Item,
+    Letter,
+    Op,
+    Order,
+    Outcome,
+    Plain,
+    Settlement,
+    Steer,
+    Trait,
+    Turn,
+    Withdrawal,
+)
+from taskq.log.segments.segments import Extent
 from taskq.log.state.story import job_not_found
 from taskq.log.store import looks
 from taskq.log.store.here import Alone, Reply
 from taskq.log.store.waking import Bell
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-    from collections.abc import Callable, Iterable
-
-    from taskq.core.errors import JobNotFound, TaskqError
-    from taskq.core.model import Extras
-    from taskq.core.views import CompactReport, JobView, LogStats, Waiting
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
-    from taskq.log.format.steps import Stepped
-    from taskq.log.requests import (
-        Answer,
-        Bundle,
-        Cancel,
-        Delivery,
-        Done,
-        Duplicate,
-        Edit,
-        Ended,
-        EnqueueSpec,
-        Enrolment,
-        Item,
-        Letter,
-        Outcome,
-        Plain,
-        Steer,
-        Turn,
-    )
-    from taskq.log.segments.segments import Extent
     from taskq.log.state.facets import Sight
     from taskq.log.store.mailbox import Mailbox
 
@@ -112,7 +117,6 @@ if TYPE_CHECKING:
 else:
 
     def _request(method: T) -> T:
-        """Leave a method as it is; see above."""
         return method
 
 
@@ -154,12 +158,10 @@ class _Port(Generic[F]):
 
     @_request
     def enqueue_many(self, items: list[Item] | Plain) -> Sent[list[int | Duplicate]]:
-        """Enqueue all or none."""
         return self._send(Op.ENQUEUE_MANY, together(items))
 
     @_request
     def claim(self, request: ClaimRequest) -> Sent[list[Delivery]]:
-        """Deliveries, once there are any; [] when the request's time is up."""
         return self._send(Op.CLAIM, request)
 
     def forget(self, asked: _Future[list[Delivery]] | Pending[list[Delivery]]) -> None:
@@ -217,37 +219,30 @@ class _Port(Generic[F]):
 
     @_request
     def fork(self, fork: Fork) -> Sent[int]:
-        """Enqueue a job that has steps; returns it."""
         return self._send(Op.FORK, fork)
 
     @_request
     def signal(self, new: NewSignal) -> Sent[bool]:
-        """Signal a job: whether that is new."""
         return self._send(Op.SIGNAL, new)
 
     @_request
     def outcome(self, lsn: int) -> Sent[Outcome]:
-        """Return how a job ended, once it has."""
         return self._send(Op.OUTCOME, lsn)
 
     @_request
     def view(self, lsn: int) -> Sent[JobView | None]:
-        """Return everything the log says of a job, None if there is no such job."""
         return self._send(Op.LOOK, (lambda sight: sight.view(lsn), False))
 
     @_request
     def not_found(self, lsn: int) -> Sent[JobNotFound]:
-        """Return the error for a job that the log does not have."""
         return self._send(Op.LOOK, (lambda sight: job_not_found(sight.journal, lsn), False))
 
     @_request
     def stats(self) -> Sent[LogStats]:
-        """Counts per queue."""
         return self._send(Op.STATS, looks.stats)
 
     @_request
     def peek(self, count: int, queue: str | None = None) -> Sent[list[JobView]]:
-        """Return the next ready jobs, in the order in which they would be claimed."""
         return self._send(Op.LOOK, (lambda sight: looks.peek(sight, count, queue), True))
 
     def _look(self, look: Look[T], needs_agenda: bool, needs_keys: bool) -> F:
@@ -266,7 +261,6 @@ class _Port(Generic[F]):
 
     @_request
     def waiting_jobs(self) -> Sent[tuple[dict[tuple[str, str], Waiting], set[str]]]:
-        """Return how many jobs of each (queue, task) wait, and the names of all queues."""
         return self._send(Op.LOOK, (looks.waiting_jobs, Trait.AGENDA))
 
     @_request
@@ -298,12 +292,10 @@ class _Port(Generic[F]):
 
     @_request
     def pause(self, queue: str, *, paused: bool) -> Sent[bool]:
-        """Pause or resume a queue: whether that was new."""
         return self._send(Op.PAUSE if paused else Op.RESUME, queue)
 
     @_request
     def withdraw(self, lsns: list[int], cause: Cause = Cause.CALLER) -> Sent[list[int]]:
-        """Cancel those of these jobs that wait: their lsns."""
         return self._send(Op.WITHDRAW, Withdrawal(lsns, cause))
 
     @_request
@@ -318,7 +310,6 @@ class _Port(Generic[F]):
 
     @_request
     def enrol(self, schedules: list[Enrolment]) -> Sent[None]:
-        """Let the log know schedules."""
         return self._send(Op.ENROL, schedules)
 
     @_request
@@ -333,7 +324,6 @@ class _Port(Generic[F]):
 
     @_request
     def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Sent[CompactReport]:
-        """Compact now: a CompactReport once it is done."""
         return self._order(lambda future: Order(keep_seconds, dry_run, self, future))
 
     @_request
@@ -576,11 +566,9 @@ class ThreadPort(_Port[Pending[Any]]):
     def enqueue(
         self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
     ) -> Pending[int | Duplicate]:
-        """As ``LoopPort.enqueue``."""
         return self._send(_ENQUEUE, (spec, body, extras))
 
     def enqueued(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
-        """Enqueue a job, and wait for the answer."""
         mailbox = self._mailbox
         refuse_inside(mailbox.path)
         here = mailbox.here
@@ -596,11 +584,9 @@ class ThreadPort(_Port[Pending[Any]]):
     def look(
         self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
     ) -> Pending[T]:
-        """As ``LoopPort.look``."""
         return self._look(look, needs_agenda, needs_keys)
 
     def room(self) -> None:
-        """Block until the mailbox has room."""
         refuse_inside(self._mailbox.path)
         while self.full:
             emptied: Pending[None] = Pending()
@@ -608,7 +594,6 @@ class ThreadPort(_Port[Pending[Any]]):
             emptied.result()
 
     def deliver(self, answers: list[Answer]) -> None:
-        """Futures of threads are resolved right here."""
         for reply in answers:
             try:
                 self._resolve([reply])

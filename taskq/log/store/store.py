@@ -8,30 +8,29 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from taskq.core.errors import LogError, UsageError, no_loop, refusal
 from taskq.core.model import SECOND_NS
+from taskq.core.views import OwnerView, Serving
+from taskq.log.config import LogConfig
 from taskq.log.machine import forks
 from taskq.log.machine.access import enter, exposures
 from taskq.log.machine.forks import fill_standard
 from taskq.log.machine.owners import Stall, publish, publish_stall
 from taskq.log.machine.progress import ProgressBoard
 from taskq.log.machine.reports import Reporter, drain, inside, refuse_inside
+from taskq.log.requests import Ask
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort
 from taskq.log.store.thread import StorageThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from uuid import UUID
-
-    from taskq.core.views import OwnerView, Serving
-    from taskq.log.config import LogConfig
     from taskq.log.decide.listeners import DeadLetter, Writer
-    from taskq.log.requests import Ask
 
 _log: Final = Reporter("taskq")
 

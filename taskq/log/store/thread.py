@@ -11,7 +11,8 @@ import contextlib
 import functools
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import Durability
@@ -19,7 +20,7 @@ from taskq.log.commit.answers import SOON, failure, refusals, tell_all
 from taskq.log.commit.committer import Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.commit.survey import BatchNeeds
-from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.config import BATCH_BYTES_MAX, LogConfig
 from taskq.log.inbox.adopter import Adopter
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import LockWatch, WriterLock
@@ -29,16 +30,9 @@ from taskq.log.machine.ports import INTEREST_CANCEL
 from taskq.log.machine.reports import Reporter
 from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request
 from taskq.log.store.here import Here
-from taskq.log.store.mailbox import run_chore
+from taskq.log.store.mailbox import Mailbox, run_chore
 from taskq.log.store.patience import PATIENT, is_behind, may_wait, seconds_until_due
 from taskq.log.upkeep.upkeep import Upkeep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.log.config import LogConfig
-    from taskq.log.store.mailbox import Mailbox
-
 
 _log: Final = Reporter("taskq")
 #: With so many others it pays to share fsyncs; fewer seldom meet at the disk.
@@ -109,7 +103,6 @@ class StorageThread:
         self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
 
     def open(self) -> None:
-        """Open the log, and join those who have it open."""
         config = self._config
         self.writer.exclusive = config.exclusive
         disk = self._disk
@@ -178,13 +171,11 @@ class StorageThread:
             self._nap(seconds_max=_RESTING_SECONDS)
 
     def _interest(self) -> int:
-        """Return what other processes are to wake this one for."""
         committer = self.committer
         asks = INTEREST_CANCEL if committer.operations.asks else 0
         return committer.waiters.interest() | asks
 
     def _build(self, seconds: float) -> bool:
-        """Go on for so long to build folds; whether there was one to build."""
         facets = self.committer.facets
         if not facets.unfinished:
             return False
@@ -197,7 +188,6 @@ class StorageThread:
         return True
 
     def _keep_up(self, now: float) -> bool:
-        """Do a step of upkeep; whether there are more."""
         upkeep, adopter = self.upkeep, self.adopter
         if upkeep is None or adopter is None or self.journal.gone:
             return False
@@ -211,7 +201,6 @@ class StorageThread:
         return self._is_busy
 
     def _order(self, order: Order | AdoptOrder) -> None:
-        """Compact, or adopt, when there is time, and answer the order."""
         self._upkeep_at = 0.0
         if self.upkeep is not None and self.adopter is not None:
             if isinstance(order, AdoptOrder):
@@ -222,7 +211,6 @@ class StorageThread:
     # -- one batch --------------------------------------------------------------------------------
 
     def _take(self) -> tuple[list[Request], BatchNeeds]:
-        """Return the next batch: 256 KiB, and whatever the last request has beyond that."""
         mailbox = self._mailbox
         requests, self._kept = self._kept, []
         needs = BatchNeeds.of(requests) if requests else BatchNeeds()
@@ -484,7 +472,6 @@ class StorageThread:
         self.close_files()
 
     def close_files(self) -> None:
-        """Give up locks and descriptors; with them this owner is dead."""
         self._watch.stop()
         if self.peers is not None:
             self.peers.close()
@@ -509,7 +496,6 @@ class StorageThread:
     # -- on the watcher's thread ------------------------------------------------------------------
 
     def _answer_late(self, waited_seconds: float) -> None:
-        """Tell callers that the lock is not to be had; the storage thread itself still waits."""
         if self.peers is None:
             return  # still opening: whoever opens minds the time itself
         error = self.writer.locked_error(waited_seconds)

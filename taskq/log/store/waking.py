@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from taskq.log.machine import syscalls
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from collections.abc import Callable
 
 _DRAIN_BYTES = 512
 
