@@ -16,7 +16,7 @@ from taskq_plugins.spark.backlog import execution
 from taskq_plugins.spark.backlog.execution import run_chunk
 from taskq_plugins.spark.backlog.worker import Costs, ExecutorLost, SparkWorker
 from taskq_plugins.spark.errors import SparkError
-from taskq_workers.process.elsewhere import Order
+from taskq_workers.process.running import Order
 from tests.workers.fakes import FakeApp
 
 if TYPE_CHECKING:

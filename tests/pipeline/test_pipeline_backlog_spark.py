@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import State, TaskQ
-from taskq_workers.process.elsewhere import Order, find_executor
+from taskq_workers.process.running import Order, find_executor
 from tests.cli.helpers import taskq
 from tests.programs import run_taskq
 from tests.samples import backlog_jobs as jobs

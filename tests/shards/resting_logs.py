@@ -6,8 +6,7 @@ from random import Random
 from typing import cast
 
 from taskq.log.requests import Delivery, EnqueueSpec, Settlement
-from taskq_workers.logpart import LogPart
-from taskq_workers.pool import Worker
+from taskq_workers.pool import LogPart, Worker
 from tests.workers.fakes import FakeApp
 from tests.workers.slots.resting import App, Jobs, Log, Schedule
 

@@ -11,8 +11,7 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from taskq_workers.logpart import LogPart
-from taskq_workers.pool import Worker
+from taskq_workers.pool import LogPart, Worker
 from tests.workers.fakes import FakePort, make_delivery
 from tests.workers.slots.resting import App, RestLoop
 

@@ -19,8 +19,7 @@ from taskq.app.logs import over
 from taskq.errors import JobCancelled, LogGone, UsageError
 from taskq.log.config import LogConfig
 from taskq.log.store.store import open_store
-from taskq_workers.logpart import LogPart
-from taskq_workers.pool import Worker
+from taskq_workers.pool import LogPart, Worker
 from taskq_workers.process.supervisor import Supervisor
 from tests.effort import grows, some
 from tests.shards.resting_logs import ManySchedule, TaggedLog

@@ -29,8 +29,8 @@ from taskq.errors import (
 )
 from taskq.log.requests import Answer, ClaimRequest, Delivery, Settlement
 from taskq_workers import Worker, pool
-from taskq_workers.runs.threads import SWITCH_INTERVAL_SECONDS
-from taskq_workers.slots import pace
+from taskq_workers.runs.executors import SWITCH_INTERVAL_SECONDS
+from taskq_workers.slots import feed
 from tests.workers.fakes import FakeApp
 
 
@@ -306,7 +306,7 @@ async def test_a_stale_outcome_is_logged_and_stops_nothing(
 async def test_an_outcome_that_a_locked_log_refused_is_handed_over_again(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "PAUSE_SECONDS_FIRST", 0.001)
+    monkeypatch.setattr(feed, "PAUSE_SECONDS_FIRST", 0.001)
     refusals = [LogLocked("data", 1, "stopped", 30.0)] * 2
 
     @fake.task
@@ -356,7 +356,7 @@ async def test_a_failed_log_stops_the_worker_which_says_so(fake: FakeApp) -> Non
 async def test_claims_that_a_locked_log_refused_are_made_again(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "PAUSE_SECONDS_FIRST", 0.001)
+    monkeypatch.setattr(feed, "PAUSE_SECONDS_FIRST", 0.001)
     claim: Callable[[ClaimRequest], asyncio.Future[list[Delivery]]] = fake.fake.claim
     refused = 0
 

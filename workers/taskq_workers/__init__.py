@@ -18,7 +18,7 @@ from taskq_workers.services.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from taskq_workers.process.checking import check_app, check_versions
-    from taskq_workers.process.threaded import WorkerThread, run_blocking
+    from taskq_workers.process.supervisor import WorkerThread, run_blocking
 
 __all__ = [
     "JobEnd",
@@ -34,7 +34,7 @@ __all__ = [
 
 _HOMES: Final = {
     "taskq_workers.process.checking": "check_app check_versions",
-    "taskq_workers.process.threaded": "WorkerThread run_blocking",
+    "taskq_workers.process.supervisor": "WorkerThread run_blocking",
     "taskq_workers.runs.loader": "load_app",
     "taskq_workers.services.scheduler": "Scheduler",
 }

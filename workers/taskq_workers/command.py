@@ -11,10 +11,9 @@ import click
 
 from taskq_workers.events import Hook
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
-from taskq_workers.process.elsewhere import Order, find_executor
-from taskq_workers.process.running import run_guarded, run_one, run_reloading
+from taskq_workers.process.running import Order, find_executor, run_guarded, run_one, run_reloading
+from taskq_workers.runs.executors import rss_bytes
 from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
-from taskq_workers.runs.limits import rss_bytes
 from taskq_workers.services.plugins import find_plugin
 
 F = TypeVar("F", bound="Callable[..., object]")

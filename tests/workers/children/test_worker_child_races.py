@@ -10,11 +10,9 @@ import pytest
 from taskq.app.context import JobContext, running_job
 from taskq.engine import kinds
 from taskq_workers.children import runner
-from taskq_workers.children.child import Phase
-from taskq_workers.children.runner import ProcessRunner
+from taskq_workers.children.runner import Phase, ProcessRunner
 from taskq_workers.children.wire import Done, Work
-from taskq_workers.runs.limits import Limits
-from taskq_workers.runs.threads import ThreadRunner
+from taskq_workers.runs.executors import ExecutorLimits, ThreadRunner
 from taskq_workers.slots.shipping import Ended
 from tests.effort import within
 from tests.workers.fakes import FakeApp
@@ -93,7 +91,7 @@ class Jobs:
         task = fake.task(runs_in="process", timeout="1m")(work)
         self.loop = Loop()
         loop: Any = self.loop
-        self.runner = ProcessRunner(loop, fake, Limits(threads=1, processes=count))
+        self.runner = ProcessRunner(loop, fake, ExecutorLimits(threads=1, processes=count))
         self._app, self._task, self._call = fake, task, self.runner.caller(task)
 
     def start(self) -> asyncio.Task[Ended]:

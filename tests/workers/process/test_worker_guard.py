@@ -11,7 +11,7 @@ import pytest
 
 from taskq_workers.process import guard
 from taskq_workers.process.guard import TABLE, Event, Guard, Life, WorkerProcess
-from taskq_workers.process.leash import Notifier
+from taskq_workers.process.supervisor import Notifier
 
 REFUSAL = "the log cannot be used"
 

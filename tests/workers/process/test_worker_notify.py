@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from taskq_workers.process.leash import Notifier
+from taskq_workers.process.supervisor import Notifier
 from tests.processes.harness import SCRIPTS, Child
 
 SECONDS = 30

@@ -21,7 +21,7 @@ from taskq import TaskQ
 from taskq.app.workers import WorkerOptions
 from taskq.errors import LogError, UsageError
 from taskq_workers import Worker, WorkerThread
-from taskq_workers.process import threaded
+from taskq_workers.process import supervisor
 from taskq_workers.process.supervisor import run_to_the_end
 
 
@@ -80,7 +80,7 @@ def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(
         assert stopping.wait(30)
         run_to_the_end(main)
 
-    monkeypatch.setattr(threaded, "run_to_the_end", late)
+    monkeypatch.setattr(supervisor, "run_to_the_end", late)
     worker = WorkerThread(app)
     join = worker._thread.join
 

@@ -16,8 +16,7 @@ from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.errors import UsageError
 from taskq_workers.runs.guards import importing
-from taskq_workers.runs.loader import load_app
-from taskq_workers.runs.tasksearch import modules_with_tasks
+from taskq_workers.runs.loader import load_app, modules_with_tasks
 from tests.programs import run_python, run_taskq
 
 _APP = "from taskq import TaskQ\napp = TaskQ('data', include=['proj.tasks'])\n"

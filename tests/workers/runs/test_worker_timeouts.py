@@ -19,7 +19,7 @@ from taskq import SoftTimeout, current_job
 from taskq.core.records import Kind
 from taskq.log.requests import Settlement
 from taskq_workers import Worker
-from taskq_workers.runs import threads, timeouts
+from taskq_workers.runs import executors, timeouts
 from tests.workers.fakes import FakeApp
 
 SECONDS = 30
@@ -255,9 +255,9 @@ def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(threads, "_raise_in_thread", lambda _, error: asked.append(error))
+    monkeypatch.setattr(executors, "_raise_in_thread", lambda _, error: asked.append(error))
     monkeypatch.setattr(ctypes, "py_object", lambda error: error)
-    watched = threads._Watched(len, timeouts.Limits(None, 1.0))
+    watched = executors._Watched(len, timeouts.TimeLimits(None, 1.0))
     watched._function = watched._on_soft
     watched()
     assert asked == [SoftTimeout, None]

@@ -24,8 +24,8 @@ from taskq.core.records import Kind
 from taskq_workers import pool
 from taskq_workers.gates import gate
 from taskq_workers.pool import Phase, Worker
-from taskq_workers.services.cancels import CancelListener
-from taskq_workers.slots import slot
+from taskq_workers.services.draining import CancelListener
+from taskq_workers.slots import slots
 from taskq_workers.slots.slots import Slots
 from tests.workers.fakes import FakeApp, FakePort, FakeStore
 
@@ -566,7 +566,7 @@ class Seeded(Protocol):
 def run_seeds(kind: Callable[[int], Seeded], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         # Slots that let the loop turn after each job, and such that never do.
-        monkeypatch.setattr(slot, "TURN_SECONDS", 0.0 if seed % 3 == 0 else math.inf)
+        monkeypatch.setattr(slots, "TURN_SECONDS", 0.0 if seed % 3 == 0 else math.inf)
         schedule = kind(seed)
         try:
             schedule.run()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from taskq_workers.slots.pace import (
+from taskq_workers.slots.feed import (
     BATCH_MAX,
     BATCH_SECONDS_LONG,
     BATCH_SECONDS_SHORT,

@@ -18,8 +18,8 @@ from taskq.core.errors import StaleDelivery
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
 from taskq_workers import JobFinished, Worker
-from taskq_workers.slots import slot
-from taskq_workers.slots.pace import BATCH_MAX
+from taskq_workers.slots import slots
+from taskq_workers.slots.feed import BATCH_MAX
 from tests.workers.fakes import FakeApp
 
 leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked", default="clean")
@@ -59,11 +59,11 @@ async def test_no_more_run_than_there_are_slots(fake: FakeApp) -> None:
     assert most == 3
 
 
-@pytest.mark.parametrize("turn_seconds", [slot.TURN_SECONDS, 0])
+@pytest.mark.parametrize("turn_seconds", [slots.TURN_SECONDS, 0])
 async def test_jobs_that_never_suspend_run_in_one_task_and_no_other(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch, turn_seconds: float
 ) -> None:
-    monkeypatch.setattr(slot, "TURN_SECONDS", turn_seconds)
+    monkeypatch.setattr(slots, "TURN_SECONDS", turn_seconds)
     tasks: set[asyncio.Task[Any] | None] = set()
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     ready.set_result(None)
@@ -106,7 +106,7 @@ async def test_jobs_that_suspend_all_run_after_a_few_turns_of_the_loop(fake: Fak
 async def test_jobs_that_never_suspend_let_the_loop_turn_when_they_took_long(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot, "TURN_SECONDS", 0)
+    monkeypatch.setattr(slots, "TURN_SECONDS", 0)
     turns = 0
     seen = []
 

@@ -28,15 +28,14 @@ from taskq import JobContext, Task, TaskQ, hooks, telemetry
 from taskq.hooks import default_app, main_module_name, relay_to, running_job
 from taskq.log.machine.forks import fill_standard
 from taskq.values import text_of
-from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.children.wire import Done, Outfit, Outlet, Problem, Ready, Work, packed, receive
 from taskq_workers.runs.guards import MARK, end_child, importing, keep_from_children
 from taskq_workers.runs.joblogs import configure_logging, heard, note_jobs, send_lines_to
 from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
 from taskq_workers.runs.reasons import summary
-from taskq_workers.runs.timeouts import Limits, limited, tell_deadline, too_long_softly
-from taskq_workers.slots.shipping import Ended, Shipped, Unpacker
+from taskq_workers.runs.timeouts import TimeLimits, limited, tell_deadline, too_long_softly
+from taskq_workers.slots.shipping import Ended, Shipped, Unpacker, failed, given_back, succeeded
 
 if TYPE_CHECKING:
     from taskq.hooks import Resources
@@ -205,7 +204,7 @@ class _Bench:
         tell_deadline(task.timeout)
         if task.is_async:
             # The hard limit is the worker's, which kills this process.
-            call = function if soft is None else limited(function, Limits(None, soft))
+            call = function if soft is None else limited(function, TimeLimits(None, soft))
             return self._awaited(call(*args, **kwargs))
         if soft is None:
             value = function(*args, **kwargs)

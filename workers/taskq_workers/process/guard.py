@@ -18,15 +18,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from taskq.values import dataclass
-from taskq_workers.process.leash import (
-    END_SECONDS,
+from taskq_workers.process.reporting import spoken_seconds
+from taskq_workers.process.supervisor import (
     ERROR_BYTES_MAX,
+    GRACE_SECONDS,
     LEASH_OPTION,
     PLACE_OPTION,
     READY,
     Notifier,
 )
-from taskq_workers.process.reporting import spoken_seconds
 from taskq_workers.runs.guards import signal_name
 
 #: Before a worker that died is started again: the first and the longest pause; each is twice the
@@ -125,7 +125,7 @@ class WorkerProcess:
     def stop(self, drain_seconds: float) -> None:
         self.stops += 1
         if self.deadline is None:
-            self.deadline = time.monotonic() + drain_seconds + END_SECONDS
+            self.deadline = time.monotonic() + drain_seconds + GRACE_SECONDS
         self.send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:

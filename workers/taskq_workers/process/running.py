@@ -10,19 +10,18 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import taskq
 from taskq.cli import silence
 from taskq.errors import TaskqError, UsageError
 from taskq.extras import missing
 from taskq.text import flat
-from taskq.values import listed
+from taskq.values import dataclass, listed
 from taskq_workers.events import Hook, JobFinished
 from taskq_workers.pool import Worker
-from taskq_workers.process.elsewhere import Order, find_executor
-from taskq_workers.process.leash import Leash, Notifier
 from taskq_workers.process.reporting import (
     Facts,
     Reporter,
@@ -32,7 +31,7 @@ from taskq_workers.process.reporting import (
     ready_line,
     style_for,
 )
-from taskq_workers.process.supervisor import Supervisor, keep_heap_small
+from taskq_workers.process.supervisor import Leash, Notifier, Supervisor, keep_heap_small
 from taskq_workers.runs.joblogs import AT_FIRST, Logging, configure_logging
 from taskq_workers.runs.loader import load_app
 from taskq_workers.services.plugins import find_plugin
@@ -41,6 +40,57 @@ if TYPE_CHECKING:
     from taskq import TaskQ
     from taskq.engine import Store
     from taskq.views import LogStats
+
+_GROUP: Final = "taskq.executors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Order of the command line for a worker; names are those of ``Worker``'s options."""
+
+    #: as it was typed; whoever runs the jobs imports it anew
+    target: str
+    #: modules with tasks of the app, besides those that it includes itself
+    include: tuple[str, ...] = ()
+    #: where the executors are, in the words of their system; "" for its default
+    master: str = ""
+    #: Python files and archives that the executors need
+    files: tuple[str, ...] = ()
+    concurrency: int
+    queues: list[str] | dict[str, int] | None
+    logs: dict[str, int] | None = None
+    burst: bool
+    max_jobs: int | None = None
+    thread_limit: int | None = None
+    process_limit: int | None = None
+    max_jobs_per_child: int | None = None
+    max_rss_per_child: str | None = None
+    warns: bool = True
+    drain_timeout: float
+    on_event: Hook | None
+    #: where Prometheus asks; None for nowhere
+    metrics_port: int | None = None
+    #: whether it shows the app's page
+    web: bool = False
+    sync: bool = False
+
+
+class Executor(Protocol):
+    """Signature of an entry point of the group."""
+
+    def __call__(self, app: TaskQ, order: Order) -> AbstractContextManager[Worker]: ...
+
+
+def find_executor(name: str) -> Executor:
+    """Return the executor that a package brings under this name.
+
+    Raises:
+        UsageError: there is none; the message lists those there are.
+        TaskqError: it does not load.
+    """
+    executor: Executor = find_plugin(_GROUP, name, name)
+    return executor
+
 
 #: Directories that the banner names.
 _TOLD_MAX: Final = 3
@@ -105,7 +155,7 @@ def _app(order: Order, data_dir: Path | None) -> TaskQ:
     if data_dir is not None:
         app.data_dir = data_dir
     if not app.tasks:
-        from taskq_workers.runs.tasksearch import without_tasks  # noqa: PLC0415 - few have none
+        from taskq_workers.runs.loader import without_tasks  # noqa: PLC0415 - few have none
 
         raise UsageError(without_tasks(order.target, str(app.data_dir)))
     return app

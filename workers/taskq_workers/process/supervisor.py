@@ -14,16 +14,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from anyio import create_task_group
+from anyio import create_task_group, sleep
 
-from taskq.errors import TaskqError
+from taskq.errors import TaskqError, UsageError
 from taskq.views import Waiting
-from taskq_workers.process.leash import Notifier
+from taskq_workers.pool import Worker
 from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of, stopped_line
 from taskq_workers.runs.guards import keep_from_children
 
@@ -31,7 +32,126 @@ if TYPE_CHECKING:
     from taskq import TaskQ
     from taskq.engine import Store
     from taskq.views import LogStats
-    from taskq_workers.pool import Worker
+
+#: The hidden options that hand a worker its end, and the number of its place.
+LEASH_OPTION: Final = "--leash"
+PLACE_OPTION: Final = "--place"
+READY: Final = b"R"
+#: Bytes of the error that ended a worker which its guard gets.
+ERROR_BYTES_MAX: Final = 16_384
+#: What a worker gets beyond its drain to end, when it is stopped or its guard is gone.
+GRACE_SECONDS: Final = 15.0
+
+
+class Leash:
+    """The worker's end.
+
+    Args:
+        descriptor: of the socket, as inherited.
+        drain_seconds: what running jobs get to finish once the guard is gone.
+    """
+
+    def __init__(self, descriptor: int, drain_seconds: float) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)
+        self._seconds = drain_seconds + GRACE_SECONDS
+        threading.Thread(target=self._watch, name="taskq-leash", daemon=True).start()
+
+    def ready(self) -> None:
+        try:
+            self._socket.send(READY)
+        except OSError:  # the guard is gone, which the thread sees as well
+            return
+
+    def failed(self, error: str) -> bool:
+        """Tell the guard why this worker ends; False if nobody hears it."""
+        try:
+            self._socket.send(error.encode("utf-8", "replace")[:ERROR_BYTES_MAX])
+        except OSError:
+            return False
+        return True
+
+    def _watch(self) -> None:
+        # A thread, as a job may keep the loop busy.
+        try:
+            while self._socket.recv(1):
+                pass
+        except OSError:
+            pass  # reset: gone as well
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(self._seconds)
+        os._exit(1)
+
+
+# Telling a service manager where a worker is in its life (sd_notify), if one asked to be told.
+#
+# The protocol is one datagram of ``NAME=value`` lines to the unix socket that ``NOTIFY_SOCKET``
+# names; a leading @ means the abstract namespace. systemd.service(5), sd_notify(3).
+
+_SOCKET: Final = "NOTIFY_SOCKET"
+_WATCHDOG_MICROSECONDS: Final = "WATCHDOG_USEC"
+_WATCHDOG_PROCESS: Final = "WATCHDOG_PID"
+#: Signs of life that are sent in one period of the watchdog.
+_SIGNS: Final = 2
+
+
+class Notifier:
+    """Sends states to the service manager; without one, every call does nothing.
+
+    Attributes:
+        watchdog_seconds: how often ``alive`` is to be called; 0 for never.
+    """
+
+    def __init__(self) -> None:
+        self._address = os.environ.get(_SOCKET, "")
+        self.watchdog_seconds = _watchdog_seconds() if self._address else 0.0
+
+    def ready(self, status: str) -> None:
+        """Tell that it claims jobs, or claims them again after ``reloading``."""
+        self._send("READY=1", f"STATUS={status}")
+
+    def reloading(self) -> None:
+        """Tell that it is being replaced by newer code, and serves meanwhile."""
+        microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+        self._send("RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=reloading")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1", "STATUS=draining")
+
+    def alive(self) -> None:
+        self._send("WATCHDOG=1")
+
+    async def keep_alive(self) -> None:
+        """Send signs of life for as long as the loop turns; a loop that hangs sends none."""
+        while self.watchdog_seconds:
+            self.alive()
+            await sleep(self.watchdog_seconds)
+
+    def _send(self, *lines: str) -> None:
+        if not self._address:
+            return
+        address = self._address
+        if address.startswith("@"):
+            address = f"\0{address[1:]}"
+        # A manager that went away is no reason for jobs to fail; nor may a full socket block.
+        with contextlib.suppress(OSError), _datagram_socket() as datagrams:
+            datagrams.sendto("\n".join(lines).encode(), address)
+
+
+def _datagram_socket() -> socket.socket:
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagrams.setblocking(False)
+    return datagrams
+
+
+def _watchdog_seconds() -> float:
+    """Return the time between two signs of life; 0 if none are asked of this process."""
+    asked = os.environ.get(_WATCHDOG_MICROSECONDS, "")
+    process = os.environ.get(_WATCHDOG_PROCESS, "")
+    if not asked.isdecimal() or (process and process != str(os.getpid())):
+        return 0.0
+    return int(asked) / 1e6 / _SIGNS
+
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -330,3 +450,137 @@ def keep_heap_small() -> None:
         library.mallopt(_TRIM_THRESHOLD, TRIM_BYTES_MIN)
     except (OSError, AttributeError):
         return
+
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)
+
+
+def run_blocking(app: TaskQ, **options: Any) -> None:
+    """Run a worker of the app until it stops; see ``TaskQ.run_worker``.
+
+    Raises:
+        UsageError: an event loop runs in this thread, or an option is wrong.
+        LogError: the directory cannot be used, or failed under the worker.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise UsageError(
+            "run_worker() would stop this event loop: use async with app.worker(), "
+            "or await app.worker().run()"
+        )
+    worker = Worker(app, **options)
+    if threading.current_thread() is not threading.main_thread():
+        # Signals are the main thread's, and the app may be in use by others.
+        run_to_the_end(worker.run())
+        return
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    threshold = gc.get_threshold()
+    try:
+        Supervisor(worker, _on_ready, _log.info).run()
+    finally:
+        # The program goes on: it gets its signals back, and its app opens again when next used.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
+        app.connection.reopen()
+
+
+def _on_ready(_: Store, __: LogStats) -> None:
+    _log.info("the worker claims")
+
+
+class WorkerThread:
+    """A worker with a thread and an event loop of its own. Use ``with``, or ``start`` and ``stop``.
+
+    It lives once. The app stays open when it has stopped, as the program may go on enqueueing.
+
+    Args:
+        app: whose tasks are run.
+        options: those of ``Worker``.
+
+    Attributes:
+        worker: what runs there.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+
+    def __init__(self, app: TaskQ, **options: Any) -> None:
+        self.worker = Worker(app, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: set before the loop is looked at, which is set before this is: one side sees the other
+        self._is_asked = False
+        self._started: Future[None] = Future()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="taskq-worker", daemon=True)
+
+    def start(self) -> None:
+        """Return once it claims.
+
+        Raises:
+            LogError: the directory cannot be used.
+            UsageError: it was started before.
+        """
+        if self._thread.ident is not None:
+            raise UsageError("this worker was started before: make a new one")
+        self._thread.start()
+        self._started.result()
+
+    def stop(self) -> None:
+        """Drain, and return once everything is settled. Legal twice, and before the start.
+
+        Raises:
+            LogError: the log failed under the worker.
+        """
+        if self._thread.ident is None:
+            self.worker.request_stop()
+            return
+        self._is_asked = True
+        if self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self.worker.request_stop)
+            except RuntimeError:  # it has just ended by itself, and its loop with it
+                _log.debug("the worker's loop was closed before its stop")
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        except Exception:
+            if error is None:
+                raise
+            _log.exception("the worker failed, too")
+
+    def _run(self) -> None:
+        try:
+            run_to_the_end(self._main())
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+            if self._started.done():
+                self._error = error
+            else:
+                self._started.set_exception(error)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._is_asked:
+            self._started.set_result(None)
+            return
+        async with self.worker:
+            self._started.set_result(None)
+            await self.worker.stopped.wait()

@@ -10,15 +10,14 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from anyio import TASK_STATUS_IGNORED
 
 from taskq.errors import TaskqError, UsageError
 from taskq.hooks import Resources
-from taskq_workers.runs.foreign import begin, until_done
 from taskq_workers.runs.reasons import describe
 
 if TYPE_CHECKING:
@@ -26,6 +25,20 @@ if TYPE_CHECKING:
 
     from taskq import Task, TaskQ
     from taskq.engine import Store
+
+T = TypeVar("T")
+
+
+def begin(code: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Start the coroutine; whoever asked for it keeps the task, and sees to its end."""
+    return asyncio.get_running_loop().create_task(code, name=name)
+
+
+async def until_done(tasks: Collection[asyncio.Task[Any]], seconds: float) -> bool:
+    """Wait so long for the tasks to end; whether all did. None is ended, whatever comes of it."""
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    return not late
+
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from taskq import Task
 
 
-class Limits(NamedTuple):
+class TimeLimits(NamedTuple):
     """Seconds that one attempt may take; None for no limit."""
 
     hard: float | None
     soft: float | None
 
 
-def limits_of(task: Task[..., Any]) -> Limits | None:
-    limits = Limits(task.timeout, task.soft_timeout)
+def limits_of(task: Task[..., Any]) -> TimeLimits | None:
+    limits = TimeLimits(task.timeout, task.soft_timeout)
     return None if limits == (None, None) else limits
 
 
@@ -53,7 +53,7 @@ def too_long_softly(seconds: float) -> SoftTimeout:
 
 
 def limited(
-    function: Callable[..., Coroutine[Any, Any, Any]], limits: Limits
+    function: Callable[..., Coroutine[Any, Any, Any]], limits: TimeLimits
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return the function, with SoftTimeout raised in it, and cancelled, when it takes too long.
 

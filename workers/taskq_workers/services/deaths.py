@@ -23,7 +23,7 @@ from taskq import DeadLetter, Task
 from taskq.errors import InvalidCall, UsageError
 from taskq.hooks import within
 from taskq.values import NamedTuple
-from taskq_workers.runs.foreign import begin, until_done
+from taskq_workers.runs.lifespans import begin, until_done
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
 
-from anyio import sleep
+from anyio import sleep, sleep_forever
 
+from taskq.engine import Cause, Settlement, kinds
+from taskq.hooks import running_job
 from taskq.values import listed
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq import Delivery
+    from taskq.engine import Ask, Store
+    from taskq_workers.slots.feed import Runner
+    from taskq_workers.slots.slots import Slots
 
 _log: Final = logging.getLogger("taskq.worker")
 #: How long a drain may take in silence.
@@ -29,3 +38,74 @@ async def tell_drain(
             "the worker stops; running jobs get %g s to finish (drain_timeout): %s",
             drain_seconds, listed(held, _NAMED_MAX),
         )  # fmt: skip
+
+
+class LastUploads:
+    """Has the logs of a burst that ran dry adopt what waits there."""
+
+    def __init__(self) -> None:
+        #: how many jobs had ended when it ran dry last
+        self._ended = -1
+
+    def look(self, runner: Runner | None, stores: Iterable[Store]) -> bool:
+        """Adopt, and let the runner look again; False if that brought nothing the last time."""
+        assert runner is not None
+        before, self._ended = self._ended, sum(runner.settler.ended.values())
+        if before == self._ended or runner.feed.allowed(1) <= 0:
+            return False
+        asked = [store.port().adopt() for store in stores]
+
+        def on_adopted(done: asyncio.Future[list[Any]]) -> None:
+            for answer in [] if done.cancelled() else done.result():
+                if isinstance(answer, BaseException):
+                    _log.error("not all uploads were adopted: %s", answer)
+            runner.feed.look_anew()
+
+        asyncio.gather(*asked, return_exceptions=True).add_done_callback(on_adopted)
+        return True
+
+
+class CancelListener:
+    """Stops the jobs of slots that somebody wants cancelled."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+        """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
+        leave = store.on_cancel(self._on_ask)
+        try:
+            task_status.started()
+            await sleep_forever()
+        finally:
+            leave()
+
+    def _on_ask(self, ask: Ask, _: None) -> None:
+        # A delivery that came with this very news is in the feed's buffer after this turn.
+        self._slots.loop.call_soon(self._stop, ask)
+
+    def _stop(self, ask: Ask) -> None:
+        """Stop the job, unless it is settled already, or another worker of this process runs it."""
+        slots = self._slots
+        for slot in slots.slots:
+            delivery = slot.delivery
+            if delivery is not None and (delivery.job, delivery.token) == ask:
+                job = slot.context.get(running_job)
+                if job is not None and job.delivery is delivery:
+                    job.ask_cancel()
+                _log.info("job %s is cancelled while it runs", delivery.job_id)
+                slot.stop(cancelled)
+                return
+        buffer = slots.feed.buffer
+        for delivery in buffer:
+            if (delivery.job, delivery.token) == ask:
+                buffer.remove(delivery)
+                slots.put(cancelled(delivery), monotonic())
+                return
+        held = None if slots.gates is None else slots.gates.withdraw(ask)
+        if held is not None:
+            slots.put(cancelled(held), monotonic())
+
+
+def cancelled(delivery: Delivery) -> Settlement:
+    return Settlement(kinds.CANCEL, delivery, None, 0, Cause.ASKED)

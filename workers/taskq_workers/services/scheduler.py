@@ -16,7 +16,7 @@ from anyio import CancelScope, move_on_after
 
 from taskq.errors import LogClosed, TaskqError
 from taskq.values import SECOND_NS
-from taskq_workers.slots.pace import Pause
+from taskq_workers.slots.feed import Pause
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

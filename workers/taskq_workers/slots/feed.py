@@ -11,18 +11,174 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskq.engine import ClaimRequest
-from taskq.errors import TaskqError
-from taskq_workers.slots.pace import Pace, Pause
-from taskq_workers.slots.settling import PASSING
+from taskq.errors import AppendFailed, LogLocked, TaskqError
 
 if TYPE_CHECKING:
-    from taskq import Delivery
-    from taskq.engine import Limit, LoopPort, Weights
-    from taskq_workers.slots.hands import ClaimFilter, FeedHost
+    import asyncio
+
+    from taskq import Delivery, Task
+    from taskq.engine import Ask, Limit, LoopPort, Settlement, Weights
+    from taskq_workers.slots.settling import Settler
+
+
+class FeedHost(Protocol):
+    """Host of a log's feed and gates, which runs its jobs."""
+
+    @property
+    def feed(self) -> Feed: ...
+    @property
+    def settler(self) -> Settler: ...
+    def free(self) -> int:
+        """Return how many deliveries could be taken now."""
+
+    def wake(self) -> None: ...
+    def quiet(self) -> bool: ...
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries that nobody took; burns no attempt."""
+
+    def ran_dry(self) -> None:
+        """End a burst: no job is ready and none runs."""
+
+    def came_empty(self) -> None:
+        """Give others what was free for a claim that brought nothing, or was withdrawn."""
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class Runner(FeedHost, Protocol):
+    """Runner of a worker's jobs: ``Slots`` here, or executors elsewhere.
+
+    Attributes:
+        gone: set once nothing runs any more, after ``leave``.
+    """
+
+    gone: asyncio.Event
+
+    def running(self) -> int: ...
+    def held(self) -> list[tuple[Delivery, float | None]]:
+        """Return the jobs that run now, and since when in monotonic seconds, None if unknown."""
+
+    def leave(self) -> None:
+        """Claim no more, and give back what does not run yet; what runs goes on to its end."""
+
+    def interrupt(self) -> None:
+        """Cancel the jobs that still run; they are released and burn no attempt."""
+
+    def abandon(self) -> None:
+        """Release the jobs that did not even end when cancelled; they go on, unheard."""
+
+
+class ClaimFilter(Protocol):
+    """Keep jobs from being claimed for now: by conditions, and queues that back off."""
+
+    def claimable(
+        self, queues: frozenset[str] | None, tasks: frozenset[str]
+    ) -> tuple[frozenset[str] | None, frozenset[str]]: ...
+    def passed(self, deliveries: list[Delivery]) -> list[Delivery]: ...
+
+
+class Gatekeeper(Protocol):
+    """Gates of a worker, as its slots ask them."""
+
+    async def judge(
+        self, task: Task[..., Any], error: BaseException, settlement: Settlement
+    ) -> Settlement:
+        """Decide on a job that failed: given back if the network failed, not the job."""
+
+    def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
+        """Stop, as nothing is ready of what may be claimed, unless a gate is about to open."""
+
+    def withdraw(self, ask: Ask) -> Delivery | None:
+        """Return a cancelled job that a gate has claimed and not let through yet."""
+
+
+#: Most deliveries that one claim asks for, unless there are more than half as many slots.
+BATCH_MAX: Final = 512
+#: A full batch that is done sooner lets the next one be twice as large.
+BATCH_SECONDS_SHORT: Final = 0.020
+#: A batch that takes longer halves the next one.
+BATCH_SECONDS_LONG: Final = 0.100
+#: Pauses before what was refused (disk full, log locked) is tried again: the first and the longest;
+#: each is twice the one before.
+PAUSE_SECONDS_FIRST: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 5.0
+#: Errors that pass by themselves, or once a person made room.
+PASSING: Final = (AppendFailed, LogLocked)
+
+
+class Pace:
+    """The batch size: from the number of slots up to ``BATCH_MAX``, or twice the number of slots.
+
+    One batch is measured at a time: from its arrival until as many jobs are finished as waited
+    then. Any jobs count, so that one slow job among many fast ones makes no batch look slow.
+
+    Attributes:
+        size: deliveries to ask for.
+        ahead: whether to claim before a slot is free.
+    """
+
+    __slots__ = ("_concurrency", "_full", "_goal", "_since", "_size_max", "ahead", "size")
+
+    def __init__(self, concurrency: int) -> None:
+        self._concurrency = concurrency
+        self._size_max = max(BATCH_MAX, 2 * concurrency)
+        self.size = concurrency
+        self.ahead = False
+        self._goal = 0
+        self._full = False
+        self._since = 0.0
+
+    def claimed(self, *, waiting: int, full: bool, now: float) -> None:
+        """Learn from a claim: ``waiting`` are in the buffer; ``full``: as many as asked for."""
+        if self._goal <= 0:
+            self._goal = waiting
+            self._full = full
+            self._since = now
+
+    def finished(self, count: int, now: float) -> None:
+        if self._goal <= 0:
+            return
+        self._goal -= count
+        if self._goal > 0:
+            return
+        seconds = now - self._since
+        if seconds > BATCH_SECONDS_LONG:
+            self._resize(self.size // 2)
+        elif seconds < BATCH_SECONDS_SHORT and self._full:
+            self._resize(self.size * 2)
+
+    def cut(self) -> None:
+        """Claim for free slots alone again: the jobs turned slow, or there are none."""
+        self._goal = 0
+        self._resize(0)
+
+    def _resize(self, size: int) -> None:
+        self.size = max(self._concurrency, min(size, self._size_max))
+        self.ahead = self.size > self._concurrency
+
+
+class Pause:
+    """Seconds before the next try: each pause is twice the last, if that was not long ago."""
+
+    __slots__ = ("_last", "_seconds", "_time")
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._last = 0.0
+        self._seconds = 0.0
+
+    def next(self) -> float:
+        now = self._time()
+        if now - self._last > 2 * PAUSE_SECONDS_MAX:
+            self._seconds = 0.0
+        self._last = now
+        self._seconds = min(max(self._seconds * 2, PAUSE_SECONDS_FIRST), PAUSE_SECONDS_MAX)
+        return self._seconds
+
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -29,10 +29,9 @@ from taskq_workers.slots.settling import settled
 if TYPE_CHECKING:
     from taskq import Delivery, Task, TaskQ
     from taskq.engine import Ask, LoopPort, Settlement
-    from taskq_workers.slots.hands import Gatekeeper
+    from taskq_workers.slots.feed import Gatekeeper
     from taskq_workers.slots.settling import Settled, Settler
-    from taskq_workers.slots.slot import Slot
-    from taskq_workers.slots.slots import Slots
+    from taskq_workers.slots.slots import Slot, Slots
 
     OnError: TypeAlias = Callable[[Settlement, TaskqError], None]
 

@@ -6,13 +6,21 @@ Plain tuples of bytes and numbers, so that both ends may differ in everything bu
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Delivery, JobContext
-from taskq.engine import Cause, Kind, Lane, Settlement
-from taskq.values import NamedTuple, causes_in, is_a, set_causes
+from taskq.engine import Cause, Kind, Lane, Settlement, kinds
+from taskq.hooks import encode_reason
+from taskq.values import SECOND_NS, NamedTuple, causes_in, is_a, set_causes
+from taskq_workers.slots.outcomes import (
+    ELSEWHERE_SECONDS,
+    settle_bad_result,
+    settle_failure,
+    settle_unreadable,
+)
 
 if TYPE_CHECKING:
+    from taskq import Task
     from taskq.engine import Duplicate
     from taskq.hooks import Loose
 
@@ -142,3 +150,50 @@ def error_of(ended: Ended) -> BaseException:
 def settlement_of(ended: Ended, delivery: Delivery) -> Settlement:
     kind, cause = Kind(ended.kind), Cause(ended.cause)
     return Settlement(kind, delivery, ended.body, ended.delay_ns, cause)
+
+
+def failed(
+    number: int,
+    task: Task[..., Any],
+    delivery: Delivery,
+    error: BaseException,
+    seconds: float,
+    *,
+    called: bool,
+) -> Ended:
+    """Return the end of a job that raised; ``called`` is false if its arguments were not had."""
+    settlement = None if called else settle_unreadable(delivery, error)
+    end = ended(number, settlement or settle_failure(task, delivery, error), seconds)
+    return end._replace(error=pickled_error(error))
+
+
+def succeeded(
+    number: int, task: Task[..., Any], job: JobContext, value: object, seconds: float
+) -> Ended:
+    delivery, packer = job.delivery, job.app.connection.packer
+    try:
+        body = task.encode_result(value)
+    except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
+        return ended(number, settle_bad_result(task, delivery, value, error), seconds)
+    children = tuple(packer.loose(pending.call) for pending, *_ in job.children or ())
+    return ended(number, Settlement(kinds.SUCCESS, delivery, body), seconds, children)
+
+
+def given_back(number: int, delivery: Delivery, reason: str) -> Ended:
+    """Return the end of a job that cannot be run here, and may be elsewhere; burns no attempt."""
+    delay_ns = ELSEWHERE_SECONDS * SECOND_NS
+    return ended(number, Settlement(kinds.RELEASE, delivery, encode_reason(reason), delay_ns), 0.0)
+
+
+def ended(
+    number: int, settlement: Settlement, seconds: float, children: tuple[Loose, ...] = ()
+) -> Ended:
+    return Ended(
+        number,
+        int(settlement.kind),
+        settlement.body,
+        settlement.delay_ns,
+        int(settlement.cause),
+        children,
+        seconds,
+    )

@@ -19,10 +19,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq import JobContext
 from taskq.hooks import running_job
-from taskq_workers.children.afar import failed, given_back, succeeded
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.timeouts import limited, limits_of
-from taskq_workers.slots.shipping import Ended, Shipment, Shipped, Unpacker
+from taskq_workers.slots.shipping import (
+    Ended,
+    Shipment,
+    Shipped,
+    Unpacker,
+    failed,
+    given_back,
+    succeeded,
+)
 
 if TYPE_CHECKING:
     from taskq import Task, TaskQ

@@ -20,27 +20,24 @@ from taskq_plugins.spark.backlog.execution import Chunk, Report, run_chunks
 from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
 from taskq_workers.events import Hook, tell
-from taskq_workers.logpart import LogPart
-from taskq_workers.pool import Worker
-from taskq_workers.slots.feed import Feed
+from taskq_workers.pool import LogPart, Worker
+from taskq_workers.slots.feed import Feed, Pace
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
     release,
     settle_failure,
     settle_unreadable,
 )
-from taskq_workers.slots.pace import Pace
-from taskq_workers.slots.settling import Settler
+from taskq_workers.slots.settling import Settler, stored_success
 from taskq_workers.slots.shipping import Ended, Sent, settlement_of, ship
-from taskq_workers.slots.storing import stored_success
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from taskq import Delivery, TaskQ
     from taskq.engine import LoopPort
-    from taskq_workers.process.elsewhere import Order
-    from taskq_workers.slots.hands import Runner
+    from taskq_workers.process.running import Order
+    from taskq_workers.slots.feed import Runner
 
 #: Payloads of a chunk. A larger one is left to a worker that runs its jobs itself, since Spark
 #: sends no message over 128 MiB.
