@@ -20,11 +20,11 @@ F = TypeVar("F", bound="Callable[..., object]")
 
 #: Options of the guard, which its workers do not get.
 _GUARDS: Final = frozenset({"processes", "reload", "leash", "place"})
-#: What running jobs get to finish when the code changed, at most.
+#: Running jobs get at most this long to finish when the code changed.
 RELOAD_DRAIN_SECONDS: Final = 2.0
 _SEVERAL: Final = 2
 _AS_MANY: Final = "[default: as --concurrency]"
-#: Parameters that say how jobs run in this very process.
+#: Parameters of jobs that run in this process.
 ONLY_HERE: Final = (
     "max_jobs",
     "thread_limit",
@@ -223,9 +223,9 @@ def worker(
 
 
 def _guard(context: click.Context, processes: int | None) -> int:
-    """Run workers as processes of their own, without a number the one that code changes renew."""
+    """Run workers as processes of their own; without a number, one that restarts on changes."""
     command, given = context.command, context.params
-    # What is missing is so in each process: it would be started again and again.
+    # Checked once here: every process would fail the same way and be started again.
     if given["metrics_port"] is not None:
         find_plugin("taskq.services", "prometheus", "metrics")
     if given["web"]:

@@ -1,7 +1,7 @@
-"""What a worker tells its owner: one event for each job that left a slot.
+"""Events of a worker for its owner: one for each job that left a slot.
 
-An ``on_event`` hook runs on the event loop's thread, so it should return at once. One that raises
-is logged and stops nothing.
+An ``on_event`` hook runs on the event loop's thread, so it should return at once. An error of a
+hook is logged and stops nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JobEnd: TypeAlias = Literal["succeeded", "retried", "dead", "released", "cancell
 
 @dataclass(slots=True)
 class JobFinished:
-    """A delivery ended. Not frozen, since that would double what making one costs.
+    """A delivery ended. It is not frozen, since making one would take twice as long.
 
     Attributes:
         job_id: id of the job.
@@ -73,7 +73,7 @@ def tell(hook: Hook, settlement: Settlement, seconds: float) -> None:
         delivery.attempts_max,
         queue=delivery.queue,
     )
-    # What a job waits for within its run is no text.
+    # The wishes of a waiting job are no text.
     if kind is not kinds.SUCCESS and settlement.cause is not Cause.WAITS:
         event.reason = (settlement.body or b"").decode("utf-8", "replace")
         if kind in _DUE_AGAIN:

@@ -54,23 +54,22 @@ class Service(Protocol):
     """A part beside the jobs: a scheduler, the gates, a listener for cancels."""
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        """Do its work until it is cancelled.
+        """Work until cancelled.
 
-        What it raises before it called ``task_status.started()`` keeps the worker from starting;
-        what it raises later stops the worker, after its drain. It may end by itself.
+        An error before ``task_status.started()`` keeps the worker from starting; a later one stops
+        the worker after its drain. It may end by itself.
         """
 
 
 class LogPart:
-    """Serve one log of a worker, until the worker ends or the log is left.
+    """One log of a worker, served until the worker ends or the log is left.
 
     Attributes:
-        app: the app over the log.
         weight: the log's share of the turns.
         store: once it is open; None again when it is left.
-        host: whoever stands for the slots before its feed.
-        services: what claims or makes work; ended as the worker drains.
-        beside: what watches until the last job is settled.
+        host: of its feed, in place of the slots.
+        services: that claim or make work; ended as the worker drains.
+        beside: services that watch until the last job is settled.
     """
 
     def __init__(self, app: TaskQ, weight: int = 1, *, ticks: bool, syncs: bool) -> None:
@@ -84,7 +83,7 @@ class LogPart:
         self._scopes: list[CancelScope] = []
 
     def serve(self, worker: object, serving: Serving | None) -> None:
-        """Let people who ask why a job does not run know what the worker claims of this log."""
+        """Publish the worker's claims of this log, for ``taskq show`` and its like."""
         if self.store is not None:
             self.store.serve(worker, serving)
 
@@ -107,16 +106,9 @@ def parts_of(
     ticks: bool,
     syncs: bool,
 ) -> list[LogPart]:
-    """Return the logs of a worker: those that were named, else those of its app.
+    """Return the logs of a worker: the named ones, else its app's.
 
-    Args:
-        app: whose worker.
-        logs: directories, or their weights.
-        ticks: whether it ticks the app's schedules, in each log.
-        syncs: whether it sends each log to the hub of the settings.
-
-    Raises:
-        UsageError: there is none, one is named twice, or a weight is out of its range.
+    ``ticks``: it ticks the app's schedules in each log. ``syncs``: it sends each log to the hub.
     """
     if logs is None:
         return [LogPart(log, ticks=ticks, syncs=syncs) for log in app.logs()]
@@ -175,8 +167,8 @@ _HOW: Final = 'write "async with app.worker(): ...", or app.run_worker() where n
 
 CONCURRENCY_DEFAULT: Final = 8
 DRAIN_SECONDS_DEFAULT: Final = 10.0
-#: How long a cancelled job may take to clean up. No longer, as a worker ends within a second after
-#: its drain: whoever stops it with a grace period of that length kills it then.
+#: A cancelled job gets this long to clean up: a worker should end within a second after its drain,
+#: before a service manager kills it.
 CANCEL_SECONDS: Final = 0.5
 
 
@@ -201,24 +193,24 @@ class Worker:
         async with app.worker(concurrency=8):
             await serve()
 
-    Async tasks run on the event loop, sync ones in daemon threads, those with
+    Async tasks run on the event loop, sync ones in daemon threads, tasks with
     ``runs_in="process"`` in child processes. Jobs of a task that is not registered with the app
-    wait for a worker that knows it.
+    wait for a worker with the task.
 
     Args:
         app: whose tasks are run.
         concurrency: how many jobs run at a time, of all logs together.
-        logs: directories to claim from in place of the app's, or the weight of each: with them
-            logs share the slots in that proportion. What a job enqueues goes into its own log.
-        queues: names of the queues to claim from, with weights if they are to share the claims in
-            that proportion; None for all.
+        logs: directories to claim from in place of the app's, with weights to share the slots in
+            that proportion. Jobs of a job go into its own log.
+        queues: names of the queues to claim from, with weights to share the claims in that
+            proportion; None for all.
         burst: stop by itself once no job is ready and none runs. Jobs that are due later stay.
-        max_jobs: stop by itself after so many attempts of jobs; None for no limit.
-        drain_timeout: what running jobs get to finish at a stop, such as "30s".
-        thread_limit: how many sync jobs run at a time, ``concurrency`` if None. One that outlasted
-            its timeout cannot be stopped, and counts until its function returns.
+        max_jobs: stop by itself after this number of attempts; None for no limit.
+        drain_timeout: time for running jobs to finish at a stop, such as "30s".
+        thread_limit: how many sync jobs run at a time, ``concurrency`` if None. A job that
+            outlasted its timeout cannot be stopped, and counts until its function returns.
         process_limit: how many jobs run in child processes at a time, ``concurrency`` if None.
-        max_jobs_per_child: replace a child process after so many jobs.
+        max_jobs_per_child: replace a child process after this number of jobs.
         max_rss_per_child: replace one that takes more memory after a job: bytes, or "500MB".
         target: ``module:app`` that children import; by default each task's own module.
         schedules: whether it ticks the app's schedules; a worker with ``burst`` never does.
@@ -231,11 +223,11 @@ class Worker:
 
     Attributes:
         burst: whether it stops by itself once no job is ready.
-        drain_seconds: what running jobs get to finish at a stop.
+        drain_seconds: time for running jobs to finish at a stop.
         started: set once the log is open and the first claim waits.
         stopped: set once everything is settled.
         executor: where the jobs run, "" for here.
-        services: what claims or makes work beside it, begun with it and ended as it drains.
+        services: that claim or make work beside it, begun with it and ended as it drains.
 
     Raises:
         UsageError: an option is out of its range.
@@ -246,7 +238,7 @@ class Worker:
     lends: bool = True
 
     _stuck: StuckWatch | None = None
-    tells_drain = True  # a drain that takes a while is logged, unless a terminal is told
+    tells_drain = True  # a slow drain is logged, unless a terminal shows it
 
     def __init__(
         self,
@@ -313,12 +305,12 @@ class Worker:
         raise UsageError(f"a worker is not awaited: {_HOW}")
 
     def __repr__(self) -> str:
-        # What asyncio.run(app.worker()) shows of it.
+        # asyncio.run(app.worker()) shows this.
         return f"<Worker of {self.app!r}, not run like this: {_HOW}>"
 
     @property
     def directories(self) -> list[str]:
-        """Of its logs, but for those that failed."""
+        """Return the directories of its logs, without failed ones."""
         return [str(part.app.data_dir) for part in self._parts]
 
     def store(self) -> Store:
@@ -327,7 +319,7 @@ class Worker:
 
     @property
     def stores(self) -> list[Store]:
-        """Return those of its logs that are open."""
+        """Return the open stores of its logs."""
         return [part.store for part in self._parts if part.store is not None]
 
     @property
@@ -369,7 +361,7 @@ class Worker:
         plug_in(self.app)
         self.app.hooks.check_tasks()
         self._phase = Phase.RUNNING
-        # The root of all its tasks: whoever stops a worker is often not the task that started it.
+        # The root of all its tasks: stop() is often called by another task than start().
         self._keeper = Keeper(self._keep(), loop=loop, name="taskq-worker")
         self._keeper.add_done_callback(self._on_kept)
         try:
@@ -394,9 +386,10 @@ class Worker:
         self._raise_error()
 
     async def stop(self) -> None:
-        """Drain: claim no more, let running jobs finish, cancel those that outlast the time.
+        """Drain: claim no more, and let running jobs finish, at most for ``drain_timeout``.
 
-        Cancelled jobs are released and burn no attempt. Legal twice, and before the start.
+        Jobs that are cancelled then are released and burn no attempt. Legal twice, and before the
+        start.
         """
         self.request_stop()
         await self.stopped.wait()
@@ -425,12 +418,12 @@ class Worker:
             self._raise_error()
 
     async def _keep(self) -> None:
-        """Own all that runs for the worker; nothing but the loop's end cancels this very task."""
+        """Own all tasks of the worker; only the loop's end cancels this one."""
         async with create_task_group() as group:
             group.start_soon(self._live, name="taskq-worker-life")
 
     def _on_kept(self, keeper: asyncio.Task[None]) -> None:
-        """Answer those who wait: the keeper is gone, perhaps before its first step."""
+        """Wake ``start`` and ``stop``: the keeper is gone, perhaps before its first step."""
         if not keeper.cancelled():
             self._error = self._error or _only(keeper.exception())
         self._undo.close()
@@ -582,7 +575,7 @@ class Worker:
         return None if store is None else store.port()
 
     def _make_runner(self, parts: Sequence[LogPart]) -> Runner:
-        """Whoever runs the jobs: slots of this process, unless a worker of another kind says so."""
+        """Make the runner of the jobs: slots of this process, unless a subclass overrides it."""
         stores = [part.store for part in parts if part.store is not None]
         keeper = self._keeper
         assert keeper is not None
@@ -672,7 +665,7 @@ class Worker:
         self._undo.callback(self.app.hooks.renewed.listen(on_new))
 
     def _tell_what_it_serves(self) -> None:
-        """Let people who ask why a job does not run know what this worker claims."""
+        """Publish this worker's claims, for ``taskq show`` and its like."""
         for part in self._parts:
             serving = Serving(
                 queues=self.queues,

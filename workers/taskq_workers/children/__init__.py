@@ -1,1 +1,1 @@
-"""Child processes that run jobs one by one: ``runner`` says which, ``inside`` is their inside."""
+"""Child processes run jobs one by one: ``runner`` is the worker's side, ``inside`` the child's."""

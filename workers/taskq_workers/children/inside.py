@@ -146,13 +146,13 @@ class _Bench:
         self._views: dict[tuple[int, str], TaskQ] = {}
 
     def find_target(self) -> None:
-        """Import the app that the worker was told to run; raises what that raises."""
+        """Import the worker's target; raises what its import raises."""
         if self._outfit.target:
             with importing():
                 target = load_app(self._outfit.target, self._outfit.include)
             self._take_tasks(target)
             target.hooks.load_checks()
-        # Not in the time of the first job, which may be short: its module may make an app, too.
+        # Loaded before the first job, whose time may be short: its module may make an app, too.
         _ = hooks.load_settings
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class _Bench:
             value = function(*args, **kwargs)
         else:
             value = self._alarm.run(soft, function, args, kwargs)
-        # Of a plain function around an async one.
+        # The value of a plain function around an async one is a coroutine.
         return self._awaited(value) if task.may_await and isinstance(value, Coroutine) else value
 
     def _awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -219,11 +219,7 @@ class _Bench:
         return self._runner.run(coroutine, context=copy_context())
 
     def _function(self, task: Task[..., Any]) -> Callable[..., Any]:
-        """Return the task's function with what it takes of lifespans, entered when first met.
-
-        Raises:
-            TaskqError: a lifespan failed, or a resource is missing.
-        """
+        """Return the task's function with its resources; lifespans are entered once."""
         if not bound_names(task):
             return task.fn
         resources = self._resources.get(id(task.app))

@@ -1,8 +1,7 @@
-"""This program, started once more: to run jobs as a child, or to be another worker.
+"""Start this program once more, to run jobs as a child or to be another worker.
 
-A frozen program has no interpreter to be told what to run: its executable runs it from the
-beginning. Its children start as those of multiprocessing do, which end up in
-``multiprocessing.freeze_support()`` instead of in the program.
+A frozen program has no interpreter: its executable runs it from the beginning. Its children start
+like children of multiprocessing and end up in ``multiprocessing.freeze_support()``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Final
 from taskq.values import dataclass
 from taskq_workers.runs.guards import MARK
 
-#: What a started interpreter runs. Modules are looked for where the worker looks for them.
+#: Code of a started interpreter; it looks for modules where the worker looks.
 _CODE: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
     "from taskq_workers.children.inside import main; main(*map(int, sys.argv[1:4]))"
@@ -36,13 +35,7 @@ def interpreter(*arguments: str) -> list[Any]:
 
 
 def start_child(work: int, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
-    """Start a child with two descriptors, see ``inside.main``.
-
-    Args:
-        work: of the socket that jobs come by.
-        life: of the pipe that tells it that its worker lives.
-        from_main: tasks of it are made by the program itself, not by a module that it imports.
-    """
+    """Start a child with the socket for jobs and the pipe that shows that the worker lives."""
     if not is_frozen():
         path = json.dumps(sys.path, default=str)
         command = interpreter("-c", _CODE, str(work), str(life), str(os.getpid()), path)
@@ -52,7 +45,8 @@ def start_child(work: int, life: int, *, from_main: bool) -> subprocess.Popen[by
     message, ours = os.pipe()
     try:
         with open(ours, "wb") as pipe:  # noqa: PTH123 - a descriptor; it holds the few bytes
-            # What multiprocessing prepares: nothing; then the process, of which it runs one method.
+            # The pickles that multiprocessing expects: nothing, then a process whose method it
+            # calls.
             pipe.write(pickle.dumps({}) + pickle.dumps(_Process(work, life, os.getpid())))
         return subprocess.Popen(  # noqa: S603 - this very program
             spawn.get_command_line(tracker_fd=None, pipe_handle=message),

@@ -1,7 +1,7 @@
-"""Where tasks with ``runs_in="process"`` run: child processes, started when needed and kept warm.
+"""Run tasks with ``runs_in="process"`` in child processes, started when needed and kept warm.
 
-Each runs one job at a time. One that dies costs its job an attempt and is replaced; the others go
-on. Which child a job gets is decided here; how a single one is spoken to, in ``children``.
+Each child runs one job at a time. A child that dies costs its job an attempt and is replaced; the
+other children go on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 1 << 18
 _BLOCKED: Final = (signal.SIGINT, signal.SIGTERM)
-#: How long a child that was told to leave may take, before it is killed; lifespans come on top.
+#: A child gets this long to leave before it is killed; lifespans come on top.
 LEAVE_SECONDS: Final = 0.5
 #: How long a frozen child may take to be ready; a copy of the program never would be.
 FROZEN_START_SECONDS: Final = 60.0
@@ -85,9 +85,6 @@ class Child:
         outfit: what it needs to know.
         on_change: called when it became idle, and when it is gone.
         close_seconds: what it gets to close what the app's lifespans opened there.
-
-    Raises:
-        OSError: the system starts no process.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class Child:
         self._inlet = Inlet()
         self._outgoing = bytearray()
         self._job: asyncio.Future[Done] | None = None
-        #: told what the job that runs there tells and logs
+        #: gets the progress and the log lines of the running job
         self.on_told: Callable[[Told | Logged], None] | None = None
         self._reason: BaseException | None = None
         self._killer: asyncio.TimerHandle | None = None
@@ -173,7 +170,7 @@ class Child:
         if self.phase is Phase.STARTING:
             self.kill()
 
-    # What comes from the child.
+    # Messages from the child.
 
     def _on_readable(self) -> None:
         try:
@@ -214,7 +211,7 @@ class Child:
             self.phase = Phase.IDLE
             self._on_change(self)
 
-    # What goes to it.
+    # Messages to the child.
 
     def _send(self, message: bytes) -> None:
         if self._outgoing:
@@ -237,13 +234,13 @@ class Child:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            # It is dying: its end is told soon, and with it its job's.
+            # It is dying: its end, and its job's, arrive soon.
             return len(message)
 
     # Its end.
 
     def _watch_exit(self) -> None:
-        # Not the end of the channel: a process that a task forked may hold that open.
+        # A process that a task forked may hold the channel open, so its end proves nothing.
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self._pidfd = os.pidfd_open(self.pid)
@@ -347,7 +344,7 @@ class ProcessRunner:
         self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app.hooks.lifespans else 0.0
         self._children: set[Child] = set()
         self._idle: list[Child] = []
-        #: those that may have imported a form of a task that was replaced since
+        #: they may have imported a form of a task that was replaced since
         self._outdated: set[Child] = set()
         self._tasks: dict[str, Task[..., Any]] = {}
         self._waiting: deque[asyncio.Future[Child]] = deque()
@@ -384,7 +381,7 @@ class ProcessRunner:
         except NoChild as error:
             self._warn(task.name, str(error))
             return given_back(0, delivery, str(error))
-        # It is another where it was packed, or completed by what ran before.
+        # The payload differs from the record if it was packed, or completed by an earlier job.
         given = None if payload == delivery.stored_payload else payload
         child.on_told = lambda message: _hear(job, message)
         log = str(job.app.data_dir)
@@ -406,7 +403,7 @@ class ProcessRunner:
             if limit is not None:
                 limit.cancel()
         if ended.kind == kinds.RELEASE and ended.body and ended.cause == Cause.CALLER:
-            # The child cannot import the task; one that snoozes may have a reason, too.
+            # The child cannot import the task. A snoozed job may have a reason, too.
             self._warn(task.name, ended.body.decode("utf-8", "replace"))
         return ended
 
@@ -424,7 +421,7 @@ class ProcessRunner:
             child.kill_and_reap()
 
     async def leave(self) -> None:
-        """Let idle children end by themselves, which takes a moment; kill those that do not."""
+        """Let idle children end by themselves; kill busy and late ones."""
         self._closed = True
         self._refuse_all()
         if self._resting is not None:

@@ -33,7 +33,7 @@ class Outfit(NamedTuple):
     include: tuple[str, ...]
     data_dir: str
     argv: tuple[str, ...]
-    #: whether it tells how much memory it takes
+    #: whether it reports its resident memory
     tells_memory: bool
     #: how it logs
     logging: Logging = Logging()
@@ -49,7 +49,7 @@ class Work(NamedTuple):
     module: str
     #: of the span that the job runs in; see ``taskq.telemetry``
     trace: tuple[tuple[str, str], ...] = ()
-    #: directory of the job's log, if it is not that of the outfit
+    #: directory of the job's log, if it differs from the outfit's
     log: str = ""
 
 
@@ -99,17 +99,13 @@ def packed(message: Outfit | Work | Message) -> bytes:
 
 
 class Inlet:
-    """Puts messages together from whatever pieces of them arrive."""
+    """Assemble messages from the pieces of them that arrive."""
 
     def __init__(self) -> None:
         self._pieces = bytearray()
 
     def feed(self, piece: bytes) -> list[Any]:
-        """Return the messages that this piece completes.
-
-        Raises:
-            LostChild: it is no message.
-        """
+        """Return the messages that this piece completes."""
         pieces = self._pieces
         pieces += piece
         messages = []
@@ -130,11 +126,7 @@ class Inlet:
 
 
 def receive(channel: socket.socket) -> Any:
-    """Wait for one message; None once the other end is closed.
-
-    Raises:
-        OSError: the other end is gone.
-    """
+    """Wait for one message; None once the other end is closed."""
     head = _exactly(channel, _LENGTH.size)
     if head is None:
         return None
@@ -158,16 +150,16 @@ def _exactly(channel: socket.socket, size: int) -> bytes | None:
     return bytes(whole)
 
 
-# What jobs in a child process tell of their progress, on its way to the worker.
+# Progress of jobs in a child process, on its way to the worker.
 
 #: Least time between two messages about one job.
 PAUSE_SECONDS: Final = 0.1
 
 
 class Outlet:
-    """A child's messages, from whichever of its threads: one whole one after the other.
+    """Messages of a child; its threads send one whole message after the other.
 
-    Of what a job tells within a pause only the last is sent, when the pause is over.
+    Within a pause only the latest progress of a job is kept, and sent when the pause is over.
     """
 
     def __init__(self, channel: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""What keeps jobs back for now: conditions that do not hold, and queues that back off.
+"""Gates keep jobs back for now: conditions that do not hold, and queues that back off.
 
-Begin with ``gate``, what both kinds share; ``gates`` holds all of one worker.
+Begin with ``gate``, the common part of both kinds; ``gates`` holds all of one worker.
 """

@@ -187,7 +187,7 @@ class Gate(ABC):
             self.host.give_back([delivery], cause)
 
     async def _try(self, wait_seconds: float | None, seconds: float) -> None:
-        """Let one job run until it has ended, or for so long; none if none comes meanwhile."""
+        """Wait for one job, and let it run until it has ended, or for ``seconds``."""
         self._enter(Mode.TRYING, self.hold)
         if self._claimed is None:
             await self._claim(wait_seconds)
@@ -205,7 +205,7 @@ class Gate(ABC):
         try:
             await self._live()
         except TaskqError as error:
-            # The common claim meets the same error, and says so.
+            # The common claim meets the same error, and logs it.
             _log.debug("%r rests: %s", self, error)
         except Exception:  # noqa: BLE001 - a gate that died would keep its jobs for ever
             _log.exception("%r failed; it goes on", self)
@@ -284,7 +284,7 @@ class ConditionGate(Gate):
 
     def _shut(self, unmet: Probe) -> None:
         if self.mode is Mode.SHUT and self._shut_by == (unmet, unmet.since_ns):
-            return  # perhaps for another reason by now; people were told the first
+            return  # perhaps for another reason by now; people have seen the first
         self._shut_by = (unmet, unmet.since_ns)
         text = f"it waits for {unmet.condition.name}, which does not hold ({unmet.problem})"
         tasks = frozenset(self.tasks)
@@ -314,11 +314,11 @@ class Breaker(Gate):
         return frozenset({self.rule.queue}), self.host.open_tasks()
 
     def failed(self, error: BaseException, outcomes: Iterable[Settlement]) -> bool:
-        """Return a job of the queue failed; whether it is given back, so that no attempt is burnt.
+        """Count a job of the queue that failed; whether it is given back and burns no attempt.
 
         Args:
-            error: what it met.
-            outcomes: those of this turn of the loop, the latest first, not handed over yet.
+            error: of the job.
+            outcomes: of this turn of the loop, latest first, before they are flushed.
         """
         if not self._is_failure(error):
             self._row = 0
@@ -382,7 +382,7 @@ class Breaker(Gate):
         self._enter(Mode.SHUT, hold)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait so long, or until the network is back; with a probe, at least until that holds."""
+        """Wait, at most until the network is back; with a probe, at least until that holds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         was_away = False

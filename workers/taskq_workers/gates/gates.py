@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: A condition that held is taken for holding so long, while its jobs run.
+#: A condition counts as holding for this long after a good probe, while its jobs run.
 HELD_SECONDS: Final = 2.0
 #: A probe that did not even end when its time was over is waited for no longer than this.
 DEAF_SECONDS: Final = 0.2
@@ -66,13 +66,13 @@ class Probe:
     async def told(self, age_seconds: float) -> str:
         """Return why it does not hold, "" if it does; an answer of that age is good enough.
 
-        All who ask at a time share one probe.
+        Concurrent callers share one probe.
         """
         loop = asyncio.get_running_loop()
         if self.problem is None or loop.time() - self.probed_at > age_seconds:
             if self._running is None:
                 self._running = begin(self._probe(loop.time()), "taskq-probe")
-            # Whoever gives up waiting must not end it for the others.
+            # A caller that gives up must not end the probe for the others.
             running, limit = self._running, self.condition.timeout_seconds
             if not await until_done({running}, limit + DEAF_SECONDS):
                 self._learn(f"its probe took over {limit:g} s and goes on", loop.time())
@@ -89,7 +89,7 @@ class Probe:
 
     async def _probe(self, now: float) -> None:
         condition = self.condition
-        # Not a cancel scope, which would cancel a probe that is deaf to that for ever.
+        # A cancel scope would cancel a probe that ignores it for ever.
         limit = asyncio.timeout(condition.timeout_seconds)
         try:
             async with limit:
@@ -117,12 +117,7 @@ class Probe:
 
 
 class Probes(dict["Condition", Probe]):
-    """The probes of a worker by condition, made when a condition is first asked for.
-
-    Args:
-        data_dir: of the app, for conditions that mean its disk.
-        wall_ns: tells the log's time.
-    """
+    """The probes of a worker by condition, made when a condition is first needed."""
 
     def __init__(self, data_dir: Path, wall_ns: Callable[[], int]) -> None:
         super().__init__()
@@ -147,10 +142,7 @@ class Probes(dict["Condition", Probe]):
     ) -> Probe | None:
         """Return the first of the conditions that does not hold; None if all do.
 
-        Args:
-            conditions: those that are meant.
-            age_seconds: what was found out so long ago is good enough; None: for each condition
-                almost as long as it wants between two probes.
+        ``age_seconds`` is the oldest usable answer; None means 0.9 of a condition's own interval.
         """
         probes = [self[condition] for condition in conditions]
         problems = await asyncio.gather(
@@ -176,7 +168,7 @@ class Probes(dict["Condition", Probe]):
                 await asyncio.gather(*(probe.leave() for probe in set(self.values())))
 
 
-#: A burst that waits for a gate looks again after so long.
+#: A burst that waits for a gate looks again after this time.
 LOOK_SECONDS: Final = 0.5
 
 
@@ -190,14 +182,13 @@ class AllBut(frozenset[str]):
 
 
 class Gates:
-    """A worker's gates: a ``Service``, the feed's ``ClaimFilter``, and the host of each.
+    """A worker's gates: a ``Service``, the feed's ``ClaimFilter``, and the host of each gate.
 
-    Nothing of it is in the way of a worker whose tasks need no condition and whose queues have no
-    breaker.
+    A worker without conditions and breakers pays nothing for it.
 
     Args:
         app: whose tasks and breakers.
-        runner: whoever runs the jobs of this log.
+        runner: of the jobs of this log.
         queues: that it claims from; None for all.
         changed: called when the holds have changed.
     """
@@ -222,7 +213,7 @@ class Gates:
         self._store: Store | None = None
         self._is_draining = False
         self._is_ending = False
-        #: what is to live as a task of this part, by name, and that there is more of it
+        #: coroutines to start as tasks of this part, by name, and the signal for them
         self._begun: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self._asked = asyncio.Event()
         self._by_conditions: dict[frozenset[Condition], ConditionGate] = {}
@@ -317,7 +308,7 @@ class Gates:
         return frozenset(self._app.tasks) - self._shut_tasks
 
     def changed(self) -> None:
-        """Claim anew if other jobs may be claimed now, and tell people."""
+        """Claim anew if other jobs may be claimed now, and publish the holds."""
         before = self._shut_tasks, self._shut_queues
         self._sum_up()
         if before != (self._shut_tasks, self._shut_queues) and not self._is_draining:
@@ -383,7 +374,7 @@ class Gates:
         latest = map(settled, reversed(self._settler.outcomes))
         fails = breaker is not None and breaker.failed(error, latest)
         if settlement.kind is not kinds.RETRY and settlement.cause is not Cause.EXHAUSTED:
-            return settlement  # it wants no other attempt, whatever happened
+            return settlement  # it wants no other attempt anyway
         if fails:
             return given_back(delivery, Cause.BREAKER)
         gate = self._by_task.get(task.name)
@@ -425,7 +416,7 @@ class Gates:
                 return not waited
             waited = True
             self.feed.linger()
-            # What a gate was to have another worker may have taken, and then it does not move.
+            # Another worker may have taken the gate's job, and then the gate does not move.
             with move_on_after(LOOK_SECONDS):
                 await self.moved.wait()
 
@@ -433,7 +424,7 @@ class Gates:
 
     @property
     def _slots(self) -> Iterable[Slot]:
-        """Return those of this process; a worker whose jobs run elsewhere has none."""
+        """Return the slots of this process; a worker whose jobs run elsewhere has none."""
         return self._runner.slots if isinstance(self._runner, Slots | Share) else ()
 
     def _begin(self, gate: Gate, name: str) -> None:

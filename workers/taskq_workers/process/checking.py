@@ -1,4 +1,4 @@
-"""What ``taskq check module:app`` finds in an app, before a worker starts with it."""
+"""``taskq check module:app``: problems of an app, found before a worker starts with it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TRIED_BYTES_MAX: Final = 16 * 1024 * 1024
 def check_app(
     target: str, include: Iterable[str], data_dir: Path | None
 ) -> tuple[TaskQ | None, list[Check]]:
-    """Import an app as a worker would, and look at all that a worker would need of it.
+    """Import an app like a worker, and check its tasks, schedules and waiting jobs.
 
     Returns:
-        The app, None if it cannot be had; and what was looked at.
+        The app, None if it cannot be loaded; and the checks.
     """
     try:
         app = load_app(target, include)
@@ -91,7 +91,7 @@ def _waiting(app: TaskQ) -> Check:
                 serves for owner in reader.owners() if owner.alive for serves in owner.serves
             ]
             tried, misfits = _try_arguments(app, reader, waiting)
-    except LogError:  # there is none yet, or what is wrong with it is told elsewhere
+    except LogError:  # no log yet, or another check reports its problem
         return Check(name="jobs", ok=True, detail="none wait")
     faults = strays_of(waiting, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
     faults += misfits

@@ -158,16 +158,14 @@ class Place:
 class Guard:
     """Runs ``count`` workers until it is stopped.
 
-    Signals mean what they mean to one worker: SIGTERM or SIGINT lets running jobs finish, a second
-    one cancels and gives them back, a third ends all at once. SIGHUP replaces the workers one by
-    one, each by a new one that is ready before the old one drains; in a terminal it keeps its usual
-    meaning.
+    Signals mean the same as for one worker: SIGTERM or SIGINT lets running jobs finish, a second
+    cancels and gives them back, a third ends all at once. SIGHUP replaces the workers one by one:
+    each new worker is ready before the old one drains. In a terminal it keeps its usual meaning.
 
     Args:
         command: the command line of one worker.
-        count: how many.
         burst: a worker that ends by itself without failure has done its part.
-        drain_seconds: what running jobs get to finish; a worker that needs much longer is killed.
+        drain_seconds: for running jobs; a worker that needs much longer is killed.
         say: prints one line.
         complain: prints an error that ended a worker.
         notifier: of the service manager.
@@ -353,7 +351,7 @@ class Guard:
             self._complain(process.error)
         self._happened(process, _end_of(process, code), code)
 
-    # What follows from an event.
+    # Actions of events.
 
     def _happened(self, process: WorkerProcess, event: Event, code: int = 0) -> None:
         action = TABLE[process.life, event]
@@ -421,7 +419,7 @@ class Guard:
     def _pass(self, _: WorkerProcess, __: int) -> None: ...
 
 
-#: What follows: (life of a process, event) -> action.
+#: (life of a process, event) -> action.
 TABLE: Final[dict[tuple[Life, Event], Callable[[Guard, WorkerProcess, int], None]]] = {
     (Life.STARTING, Event.READY): Guard._serve,
     (Life.STARTING, Event.DONE): Guard._follow,

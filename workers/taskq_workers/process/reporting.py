@@ -128,7 +128,7 @@ _GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (f"\x1b[{code}m" for code in (32, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts that the banner tells."""
+    """Facts in the banner."""
 
     version: str
     pid: int
@@ -234,7 +234,7 @@ def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
 def stopped_line(
     ended: Mapping[Kind, int], seconds: float, drained_seconds: float | None, process: str = ""
 ) -> str:
-    """Tell a worker's life: ``stopped after 2 min, drained in 0.3 s: 7 jobs succeeded``."""
+    """Sum up a worker's life: ``stopped after 2 min, drained in 0.3 s: 7 jobs succeeded``."""
     counts = [(ended[kind], word) for kind, word in _ENDED.items() if ended.get(kind)]
     jobs = " job " if counts and counts[0][0] == 1 else " jobs "
     ends = ", ".join(

@@ -46,11 +46,11 @@ _GROUP: Final = "taskq.executors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Order of the command line for a worker; names are those of ``Worker``'s options."""
+    """Order of the command line for a worker; its fields are options of ``Worker``."""
 
-    #: as it was typed; whoever runs the jobs imports it anew
+    #: as typed; executors import it anew
     target: str
-    #: modules with tasks of the app, besides those that it includes itself
+    #: modules with further tasks, besides the app's own ``include``
     include: tuple[str, ...] = ()
     #: where the executors are, in the words of their system; "" for its default
     master: str = ""
@@ -82,12 +82,7 @@ class Executor(Protocol):
 
 
 def find_executor(name: str) -> Executor:
-    """Return the executor that a package brings under this name.
-
-    Raises:
-        UsageError: there is none; the message lists those there are.
-        TaskqError: it does not load.
-    """
+    """Return the executor with this name in the entry points."""
     executor: Executor = find_plugin(_GROUP, name, name)
     return executor
 
@@ -113,16 +108,13 @@ def run_one(
         executor: where the jobs run; None for here.
         leash: descriptor of the socket to the guard that started this process; -1 without one.
         log: how to log, given the level and the format of the app's settings.
-
-    Raises:
-        TaskqError: the app cannot be loaded, or the log cannot be used.
     """
     began = time.perf_counter()
     keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = style_for(sys.stdout.encoding, colours=coloured)
     reporter = Reporter(sys.stdout, style)
-    # After it, since what tasks print may be logged, and what it tells of their jobs is not theirs.
+    # After the reporter: tasks' prints may be logged, and the reporter's lines are not theirs.
     configure_logging(log(AT_FIRST.level, AT_FIRST.format))
     order = order_for(reporter)
     tie = None if leash < 0 else Leash(leash, order.drain_timeout)
@@ -136,7 +128,7 @@ def run_one(
 
 @contextlib.contextmanager
 def _telling(tie: Leash) -> Iterator[None]:
-    """Tell the guard what ends this worker, since it may end all of them, and is told once."""
+    """Send the guard the error that ends this worker: it may end all, and is printed once."""
     try:
         yield
     except TaskqError as error:
@@ -232,9 +224,6 @@ def run_reloading(arguments: Sequence[str]) -> None:
 
     Args:
         arguments: of the command line; what runs has to end within 5 s.
-
-    Raises:
-        UsageError: watchfiles is not installed.
     """
     from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - as above
 
@@ -337,5 +326,5 @@ def _told(worker: Worker) -> str:
 
 
 def _settings_files(app: TaskQ) -> tuple[str, ...]:
-    settings = vars(app).get("settings")  # an app that was told nothing has read none
+    settings = vars(app).get("settings")  # an app with no settings read none
     return tuple(map(str, settings.files)) if settings else ()

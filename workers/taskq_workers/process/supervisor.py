@@ -39,7 +39,7 @@ PLACE_OPTION: Final = "--place"
 READY: Final = b"R"
 #: Bytes of the error that ended a worker which its guard gets.
 ERROR_BYTES_MAX: Final = 16_384
-#: What a worker gets beyond its drain to end, when it is stopped or its guard is gone.
+#: A stopped or orphaned worker gets this long beyond its drain to end.
 GRACE_SECONDS: Final = 15.0
 
 
@@ -64,7 +64,7 @@ class Leash:
             return
 
     def failed(self, error: str) -> bool:
-        """Tell the guard why this worker ends; False if nobody hears it."""
+        """Send the guard the error that ends this worker; False if the guard is gone."""
         try:
             self._socket.send(error.encode("utf-8", "replace")[:ERROR_BYTES_MAX])
         except OSError:
@@ -83,10 +83,7 @@ class Leash:
         os._exit(1)
 
 
-# Telling a service manager where a worker is in its life (sd_notify), if one asked to be told.
-#
-# The protocol is one datagram of ``NAME=value`` lines to the unix socket that ``NOTIFY_SOCKET``
-# names; a leading @ means the abstract namespace. systemd.service(5), sd_notify(3).
+# States of a worker for a service manager (sd_notify), if NOTIFY_SOCKET is set.
 
 _SOCKET: Final = "NOTIFY_SOCKET"
 _WATCHDOG_MICROSECONDS: Final = "WATCHDOG_USEC"
@@ -107,11 +104,11 @@ class Notifier:
         self.watchdog_seconds = _watchdog_seconds() if self._address else 0.0
 
     def ready(self, status: str) -> None:
-        """Tell that it claims jobs, or claims them again after ``reloading``."""
+        """Report that it claims jobs, or claims them again after ``reloading``."""
         self._send("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Tell that it is being replaced by newer code, and serves meanwhile."""
+        """Report that newer code replaces it, and that it serves meanwhile."""
         microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
         self._send("RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=reloading")
 
@@ -156,7 +153,7 @@ def _watchdog_seconds() -> float:
 _log: Final = logging.getLogger("taskq.worker")
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-#: What a shell calls the exit of a process that a signal ended.
+#: A shell adds this to the number of the signal that ended a process.
 _SIGNALLED: Final = 128
 _CANCEL_AT: Final = 2
 _GARBAGE_THRESHOLD: Final = 10_000
@@ -171,15 +168,15 @@ _EXECUTOR: Final = "taskq-executor"
 class Supervisor:
     """Runs the worker until it stops by itself or by signals.
 
-    The first SIGTERM or SIGINT drains, a second cancels and releases what runs, a third ends the
-    process on the spot. SIGTSTP (Ctrl-Z) takes effect between two batches of each storage
-    thread, so that a stopped process never holds a writer lock.
+    The first SIGTERM or SIGINT drains, a second cancels and releases running jobs, a third ends the
+    process on the spot. SIGTSTP (Ctrl-Z) takes effect between two batches of each storage thread,
+    so that a stopped process never holds a writer lock.
 
     Args:
         worker: not yet started.
-        on_ready: called with the open store, and with what the log held, once it claims.
+        on_ready: called with the open store and its statistics, once the worker claims.
         say: prints one line.
-        process: what it calls itself in front of its lines, if it is one of several.
+        process: prefix of its lines, if it is one of several.
     """
 
     def __init__(
@@ -198,22 +195,19 @@ class Supervisor:
         self._ready_at: float | None = None
         self._drain_at: float | None = None
         self._notifier = Notifier()
-        # Made here, since the loop's own could not be told from others when the end comes.
+        # Our own executor, as the loop's default one cannot be recognised by its threads at the
+        # end.
         self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop
         self._alarm: tuple[socket.socket, ...] = ()
         self._wakes_before = -1
         self._leave_forks: Callable[[], None] = lambda: None
-        #: what a burst leaves, in words
+        #: jobs that a burst leaves, in words
         self._rest = ""
 
     def run(self) -> None:
-        """Return once the worker has stopped, its log is closed, and what it started has ended.
-
-        Raises:
-            TaskqError: the log could not be opened, or failed.
-        """
+        """Return once the worker has stopped, its log is closed, and what it started has ended."""
         # A batch makes thousands of short-lived objects, which the default threshold of 700 would
         # scan a dozen times: a tenth of the time of a busy worker.
         gc.set_threshold(_GARBAGE_THRESHOLD)
@@ -234,8 +228,8 @@ class Supervisor:
     def exit_despite_threads(self, failure: TaskqError | None) -> None:
         """End the process if sync functions still run in it, their jobs being released.
 
-        An ordinary exit would wait for those of the executor, and could for the others in an atexit
-        function of some library. Returns if there are none.
+        An ordinary exit would wait for the executor's threads, and might wait for other ones in an
+        atexit function of some library.
         """
         deadline = time.monotonic() + END_SECONDS
         for thread in _executor_threads():
@@ -268,7 +262,7 @@ class Supervisor:
             await self._app.close()
 
     async def _count_rest(self) -> None:
-        """Note what a burst leaves; a log that fails is told of elsewhere."""
+        """Note the jobs that a burst leaves; the worker reports a failed log itself."""
         if not self._worker.burst:
             return
         waiting, dues = Waiting(), list[int]()
@@ -286,8 +280,8 @@ class Supervisor:
         stats = await store.port().stats()
         self._ready_at = time.monotonic()
         self._on_ready(store, stats)
-        # What is loaded stays, so the collector need not look at it again. Nor is it looked at
-        # first: that takes 20 ms, finds next to nothing, and the first jobs would wait for it.
+        # Loaded objects stay, so the collector may skip them. A collection before that would take
+        # 20 ms, find next to nothing, and delay the first jobs.
         gc.freeze()
         self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
 
@@ -299,7 +293,8 @@ class Supervisor:
         writer.setblocking(False)
         self._loop.add_reader(reader, reader.recv, _ALARM_BYTES)
         self._wakes_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        # Not loop.add_signal_handler: the third signal must work while a job keeps the loop busy.
+        # loop.add_signal_handler would not do: the third signal must work while a job blocks the
+        # loop.
         before = {number: signal.signal(number, self._on_stop_signal) for number in _STOP_SIGNALS}
         # A shell without job control has it ignored, and so it stays.
         if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
@@ -351,8 +346,8 @@ class Supervisor:
         if not stores:
             _pause()
             return
-        # All of them stand still before the process does. Where one waits for its lock, or has
-        # just failed, the others go on after a while, and it is to be asked for once more.
+        # All storage threads stand still before the process does. If one waits for its lock, or has
+        # just failed, the others go on after a while, and Ctrl-Z is needed once more.
         together = threading.Barrier(len(stores), _pause, _TOGETHER_SECONDS)
         for store in stores:
             store.between_batches(partial(_meet, together))
@@ -395,7 +390,7 @@ def run_to_the_end(main: Coroutine[Any, Any, None]) -> None:
 
 
 def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[None]) -> None:
-    """Let the loop turn until the task is done, whatever happens to others."""
+    """Run the loop until the task is done; errors of other tasks do not stop it."""
     while True:
         try:
             return loop.run_until_complete(main)
@@ -435,10 +430,7 @@ _ARENA_MAX: Final = -8
 
 
 def keep_heap_small() -> None:
-    """Set the C library up for a process that lives long; nothing where it is not glibc.
-
-    Whoever set ``MALLOC_…`` variables decided for himself.
-    """
+    """Tune glibc for a long-lived process, unless a ``MALLOC_…`` variable is set."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
     try:
@@ -500,7 +492,7 @@ class WorkerThread:
 
     Args:
         app: whose tasks are run.
-        options: those of ``Worker``.
+        options: of ``Worker``.
 
     Attributes:
         worker: what runs there.

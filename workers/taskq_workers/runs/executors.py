@@ -1,8 +1,8 @@
-"""Where a worker's jobs run, behind one port: the event loop, threads, or child processes.
+"""Executors of a worker's jobs: the event loop, threads, or child processes.
 
-Which of them is the task's choice: async functions run on the loop and sync ones in threads,
-unless ``runs_in`` says otherwise. Whichever it is, cancelling a job's slot ends the call: an async
-function is cancelled, a child process killed, and a thread, which nothing can stop, given up.
+The task chooses: async functions run on the loop and sync ones in threads, unless ``runs_in`` says
+otherwise. Cancelling a job's slot ends the call: an async function is cancelled, a child process
+killed, and a thread, which nothing can stop, given up.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ RSS_BYTES_MIN: Final = 16 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLimits:
-    """The limits of one worker, checked.
+    """The checked limits of one worker; None for no limit.
 
     Attributes:
-        threads: how many sync jobs run at a time.
-        processes: how many jobs run in child processes at a time.
-        jobs_per_child: after so many a child is replaced; None for never.
-        rss_bytes: a child that takes more memory after a job is replaced; None for never.
+        threads: sync jobs at a time.
+        processes: jobs in child processes at a time.
+        jobs_per_child: jobs until a child is replaced.
+        rss_bytes: memory after a job over which a child is replaced.
         target: ``module:app`` that children import; "" for the modules of the tasks.
     """
 
@@ -76,11 +76,7 @@ def checked_limits(
     max_rss_per_child: int | str | None = None,
     target: str = "",
 ) -> ExecutorLimits:
-    """Return the limits as a worker's options say; ``concurrency`` stands for what is None.
-
-    Raises:
-        UsageError: one is out of its range, or no worker may start here.
-    """
+    """Return the limits from a worker's options; ``concurrency`` is the default of both counts."""
     refuse_while_importing()
     threads = concurrency if thread_limit is None else thread_limit
     processes = concurrency if process_limit is None else process_limit
@@ -103,20 +99,12 @@ def checked_limits(
 
 
 def drain_seconds(value: Duration) -> float:
-    """Return what jobs get to finish at a stop; infinity for as long as they take.
-
-    Raises:
-        UsageError: it is no duration.
-    """
+    """Return what jobs get to finish at a stop; infinity for as long as they take."""
     return inf if value == inf else seconds(value, "drain_timeout")
 
 
 def rss_bytes(value: int | str | None, name: str) -> int | None:
-    """Return the memory that a child process may take, None for any.
-
-    Raises:
-        UsageError: it is no size, or less than a child takes before its first job.
-    """
+    """Return the memory that a child process may take, None for any."""
     if value is None:
         return None
     from pydantic import ByteSize, TypeAdapter, ValidationError  # noqa: PLC0415 - few give one
@@ -139,8 +127,8 @@ def rss_bytes(value: int | str | None, name: str) -> int | None:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: How often the interpreter may switch threads. The default of 5 ms lets one CPU-bound function
-#: keep the event loop and the storage thread waiting that long at each of their steps. Beside such
+#: Interval at which the interpreter switches threads. The default of 5 ms lets one CPU-bound
+#: function keep the event loop and the storage thread waiting that long at each step. Next to such
 #: a function a busy worker wrote 390 batches a second with 0.5 ms, and 500 with 0.2 ms.
 SWITCH_INTERVAL_SECONDS: Final = 0.0002
 _raise_in_thread: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -187,7 +175,7 @@ class ThreadRunner:
         self._pid = os.getpid()
         #: calls handed over and not yet returned
         self.busy = 0
-        #: those of them that nobody waits for any more
+        #: the part of them that nobody waits for any more
         self.given_up = 0
 
     async def run(
@@ -199,13 +187,8 @@ class ThreadRunner:
     ) -> Any:
         """Call the function in a thread, within a copy of this context.
 
-        Cancelling gives up the wait, not the function: one that has begun goes on to its end. Its
-        limits of time count from when a thread takes it.
-
-        Raises:
-            TimeoutError: it was given up because its time was over.
-            RuntimeError: the threads have ended, with their worker.
-            BaseException: whatever the function raised.
+        Cancelling gives up the wait, not the function: it goes on to its end. Time limits count
+        from the moment when a thread takes the call.
         """
         if not self._limit:
             raise RuntimeError("the worker has ended: no thread is left to run a sync function")
@@ -445,11 +428,7 @@ class Executors:
         return self._processes
 
     def plan(self, task: Task[..., Any]) -> Plan:
-        """Plan how jobs of the task are run.
-
-        Raises:
-            UsageError: the task takes a resource that is missing.
-        """
+        """Plan how jobs of the task are run."""
         if task.runs_in == "process":
             call = self.processes.caller(task)
             return planned(task, call, decode=_undecoded, is_remote=True)

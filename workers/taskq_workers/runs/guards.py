@@ -31,7 +31,7 @@ _importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
 #: Set in a frozen child until it runs jobs: "main" if the program itself has tasks of it, which
 #: makes them before it calls ``freeze_support()``; "modules" if it need not get that far.
 MARK: Final = "_TASKQ_CHILD"
-#: What to do where a copy of a frozen program did not become a child.
+#: Remedy if a copy of a frozen program did not become a child.
 ADVICE: Final = (
     "a frozen program starts itself to run jobs in a child process: call "
     'multiprocessing.freeze_support() first under if __name__ == "__main__"'
@@ -49,12 +49,9 @@ def importing() -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Let no worker start in a child process that is importing, nor in one that is a mere copy.
+    """Refuse a worker in a child process that is importing, and in a mere copy of the program.
 
-    A frozen program that should run jobs, and did not notice, is ended.
-
-    Raises:
-        UsageError: it is.
+    A copy of a frozen program that did not become a child is ended.
     """
     if MARK in os.environ:
         os.write(2, f"taskq: {ADVICE}\n".encode())
@@ -72,10 +69,10 @@ def signal_name(number: int) -> str:
 
 
 def keep_from_children(handlers: Mapping[signal.Signals, Any]) -> Callable[[], None]:
-    """Give every child that this process forks these handlers instead of its own.
+    """Give every forked child of this process these handlers instead of its own.
 
-    The signals are blocked meanwhile: one that comes just after the fork ends the child, too. What
-    is returned ends that, for a process that goes on without its worker.
+    The signals are blocked during the fork, as one right after it would end the child, too. The
+    returned function undoes this, for a process that goes on without its worker.
     """
     masks = threading.local()
     kept = dict(handlers)
@@ -97,8 +94,8 @@ def keep_from_children(handlers: Mapping[signal.Signals, Any]) -> Callable[[], N
     return kept.clear
 
 
-# A job that forks has to see to the child: one that returns as the job does would be a second
-# worker on the same loop, thread or channel, which runs jobs of the first.
+# A job that forks has to end the child: a child that returned from the job would be a second worker
+# on the same loop, thread or channel, and run jobs of the first.
 
 #: loop -> (its thread, what keeps the slots there from their next job)
 _workers: Final[dict[asyncio.AbstractEventLoop, tuple[int, list[Callable[[], object]]]]] = {}
@@ -127,7 +124,7 @@ def end_children_of(
 
 
 def end_child(*_: object) -> Never:
-    """End this process, a forked child that its job let come back, and say so."""
+    """End this process, a forked child that its job let come back, with a message."""
     job = running_job.get(None)
     what = "a job" if job is None else f"job {job.id} ({job.task})"
     line = (
@@ -160,10 +157,10 @@ _THROUGH: Final = (SystemExit, KeyboardInterrupt)
 
 
 class Keeper(asyncio.Task[None]):
-    """The task of a worker's life; tells by whom it is cancelled.
+    """The task of a worker's life; notices which job cancels it.
 
     Attributes:
-        blame: called with the job that does so, and what it did.
+        blame: called with that job and its deed.
     """
 
     blame: Callable[[JobContext, BaseException], None] | None = None
@@ -184,9 +181,10 @@ class Keeper(asyncio.Task[None]):
 def forbid_stop(
     loop: asyncio.AbstractEventLoop, runs: Callable[[JobContext], bool]
 ) -> Callable[[], None]:
-    """Let ``loop.stop()`` raise in the jobs for which ``runs`` is true; returns what undoes that.
+    """Let ``loop.stop()`` raise in jobs for which ``runs`` is true; returns an undo function.
 
-    Others may stop the loop as ever. Of several workers on one loop each says which jobs are its.
+    Code outside of jobs may still stop the loop. Several workers on one loop each bring their
+    ``runs``.
     """
     attributes = vars(loop)
     stop = attributes.get("stop")
@@ -196,7 +194,7 @@ def forbid_stop(
 
     def undo() -> None:
         guard.runs.remove(runs)
-        # Whoever has put something over it meanwhile goes on calling it, which does no harm.
+        # Another wrapper over it goes on calling it, which does no harm.
         if not guard.runs and attributes.get("stop") is guard:
             del attributes["stop"]
             attributes.update(guard.before)

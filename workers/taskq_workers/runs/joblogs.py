@@ -1,7 +1,7 @@
-"""What a worker process logs: from which level on, in which form, and which job each line is of.
+"""Logging of a worker process: level, form, and the job of each line.
 
-A task with ``keep_log`` has the lines of each attempt kept with its outcome. For that its function
-is called within a wrapper; that of any other task is called as if there were no such thing.
+A task with ``keep_log`` keeps the lines of each attempt with its outcome: its function is called
+within a wrapper. Other tasks pay nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: By their names on a command line and in the settings.
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
-#: What a task prints is logged by this name, a line at a time, and of a longer one its pieces.
+#: Logger of tasks' prints: a record for each line; longer lines are split.
 _prints: Final = logging.getLogger("taskq.print")
 _LINE_CHARACTERS_MAX: Final = 16 * 1024
 #: Put before the lines that are kept, when there were more.
@@ -38,7 +38,7 @@ LEFT_OUT: Final = "… earlier lines are left out"
 
 
 class Logging(NamedTuple):
-    """Way in which a process logs; what is said to a worker holds for its children."""
+    """Logging options of a process; a worker's options hold for its children, too."""
 
     #: from which on; "" if logging is the program's own business
     level: str = ""
@@ -55,7 +55,7 @@ class _State:
     """The logging of a process is one thing."""
 
     chosen = Logging()
-    #: how a process that does not settle its jobs itself hands on what is to be kept of them
+    #: sends kept lines to the process that settles the jobs
     send: Callable[[str], None] | None = None
 
 
@@ -64,11 +64,11 @@ def chosen_logging() -> Logging:
 
 
 def note_jobs() -> None:
-    """Give each record of this process from now on the job that it is of.
+    """Give each log record of this process the job that it belongs to.
 
-    That is read from the job's context, also in threads and tasks that the job starts with it. Any
+    The job comes from the context, also in threads and tasks that the job starts with it. Any
     format may use ``%(taskq_job)s``, ``%(taskq_task)s`` and ``%(taskq_attempt)s``; outside of jobs
-    they are "", "" and 0. Who does not log pays nothing. Legal twice.
+    they are "", "" and 0. Legal twice.
     """
     if not isinstance(logging.getLogRecordFactory(), _WithJob):
         logging.setLogRecordFactory(_WithJob(logging.getLogRecordFactory()))
@@ -116,7 +116,7 @@ class _Lines(logging.Formatter):
     """``taskq: WARNING: job 1a2b3c4d-7 (mail.send, attempt 2): what is said``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        # It quotes jobs, and so whoever enqueued them.
+        # It quotes jobs, and so text of their senders.
         return printable(hidden(super().format(record)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
@@ -124,12 +124,12 @@ class _Lines(logging.Formatter):
         job = ""
         if job_id and job_id not in record.message:
             job = f"job {job_id} ({flat(task)}, attempt {attempt}): "
-        # A line that goes on is seen to, or whoever is quoted could write lines of ours.
+        # Continued lines are indented, or a quoted text could forge lines of ours.
         message = record.message.replace("\n", "\n  ")
         return f"taskq: {record.levelname}: {job}{message}"
 
 
-#: What could drive a terminal and JSON leaves as it is: C1, and what turns a line around.
+#: C1 and bidirectional controls: JSON leaves them as they are, and they could drive a terminal.
 _UNPRINTABLE: Final = "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 
 
@@ -161,13 +161,13 @@ def _job_of(record: logging.LogRecord) -> tuple[str, str, int]:
     return made.get("taskq_job", ""), made.get("taskq_task", ""), made.get("taskq_attempt", 0)
 
 
-#: What each record has, whoever logs.
+#: Attributes of every record.
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *("message", "asctime", "taskName", "taskq_job", "taskq_task", "taskq_attempt"),
 }  # fmt: skip
 
 
-# What a task prints.
+# Prints of tasks.
 
 
 class _Prints:
@@ -208,11 +208,11 @@ class _Prints:
             self._within.logs = False
 
 
-# What is kept of an attempt.
+# Kept lines of an attempt.
 
 
 class _Kept:
-    """The latest lines of one attempt, from whichever of its threads, in so many bytes."""
+    """The latest lines of one attempt, from any of its threads, in at most ``room`` bytes."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -222,7 +222,7 @@ class _Kept:
         self._guard = threading.Lock()
 
     def add(self, line: str) -> None:
-        """Keep one, and let the oldest go for it; of one that is too long its end is kept."""
+        """Add a line, drop the oldest ones; a line that is too long keeps its end."""
         line = line.encode("utf-8", "replace")[-self._room + 1 :].decode("utf-8", "ignore")
         with self._guard:
             self._lines.append(line)
@@ -238,7 +238,7 @@ class _Kept:
 
 
 class _Keeper(logging.Handler):
-    """Hands each record of a job to what keeps its lines."""
+    """Adds each record of a job to the lines of its attempt."""
 
     def emit(self, record: logging.LogRecord) -> None:
         lines = getattr(running_job.get(None), "lines", None)
@@ -299,13 +299,13 @@ def with_lines(settlement: Settlement, job: JobContext | None) -> Settlement:
 
 
 def _listen() -> None:
-    """Hear what is logged from INFO on, whatever less is written to stderr."""
+    """Listen from INFO on, even if stderr shows less."""
     root = logging.getLogger()
     if any(isinstance(handler, _Keeper) for handler in root.handlers):
         return
     keeper = _Keeper()
     keeper.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.addHandler(keeper)
-    # Where logging is the program's own business, its levels are, too.
+    # A program with its own logging keeps its own levels.
     if _State.chosen.level and root.level > logging.INFO:
         root.setLevel(logging.INFO)

@@ -30,21 +30,21 @@ T = TypeVar("T")
 
 
 def begin(code: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start the coroutine; whoever asked for it keeps the task, and sees to its end."""
+    """Start the coroutine; the caller keeps the task, and sees to its end."""
     return asyncio.get_running_loop().create_task(code, name=name)
 
 
 async def until_done(tasks: Collection[asyncio.Task[Any]], seconds: float) -> bool:
-    """Wait so long for the tasks to end; whether all did. None is ended, whatever comes of it."""
+    """Wait for the tasks, without ending them; whether all are done."""
     _, late = await asyncio.wait(tasks, timeout=seconds)
     return not late
 
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: What all lifespans together may take to close.
+#: All lifespans together may take this long to close.
 EXIT_SECONDS: Final = 10.0
-#: What they get after that, being cancelled.
+#: Cancelled lifespans get this long after that.
 CANCEL_SECONDS: Final = 1.0
 
 
@@ -53,16 +53,12 @@ def bound_names(task: Task[..., Any]) -> dict[str, Any]:
         return task.signature.injected
     except UsageError:
         raise
-    except ValueError:  # some functions of the interpreter have no signature; a call will tell
+    except ValueError:  # some functions of the interpreter have no signature; a call will show
         return {}
 
 
 def bound(task: Task[..., Any], resources: Resources) -> Callable[..., Any]:
-    """Return the task's function with its resources filled in; the bare function if it takes none.
-
-    Raises:
-        UsageError: a resource is missing; the message names task, parameter and type.
-    """
+    """Return the function with its resources filled in; the bare function if it takes none."""
     wanted = bound_names(task)
     return partial(task.fn, **resources.arguments(task.name, wanted)) if wanted else task.fn
 
@@ -93,10 +89,6 @@ class LifespanHolder:
         """Enter all, in the order of their declaration, and look whether each task gets its own.
 
         Cancelling this cancels and leaves them.
-
-        Raises:
-            UsageError: a task takes what no lifespan yields; the message names both.
-            TaskqError: a lifespan failed; those before it were left again.
         """
         if self._lends and self._app.hooks.lifespans:
             self.resources = await self._entered()
@@ -128,11 +120,7 @@ class LifespanHolder:
         raise TaskqError("the app's lifespans were cancelled as they started, by themselves")
 
     async def run(self, store: Store | None, *, task_status: TaskStatus[None]) -> None:
-        """Watch over them until cancelled.
-
-        Raises:
-            TaskqError: one ended although nobody asked it to.
-        """
+        """Watch over them until cancelled."""
         del store
         task_status.started()
         if self._task is not None:
@@ -184,9 +172,6 @@ def resources_in_thread(app: TaskQ) -> Iterator[Resources]:
 
     The lifespans run on a loop in a thread; no thread is started for an app without any. Leaving
     is bounded as in a worker.
-
-    Raises:
-        TaskqError: a lifespan failed at its start.
     """
     if not app.hooks.lifespans:
         yield Resources()

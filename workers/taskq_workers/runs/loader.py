@@ -27,13 +27,7 @@ _FRAMES_MAX: Final = 4
 def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
     """Import ``module:attribute`` or ``module`` alone, the working directory first on the path.
 
-    Args:
-        target: what to import.
-        include: modules with tasks of the app, besides those that it includes itself.
-
-    Raises:
-        UsageError: there is no such module or app, or importing it failed; the message says what to
-            type, or shows the user's own lines of the traceback.
+    ``include`` names modules with further tasks of the app.
     """
     module_name, colon, attribute = target.partition(":")
     if target.endswith(".py") or "/" in target:
@@ -51,11 +45,7 @@ def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
 
 
 def import_included(app: TaskQ) -> None:
-    """Import the modules that the app includes, so that their tasks are registered with it.
-
-    Raises:
-        UsageError: there is no such module, importing it failed, or its tasks are another app's.
-    """
+    """Import the modules that the app includes, so that their tasks are registered with it."""
     main, copy = sys.modules["__main__"], None
     if app.hooks.included and any(value is app for value in vars(main).values()):
         # They import the app by its module's name: a second copy would make an app of its own.
@@ -210,12 +200,7 @@ _NOT_OURS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "t
 
 
 def without_tasks(target: str, directory: str) -> str:
-    """Return what to tell who started a worker with an app that has no task.
-
-    Args:
-        target: ``module:app`` or ``module``, imported by now.
-        directory: of the app's log.
-    """
+    """Return the message for a worker whose app has no task."""
     head = f"{target} has an app, but no task is registered with it"
     modules = _beside(target.partition(":")[0])[:_NAMED_MAX]
     if not modules:
@@ -280,7 +265,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _defines_tasks(file: Path) -> bool:
-    """Return whether a function there is decorated with ``@app.task``, whatever the app's name."""
+    """Return whether a function is decorated with ``@NAME.task`` there."""
     try:
         text = file.read_text("utf-8") if file.stat().st_size <= _FILE_BYTES_MAX else ""
     except (OSError, ValueError):

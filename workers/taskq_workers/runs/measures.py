@@ -1,8 +1,8 @@
-"""What OpenTelemetry is told of a worker: its attempts, its log's queues, and its engine.
+"""OpenTelemetry metrics of a worker: its attempts, its log's queues, and its engine.
 
-Attempts go by the conventions for messaging: ``messaging.client.consumed.messages`` and
-``messaging.process.duration``. A worker measures if a meter provider was there when it started;
-else none of this is imported, and no event is made of a job.
+Attempts follow the conventions for messaging: ``messaging.client.consumed.messages`` and
+``messaging.process.duration``. A worker measures if a meter provider was there when it started; if
+not, this module is not imported and no event is made of a job.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ _by_meter: WeakKeyDictionary[Meter, Measures] = WeakKeyDictionary()
 
 
 def counted(meter: Meter, stores: Iterable[Store], hook: Hook | None) -> Hook:
-    """Return the hook of a worker whose attempts are measured; the user's is called after that.
+    """Return a hook that measures attempts, then calls the user's.
 
-    The instruments of a meter are made once, whatever the number of workers.
+    The instruments of a meter are made once, for all workers.
     """
     measures = _by_meter.get(meter)
     if measures is None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 FRAMES_MAX: Final = 12
 #: Longest message that is looked at; a longer one could not be kept anyway.
 MESSAGE_CHARACTERS_MAX: Final = REASON_BYTES_MAX
-#: Frames in these folders, and of what lifespans are entered by, are machinery and tell a user
-#: nothing, but for the examples beside it.
+#: Frames in these folders are machinery and of no use to a user, and so are frames of context
+#: managers; the examples are not.
 _MACHINERY: Final = (
     *(
         f"{folder.absolute()}{os.sep}"
@@ -38,7 +38,7 @@ _MACHINERY: Final = (
 KINDS_MAX: Final = 3
 #: Errors from here go by their bare names, as everybody knows them.
 _PLAIN_HOMES: Final = frozenset({"builtins", "__main__", "asyncio", "taskq"})
-#: Frames, and what was said of them; so many are kept.
+#: Frames and their text, at most this number of them.
 _said: Final[dict[tuple[_Place, ...], str]] = {}
 _SAID_MAX: Final = 256
 _EXAMPLES: Final = f"{_MACHINERY[0]}_examples{os.sep}"
@@ -58,10 +58,9 @@ def describe(error: BaseException, head: str = "") -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return ``Type: message`` on one line; of a group that of its failures.
+    """Return ``Type: message`` on one line; for a group, of its failures.
 
-    Each type once, since how many of them failed, and which first, differs between attempts that
-    failed alike.
+    Each type once: their number and order differ between attempts that failed alike.
     """
     kinds: dict[str, BaseException] = {}
     for item in failures(error):
@@ -105,7 +104,7 @@ def _message(error: BaseException) -> str:
 
 
 def _traceback_of(error: BaseException) -> TracebackType | None:
-    # Whatever a subclass puts in its place.
+    # A subclass may replace the attribute.
     trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     return trace
 
@@ -124,9 +123,9 @@ def _where(error: BaseException) -> str:
 
 
 def _frames(trace: TracebackType | None) -> str:
-    """Return the innermost frames as text; what was said of them before is not made again.
+    """Return the innermost frames as text, from a cache.
 
-    To find which part of a line raised, Python parses it anew each time: two thirds of a failure.
+    Python parses the line anew to find which part of it raised: two thirds of a failure's time.
     """
     places: list[_Place] = []
     last = trace

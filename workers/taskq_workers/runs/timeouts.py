@@ -30,7 +30,7 @@ def limits_of(task: Task[..., Any]) -> TimeLimits | None:
 
 
 def tell_deadline(seconds: float | None) -> None:
-    """Let ``current_job().deadline`` of this context be so many seconds from now."""
+    """Set ``current_job().deadline`` of this context to now plus ``seconds``."""
     job = running_job.get(None)
     if seconds is not None and job is not None:
         job.until_seconds = time.time() + seconds
@@ -55,9 +55,9 @@ def too_long_softly(seconds: float) -> SoftTimeout:
 def limited(
     function: Callable[..., Coroutine[Any, Any, Any]], limits: TimeLimits
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return the function, with SoftTimeout raised in it, and cancelled, when it takes too long.
+    """Return the function with its limits: SoftTimeout is raised in it, then it is cancelled.
 
-    Then a cancelled one raises a TimeoutError that says so.
+    A cancelled one raises a TimeoutError that names the limit.
     """
     hard, soft = limits
 

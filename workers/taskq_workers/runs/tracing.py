@@ -1,7 +1,7 @@
-"""The spans of attempts: begun when a task's function is called, ended when its outcome is known.
+"""Spans of attempts: begun when a task's function is called, ended when its outcome is known.
 
-A worker has them only if a tracer provider was there when it started. Else its plans call the
-functions of tasks directly, and no job pays for what is not used.
+A worker has them only if a tracer provider was there when it started. If not, its plans call the
+functions of tasks directly, and no job pays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FAILURES: Final = frozenset({"retried", "dead"})
 
 
 class _Attempt:
-    """A span, and whether it tells already of what was raised."""
+    """A span, and whether it has the raised exception already."""
 
     __slots__ = ("is_told", "span")
 
@@ -36,8 +36,7 @@ class _Attempt:
         telemetry.fail(self.span, event.reason.partition("\n")[0])
         if self.is_told:
             return
-        # What a child process raised is known by its text. Imported here, since most workers trace
-        # nothing, and none of the others can do without.
+        # A child's exception arrives as text. Imported late: most workers trace nothing.
         from taskq.engine import failure_of  # noqa: PLC0415
 
         error, message, _ = failure_of(event.task, event.outcome, event.reason)
@@ -95,7 +94,7 @@ class TracedRuns:
     def _begin(self, job: JobContext) -> tuple[_Attempt, Any]:
         from opentelemetry import context, propagate, trace  # noqa: PLC0415 - as above
 
-        # Not within what the worker itself was started in.
+        # The worker's own span is no parent.
         around = propagate.extract(job.headers, context.Context())
         sender = trace.get_current_span(around).get_span_context()
         span = self._tracer.start_span(

@@ -1,1 +1,1 @@
-"""What runs beside the jobs of a worker, each a task of the worker's own; see ``service``."""
+"""Services run beside the jobs of a worker, each in a task of the worker's own."""

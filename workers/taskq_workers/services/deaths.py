@@ -50,9 +50,6 @@ class DeathHooks:
 
     Attributes:
         until: when the worker's drain is over, in monotonic seconds.
-
-    Raises:
-        UsageError: a task that is to hear of deaths takes no letter, or has keys.
     """
 
     def __init__(self, app: TaskQ, hook: DeathCall | None) -> None:

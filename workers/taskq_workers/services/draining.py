@@ -1,4 +1,4 @@
-"""Says what a drain waits for, since somebody may sit before it who has pressed Ctrl-C."""
+"""Log the running jobs of a slow drain, for a person at the terminal."""
 
 from __future__ import annotations
 

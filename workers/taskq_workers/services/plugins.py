@@ -1,4 +1,4 @@
-"""What packages bring, found by its name: executors, services of a worker, plugins of an app."""
+"""Entry points of packages, found by name: executors, services of a worker, plugins of an app."""
 
 from __future__ import annotations
 
@@ -19,13 +19,8 @@ _PLUGGED: Final[weakref.WeakSet[TaskQ]] = weakref.WeakSet()
 
 
 def plug_in(app: TaskQ) -> None:
-    """Call the plugins that the app's settings name; what one raises is logged with its name.
-
-    Raises:
-        UsageError: there is none of that name.
-        TaskqError: one does not load.
-    """
-    settings = vars(app).get("settings")  # an app that was told nothing has read none
+    """Call the plugins in the app's settings; their errors are logged by name."""
+    settings = vars(app).get("settings")  # an app with no settings read none
     if settings is None or not settings.plugins or app in _PLUGGED:
         return
     plugins = {name: find_plugin(_GROUP, name) for name in settings.plugins}
@@ -38,16 +33,12 @@ def plug_in(app: TaskQ) -> None:
 
 
 def find_plugin(group: str, name: str, extra: str | None = None) -> Any:
-    """Return what a package brings under this name in a group of entry points.
+    """Return the object of an entry point.
 
     Args:
         group: "taskq.executors", "taskq.services", "taskq.plugins".
         name: of the entry.
-        extra: of this distribution, which brings what it needs; None for what others bring.
-
-    Raises:
-        UsageError: there is none; the message lists those there are.
-        TaskqError: it does not load.
+        extra: of this distribution, for its own entries; None for other packages'.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that most workers need not
 

@@ -1,7 +1,7 @@
-"""The part of a worker that ticks its app's schedules: it sleeps, and writes what is due.
+"""Tick an app's schedules: sleep, and enqueue due jobs.
 
-All workers try, and the log takes each tick from one of them. A scheduler that was late, because
-the machine slept or nobody worked, makes up for what it missed as each schedule says.
+All workers try, and the log takes each tick from one of them. A late scheduler, after a sleep of
+the machine or without workers, catches up as each schedule's policy demands.
 """
 
 from __future__ import annotations
@@ -38,17 +38,13 @@ class Scheduler:
         self._app = app
         self._look_seconds = look_seconds
         self._enrolled: set[Schedule] = set()
-        #: names of those that another worker has a newer rule for
+        #: schedules for which another worker has a newer rule
         self._outdated: set[str] = set()
         #: by schedule: up to where it was done with, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        """Tick until cancelled; costs nothing while the app has no schedule.
-
-        Raises:
-            UsageError: the call of a schedule is wrong.
-        """
+        """Tick until cancelled; costs nothing while the app has no schedule."""
         planned, wake, loop = self._app.hooks.schedules, asyncio.Event(), asyncio.get_running_loop()
         for schedule in planned.all.values():
             schedule.enrolment()
@@ -71,7 +67,7 @@ class Scheduler:
             seconds = math.inf
             if self._app.hooks.schedules.all:
                 try:
-                    # What it has begun it ends; the log's own waits are limited.
+                    # A begun tick is finished; the log's own waits are limited.
                     with CancelScope(shield=True):
                         seconds = await self.look(store)
                 except LogClosed:
@@ -83,11 +79,7 @@ class Scheduler:
                 await wake.wait()
 
     async def look(self, store: Store) -> float:
-        """Write what is due now; how many seconds to sleep then.
-
-        Raises:
-            TaskqError: the log refused something; what it took stands.
-        """
+        """Write what is due now; how many seconds to sleep then."""
         port = store.port()
         planned = list(self._app.hooks.schedules.all.values())
         new = [entry for entry in planned if entry not in self._enrolled]
@@ -98,7 +90,7 @@ class Scheduler:
         turns: list[Turn] = []
         sleeps_ns = [round(self._look_seconds * SECOND_NS)]
         for schedule in planned:
-            # One that a person removed is enrolled again by the next worker that starts.
+            # A schedule that a person removed is enrolled again by the next worker that starts.
             state = states.get(schedule.name)
             if state is not None and self._is_current(schedule, state):
                 due_ns = self._due_ns(schedule, state, now_ns)
@@ -125,7 +117,7 @@ class Scheduler:
         return False
 
     def _due_ns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> int:
-        # Of a paused one: the next that it would have if it was resumed now.
+        # For a paused schedule: the next tick if it was resumed now.
         done_ns = max(state.done_ns, now_ns) if state.is_paused else state.done_ns
         known = self._next.get(schedule.name)
         if (

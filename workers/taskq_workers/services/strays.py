@@ -1,4 +1,4 @@
-"""Parts of a worker that tell of jobs which wait for ever, and of queues that nobody uses."""
+"""Warnings about jobs that wait for ever, and about queues that nobody uses."""
 
 from __future__ import annotations
 
@@ -28,17 +28,14 @@ _log: Final = logging.getLogger("taskq.worker")
 LOOK_SECONDS: Final = 60.0
 #: The first look comes so late, as the first jobs are waited for more.
 _BEGIN_SECONDS: Final = 0.1
-#: So long a worker that has nothing to do stays for its first look, which a burst would outrun.
+#: An idle worker stays this long for its first look, which a burst would outrun.
 _FIRST_LOOK_SECONDS: Final = 0.5
 
 
 class StrayWatch:
     """Warns at the start and each minute; a ``Service`` of its worker.
 
-    Args:
-        app: whose tasks the worker runs.
-        queues: names that it was told to claim from; None for all.
-        look_seconds: time between two looks, of real time.
+    ``queues`` are the worker's own, None for all; ``look_seconds`` are of real time.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class StrayWatch:
                     await self._warn(store)
 
     async def _warn(self, store: Store) -> None:
-        # A log that fails is told by those who cannot go on without it.
+        # The claims report a failed log.
         with contextlib.suppress(TaskqError):
             for warning in await self._look(store):
                 _log.warning("%s", warning)
@@ -81,13 +78,13 @@ class StrayWatch:
             servings = [serving for worker in workers for serving in worker.serves]
             from taskq.engine import strays_of  # noqa: PLC0415 - the start loads it not
 
-            # A full disk may have kept its own from being told to others.
+            # A full disk may have kept its own from being published.
             own = Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
             warnings += strays_of(waiting, [own, *servings], due=True).told()
         return warnings
 
     def _unused(self, known: set[str]) -> list[str]:
-        """Return what to say of queues that no job was ever put into, as far as is known."""
+        """Return a warning for each queue that no job was ever put into, as far as is known."""
         if self._queues is None:
             return []
         known = known | {task.spec.queue for task in self._app.tasks.values()}
@@ -107,20 +104,19 @@ _REMEDY: Final = (
 
 
 class StuckWatch:
-    """Notices that all slots run jobs which wait for others that need a slot; a ``Service``.
+    """Notices when all slots run jobs that wait for other jobs; a ``Service``.
 
     It sleeps until a job of the worker waits for a result within its run.
 
     Args:
-        app: whose tasks the worker runs.
-        queues: names that it was told to claim from; None for all.
-        slots: how many jobs it runs at a time.
-        held: returns the jobs that run now.
+        queues: the worker's; None for all.
+        slots: jobs that it runs at a time.
+        held: returns the running jobs.
         port_of: returns the port of a log by its tag, None if it was left.
         changed: called when ``hold`` has changed.
 
     Attributes:
-        hold: what is told to others while nothing can move.
+        hold: published while nothing can move.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class Gatekeeper(Protocol):
         """Decide on a job that failed: given back if the network failed, not the job."""
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
-        """Stop, as nothing is ready of what may be claimed, unless a gate is about to open."""
+        """Stop, as no claimable job is ready, unless a gate is about to open."""
 
     def withdraw(self, ask: Ask) -> Delivery | None:
         """Return a cancelled job that a gate has claimed and not let through yet."""
@@ -182,16 +182,12 @@ class Pause:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: A delivery that no slot took for so long is given back, so that another worker may have it.
+#: A delivery that no slot took for this long is given back, so that another worker may have it.
 HOARD_SECONDS: Final = 0.5
 
 
 class Quota:
-    """Count the jobs that a worker may still begin, over all its logs.
-
-    Args:
-        jobs_max: so many; None for no limit.
-    """
+    """Number of jobs that a worker may still begin, over all its logs; None for no limit."""
 
     def __init__(self, jobs_max: int | None = None) -> None:
         self._jobs_max = jobs_max
@@ -206,20 +202,20 @@ class Quota:
 
 
 class Feed:
-    """The deliveries that wait for a slot, and the one claim that brings more.
+    """Deliveries that wait for a slot, and the claim that brings more.
 
     Attributes:
         buffer: deliveries in claim order; slots pop from its left.
-        low: a slot that leaves fewer behind calls ``refill``; 0 while that would be in vain.
-        stands: whether nothing was found at the last look, so that its claims wait from then on.
-        filter: what decides which jobs may be claimed; None: all may.
+        low: a slot that leaves fewer calls ``refill``; 0 while that would be in vain.
+        stands: the last look found nothing, so claims wait from then on.
+        filter: keeps jobs from being claimed; None: all may.
         limits: of the tasks, by their names.
-        weights: how the queues share the claims.
+        weights: shares of the queues.
 
     Args:
-        burst_clock: where a claim is to be answered at once, though nothing is ready.
-        pace: how many to claim ahead of them; measured by their speed if None.
-        quota: after that it runs dry, as a burst does; None for no limit.
+        burst_clock: of claims that are answered at once, even if nothing is ready.
+        pace: number of jobs to claim ahead; measured if None.
+        quota: after it the feed runs dry, like a burst; None for no limit.
     """
 
     def __init__(
@@ -273,12 +269,13 @@ class Feed:
             self.ask(max(pace.size, free) if pace.ahead else free)
 
     def ask(self, count: int) -> None:
-        """Have a claim wait for so many: that which waits already, or a new one; for 0 none."""
+        """Make the waiting claim, or a new one, ask for ``count``; withdraw it for 0."""
         if self._closed or self._paused:
             return
         count = self.allowed(count)
         if count <= 0:
-            # One that waits would be passed over, and not looked at again when it may ask for more.
+            # A waiting claim would be passed over, and not looked at again when it may ask for
+            # more.
             self.withdraw()
         elif self._claim is not None:
             # The storage thread reads the count when it serves the claim: more may still be asked.
@@ -357,7 +354,7 @@ class Feed:
         self._runner.wake()
 
     def surrender(self) -> list[Delivery]:
-        """Take all that no slot has begun; from another thread, while the loop stands still."""
+        """Take all jobs that no slot has begun; from a thread, while the loop stands still."""
         taken: list[Delivery] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -373,7 +370,7 @@ class Feed:
         return taken + self._port.surrender()
 
     def close(self) -> None:
-        """Claim no more, and give back whatever no slot took. Legal twice."""
+        """Claim no more, and give back what no slot took. Legal twice."""
         self._closed = True
         self.low = 0
         if self._timer is not None:
@@ -406,7 +403,7 @@ class Feed:
             self._look_again()
 
     def _counted(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Return those that the quota allows; gates claim beside this, up to the same quota."""
+        """Return the deliveries within the quota; gates claim up to the same quota."""
         allowed = max(self.allowed(len(deliveries)), 0)
         self._received += len(deliveries)
         self._quota.taken += allowed
@@ -441,7 +438,7 @@ class Feed:
     def _look_again(self) -> None:
         """End a burst that found nothing, unless what runs may bring more, or others do."""
         is_quiet = self._is_quiet()
-        # What a claim that was withdrawn in that moment had taken already is ready again only now.
+        # Deliveries of a claim that was withdrawn in that moment become ready again only now.
         if is_quiet and self._asked_when_quiet and self._late == self._port.late:
             self._runner.ran_dry()
             return

@@ -1,9 +1,10 @@
 """The app's middleware: async context managers around each attempt, wherever its task runs.
 
-A worker of an app without any calls its tasks directly, and no job pays for what is not used.
+A worker of an app without middleware calls its tasks directly, and no job pays.
 
-The task's ``timeout`` covers it: what stands still before the ``yield`` or after it is cancelled,
-and the attempt has failed. After a job that used its time up, each gets a moment to clean up.
+The task's ``timeout`` covers it: a middleware that hangs before or after its ``yield`` is
+cancelled, and the attempt has failed. After a job that used its time up, each middleware gets a
+moment to clean up.
 """
 
 from __future__ import annotations
@@ -26,16 +27,12 @@ if TYPE_CHECKING:
 _FAILED: Final = frozenset({kinds.RETRY, kinds.DEATH})
 #: A success without a value, as if from elsewhere.
 _NONE: Final = Ended(0, kinds.SUCCESS, None, 0, int(Cause.CALLER), (), 0.0)
-#: What each gets to clean up after a job whose time was over; as long as a job that is cancelled.
+#: Time to clean up after a job whose time is over; the same as for a cancelled job.
 TIDY_SECONDS: Final = 0.5
 
 
 class Surrounded:
-    """Puts middleware around calls.
-
-    Raises:
-        UsageError: it takes what no lifespan yields.
-    """
+    """Puts middleware around calls."""
 
     def __init__(self, middleware: Sequence[Around], entered: Resources) -> None:
         self._all = [(around, around.resources(entered)) for around in middleware]
@@ -47,7 +44,7 @@ class Surrounded:
 
         async def surrounded(*args: Any, **kwargs: Any) -> Any:
             job = running_job.get()
-            # Stays what comes of it when one of them forgets the error, whatever the task returns.
+            # The outcome if a middleware swallows the error, for a task with any result.
             outcome: Any = _NONE
             value: Any = None
             afar: BaseException | None = None
@@ -66,7 +63,7 @@ class Surrounded:
                     outcome = _unless(afar, value)
             except BaseException as error:
                 if error is afar:
-                    return value  # it tells already what comes of the error
+                    return value  # it holds the outcome of the error already
                 raise
             job.packs = job.packs or outcome is _NONE
             return outcome

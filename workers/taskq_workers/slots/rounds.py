@@ -1,12 +1,12 @@
-"""Several logs behind one worker's slots: each has its feed, and they take turns by weight.
+"""Several logs of one worker: each has its feed, and they take turns by weight.
 
-A log whose last look found jobs has its turn: how many of its jobs were begun, by its weight. Slow
-jobs are claimed for free slots alone, first by the log with the least turn. Fast ones are claimed
-ahead: each log up to where the one with the least turn comes with what it may hold, so that no log
-gets far ahead of another, and none holds more than twice as many as there are slots.
+A log's turn is the number of its begun jobs, divided by its weight; the log with the least turn is
+next. Slow jobs are claimed for free slots only. Fast ones are claimed ahead, up to a common window
+of turns, so that no log gets far ahead of another, and none holds more than twice as many jobs as
+there are slots.
 
-A log that had nothing waits for one job, at no cost, and has no turns owed when that comes. Nobody
-waits for a log that does not answer. A worker of one log knows nothing of all this.
+An empty log waits for one job, at no cost, and is owed no turns afterwards. Nobody waits for a log
+that does not answer. A worker of one log uses none of this.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     OnError: TypeAlias = Callable[[Settlement, TaskqError], None]
 
 T = TypeVar("T")
-#: While no slot is free for so long, no claim waits that might take a job from another worker; and
-#: for the answer to a claim nobody else waits longer.
+#: After this long without a free slot, no claim waits that might take a job from another worker. An
+#: answer to a claim is awaited no longer than this by other logs.
 BUSY_SECONDS: Final = 0.02
 #: A lap is over when twice as many jobs have begun as there are slots. When it takes no longer they
 #: are claimed ahead.
@@ -64,7 +64,7 @@ class Source:
 
 
 class LogFeed(Feed):
-    """The feed of one log of several: it claims what the rounds tell it to."""
+    """The feed of one log of several, which claims on demand of the rounds."""
 
     _runner: Share
 
@@ -184,11 +184,6 @@ class _Waiting:
         return chain.from_iterable(share.feed.buffer for share in list(self._rounds.waiting))
 
     def popleft(self) -> Delivery:
-        """Return the next.
-
-        Raises:
-            IndexError: there is none.
-        """
         rounds = self._rounds
         waiting = rounds.waiting
         while waiting:
@@ -204,14 +199,14 @@ class _Waiting:
 
 
 class Rounds:
-    """The feeds of several logs, in the place of one; likewise their ports and their gates.
+    """The feeds of several logs, in the place of one; their ports and their gates, too.
 
     Attributes:
-        shares: by the tag of the log; one that failed stays, and is among those that are ``left``.
-        waiting: those with deliveries that no slot has taken.
+        shares: by the tag of the log; a failed one stays.
+        waiting: shares with deliveries that no slot has taken.
         turn: the greatest at which a job was begun.
-        window: how far a log may claim ahead of the least turn; 0 while jobs are slow.
-        begun: how many jobs were.
+        window: turns that a log may claim ahead of the least; 0 while jobs are slow.
+        begun: number of begun jobs.
     """
 
     low = 0
@@ -270,7 +265,7 @@ class Rounds:
             self._timer = self.slots.loop.call_later(BUSY_SECONDS, self._look)
 
     def _split(self, rivals: list[Share], now: float) -> None:
-        """Let those that have jobs claim more: ahead of the slots, or for those that are free."""
+        """Let logs with jobs claim more: ahead of the slots, or for free slots only."""
         if max(self._lap, now - self._lap_at) < LAP_SECONDS:
             weights = [share.weight for share in rivals]
             self.window = 2 * self.slots.concurrency / max(*weights, sum(weights) / 2)
@@ -356,7 +351,7 @@ class Rounds:
             share.feed.close()
 
     def surrender(self) -> list[Delivery]:
-        """Take all that no slot has begun; from another thread, while the loop stands still."""
+        """Take all jobs that no slot has begun; from a thread, while the loop stands still."""
         return [delivery for share in self._alive for delivery in share.feed.surrender()]
 
     # -- ends -------------------------------------------------------------------------------------

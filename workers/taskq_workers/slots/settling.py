@@ -48,13 +48,13 @@ class Settler:
     """Collects outcomes and hands them to the log.
 
     Attributes:
-        outcomes: those of this turn of the loop; a delivery stands for its success, if that left
-            nothing and is tied to no other job. A slot appends, then calls ``flush_soon`` if
-            ``scheduled`` is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
-        refused: how many wait to be handed over again.
+        outcomes: of this turn of the loop; a delivery stands for its success, if that left nothing
+            and is tied to no other job. A slot appends, then calls ``flush_soon`` if ``scheduled``
+            is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
+        refused: number of outcomes to hand over again.
         parents: jobs whose success, in ``outcomes``, brings children.
-        ended: how many ended how, by kind, as far as the log was handed that.
-        observers: told of all outcomes as they are handed over.
+        ended: number of outcomes by kind, as far as the log has them.
+        observers: called with all outcomes as they are handed over.
     """
 
     def __init__(
@@ -129,14 +129,10 @@ class Settler:
         self._flushed(len(outcomes))
 
     async def settle_all(self) -> None:
-        """Hand everything over and wait until the log took it; what it refuses is tried twice.
-
-        Raises:
-            TaskqError: the log takes no outcomes any more.
-        """
+        """Hand everything over and wait until the log took it; what it refuses is tried twice."""
         self.flush()
         await self._settle_what_is_left()
-        # Those that were on their way before these have been answered by now, some of them badly.
+        # Earlier outcomes have been answered by now, some of them with errors.
         await self._settle_what_is_left()
 
     def surrender(self) -> list[Settlement]:
@@ -270,7 +266,7 @@ async def _settled(
     if type(value) is Ended:
         if value.kind != kinds.SUCCESS:
             return settlement_of(value, delivery)
-        # What middleware has enqueued here comes first: it waits for the ids.
+        # Jobs that middleware has enqueued here come first: it waits for the ids.
         children = [connection.packer.loose(pending.call) for pending, *_ in job.children or ()]
         return await stored_success(
             connection, task, delivery, value.body, [*children, *value.children]

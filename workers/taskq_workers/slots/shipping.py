@@ -1,6 +1,6 @@
-"""What travels to where jobs run, when that is another process, and what comes back.
+"""Jobs on their way to another process, and their outcomes on the way back.
 
-Plain tuples of bytes and numbers, so that both ends may differ in everything but taskq's version.
+Plain tuples of bytes and numbers, so that both ends need only the same version of taskq.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ended(NamedTuple):
     #: jobs to enqueue with its success
     children: tuple[Loose, ...]
     seconds: float
-    #: what a failed job raised, pickled; empty if that cannot be
+    #: exception of a failed job, pickled; empty if that is impossible
     error: bytes = b""
 
 
@@ -95,14 +95,14 @@ class Sent(JobContext):
 
 
 _new: Final = tuple.__new__
-#: Lanes that are kept by their keys; those of more are made anew.
+#: Number of cached lanes.
 _LANES_MAX: Final = 4096
 #: A larger error stays where it was raised, but for its text.
 _ERROR_BYTES_MAX: Final = 64 << 10
 
 
 class Unpacker:
-    """Makes deliveries of shipments; those of one lane share it."""
+    """Makes deliveries of shipments; deliveries of one lane share it."""
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[bytes, int], Lane] = {}

@@ -57,7 +57,7 @@ _OPENED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.FLOW)
 #: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 LEFT_BY_C: Final = _OPENED | _TIED
-#: A slot whose jobs never suspend lets the loop turn after so long.
+#: A slot whose jobs never suspend lets the loop turn after this time.
 TURN_SECONDS: Final = 0.005
 
 
@@ -91,12 +91,13 @@ def run_jobs_of(hook: Hook | None) -> RunJobs | None:
 
 
 class Slot:
-    """Runs deliveries from the slots' buffer until it is told to leave, or spoilt by a job.
+    """Runs deliveries from the slots' buffer until it leaves, or a job has spoilt it.
 
     Attributes:
-        delivery: what runs here now. since: when it began, in monotonic seconds. abandoned: its job
-        was released although it goes on; what it does now counts for nothing. context: in which its
-        jobs run; ``taskq.app.context.running_job`` there is the one that runs now.
+        delivery: of the running job.
+        since: when it began, in monotonic seconds.
+        abandoned: its job was released although it goes on; its outcome counts for nothing.
+        context: of its jobs; ``running_job`` there is the running one.
     """
 
     __slots__ = ("_slots", "_stopped_as", "abandoned", "context", "delivery", "since", "task")
@@ -191,7 +192,7 @@ class Slot:
             if hook is not None:
                 tell(hook, settled(outcome), self.since - since)
             if _changed(before) or self.task.cancelling():
-                # The job left context variables or a cancellation behind, that no other may meet.
+                # No other job may meet the context variables or the cancellation that it left.
                 slots.replace(self)
                 return None
             if self.since - turn > TURN_SECONDS:
@@ -208,7 +209,7 @@ class Slot:
         self, task: Task[..., Any], delivery: Delivery, error: BaseException, *, called: bool
     ) -> Settlement:
         if is_a(error, GeneratorExit) and current_task(self._slots.loop) is not self.task:
-            # Not raised by the job: its loop was closed, and whoever drops this coroutine ends it.
+            # The job did not raise it: its loop was closed, and the coroutine is being dropped.
             raise error
         if self._slots.interrupting() and all(map(is_cancellation, members(error))):
             done = self._slots.blamed(delivery)
@@ -273,30 +274,28 @@ class Slots:
     """Up to ``concurrency`` slots around one feed, or the feeds of several logs in its place.
 
     A slot is busy with a job, or it rests, or it was called to the buffer and has not looked yet.
-    All but the busy are free, those that were not started yet among them. At rest a ready job and a
-    free slot that may run it never stand side by side, since two things always hold:
+    All but the busy are free, also slots that were not started yet. At rest a ready job and a free
+    slot never stand side by side, since two things always hold:
 
-    - as many slots are called as deliveries lie in the buffer, if so many are free;
+    - as many slots are called as deliveries lie in the buffer, as far as slots are free;
     - the feed was asked for a job for each other free slot.
 
-    A slot that finds the buffer empty asks as it rests. ``_spread`` mends both for whatever else
+    A slot that finds the buffer empty asks as it rests. ``_spread`` restores both after other
     changes: new deliveries, and slots that end.
 
-    New work calls one slot, which takes all of it if its jobs never suspend. What is left after
-    that slot's first step is spread over as many others as there are jobs.
-
-    Each slot is started when first needed.
+    New work calls one slot, which takes all of it if its jobs never suspend. The rest after that
+    slot's first step is spread over as many other slots as there are jobs.
 
     Attributes:
-        concurrency: how many there are at most.
+        concurrency: maximal number of slots, each started when first needed.
         leaving: slots end when they find no more work.
         gone: set once all have left.
-        run_jobs: what runs plain jobs in C, or None. hot: what each slot keeps at hand.
-        hosts: whoever stands for the slots before the feed and the gates of each log.
+        run_jobs: runs plain jobs in C, or None. hot: parts that each slot keeps at hand.
+        hosts: of the feed and the gates of each log.
 
     Args:
         sources: the logs, at least one.
-        is_cancelled: whether somebody cancels the worker itself.
+        is_cancelled: whether the worker itself is cancelled.
     """
 
     def __init__(
@@ -315,17 +314,17 @@ class Slots:
         max_jobs: int | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        #: what keeps jobs back for now; None while nothing ever does
+        #: keeps jobs back for now; None while nothing ever does
         self.gates: Gatekeeper | None = None
         self.leaving = False
         self.gone = asyncio.Event()
         self.concurrency = concurrency
         self.run_jobs = run_jobs_of(hook)
         self._stop = stop
-        # What a job changed in its context ends with its slot; every new one starts from this.
+        # A job's changes of its context end with its slot; every new slot starts from this.
         self._context = copy_context()
         self._interrupted = self._warned = False
-        #: what jobs did that ended the worker, by their tokens
+        #: errors of jobs that ended the worker, by their tokens
         self._blamed: dict[int, BaseException] = {}
         self._overlap, self._is_cancelled = Overlap(), is_cancelled
         self._slots: set[Slot] = set()
@@ -369,7 +368,7 @@ class Slots:
         self.settler = Settler(self.loop, port, rounds.finished, rounds.failed)
         return rounds.context, rounds.opened
 
-    # What slots call.
+    # For slots.
 
     def begin(self, slot: Slot) -> deque[Delivery]:
         self._called.discard(slot)
@@ -385,13 +384,13 @@ class Slots:
         return True
 
     async def turn(self, slot: Slot) -> None:
-        """Let the loop turn; the slot looks at the buffer again, as those that are called to it."""
+        """Let the loop turn; the slot looks at the buffer again, like a called one."""
         self._called.add(slot)
         await asyncio.sleep(0)
         self._called.discard(slot)
 
     def replace(self, slot: Slot) -> None:
-        """Let another slot look at the buffer in the place of one that its job spoilt."""
+        """Call another slot to the buffer in the place of a spoilt slot."""
         self._slots.discard(slot)
         if self.feed.buffer:
             self.wake()
@@ -437,7 +436,7 @@ class Slots:
         for slot in self._slots:
             slot.abandoned = True
 
-    # What the feed calls.
+    # For the feed.
 
     def free(self) -> int:
         """Return how many slots run nothing, be they called to the buffer or not."""
@@ -470,10 +469,10 @@ class Slots:
         self._stop(error)
 
     def surrender(self) -> list[Settlement]:
-        """Release all that no slot has begun; from another thread, while the loop stands still."""
+        """Release all jobs that no slot has begun; from a thread, while the loop stands still."""
         return [release(delivery) for delivery in self.feed.surrender()]
 
-    # What the worker calls.
+    # For the worker.
 
     def delivery_of(self, task: asyncio.Task[Any]) -> Delivery | None:
         for slot in tuple(self._slots):
@@ -534,10 +533,10 @@ class Slots:
         self.loop.call_soon(self._spread)
 
     def _spread(self) -> None:
-        """Call more slots to what those left that were called, or nobody while one of them goes on.
+        """Call more slots to the rest of the buffer, or none while a called slot goes on.
 
-        Twice as many each time: where jobs suspend, all slots have one after a few turns of the
-        loop, and where they do not, one slot runs them all and none is called in vain.
+        Twice as many each time: if jobs suspend, all slots have one after a few turns of the loop,
+        and if they do not, one slot runs them all and none is called in vain.
         """
         self._spreading = False
         if self.interrupting():
@@ -550,7 +549,7 @@ class Slots:
         if buffer and self._called:
             self._spread_soon()
         if self.free() > len(buffer):
-            # Those that rest have asked for what they saw, and the others may run for long.
+            # Resting slots have asked already, and busy ones may run for long.
             self.feed.refill()
 
     def _call_one(self) -> bool:
@@ -585,7 +584,7 @@ class Slots:
         delivery, slot.delivery = slot.delivery, None
         # Without a job it met an emptied buffer: the loop stood still, and all was given back.
         if error is not None and not (delivery is None and isinstance(error, IndexError)):
-            # Not the job's failure but the worker's own, or its policy's: say so, and go on.
+            # An error of the worker or of a policy, not of the job: log it, and go on.
             _log.error("a slot failed", exc_info=error)
         if delivery is not None and not slot.abandoned:
             reason = None if error is None else describe(error)
