@@ -371,7 +371,7 @@ def test_the_top_level_holds_only_what_belongs_there() -> None:
 LOOSE = {"call_soon", "create_task", "ensure_future"}
 LOOSE_IN = re.compile("|".join(LOOSE))
 #: In the loops of workers and of the log each job would pay for more.
-HOT = {"slot.py", "port.py", "waking.py"}
+HOT = {"slots.py", "port.py", "waking.py"}
 #: Everywhere else, by the function that does it: why no task group owns it.
 REASONS = {
     "Alone.answered": "a plain callback, one turn later: nothing is awaited",
@@ -382,7 +382,6 @@ REASONS = {
     "Attempt._wait": "a plain callback, one turn later: nothing is awaited",
     "Run._answer": "a plain callback, should a task that it wakes end the program",
     "Settler.flush_soon": "a plain callback for each turn of the loop, on the hot path",
-    "Slots._spread_soon": "a plain callback for each turn of the loop, on the hot path",
     "SparkCrew._end": "a task for each result that is stored, counted until it is done",
     "SparkCrew.wake": "a task for each batch, counted until it is done; and a plain callback",
     "Supervisor.run": "the root of a loop",

@@ -62,7 +62,7 @@ class Service(Protocol):
 
 
 class LogPart:
-    """One log of a worker, served until the worker ends or the log is left.
+    """Log of a worker, served until the worker ends or the log is left.
 
     Attributes:
         weight: the log's share of the turns.

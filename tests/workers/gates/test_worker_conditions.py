@@ -17,7 +17,7 @@ from taskq.core.errors import JobCancelled
 from taskq.core.model import State
 from taskq.core.why import Why
 from taskq.testing.clock import TravelClock, use_clock
-from taskq_workers.gates import gates
+from taskq_workers.gates import gates, probes
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.pool import Worker
 from taskq_workers.slots.slots import Slots
@@ -170,12 +170,12 @@ async def test_a_probe_that_raises_counts_as_not_holding_and_is_logged_once(
     app: TaskQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = asyncio.Event()
-    gates = 0
+    probes = 0
 
     async def broken() -> bool:
-        nonlocal gates
-        gates += 1
-        if gates == 4:
+        nonlocal probes
+        probes += 1
+        if probes == 4:
             asked.set()
             return True
         raise KeyError("modem")
@@ -469,14 +469,14 @@ async def test_a_probe_that_cancels_itself_counts_as_failed() -> None:
     async def cancels() -> bool:
         raise asyncio.CancelledError
 
-    probe = gates.Probe(condition(cancels), lambda: 1)
+    probe = probes.Probe(condition(cancels), lambda: 1)
     assert await probe.told(0) == "its probe was cancelled"
 
 
 async def test_a_probe_that_ignores_its_time_limit_counts_as_failed_and_ends_a_burst(
     app: TaskQ, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gates, "DEAF_SECONDS", 0.05)
+    monkeypatch.setattr(probes, "DEAF_SECONDS", 0.05)
 
     @app.task(requires=[condition(deaf.check, timeout=0.05)])
     async def work() -> None: ...

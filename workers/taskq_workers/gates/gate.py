@@ -21,7 +21,7 @@ from taskq.engine import Cause, kinds
 from taskq.errors import TaskqError
 from taskq.values import failures, is_a
 from taskq.views import Hold
-from taskq_workers.gates.gates import HELD_SECONDS, Probe, Probes
+from taskq_workers.gates.probes import HELD_SECONDS, Probe, Probes
 from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from anyio import CancelScope, create_task_group, move_on_after, sleep_forever
+from anyio import create_task_group, move_on_after
 
 from taskq.conditions.failures import is_network_failure
 from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import TaskqError
-from taskq_workers.runs.lifespans import begin, until_done
-from taskq_workers.runs.reasons import summary
+from taskq_workers.gates.probes import Probes
 from taskq_workers.slots.rounds import Share
 from taskq_workers.slots.settling import settled
 from taskq_workers.slots.slots import Slot, Slots
@@ -29,144 +26,6 @@ if TYPE_CHECKING:
     from taskq.views import Hold
     from taskq_workers.gates.gate import Breaker, ConditionGate, Gate
     from taskq_workers.slots.feed import FeedHost
-
-_log: Final = logging.getLogger("taskq.worker")
-
-#: A condition counts as holding for this long after a good probe, while its jobs run.
-HELD_SECONDS: Final = 2.0
-#: A probe that did not even end when its time was over is waited for no longer than this.
-DEAF_SECONDS: Final = 0.2
-#: The part of its interval for which a probe serves others.
-_SHARED: Final = 0.9
-
-
-class Probe:
-    """State of one condition.
-
-    Attributes:
-        condition: it.
-        problem: why it does not hold, "" if it does; None before the first probe.
-        probed_at: loop time of the start of the last probe that ended.
-        since_ns: wall time at which it was found to hold, or not to hold any more.
-    """
-
-    __slots__ = (
-        "_is_warned", "_running", "_wall_ns", "condition", "probed_at", "problem", "since_ns",
-    )  # fmt: skip
-
-    def __init__(self, condition: Condition, wall_ns: Callable[[], int]) -> None:
-        self._wall_ns = wall_ns
-        self.condition = condition
-        self.problem: str | None = None
-        self.probed_at = float("-inf")
-        self.since_ns = 0
-        self._running: asyncio.Task[None] | None = None
-        self._is_warned = False
-
-    async def told(self, age_seconds: float) -> str:
-        """Return why it does not hold, "" if it does; an answer of that age is good enough.
-
-        Concurrent callers share one probe.
-        """
-        loop = asyncio.get_running_loop()
-        if self.problem is None or loop.time() - self.probed_at > age_seconds:
-            if self._running is None:
-                self._running = begin(self._probe(loop.time()), "taskq-probe")
-            # A caller that gives up must not end the probe for the others.
-            running, limit = self._running, self.condition.timeout_seconds
-            if not await until_done({running}, limit + DEAF_SECONDS):
-                self._learn(f"its probe took over {limit:g} s and goes on", loop.time())
-            elif running.cancelled():
-                self._learn("its probe was cancelled", loop.time())
-            else:
-                running.result()
-        return self.problem or ""
-
-    async def leave(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await until_done({self._running}, DEAF_SECONDS)
-
-    async def _probe(self, now: float) -> None:
-        condition = self.condition
-        # A cancel scope would cancel a probe that ignores it for ever.
-        limit = asyncio.timeout(condition.timeout_seconds)
-        try:
-            async with limit:
-                problem = await condition.problem()
-        except Exception as error:  # noqa: BLE001 - a condition is somebody else's code
-            problem = f"its probe took over {condition.timeout_seconds:g} s"
-            if not limit.expired():
-                problem = summary(error)
-            if not limit.expired() and not self._is_warned:
-                self._is_warned = True
-                _log.warning(
-                    "the condition %s counts as not holding, since its probe raised %s",
-                    condition.name,
-                    problem,
-                )
-        finally:
-            self._running = None
-        self._learn(problem, now)
-
-    def _learn(self, problem: str, now: float) -> None:
-        if self.problem is None or bool(self.problem) != bool(problem):
-            self.since_ns = self._wall_ns()
-        self.problem = problem
-        self.probed_at = now
-
-
-class Probes(dict["Condition", Probe]):
-    """The probes of a worker by condition, made when a condition is first needed."""
-
-    def __init__(self, data_dir: Path, wall_ns: Callable[[], int]) -> None:
-        super().__init__()
-        self._wall_ns = wall_ns
-        self._data_dir = data_dir
-
-    def __missing__(self, condition: Condition) -> Probe:
-        bound = condition.bound(self._data_dir)
-        probe = Probe(bound, self._wall_ns) if bound == condition else self[bound]
-        self[condition] = probe
-        return probe
-
-    def known_unmet(self, conditions: Iterable[Condition], age_seconds: float) -> Probe | None:
-        """Return one of the conditions that did not hold so short a time ago."""
-        oldest = asyncio.get_running_loop().time() - age_seconds
-        probes = (self[condition] for condition in conditions)
-        young = (probe for probe in probes if probe.probed_at >= oldest)
-        return next((probe for probe in young if probe.problem), None)
-
-    async def unmet(
-        self, conditions: Iterable[Condition], age_seconds: float | None = None
-    ) -> Probe | None:
-        """Return the first of the conditions that does not hold; None if all do.
-
-        ``age_seconds`` is the oldest usable answer; None means 0.9 of a condition's own interval.
-        """
-        probes = [self[condition] for condition in conditions]
-        problems = await asyncio.gather(
-            *(
-                probe.told(
-                    _SHARED * probe.condition.interval_seconds
-                    if age_seconds is None
-                    else age_seconds
-                )
-                for probe in probes
-            )
-        )
-        both = zip(probes, problems, strict=True)
-        return next((probe for probe, problem in both if problem), None)
-
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        del store
-        task_status.started()
-        try:
-            await sleep_forever()
-        finally:
-            with CancelScope(shield=True):
-                await asyncio.gather(*(probe.leave() for probe in set(self.values())))
-
 
 #: A burst that waits for a gate looks again after this time.
 LOOK_SECONDS: Final = 0.5
