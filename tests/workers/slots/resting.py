@@ -119,7 +119,7 @@ class Log(FakePort):
         return self
 
     @property
-    def taking(self) -> Log:
+    def order(self) -> Log:
         return self
 
     def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
