@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taskq.connection.handle import JobHandle, PendingJob
     from taskq.core.model import Durability, State
     from taskq.core.retry import Discard, Retry, Snooze
-    from taskq.flows.building import Failed, Flow, Step, chain, chord, group
+    from taskq.flows.flow import Failed, Flow, Step, chain, chord, group
     from taskq.flows.handle import FlowHandle, PendingFlow
     from taskq.log.config import QueuePolicy
     from taskq.log.decide.listeners import DeadLetter
@@ -102,7 +102,7 @@ _HOMES: Final = {
     "taskq.core.model": "Durability State",
     "taskq.core.retry": "Discard Retry Snooze",
     "taskq.deprecation": "_deprecated",
-    "taskq.flows.building": "Failed Flow Step chain chord group",
+    "taskq.flows.flow": "Failed Flow Step chain chord group",
     "taskq.flows.handle": "FlowHandle PendingFlow",
     "taskq.log.config": "QueuePolicy",
     "taskq.log.decide.listeners": "DeadLetter",

@@ -73,7 +73,6 @@ APP = {
     "taskq.connection": ("blocking connection handle logoptions packing places tracebacks tracing"),
     "taskq.core": "durations errors exceptions model parsing records retry schedules values",
     "taskq.core.folds": "moments",
-    "taskq.flows": "steps",
     "taskq.log": "config requests",
     "taskq.log.format": "bodies codec options",
     "taskq.log.machine": "access door",
@@ -94,7 +93,7 @@ HELP = {
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
     "pydantic_core.core_schema ssl _ssl _hashlib asyncio.sslproto "
-    "taskq.connection.settings taskq.flows.building taskq.reading taskq.testing "
+    "taskq.connection.settings taskq.flows.flow taskq.reading taskq.testing "
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard "
     "taskq_workers.gates.gate difflib pickle random base64 "

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taskq.app.workers import AppWorker, DeathCall, Queues, WorkerOptions
     from taskq.conditions.base import Check, Condition
     from taskq.connection.settings import Settings
-    from taskq.flows.building import Flow
+    from taskq.flows.flow import Flow
     from taskq.flows.handle import FlowHandle
     from taskq.log.store.store import Store
     from taskq.shards.layout import Shards
@@ -436,7 +436,7 @@ class TaskQ(LogHolder):
             PayloadTooLarge: they are over TRANSACTION_BYTES_MAX together; nothing was written.
             LogError: the log could not be opened or written.
         """
-        from taskq.flows.building import plan_of  # noqa: PLC0415 - loaded by whoever made the flow
+        from taskq.flows.flow import plan_of  # noqa: PLC0415 - loaded by whoever made the flow
         from taskq.flows.handle import FlowHandle  # noqa: PLC0415 - as above
 
         plan = plan_of(flow)

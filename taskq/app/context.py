@@ -22,7 +22,7 @@ from taskq.schedules.headers import MOMENT_HEADER
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ
-    from taskq.flows.building import Flow
+    from taskq.flows.flow import Flow
     from taskq.flows.handle import PendingFlow
 
 
@@ -237,7 +237,7 @@ class JobContext:
             raise no_call(call, rest, "current_job().enqueue")
         if isinstance(call, Call):
             return self._add_child(call)
-        from taskq.flows.building import plan_of  # noqa: PLC0415 - loaded by whoever made the flow
+        from taskq.flows.flow import plan_of  # noqa: PLC0415 - loaded by whoever made the flow
         from taskq.flows.handle import PendingFlow  # noqa: PLC0415 - as above
 
         plan, size = plan_of(call), self._children_size

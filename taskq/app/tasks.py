@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Generic,
     Literal,
     ParamSpec,
+    Protocol,
     TypeVar,
     Unpack,
     get_args,
@@ -17,7 +19,7 @@ from typing import (
 )
 
 from taskq import _native as native
-from taskq.calls.arguments import ArgumentCodec
+from taskq.calls.arguments import ArgumentCodec, StepArguments
 from taskq.calls.call import (
     Call,
     OptionChanges,
@@ -38,7 +40,6 @@ from taskq.core.errors import UsageError
 from taskq.core.model import Extras
 from taskq.core.parsing import check_name
 from taskq.core.records import PACKED_MIN, Flag
-from taskq.flows.steps import StepArguments, StepMaker
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.format.bodies import COMPRESSED_BYTES_MIN, Compression
 from taskq.log.requests import Duplicate, Item, Plain
@@ -50,13 +51,40 @@ if TYPE_CHECKING:
     from taskq.connection.packing import Loose
     from taskq.core.rates import Limit
     from taskq.core.retry import RetryPolicy
-    from taskq.flows.building import Flow, Step
+    from taskq.flows.flow import Flow, Step
     from taskq.log.decide.listeners import DeadLetter
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Rest = ParamSpec("Rest")
+S = TypeVar("S")
+X = TypeVar("X")
 
 RunsIn = Literal["thread", "process"]
+
+
+class _Calls(Protocol[P, R_co]):
+    """A task, as far as types go."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
+        """See ``Enqueuer``."""
+
+    @property
+    def _step(self) -> Callable[..., Step[Any, R_co]]: ...
+
+
+class StepMaker:
+    """Gives a task its ``step``.
+
+    A descriptor: of a generic method, the type checker would infer the first parameter's type from
+    what the step is passed to.
+    """
+
+    def __get__(
+        self, task: _Calls[Concatenate[X, Rest], S], _: object = None
+    ) -> Callable[Rest, Step[X, S]]:
+        return task._step
 
 
 class Enqueuer(Generic[P, R]):
@@ -137,8 +165,7 @@ class Enqueuer(Generic[P, R]):
             )
         codec = task.step_arguments
         body = codec.dump(codec.validated(args, kwargs))
-        from taskq.flows.building import Step  # noqa: PLC0415 - most programs have no flow
-        from taskq.flows.plan import Leaf  # noqa: PLC0415 - as above
+        from taskq.flows.flow import Leaf, Step  # noqa: PLC0415 - most programs have no flow
 
         return Step(Leaf(self._call_of(body, self._extras), takes=True))
 
@@ -148,7 +175,7 @@ class Enqueuer(Generic[P, R]):
         Raises:
             InvalidCall: one of them does not fit; nothing was written.
         """
-        from taskq.flows.building import group  # noqa: PLC0415 - as above
+        from taskq.flows.flow import group  # noqa: PLC0415 - as above
 
         calls = (
             self._made(value if isinstance(value, tuple) else (value,), {}) for value in values

@@ -33,7 +33,7 @@ from taskq.calls.serialization import (
     unwritten_text,
 )
 from taskq.calls.signature import KEYWORDS, REST, Signature
-from taskq.core.errors import InvalidCall
+from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.log.format.bodies import check_size
 
@@ -379,3 +379,35 @@ def decode_call(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(values, dict):
         return (values,), {}
     return tuple(values.pop(REST, ())), values
+
+
+class StepArguments(ArgumentCodec):
+    """Turns the arguments of a step into payloads: all but the first, which comes with the flow.
+
+    Raises:
+        UsageError: the function has no first parameter that could be passed by position.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        if not signature.names:
+            raise UsageError(
+                f"{signature.task}: step() fills the first parameter, but there is none with a "
+                f"name that takes a positional argument: {signature.signature}"
+            )
+        self._first = signature.names[0]
+        super().__init__(signature)
+
+    def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the further parameters, as annotated.
+
+        Raises:
+            InvalidCall: the arguments do not fit the signature.
+        """
+        values = self.signature.bind((None, *args), kwargs)
+        del values[self._first]
+        return self._checked(values)
+
+    def _fields(self) -> dict[str, Any]:
+        fields = super()._fields()
+        del fields[self._first]
+        return fields

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from taskq.calls.call import Call
     from taskq.core.durations import Duration
     from taskq.core.retry import RetryPolicy
-    from taskq.flows.building import Failed
+    from taskq.flows.flow import Failed
 
 __all__ = [
     "EventTimeout",

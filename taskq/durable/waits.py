@@ -22,7 +22,7 @@ from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extr
 from taskq.core.values import NamedTuple
 from taskq.durable.attempt import CALL, IN_PLACE_NS, warned
 from taskq.durable.steps import StepAttempt
-from taskq.flows.building import Failed
+from taskq.flows.flow import Failed
 from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_signals
 
 if TYPE_CHECKING:

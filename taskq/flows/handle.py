@@ -1,4 +1,4 @@
-"""A caller's hold on a flow: its result, how far it is, its end."""
+"""Handles of flows: result, progress, cancellation."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class FlowProgress:
     """Progress of a flow, in jobs.
 
     Attributes:
-        total: all of them.
-        waiting: for their inputs, their time, or a worker.
-        running: now.
-        succeeded: also those that compaction has forgotten since.
-        dead, cancelled, expired: those that ended so.
+        total: all jobs.
+        waiting: jobs that wait for their inputs, their time, or a worker.
+        running: jobs that run now.
+        succeeded: also jobs that compaction has dropped since.
+        dead, cancelled, expired: jobs with that end.
     """
 
     total: int
@@ -55,7 +55,7 @@ class FlowProgress:
 
 
 class FlowHandle(Generic[R]):
-    """A hold on a flow, from any process that opens its directory.
+    """A flow in the log, for any process that opens its directory.
 
     Attributes:
         jobs: its jobs, the last to run first.
@@ -70,16 +70,16 @@ class FlowHandle(Generic[R]):
         ends: int,
         shape: bytes,
     ) -> None:
-        self._app = app  # None where there are no jobs
+        self._app = app  # None if there are no jobs
         self.jobs = jobs
         self._ends = ends
         self._shape = shape
 
     @property
     def id(self) -> str:
-        """Id of its first job, of which ``app.flow(id)`` makes a handle again.
+        """Id of its first job: ``app.flow(id)`` makes a handle from it.
 
-        That is the one whose result is the flow's, or the first of these.
+        The result of that job is the flow's result, or the first value in it.
 
         Raises:
             UsageError: the flow is an empty group, which is no job at all.
@@ -89,21 +89,21 @@ class FlowHandle(Generic[R]):
         return self.jobs[0].id
 
     def __await__(self) -> Generator[Any, None, R]:
-        """Wait until the flow is through, as ``result()`` does."""
+        """Wait until the flow has ended, like ``result()``."""
         return self.result().__await__()
 
     async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
-        """Wait until the flow is through, and return what it gives.
+        """Wait until the flow has ended, and return its result.
 
         Args:
             timeout: how long to wait; None for ever. The flow goes on when it passes.
 
         Raises:
-            JobFailed: one of its jobs is dead, so that its result will not come.
+            JobFailed: one of its jobs is dead, so there will be no result.
             JobCancelled: it was cancelled.
             JobExpired: the ``expires`` of a job passed before it ran.
-            ResultGone: its last job keeps no result; a member of a group that keeps none is None.
-            ResultTimeout: it is not through yet.
+            ResultGone: its last job keeps no result; within a group such a result is None.
+            ResultTimeout: it has not ended yet.
         """
         values, gone = await self._values(timeout)
         value = nested(self._shape, values)
@@ -112,7 +112,7 @@ class FlowHandle(Generic[R]):
         return cast("R", value)
 
     async def wait(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109 - as above
-        """Wait until the flow is through, whether its jobs keep results or not.
+        """Wait until the flow has ended, whether its jobs keep results or not.
 
         Raises:
             JobError: as ``result``, but for ``ResultGone``.
@@ -120,7 +120,7 @@ class FlowHandle(Generic[R]):
         await self._values(timeout)
 
     async def _values(self, timeout: Duration | None) -> tuple[list[Any], ResultGone | None]:  # noqa: ASYNC109 - as above
-        """Return what its last jobs gave, None for what is not kept; and what tells so."""
+        """Return the results of its last jobs, None for a missing one, and the error for it."""
         limit = None if timeout is None else seconds(timeout, "timeout")
         until = None if limit is None else time.monotonic() + limit
         values: list[Any] = []
@@ -138,7 +138,7 @@ class FlowHandle(Generic[R]):
         return values, gone
 
     async def progress(self) -> FlowProgress:
-        """Return how many of its jobs wait, run and have ended, and how, now."""
+        """Count its jobs by state, now."""
         counts = Counter(await self._states())
         return FlowProgress(
             total=len(self.jobs),
@@ -151,9 +151,9 @@ class FlowHandle(Generic[R]):
         )
 
     async def cancel(self) -> int:
-        """Withdraw its jobs that wait, and have those stopped that run; returns how many.
+        """Cancel its jobs that wait, ask the running ones to stop; returns their number.
 
-        What waits for others goes first, so nothing follows what is stopped.
+        Later parts are cancelled first, so that no job starts meanwhile.
         """
         withdrawn = 0
         for start in range(0, len(self.jobs), WITHDRAWN_MAX):
@@ -177,7 +177,7 @@ class FlowHandle(Generic[R]):
         return self._app._connection
 
     async def _live_states(self) -> list[State]:
-        """Return the states of its jobs; ABSENT for one that has ended."""
+        """Return the states of its jobs; ABSENT after the end."""
         from taskq.log.read.flows import STATES_MAX, look_at_states  # noqa: PLC0415 - the log is open
 
         states: list[State] = []
@@ -189,7 +189,7 @@ class FlowHandle(Generic[R]):
         return states
 
     async def _states(self) -> list[State]:
-        """Return the states of its jobs; ABSENT for one of which nothing is known any more."""
+        """Return the states of its jobs; ABSENT if the log has dropped a job."""
         from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - as above
 
         states = await self._live_states()
@@ -204,7 +204,7 @@ class FlowHandle(Generic[R]):
         return states
 
     async def _raise_cause(self) -> None:
-        """A job was cancelled: raise what it was cancelled for, if another job failed."""
+        """Raise the failure for which a job was cancelled, if there is one."""
         states = await self._states()
         for job, state in reversed(list(zip(self.jobs, states, strict=True))):
             if state is State.DEAD:
@@ -218,7 +218,7 @@ class FlowHandle(Generic[R]):
 
 
 class PendingFlow(Generic[R]):
-    """A flow that joins the success of the task that asked for it, and has no id before that."""
+    """A flow that is enqueued together with the success of the running job; it has no id before."""
 
     __slots__ = ("_app", "_ends", "_pending", "_shape")
 
@@ -232,10 +232,10 @@ class PendingFlow(Generic[R]):
 
     @property
     def handle(self) -> FlowHandle[R]:
-        """The hold on the flow.
+        """The flow's handle.
 
         Raises:
-            JobNotYetEnqueued: the transaction that it belongs to is not on disk yet.
+            JobNotYetEnqueued: its transaction is not on disk yet.
         """
         jobs = tuple(pending.handle for pending in self._pending)
         return FlowHandle(self._app, jobs, self._ends, self._shape)
@@ -251,10 +251,10 @@ class PendingFlow(Generic[R]):
 
 
 async def find_flow(app: AppPort[Connection], flow_id: str) -> FlowHandle[Any]:
-    """Find a flow that was enqueued earlier, or elsewhere.
+    """Find a flow by its id.
 
     Raises:
-        UsageError: the text is no flow's id.
+        UsageError: the text is not a flow's id.
         JobNotFound: the log has no such job.
     """
     from taskq.log.read.flows import look_at_ties  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""The results that a step takes in, put in front of its own arguments."""
+"""Payloads of jobs: decompressed, and with the results of its inputs as a step's first argument."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _REASON_CHARACTERS_MAX: Final = 1_024
 
 
 class Inputs:
-    """Opens payloads, and completes those of steps of flows."""
+    """Reads payloads, and adds the inputs of a flow's steps."""
 
     def __init__(self, app: AppPort[Connection]) -> None:
         self._app = app
 
     @staticmethod
     def needed(delivery: Delivery) -> bool:
-        """Return whether the payload is not simply what the job's record holds."""
+        """Return whether the payload differs from the body of the job's record."""
         return bool(delivery.payload_flags) or is_of_flow(delivery.record)
 
     async def payload(self, delivery: Delivery) -> bytes:
-        """Return the job's payload as its task takes it, whatever is needed to have it.
+        """Return the job's payload for its task.
 
         Raises:
             LogDamaged: the result of an input is gone, or the payload does not read back.
             PayloadTooLarge: the inputs' results are over INPUT_BYTES_MAX together.
-            InvalidCall: the task has no first parameter any more.
+            InvalidCall: the task's first parameter has gone since.
         """
         body = await self._app._connection.packer.payload(delivery)
         if not is_of_flow(delivery.record):
@@ -108,14 +108,14 @@ def _failed(job_id: str, end: End) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    """Nested lists of JSON texts as one."""
+    """Join nested lists of JSON texts."""
     if isinstance(value, bytes):
         return value
     return b"[" + b",".join(map(_json, value)) + b"]"
 
 
 def _with_first(name: str, value: bytes, body: bytes) -> bytes:
-    """Return the JSON object with one more member, the first."""
+    """Return the JSON object with one more member in front."""
     from pydantic_core import to_json  # noqa: PLC0415 - slow to import
 
     rest = body.strip()[1:]

@@ -17,7 +17,7 @@ from taskq.errors import (
     ResultGone,
     UsageError,
 )
-from taskq.flows import plan
+from taskq.flows import flow
 from taskq.log.decide import ends
 
 
@@ -72,7 +72,7 @@ async def test_a_flow_that_cannot_be_kept_is_refused(parts: Parts, name: str) ->
 async def test_a_flow_over_the_limit_is_refused(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "TRANSACTION_BYTES_MAX", 100_000)
+    monkeypatch.setattr(flow, "TRANSACTION_BYTES_MAX", 100_000)
     with pytest.raises(PayloadTooLarge, match="the flow of 1500 jobs"):
         await parts.one.map(range(1_500)).enqueue()
 

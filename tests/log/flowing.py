@@ -7,7 +7,7 @@ from typing import Any
 from taskq.calls.call import Options, make_call
 from taskq.core.flows import Policy
 from taskq.core.records import Flag
-from taskq.flows.plan import Chain, Group, Leaf, Node, make_plan
+from taskq.flows.flow import Chain, Group, Leaf, Node, make_plan
 
 
 def call(name: str = "part") -> Any:

@@ -11,7 +11,7 @@ from taskq.core.errors import TaskqError
 from taskq.core.flows import Policy
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
-from taskq.flows.plan import Chain, Group, Node
+from taskq.flows.flow import Chain, Group, Node
 from taskq.log.read.flows import look_at_ends, look_at_ties
 from taskq.log.read.selection import letters
 from taskq.log.requests import Delivery, Op, Settlement

@@ -20,7 +20,7 @@ from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate
 from taskq.core.records import Cause, Kind
-from taskq.flows.plan import Chain, Group
+from taskq.flows.flow import Chain, Group
 from taskq.log.commit import chores as errand
 from taskq.log.requests import (
     ClaimRequest,
