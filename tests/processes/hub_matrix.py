@@ -93,7 +93,6 @@ MOMENTS: Final = (
     Moment("hub", "in first contact", f"{_HUB}.copies:Copies._make", "steps", "new"),
     Moment("hub", "in a part: written, not synced", f"{_HUB}.copies:Copy.append", "steps"),
     Moment("hub", "after fsync, before the answer", f"{_HUB}.copies:Copy.append", "ends"),
-    Moment("hub", "in a file beside", f"{_HUB}.copies:Copy.take", "steps"),
     Moment("hub", "in seal", f"{_HUB}.copies:Copy.seal", "steps"),
     Moment("hub", "in set-aside of a fork", f"{_HUB}.copyfiles:Breaks.declare", "steps"),
     Moment("hub", "in set-aside of a gap", f"{_HUB}.copyfiles:Breaks.declare", "steps", "gap"),
