@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Delivery
     from taskq.reading.record import Record
     from taskq.reading.stream import Stream
-    from taskq.shards.layout import Shards
+    from taskq.shards import Shards
     from taskq_workers import Worker
 
 #: The version of the distribution, too.
@@ -109,7 +109,7 @@ _HOMES: Final = {
     "taskq.log.requests": "Delivery",
     "taskq.reading.record": "Record",
     "taskq.reading.stream": "Stream",
-    "taskq.shards.layout": "Shards",
+    "taskq.shards": "Shards",
     "taskq_workers": "Worker",
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names.split()}

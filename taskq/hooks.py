@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskq.reading.looking import look_at_records
     from taskq.reading.named import look_at_readers
     from taskq.reading.record import Choice
-    from taskq.schedules.view import views_of
+    from taskq.schedules import views_of
 
 __all__ = [
     "Around",
@@ -97,7 +97,7 @@ _HOMES: Final = {
     "taskq.reading.looking": "look_at_records",
     "taskq.reading.named": "look_at_readers",
     "taskq.reading.record": "Choice",
-    "taskq.schedules.view": "views_of",
+    "taskq.schedules": "views_of",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

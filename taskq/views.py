@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from taskq.reading.dead import Swept
     from taskq.reading.named import ReaderView
     from taskq.reading.replay import Replayed, ReplayReport
-    from taskq.schedules.view import ScheduleView
+    from taskq.schedules import ScheduleView
 
 __all__ = [
     "LIVE_STATES",
@@ -104,7 +104,7 @@ _HOMES: Final = {
     "taskq.reading.dead": "Swept",
     "taskq.reading.named": "ReaderView",
     "taskq.reading.replay": "ReplayReport Replayed",
-    "taskq.schedules.view": "ScheduleView",
+    "taskq.schedules": "ScheduleView",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

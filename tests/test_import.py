@@ -68,8 +68,8 @@ APP = {
     "taskq": "_lazy telemetry",
     "taskq._native": "_plain" if native.is_on else "",
     "taskq.app": "app around decorate hooks schedules shared tasks workers",
-    "taskq.calls": "arguments call habits loose naming origins serialization signature",
-    "taskq.conditions": "breakers failures",
+    "taskq.calls": "arguments call habits loose naming serialization signature",
+    "taskq.conditions": "breakers",
     "taskq.connection": ("blocking connection handle logoptions packing places tracebacks tracing"),
     "taskq.core": "durations errors exceptions model parsing records retry schedules values",
     "taskq.core.folds": "moments",
@@ -77,7 +77,6 @@ APP = {
     "taskq.log.format": "bodies codec options",
     "taskq.log.machine": "access door",
     "taskq.log.segments": "bodystore",
-    "taskq.schedules": "headers",
 }
 #: Packages of the standard library that are too slow for a start: asyncio and its imports.
 SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subprocess"}

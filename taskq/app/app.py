@@ -19,10 +19,10 @@ from taskq.app.tasks import AsyncTask, SyncTask, Task, no_call
 from taskq.app.workers import find_workers
 from taskq.calls.call import Call, Options, checked_calls, make_call
 from taskq.calls.habits import APPS, no_app, no_attribute
-from taskq.calls.origins import origin_of
+from taskq.calls.naming import origin_of
 from taskq.calls.serialization import encode_loose
 from taskq.conditions import breakers
-from taskq.conditions.failures import is_network_failure
+from taskq.conditions.breakers import is_network_failure
 from taskq.connection import places
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
 from taskq.connection.connection import Connection, JobId, split_job_id
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taskq.flows.flow import Flow
     from taskq.flows.handle import FlowHandle
     from taskq.log.store.store import Store
-    from taskq.shards.layout import Shards
+    from taskq.shards import Shards
 
 P = ParamSpec("P")
 R = TypeVar("R")

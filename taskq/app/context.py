@@ -16,9 +16,9 @@ from taskq.calls.habits import CONTEXTS, no_attribute
 from taskq.connection.handle import PendingJob, make_handle
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.model import TRANSACTION_BYTES_MAX, Extras
+from taskq.core.schedules import MOMENT_HEADER
 from taskq.core.views import ProgressView
 from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
-from taskq.schedules.headers import MOMENT_HEADER
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ

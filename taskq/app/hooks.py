@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from taskq.app.decorate import tasks_with
 from taskq.app.schedules import Listeners, Planned
 from taskq.app.tasks import Task
-from taskq.calls.naming import checked_modules
-from taskq.calls.origins import Declared, Origin, origin_here, origin_of
+from taskq.calls.naming import Declared, Origin, checked_modules, origin_here, origin_of
 from taskq.calls.serialization import load_checks
 from taskq.core.errors import UsageError
 from taskq.core.values import NamedTuple

@@ -19,7 +19,7 @@ from taskq.connection.packing import Loose, Packer
 from taskq.core.errors import UsageError, WrongLog
 from taskq.log.config import LogConfig
 from taskq.log.requests import Item
-from taskq.shards.layout import Shards, shard_with
+from taskq.shards import Shards, shard_with
 
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from taskq.app.tasks import Task
 from taskq.calls.call import Call
-from taskq.calls.origins import origin_here
+from taskq.calls.naming import origin_here
 from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX, Conflict
 from taskq.core.parsing import check_name
-from taskq.core.schedules import DETAILS_BYTES_MAX, SCHEDULES_MAX
+from taskq.core.schedules import DETAILS_BYTES_MAX, MOMENT_HEADER, SCHEDULE_HEADER, SCHEDULES_MAX
 from taskq.core.values import TypedDict
 from taskq.log.requests import TICKS_MAX, Enrolment, Item, Turn
-from taskq.schedules.headers import MOMENT_HEADER, SCHEDULE_HEADER
 
 if TYPE_CHECKING:
     from taskq.app.decorate import TaskDecorator
-    from taskq.schedules.times import Due, Rule
+    from taskq.schedules import Due, Rule
 
 
 class Listeners:
@@ -96,7 +95,7 @@ class Schedule:
         make: Callable[[], Call[Any]],
         choices: ScheduleChoices,
     ) -> None:
-        from taskq.schedules.times import JITTER_NS_MAX, Every  # noqa: PLC0415 - few have schedules
+        from taskq.schedules import JITTER_NS_MAX, Every  # noqa: PLC0415 - few have schedules
 
         self.origin = origin_here()
         check_name("schedule name", name)
@@ -168,14 +167,14 @@ class Schedule:
 
     def call_at(self, moment_ns: int) -> Call[Any]:
         """Return what the tick of that moment enqueues."""
-        from taskq.schedules.times import moment_in  # noqa: PLC0415 - as above
+        from taskq.schedules import moment_in  # noqa: PLC0415 - as above
 
         at = moment_in(self.rule.zone, moment_ns).isoformat()
         return self.call.options(headers={SCHEDULE_HEADER: self.name, MOMENT_HEADER: at})
 
     def due(self, done_ns: int, now_ns: int) -> Due:
         """Return the ticks to be written now, of a schedule that is done with up to ``done_ns``."""
-        from taskq.schedules.times import due_ticks  # noqa: PLC0415 - as above
+        from taskq.schedules import due_ticks  # noqa: PLC0415 - as above
 
         return due_ticks(self.name, self.rule, self.catch_up, self.jitter_ns, done_ns, now_ns)
 
@@ -197,7 +196,7 @@ class Schedule:
 
     def next_due_ns(self, done_ns: int) -> int | None:
         """Return when the first tick behind ``done_ns`` is to be written; None: never."""
-        from taskq.schedules.times import next_due_ns  # noqa: PLC0415 - as above
+        from taskq.schedules import next_due_ns  # noqa: PLC0415 - as above
 
         return next_due_ns(self.name, self.rule, self.jitter_ns, done_ns)
 
@@ -323,6 +322,6 @@ def rule_of(cron: str | None, every: Duration | None, tz: object = "UTC") -> Rul
     Raises:
         UsageError: it is wrong.
     """
-    from taskq.schedules.times import parse_cron, parse_every  # noqa: PLC0415 - as above
+    from taskq.schedules import parse_cron, parse_every  # noqa: PLC0415 - as above
 
     return parse_cron(cron, tz) if cron is not None else parse_every(every)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from taskq.reading.named import ReaderView
     from taskq.reading.replay import Replayed, ReplayReport, States
     from taskq.reading.stream import OnDamage, Stream
-    from taskq.schedules.view import LogSchedules
+    from taskq.schedules import LogSchedules
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class LogHolder:
     @property
     def schedules(self) -> LogSchedules:
         """The schedules that the log knows of: list, pause, resume, reset, forget."""
-        from taskq.schedules.view import LogSchedules  # noqa: PLC0415 - few ask
+        from taskq.schedules import LogSchedules  # noqa: PLC0415 - few ask
 
         return LogSchedules(self._connection)
 

@@ -29,8 +29,7 @@ from taskq.calls.call import (
     key_bytes,
 )
 from taskq.calls.habits import TASKS, no_attribute
-from taskq.calls.naming import is_async, may_await
-from taskq.calls.origins import origin_of
+from taskq.calls.naming import is_async, may_await, origin_of
 from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
 from taskq.connection import tracing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import field, replace
 from datetime import datetime
 from typing import (
@@ -12,6 +12,7 @@ from typing import (
     Final,
     Generic,
     Literal,
+    Protocol,
     TypeAlias,
     TypeVar,
     Unpack,
@@ -36,10 +37,17 @@ from taskq.log.format.bodies import Compression, check_compression
 from taskq.log.requests import EnqueueSpec, Item, Plain
 
 if TYPE_CHECKING:
-    from taskq.calls.ports import TaskPort
+    from pathlib import Path
+
+    from taskq.calls.signature import Signature
+    from taskq.core.rates import Limit
+    from taskq.core.views import AttemptView
+    from taskq.core.why import Reason
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+#: type of an app's connection
+C_co = TypeVar("C_co", covariant=True)
 
 #: A dedup key, or what makes one from a call's arguments.
 Key: TypeAlias = str | bytes | Callable[..., str | bytes]
@@ -214,6 +222,42 @@ def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) ->
         return _kept_spec(queue, task, priority, attempts, flags)
     except TypeError:  # what cannot be looked up is wrong: the spec itself says how
         return EnqueueSpec(queue, task, priority, attempts, flags)
+
+
+class TaskPort(Protocol[R_co]):
+    """A task, as its calls and handles see it."""
+
+    name: str
+    limit: Limit | None
+    store_result: bool
+
+    @property
+    def app(self) -> AppPort[Any]: ...
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def takes_anything(self) -> bool: ...
+    @property
+    def gives_json(self) -> bool: ...
+    @property
+    def decode_result(self) -> Callable[[bytes], R_co]: ...
+
+
+class AppPort(Protocol[C_co]):
+    """An app, as handles and flows see it. ``enqueue_flow`` returns a handle of a higher layer."""
+
+    @property
+    def data_dir(self) -> Path: ...
+    @property
+    def dead(self) -> Any: ...
+    @property
+    def _connection(self) -> C_co: ...
+
+    @property
+    def tasks(self) -> Mapping[str, TaskPort[Any]]: ...
+    def why(self, job: str, /) -> Awaitable[Reason]: ...
+    def attempts(self, job: str, /) -> Awaitable[tuple[AttemptView, ...]]: ...
+    def enqueue_flow(self, flow: Any, /) -> Awaitable[Any]: ...
 
 
 class Runnable(Generic[R_co]):

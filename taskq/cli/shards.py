@@ -43,7 +43,7 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, data_dir=_copy_with(root, rest["job_id"]), **rest)
         if paths == [root] or rest.get("follow") or rest.get("reader"):
             return command(*args, data_dir=data_dir, **rest)
-        from taskq.shards.layout import shard_with  # noqa: PLC0415 - few have shards
+        from taskq.shards import shard_with  # noqa: PLC0415 - few have shards
 
         if "job_id" in rest:
             tag = rest["job_id"].rpartition("-")[0]

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 
 if TYPE_CHECKING:
-    from taskq.conditions.base import Condition, condition
-    from taskq.conditions.machine import disk_free, on_power
+    from taskq.conditions.base import Condition, condition, disk_free, on_power
     from taskq.conditions.network import online, unmetered
 
 __all__ = ["Condition", "condition", "disk_free", "on_power", "online", "unmetered"]
 
 _HOMES: Final = {
-    "taskq.conditions.base": "Condition condition",
-    "taskq.conditions.machine": "disk_free on_power",
+    "taskq.conditions.base": "Condition condition disk_free on_power",
     "taskq.conditions.network": "online unmetered",
 }
 

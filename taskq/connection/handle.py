@@ -25,7 +25,7 @@ from taskq.core.values import dataclass
 from taskq.log.requests import Duplicate
 
 if TYPE_CHECKING:
-    from taskq.calls.ports import AppPort, TaskPort
+    from taskq.calls.call import AppPort, TaskPort
     from taskq.connection.connection import Connection
     from taskq.core.views import AttemptView, JobView
     from taskq.core.why import Reason

@@ -66,3 +66,9 @@ def jitter_ns(name: str, moment_ns: int, most_ns: int) -> int:
     seed = f"{name}\n{moment_ns}".encode("utf-8", "surrogatepass")
     number = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest(), "little")
     return number * (most_ns + 1) // _HASH_RANGE
+
+
+#: The name of the schedule.
+SCHEDULE_HEADER: Final = "taskq-schedule"
+#: The moment that the tick stands for, in ISO 8601 with the offset of the schedule's zone.
+MOMENT_HEADER: Final = "taskq-scheduled-at"

@@ -22,7 +22,7 @@ from taskq.flows.handle import FlowHandle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from taskq.calls.ports import AppPort, TaskPort
+    from taskq.calls.call import AppPort, TaskPort
     from taskq.connection.connection import Connection
 
 A = TypeVar("A")

@@ -26,7 +26,7 @@ from taskq.log.requests import WITHDRAWN_MAX
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from taskq.calls.ports import AppPort
+    from taskq.calls.call import AppPort
     from taskq.connection.connection import Connection
     from taskq.log.format.flows import Takes
 

@@ -10,7 +10,7 @@ from taskq.core.model import LIVE_STATES, State
 from taskq.log.format.flows import is_of_flow, takes_of
 
 if TYPE_CHECKING:
-    from taskq.calls.ports import AppPort
+    from taskq.calls.call import AppPort
     from taskq.connection.connection import Connection
     from taskq.log.format.flows import Takes
     from taskq.log.read.flows import End

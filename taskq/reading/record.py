@@ -25,6 +25,7 @@ from taskq.core.kinds import (
 )
 from taskq.core.model import State
 from taskq.core.records import PACKED, TABLE
+from taskq.core.schedules import SCHEDULE_HEADER
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import LogRecord, decode_record, places
@@ -35,7 +36,6 @@ from taskq.log.read.reader import LogReader, open_journal
 from taskq.log.read.readers import Position
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.segments import Extent, SegmentFiles
-from taskq.schedules.headers import SCHEDULE_HEADER
 
 #: Jobs whose queue and task a stream remembers, so that what is said of them later can name both.
 _NAMES_MAX: Final = 16_384

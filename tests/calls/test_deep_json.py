@@ -21,7 +21,7 @@ from taskq.log.machine.owners import decode_description, read_servings
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
-from taskq.schedules.view import _facts
+from taskq.schedules import _facts
 
 _MANY: Final = 100_000
 _DEEP: Final = b"[" * _MANY + b"]" * _MANY

@@ -15,9 +15,8 @@ import pytest
 
 from taskq import TaskQ
 from taskq.conditions import condition, disk_free, on_power, online, unmetered
-from taskq.conditions.base import aside, say_once
-from taskq.conditions.failures import is_network_failure
-from taskq.conditions.machine import Supply, is_on_power, read_supplies
+from taskq.conditions.base import Supply, aside, is_on_power, read_supplies, say_once
+from taskq.conditions.breakers import is_network_failure
 from taskq.conditions.network import has_route, metered_devices
 from taskq.core.errors import UsageError
 from taskq.core.parsing import size_bytes
@@ -224,7 +223,7 @@ async def test_where_the_machine_cannot_tell_conditions_hold(
 ) -> None:
     say_once.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("taskq.conditions.machine._SUPPLIES", tmp_path / "none")
+    monkeypatch.setattr("taskq.conditions.base._SUPPLIES", tmp_path / "none")
     for _ in range(2):
         assert await unmetered().problem() == ""
         assert await on_power().problem() == ""

@@ -15,7 +15,7 @@ from taskq import Flow, FlowHandle, JobHandle, State, Stream, Task, TaskLog, Tas
 from taskq.connection.blocking import blocking
 from taskq.errors import JobFailed, JobNotFound, ResultTimeout, UsageError
 from taskq.reading.dead import DeadLetters
-from taskq.schedules.view import LogSchedules
+from taskq.schedules import LogSchedules
 from tests.programs import run_python
 
 

@@ -190,7 +190,7 @@ async def test_a_device_on_its_battery_sends_nothing_where_that_is_required(
     battery.mkdir(parents=True)
     (battery / "type").write_text("Battery\n")
     (battery / "status").write_text("Discharging\n")
-    monkeypatch.setattr("taskq.conditions.machine._SUPPLIES", battery.parent)
+    monkeypatch.setattr("taskq.conditions.base._SUPPLIES", battery.parent)
     await place.write()
     async with _counter(url) as counter:
         device = Device(place, _at(counter), requires=("online", "on_power"))

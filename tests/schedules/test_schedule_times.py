@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.schedules import jitter_ns
-from taskq.schedules.times import (
+from taskq.schedules import (
     CATCH_UP_MAX,
     Due,
     Every,

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from taskq import Shards, TaskQ, chain, current_job, group
 from taskq.cli.main import main
 from taskq.errors import DuplicateKey, UsageError, WrongLog
-from taskq.shards.layout import FILE
+from taskq.shards import FILE
 from taskq.testing import Sandbox
 from tests.effort import grows, some
 

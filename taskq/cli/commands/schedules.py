@@ -49,7 +49,7 @@ def ls(data_dir: Path | None, as_json: bool, count: int) -> None:
 
 @over_shards
 def _list(*, data_dir: Path | None, as_json: bool, count: int) -> None:
-    from taskq.schedules.view import views_of  # noqa: PLC0415 - help must not import the log
+    from taskq.schedules import views_of  # noqa: PLC0415 - help must not import the log
 
     now_ns = time.time_ns()
     with open_reader(data_dir) as reader:

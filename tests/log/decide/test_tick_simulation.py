@@ -19,7 +19,7 @@ from taskq.log.format.frames import Cursor
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.story import records
-from taskq.schedules.times import Rule, due_ticks, parse_cron, parse_every
+from taskq.schedules import Rule, due_ticks, parse_cron, parse_every
 from taskq.testing.clock import FakeClock
 from tests.log.tending import keeping, tend
 from tests.log.world import Process, World

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import create_task_group, move_on_after
 
-from taskq.conditions.failures import is_network_failure
+from taskq.conditions.breakers import is_network_failure
 from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import TaskqError
 from taskq_workers.gates.probes import Probes
