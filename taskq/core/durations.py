@@ -9,7 +9,7 @@ from typing import Final, SupportsFloat, TypeAlias
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
 
-#: What a limit of time is when there is none.
+#: Value of a time limit that never ends.
 NEVER: Final = "never"
 #: Seconds, a timedelta, or text such as "30s", "5m", "2h", "1d", "250ms".
 Duration: TypeAlias = float | timedelta | str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Any, Final, Literal
 
-# Commands that messages tell people to type: whole, so that they can be copied.
+# Commands in messages: complete, so that people can copy them.
 
 
 def command(directory: str, *words: str) -> str:
@@ -21,14 +21,14 @@ def command(directory: str, *words: str) -> str:
 
 
 def worker_command(directory: str) -> str:
-    """Return the command line of a worker, for an app that whoever prints it may not know."""
+    """Return a worker's command line with a placeholder for the app."""
     return command(directory, "worker", "MODULE:APP")
 
 
 _READ_ONLY: Final = "mount the file system for writing; read commands work without"
 _NOT_ALLOWED: Final = "use the user that the directory belongs to, or another directory"
 _NO_ROOM: Final = "Free some space or inodes (df -h, df -i) or raise the quota, then try again"
-#: What to do about what the operating system says.
+#: Advice by error number of the operating system.
 _REMEDIES: Final = {
     errno.EROFS: _READ_ONLY,
     errno.EACCES: _NOT_ALLOWED,
@@ -131,11 +131,11 @@ class UnknownTask(UsageError):
 
 
 class JobNotFound(TaskqError):
-    """No job of that id in this log: the base of all that say so."""
+    """The log has no job of that id. Base of the errors about job ids."""
 
 
 class InvalidJobId(UsageError, JobNotFound):
-    """Raised when what was given could be no job's id."""
+    """The text cannot be a job id."""
 
 
 class WrongLog(UsageError, JobNotFound):
@@ -146,8 +146,8 @@ class LogError(TaskqError):
     """The task log's directory cannot be used as asked.
 
     Attributes:
-        outcome: "refused": what the call was to write is surely not in the log; "unknown": it may
-            be, and only the log itself can tell, once it is opened again.
+        outcome: "refused": the call wrote nothing; "unknown": its records may be in the log, which
+            only the next open can find out.
     """
 
     outcome: Literal["refused", "unknown"] = "refused"
@@ -203,14 +203,13 @@ class LogGone(LogFailed):
 
 
 class OutcomeUnknown(LogError):
-    """The disk failed in the midst of this call: what it wrote is kept or lost, nobody knows yet.
+    """The disk failed during this call: its records may be kept or lost.
 
     The fsync failed that should have made the answer durable, or a write failed and could not be
-    taken back. The next open of the directory settles it: of the failed batch all or nothing is
-    kept.
+    undone. The next open of the directory keeps the whole failed batch or nothing of it.
 
-    It is also the cause of what a signal handler raised in the midst of a call that blocks. Then
-    the log goes on, and knows already.
+    This is also the cause of an error that a signal handler raised in a blocking call. The log then
+    goes on and already has the outcome.
     """
 
     outcome = "unknown"
@@ -272,14 +271,14 @@ class FormatError(LogError):
 
 
 class LogDamaged(LogError):
-    """Bytes that were durable no longer read back; the message says where."""
+    """Bytes that were durable cannot be read back; the message names their place."""
 
 
 class MomentGone(LogError):
-    """The state at that moment cannot be told any more: compaction removed a part of it.
+    """The state at that moment is lost: compaction removed a part of it.
 
     Attributes:
-        oldest_lsn: the oldest moment that can be told, as an lsn.
+        oldest_lsn: the oldest moment that can be restored, as an lsn.
         oldest: the same as a time, in ISO 8601.
     """
 
@@ -297,11 +296,11 @@ class UploadDamaged(LogDamaged):
 
 
 class ReaderBusy(LogError):
-    """Somebody reads the log under that name: two would each get a part of the records.
+    """Another process reads the log under that name: each would get only some records.
 
     Attributes:
         reader: the name.
-        holder_pid: process id of whoever reads, 0 if unknown.
+        holder_pid: process id of the reader, 0 if unknown.
     """
 
     def __init__(self, path: str, reader: str, holder_pid: int) -> None:
@@ -360,7 +359,7 @@ class LogClosed(LogError):
 
 
 class StaleDelivery(TaskqError):
-    """The claim behind this delivery is over: the job was taken back, settled or cancelled."""
+    """The claim of this delivery is over: the job was taken back, settled or cancelled."""
 
 
 class DuplicateKey(TaskqError):
@@ -512,7 +511,7 @@ class ResultTimeout(JobError, TimeoutError):
         self.why = why
 
 
-# Where programs import them from, and so where tracebacks and pickles say that they are.
+# Programs import them from taskq.errors, so tracebacks and pickles name that module.
 for _kind in tuple(globals().values()):
     if isinstance(_kind, type) and issubclass(_kind, TaskqError):
         _kind.__module__ = "taskq.errors"

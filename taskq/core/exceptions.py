@@ -1,8 +1,8 @@
-"""What is inside an exception: the members of groups, causes, the names of classes, the text.
+"""Contents of an exception: members of groups, causes, names of classes, text.
 
-Exceptions are users' objects. A ``__str__`` may raise anything, even SystemExit; a property may
-stand for ``__class__``; causes may form a circle. Nothing here calls more of them than ``str()``,
-raises what they raise, or walks without an end.
+Exceptions are users' objects. ``__str__`` may raise anything, even SystemExit; a property may
+replace ``__class__``; causes may form a circle. These functions call only ``str()``, catch its
+errors, and bound every walk.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ T = TypeVar("T")
 #: Members of a group that count, however deeply nested; and exceptions that are looked at for them.
 MEMBERS_MAX: Final = 1_000
 _VISITS_MAX: Final = 10_000
-#: So many steps back an exception counts as what it was raised from.
+#: Steps back along the causes that count.
 CAUSES_MAX: Final = 10
-#: Said of an exception whose text cannot be had.
+#: Text of an exception whose ``__str__`` raises.
 NO_TEXT: Final = "(its message cannot be printed)"
 
-# As the interpreter has them, whatever a subclass puts in their place.
+# The interpreter's own descriptors: a subclass may replace them.
 _EXCEPTIONS: Final[Any] = vars(BaseExceptionGroup)["exceptions"]
 _CAUSE: Final[Any] = vars(BaseException)["__cause__"]
 _MODULE: Final[Any] = vars(type)["__module__"]
@@ -29,7 +29,7 @@ _QUALNAME: Final[Any] = vars(type)["__qualname__"]
 
 
 def is_a(error: object, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
-    """Return whether ``except kinds`` would catch it; like it, never asks the object itself."""
+    """Return whether ``except kinds`` would catch it. Calls no code of the object."""
     try:
         return issubclass(type(error), kinds)
     except BaseException:  # noqa: BLE001 - a metaclass of the user's
@@ -37,7 +37,7 @@ def is_a(error: object, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
 
 
 def members(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the exceptions in a group and in its groups, in order; one that is no group alone."""
+    """Return the exceptions of a group and its nested groups in order; else the exception alone."""
     if not issubclass(type(error), BaseExceptionGroup):
         return (error,)
     leaves: list[BaseException] = []
@@ -53,10 +53,10 @@ def members(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def failures(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the members that say why it failed.
+    """Return the members that caused the failure.
 
-    Beside an ``Exception`` those that end tasks and programs do not count, and beside those no
-    cancellation does: a group cancels its other members when one fails.
+    An ``Exception`` outranks exceptions that end programs, and these outrank cancellations: a group
+    cancels its other members when one fails.
     """
     leaves = members(error)
     if len(leaves) == 1:
@@ -72,9 +72,9 @@ def is_cancellation(error: BaseException) -> bool:
 
 
 def generations(error: BaseException) -> Iterator[tuple[BaseException, ...]]:
-    """Yield its failures, then what these and it were raised from explicitly, and so on.
+    """Yield the failures of an error, then the failures of its explicit causes, and so on.
 
-    What was merely being handled (``__context__``) says nothing of an exception.
+    The exception handled meanwhile (``__context__``) does not count as a cause.
     """
     seen: set[int] = set()
     latest = [error]
@@ -103,7 +103,7 @@ def find_error(error: BaseException, *kinds: type[T]) -> T | None:
 
 
 def causes_in(error: BaseException) -> list[tuple[BaseException, BaseException]]:
-    """Return each failure that was raised from another, and that: what pickle leaves out."""
+    """Return (failure, cause) of each explicit cause: pickle leaves them out."""
     pairs = [
         (item, _CAUSE.__get__(item)) for generation in generations(error) for item in generation
     ]
@@ -127,7 +127,7 @@ def names_of(kind: type) -> tuple[str, str]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return its message; ``NO_TEXT`` if that raises, whatever it raises."""
+    """Return its message; ``NO_TEXT`` if ``__str__`` raises."""
     try:
         return str.__str__(str(error))
     except BaseException:  # noqa: BLE001 - it may have been built to break its reader

@@ -1,8 +1,8 @@
-"""Find what failures have in common: a reason without what differs from job to job.
+"""Group failures by their reason, without the parts that differ from job to job.
 
-The rules are plain data, applied here by Python and in ``failures`` by Spark, with the same answer.
-So their patterns keep to what both engines read alike: ASCII classes written out instead of dots,
-shorthand classes, word borders and anchors, whose meanings differ, and no case folding.
+The rules are plain data. Python applies them here and Spark in ``failures``, with the same result.
+So patterns use only the syntax that both engines read alike: ASCII classes written out, and no
+dots, shorthand classes, word borders, anchors or case folding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 _START: Final = r"(?<![0-9A-Za-z_])"
 _END: Final = r"(?![0-9A-Za-z_])"
 _HEX: Final = "[0-9A-Fa-f]"
-#: What follows a slash in a path or a URL; its last character is no punctuation.
+#: The rest of a path or a URL after a slash; its last character is no punctuation.
 _REST: Final = r"[^ \t\"'`<>(){}\[\],;|]*[^ \t\"'`<>(){}\[\],;|.:!?]"
 _NAME: Final = r"[0-9A-Za-z_.~+-]+"
 _HOST: Final = r"[0-9A-Za-z][0-9A-Za-z-]*+"
@@ -91,14 +91,14 @@ CLASS: Final = r"(?:[A-Za-z_][0-9A-Za-z_]*\.){0,20}[A-Z][0-9A-Za-z_]*(?:: |(?![^
 _CLASS: Final = re.compile(CLASS)
 _COMPILED: Final = tuple((re.compile(rule.pattern), rule.replacement) for rule in RULES)
 _PLACEHOLDER: Final = re.compile(r"<(?:str|url|email|uuid|time|path|addr|hex|id|n)>(?:, \.\.\.)?")
-#: What is passed over before the first line.
+#: Characters skipped before the first line.
 BLANK: Final = " \t\r\n\f\x0b"
-#: How attempts end that failed, or whose worker did.
+#: Outcomes of attempts that failed, or whose worker died.
 FAILED: Final = frozenset({"retried", "dead", "lost"})
 
 
 def pattern_of(reason: str) -> str:
-    """Return a reason's first line with placeholders for all that differs between jobs.
+    """Return a reason's first line with placeholders for the parts that differ between jobs.
 
     Strings in quotes, URLs, e-mail addresses, UUIDs, times, paths, network addresses, hex numbers,
     long ids and numbers go; the class of the exception and the words of its message stay.
@@ -121,7 +121,7 @@ def fingerprint(task: str | None, pattern: str) -> str:
 def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
     """(class of the error, its message, fingerprint) of an attempt; all "" unless it failed.
 
-    A snoozed attempt that tells of an error counts as one that failed.
+    A snoozed attempt with an error counts as failed.
     """
     if not reason:
         if outcome not in FAILED:
@@ -146,7 +146,7 @@ class FailureKind(NamedTuple):
 
     @staticmethod
     def pattern_of(reason: str, *, lost: bool = False) -> str:
-        """Return the pattern of a reason; of one that is missing, whether the worker was lost."""
+        """Return the pattern of a reason. Without a reason, ``lost`` names a lost worker."""
         return pattern_of(reason or (LOST_REASON if lost else NO_REASON))
 
     @property
@@ -156,12 +156,12 @@ class FailureKind(NamedTuple):
 
     @property
     def is_loss(self) -> bool:
-        """Return whether it is that of workers that died."""
+        """Return whether the failure is a lost worker."""
         return self.pattern == LOST_REASON
 
     def literals(self) -> list[str]:
-        """Return what all its reasons hold, in this order; they begin with the first of it.
+        """Return the texts that all its reasons contain in this order, starting with the first.
 
-        Empty if they tell no reason.
+        Empty if its jobs have no reason.
         """
         return [] if self.pattern == NO_REASON else _PLACEHOLDER.split(self.pattern)

@@ -1,10 +1,10 @@
-"""Jobs that wait for others: how many each still waits for. A part of the agenda.
+"""Flows: jobs that wait for others, and how many inputs each still waits for. A part of the agenda.
 
-All jobs of a flow come into the log in one transaction. One that takes in others' results is
-*held*: scheduled for never, with a count of its inputs. The record that ends an input tells whose
-counts go down with it, and which held jobs are cancelled for it, so that nothing else is needed to
-fold it. What is to be done then (``todo``) follows from these counts alone: whoever decides next
-does it, should the process that wrote the last input have died over it.
+All jobs of a flow enter the log in one transaction. A job with inputs is *held*: scheduled without
+a due time, with a count of its inputs. The record that ends an input lists the held jobs whose
+counts it lowers or which it cancels, so a fold needs nothing else. The work to do next (``todo``)
+follows from the counts alone, so the next decision does it even if the process that wrote the last
+input has died.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from taskq.core.errors import FormatError
 from taskq.core.values import dataclass
 
-#: Ends of flows' jobs whose places are remembered: the latest.
+#: Latest ended jobs of flows whose locations are kept.
 ENDED_MAX: Final = 16_384
 #: Held jobs that one job may have waiting for it: an option is at most 64 KiB.
 UNLOCKS_MAX: Final = 4_096
@@ -32,9 +32,9 @@ _OPTION_BYTES: Final = 3
 
 
 class Policy(enum.IntEnum):
-    """Say what becomes of a held job when one of its inputs fails."""
+    """Policy for a held job when one of its inputs fails."""
 
-    #: it is cancelled, and so is what waits for it
+    #: it is cancelled, and so are the jobs that wait for it
     CANCEL = 0
     #: the input counts as done, and a ``Failed`` stands for its result
     RUN = 1
@@ -44,18 +44,17 @@ class Policy(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPart:
-    """Tell what one job of a flow has to do with the others, by their places in the flow.
+    """Relations of one job of a flow to the others, by their places in the flow.
 
     Attributes:
-        index: the job's own place; the jobs are enqueued in this order, one behind the other.
-        inputs: runs of (first place, count) of the jobs that it waits for, in the order in which
-            their results are handed over.
-        policy: what becomes of it when one of them fails.
+        index: the job's own place; the jobs are enqueued one after the other in this order.
+        inputs: runs of (first place, count) of its inputs, in the order of their results.
+        policy: what happens to it when an input fails.
         shape: how their results nest; empty if it takes none (see ``taskq.log.format.flows``).
         unlocks: places of the jobs that wait for it.
         jobs, ends, result: of the flow's first job: how many jobs the flow has, how many of the
             first ones make up its result, and how that nests.
-        parent: of a job that another enqueued within its run and waits for: that job.
+        parent: the job that enqueued this one within its run and waits for it.
     """
 
     index: int = 0
@@ -80,7 +79,7 @@ class FlowPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaited:
-    """Tell what a held job waits for: how many of its inputs, and (id, state) of some of them."""
+    """Inputs that a held job waits for: how many, and (id, state) of some of them."""
 
     count: int
     total: int
@@ -97,7 +96,7 @@ class Flows:
 
     Attributes:
         held: job -> how many inputs it waits for, policy and doom in one number.
-        todo: those among them that are to be released, or cancelled.
+        todo: held jobs to release or to cancel.
         ended: job of a flow -> location of the record that ended it; the latest ones.
     """
 
@@ -131,10 +130,10 @@ class Flows:
         dependents: Iterable[int],
         left_of: Callable[[int, int], int],
     ) -> None:
-        """A job of a flow ended by the record there, which names those that this matters to.
+        """End a job of a flow by the record at ``location``, which lists its dependents.
 
-        ``left_of`` returns how many inputs a job whose count is used up lacks still, besides the
-        one that ends.
+        ``left_of(dependent, job)`` returns how many inputs besides ``job`` a dependent with a count
+        of 0 still lacks.
         """
         for dependent in dependents:
             number = dependent & ~DOOM_BIT
@@ -157,7 +156,7 @@ class Flows:
         self.ended[job] = location
 
     def apply_again(self, job: int, dependents: Iterable[int]) -> None:
-        """A dead letter that counted as done is ready again: these wait for it once more."""
+        """A dead letter that counted as done is ready again: its dependents wait for it again."""
         self.ended.pop(job, None)
         for dependent in dependents:
             value = self.held.get(dependent)
@@ -177,9 +176,9 @@ class Flows:
 
 # How the results of many jobs nest: a single value, a list of them, lists of lists.
 #
-# A shape is a text of bytes over results that are given in one row: ``1`` and a count u32 stand for
-# so many single values, ``2`` opens a list, ``3`` closes it, ``4`` and a count u32 pass over
-# results. One value is ``1 1``; ten of a group are ``2 1 10 3``.
+# A shape is a sequence of byte codes that consume results from one list: ``1`` and a count u32 take
+# ``count`` single values, ``2`` opens a list, ``3`` closes it, ``4`` and a count u32 skip results.
+# One value is ``1 1``; ten of a group are ``2 1 10 3``.
 
 T = TypeVar("T")
 
@@ -210,7 +209,7 @@ def list_of(shapes: Iterable[bytes]) -> bytes:
 
 
 def skipping(count: int) -> bytes:
-    """Return what stands before the shape of what follows so many results that nobody takes."""
+    """Return the shape that skips ``count`` results."""
     return _RUN.pack(_SKIP, count)
 
 
@@ -226,7 +225,7 @@ def nested(shape: bytes, values: Iterable[T]) -> Any:
     """Return the values, nested.
 
     Raises:
-        FormatError: the shape is none, or does not fit the number of values.
+        FormatError: the shape is invalid, or does not fit the number of values.
     """
     left = iter(values)
     root: list[Any] = []

@@ -1,11 +1,11 @@
-"""The agenda: which unsettled job may be claimed next, and who runs which. A fold of the log.
+"""The agenda, a fold of the log: unsettled jobs, the order of claims, and running jobs by claim.
 
-``apply_*`` are called with plain numbers, by the live log for what it just wrote and by the
-decoder for what others wrote. They never judge: what a record says happened, happened. ``take``,
-``due`` and the ``running`` table are what decisions are made from.
+``apply_*`` take plain numbers. The live log calls them for its own records, the decoder for records
+of other processes. They check nothing: a record is a fact. Decisions use ``order``, ``due`` and the
+``running`` table.
 
 Relative moments are kept in shifted time (wall time less the sum of all recorded clock steps), so
-that a step of the clock moves them all at once.
+one step of the clock moves all of them.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from taskq.core.schedules import ScheduleState
 
 _NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
-#: What a lane calls the number of its jobs that ended so.
+#: Attribute of a lane that counts the jobs of this ending.
 _COUNTED: Final = {kind: str(after(State.RUNNING, kind)) for kind in ENDS}
 _ALL: Final = 2**62
 _TIED: Final = META_FLOW | META_STEPS
-#: Of these the success has something to let go of.
+#: Flags of jobs whose success must also forget an expiry or steps.
 _SPECIAL: Final = META_EXPIRES | META_STEPS
 #: Jobs that turn ready in one batch, so that a million of one moment do not hold the writer lock.
 PROMOTE_MAX: Final = 4_096
-#: A stale entry in so many is followed by a look whether to sweep: that spreads the work.
+#: Stale entries per check whether to sweep: that spreads the work.
 _SWEEP_EVERY: Final = 64
 
 
@@ -65,21 +65,21 @@ class Agenda:
 
     Attributes:
         table: every unsettled job.
-        dead: dead letters by job: location of the job's ENQUEUED record (or of the one that carries
-            it), lane, and as ``meta`` the second of wall time in which the job died.
+        dead: dead letters by job: location of the job's ENQUEUED record (or of the record that
+            carries it), lane, and in ``meta`` the second of wall time of its death.
         running: job -> (token, epoch, owner): the claim that holds it.
-        leases: which of these claims end at a moment, or are to be cancelled.
+        leases: deadlines of these claims, and requests to cancel them.
         flows: jobs that wait for others.
-        steps: of jobs that go on where they were.
+        steps: steps, signals and waits of jobs that resume their runs.
         times: when scheduled jobs are due, and when jobs expire.
-        ages: since when ready jobs wait, and what the time is.
+        ages: since when ready jobs wait, and the current moment.
         schedules: how far each schedule has ticked, by its name.
-        queues: the lanes of ready jobs: which may be claimed from.
-        lanes: all of them by number.
-        groups: the jobs that are limited together.
+        queues: the lanes, and which of them have jobs to claim.
+        lanes: all lanes by number.
+        groups: limits of tasks, each with its lanes.
         order: which ready job is next.
         floor_lsn: segments that begin before it may be gone.
-        edits: how many jobs wait otherwise since this was made.
+        edits: edits of waiting jobs since this object was made.
     """
 
     def __init__(self) -> None:
@@ -96,20 +96,20 @@ class Agenda:
         self.order = ClaimOrder(self.table, self.queues, self.ages, self.times)
         self.floor_lsn = self.edits = 0
         self._scheduled = self._expiring = self._left = 0
-        # Looked at with each job. A bound method kept here would cost more than the way to it.
+        # Used for each job. A bound method kept here would cost more than the lookup.
         self.lanes, self.groups = self.queues.lanes, self.queues.groups
-        #: handed on with each job that leaves
+        #: passed on with each job that leaves
         self._is_fresh = self.table.is_fresh
 
     @property
     def moment(self) -> int:
-        """Now, in shifted time; see ``timetable``."""
+        """Now, in shifted time; see ``Timetable``."""
         return self.ages.moment
 
     # -- apply ------------------------------------------------------------------------------------
 
     def apply_enqueued(self, job: int, location: int, lane: Lane, meta: int) -> None:
-        """A job that is ready at once; ``meta`` holds flags only."""
+        """Add a job that is ready at once; ``meta`` holds flags only."""
         self.table.add(job, location, lane.number, meta | READY)
         lane.push(job)
         lane.ready += 1
@@ -128,13 +128,13 @@ class Agenda:
     def apply_scheduled(
         self, job: int, location: int, lane: Lane, meta: int, due_ns: int, is_wall: bool
     ) -> None:
-        """A job that waits until ``due_ns`` of wall time."""
+        """Add a job that waits until ``due_ns`` of wall time."""
         self.table.add(job, location, lane.number, meta | SCHEDULED)
         lane.scheduled += 1
         self.note_scheduled(job, due_ns, is_wall)
 
     def apply_held(self, job: int, location: int, lane: Lane, meta: int, needs: int) -> None:
-        """A job that waits for others; ``needs`` is their count, and above it the policy."""
+        """Add a job that waits for others; ``needs`` is their count, with the policy above it."""
         self.table.insert(job, location, lane.number, meta | SCHEDULED)
         lane.scheduled += 1
         self.note_held(job, (TIME_NS_MAX, True), needs)
@@ -144,7 +144,7 @@ class Agenda:
         self._expiring += 1
 
     def apply_claimed(self, job: int, token: int, epoch: int, owner: int, attempt: int) -> bool:
-        """Another process's claim. False: the job is unknown here."""
+        """Apply a claim of another process. False: the job is unknown here."""
         if self.leases:
             self.leases.drop(job)
         chunk = self.table.find(job)
@@ -173,7 +173,7 @@ class Agenda:
             number += count or 1
 
     def apply_rated(self, job: int, most: int, window_ns: int) -> None:
-        """The claim of a job, which was just applied, counts against such a rate."""
+        """Count the claim just applied against a rate of ``most`` in ``window_ns``."""
         chunk = self.table.find(job)
         if chunk is None:
             return
@@ -184,9 +184,9 @@ class Agenda:
             self.groups.rated(lane.group, self.ages.moment, 1, most, window_ns)
 
     def apply_cancel_asked(self, job: int, token: int) -> None:
-        """Somebody wants the job cancelled that this claim holds; of another claim it says nothing.
+        """A caller wants the job under this claim cancelled; an older claim is ignored.
 
-        The job ends with the claim: however that ends, but for a success.
+        The job ends with the claim, unless that succeeds.
         """
         claim = self.running.get(job)
         if claim is not None and claim[0] == token:
@@ -208,7 +208,7 @@ class Agenda:
         if meta & STATE_MASK == SCHEDULED and not (meta & _TIED and self._let_go(job, meta)):
             self.times.forget(job)
         if meta & (META_EXPIRES | STATE_MASK) == META_EXPIRES | RUNNING:
-            # What has been claimed expires no more.
+            # A claimed job does not expire any more.
             meta &= ~META_EXPIRES
             self._expiring -= 1
         waits = due_ns > now_ns
@@ -386,12 +386,12 @@ class Agenda:
             self.enter_ready(lane, job, moment)
 
     def see(self, now_ns: int) -> None:
-        """See all that ``now_ns`` of wall time brings, for somebody who only looks."""
+        """Promote and expire jobs as of ``now_ns``, for a reader that writes nothing."""
         self.promote(now_ns, _ALL)
         self.times.find_over(now_ns)
 
     def begin_frame(self, lsn: int, now_ns: int) -> None:
-        """A frame that begins with ``lsn`` is of that wall time: what was due then was ready."""
+        """A frame that begins with ``lsn`` has that wall time: jobs due by then are ready."""
         self.promote(now_ns, _ALL)
         self.ages.note(lsn, self.ages.moment)
 
@@ -420,7 +420,7 @@ class Agenda:
         if not ages.dates(job):
             return 0
         since = ages.since(job) + shift
-        # It may be taken for a step older; all else is steps of the clock.
+        # It may seem one step older; larger differences are steps of the clock.
         return 0 if 0 <= enqueued_ns - since <= ages.step_ns else since
 
     def next_due_ns(self) -> int | None:
@@ -460,7 +460,7 @@ class Agenda:
     # -- inside -----------------------------------------------------------------------------------
 
     def note_scheduled(self, job: int, due_ns: int, is_wall: bool) -> None:
-        """A job of the table waits until then; TIME_NS_MAX: until it is told otherwise."""
+        """A job of the table waits until ``due_ns``; TIME_NS_MAX: without a due time."""
         self._scheduled += 1
         if due_ns < TIME_NS_MAX:
             self.times.wait(job, due_ns, is_wall)
@@ -624,12 +624,12 @@ def apply_carried(
     needs: int | None = None,
     awaiting: bytes = b"",
 ) -> None:
-    """The job stands at ``location`` now, in this state.
+    """Set the job's location and state.
 
     ``meta`` holds flags and attempts; ``expires`` and ``due`` are moments, 0 for none, and whether
     they are wall time; ``claim`` is (token, epoch, owner) of a running job; ``since_ns`` is the
-    wall time since when a ready job waits; ``needs`` what a held one waits for; ``awaiting`` what
-    one waits for within its run, see ``Steps.awaiting``.
+    wall time since when a ready job waits; ``needs`` are the inputs of a held job; ``awaiting`` are
+    the waits within its run, see ``Steps.awaiting``.
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
@@ -731,9 +731,9 @@ def forget_dead(agenda: Agenda, job: int) -> bool:
 
 
 def apply_tallied(lane: Lane, succeeded: int, cancelled: int, expired: int) -> None:
-    """So many jobs of the lane ended so far; who has seen only some of them knows now.
+    """Set the lane's totals of ended jobs; a fold may have seen only some of their records.
 
-    Dead letters are left out: each is carried itself, before the tally or behind it, and counted.
+    Dead letters are left out: each is carried by a record of its own, and counted.
     """
     lane.succeeded = succeeded
     lane.cancelled = cancelled
@@ -766,7 +766,7 @@ def apply_step(
 
 
 def apply_begun(agenda: Agenda, job: int, packed: bytes) -> None:
-    """A running job begins to wait for these; its run goes on."""
+    """A running job begins these waits; its run goes on."""
     agenda.steps.apply_begun(job, shifted(packed, -agenda.times.shift_ns))
     _mark(agenda, job)
 
@@ -785,7 +785,7 @@ def apply_waiting(
     packed: bytes,
     needs: int | None,
 ) -> None:
-    """A running job waits for these within its run, until ``due_ns`` at the latest.
+    """A running job suspends its run for these waits, until ``due_ns`` at the latest.
 
     It does not wait at all if that has passed. ``needs`` is as for ``apply_held``.
     """

@@ -1,9 +1,9 @@
-"""Which ready jobs are claimed next: higher levels first, older jobs first within one.
+"""Which ready jobs are claimed next: higher levels first, older jobs first within a level.
 
-A job's level is its priority, and one more for each starvation window that it has waited, up to 9.
-A lane's fresh jobs are in the order of their age, and of its other jobs the earliest moment is
-known, so only heads are compared, and lanes are drained level by level. As long as nobody has
-waited for a window, and that is known from one comparison, levels are priorities.
+A job's level is its priority plus one for each starvation window that it has waited, up to 9. A
+lane keeps its fresh jobs by age and the earliest moment of its other jobs, so a claim compares only
+heads and drains lanes level by level. While no job has waited for a whole window, which one
+comparison shows, levels are priorities.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from taskq.core.views import QueueStats
 if TYPE_CHECKING:
     from taskq.core.folds.moments import Ages, Bounds, Timetable
 
-#: Numbers of forgotten lanes that are kept beyond those that may be used again.
+#: Free numbers of forgotten lanes beyond twice the lanes, before the list is trimmed.
 _FREE_MAX: Final = 1_024
-#: Stands where a lane was forgotten: no queue's and no task's, and without jobs.
+#: Placeholder for a forgotten lane: no queue, no task, no jobs.
 GONE: Final = Lane(0, bytes(2), 0)
 GONE.blocked = 1 << 30
 GONE.queue = GONE.task = "\0"
 
 
 class Queues:
-    """Lanes, and those of each priority that have jobs to claim.
+    """Lanes, and for each priority those with jobs to claim.
 
     Args:
-        ages: is told of jobs that may be claimed again.
+        ages: notes jobs that may be claimed again.
 
     Attributes:
-        lanes: by their number.
-        ready: those with jobs to claim, by priority; for lanes with a key their family.
-        groups: the jobs that are limited together.
+        lanes: all lanes by number.
+        ready: lanes with jobs to claim, by priority; for lanes with a key their family.
+        groups: limits of tasks, each with its lanes.
         paused: names of the queues that are paused.
     """
 
@@ -70,9 +70,9 @@ class Queues:
         self.groups = Groups(self.lanes, self.block, self.unblock)
 
     def lane(self, priority: int, key: bytes) -> Lane:
-        """Return the lane of (queue length u8, task length u8, queue, task), made at first sight.
+        """Return the lane of a key, created if new.
 
-        A concurrency key may stand behind that.
+        ``key``: queue length u8, task length u8, queue, task, then the concurrency key, if any.
         """
         lane = self._by_key[priority].get(key)
         return self._new_lane(priority, bytes(key)) if lane is None else lane
@@ -104,14 +104,14 @@ class Queues:
         self.shut(lane)
 
     def unblock(self, lane: Lane, why: int) -> None:
-        """Let them be claimed again, as far as that goes."""
+        """Clear a reason; if it was the last, the lane's jobs may be claimed again."""
         lane.blocked &= ~why
         if lane.ready and not lane.blocked:
             self.open(lane)
             self._ages.note_ready(lane.waits_since(self._ages))
 
     def retire(self, lane: Lane) -> None:
-        """Forget a lane with a concurrency key if no job is in it; its number is used again.
+        """Forget an empty lane with a concurrency key; its number is used again.
 
         There may be as many keys as jobs.
         """
@@ -128,7 +128,7 @@ class Queues:
         if len(self._free) > 2 * len(lanes) + _FREE_MAX:
             self._free = [number for number in self._free if number < len(lanes)]
             heapify(self._free)
-            # A dict keeps the room of what was deleted; a copy does not.
+            # A dict keeps the memory of deleted entries; a copy does not.
             self._by_key = tuple(dict(level) for level in self._by_key)
             self.groups.trim()
 
@@ -153,7 +153,7 @@ class Queues:
         return any(self.ready)
 
     def stats(self) -> tuple[QueueStats, ...]:
-        """Counts per queue, by name; those that are paused are there even if they are empty."""
+        """Return counts per queue by name, including empty paused queues."""
         queues: dict[str, list[Lane]] = {name: [] for name in self.paused}
         for lane in self.lanes:
             if lane is not GONE:
@@ -198,7 +198,7 @@ class Queues:
             if family is None:
                 family = self._families[base] = Family(base)
             lane.family = family
-            lane.queue, lane.task = base.queue, base.task  # one text for all of them
+            lane.queue, lane.task = base.queue, base.task  # one string for all of them
         self.groups.join(lane)
 
 
@@ -219,17 +219,15 @@ def _queue_stats(name: str, lanes: list[Lane], *, paused: bool) -> QueueStats:
     )
 
 
-#: Lanes with a key that a claim looks at, of each family, once jobs have waited for a window. They
-#: are those with the oldest jobs: only given-back ones could stand on a higher level elsewhere.
+#: Keyed lanes of each family that a claim looks at once jobs have waited for a window. They have
+#: the oldest jobs; in other lanes only returned jobs could have a higher level.
 _FRONT_MIN: Final = 64
-
-
-#: Expired jobs that the claims of one batch pass over: each of them is then recorded.
+#: Expired jobs that the claims of one batch may skip: each is then recorded.
 PASSED_MAX: Final = 1_024
 
 
 class JobColumns:
-    """Jobs that a claim found, as columns: a tuple for each would cost a fourth of the claim."""
+    """Claimed jobs as columns: a tuple per job would cost a fourth of the claim."""
 
     __slots__ = ("attempts", "jobs", "lanes", "locations", "metas")
 
@@ -273,17 +271,17 @@ class JobColumns:
 
 
 class ClaimOrder:
-    """Choose which ready jobs are claimed, in their order.
+    """The order in which ready jobs are claimed.
 
     Args:
         table: every unsettled job.
-        queues: the lanes of the ready ones.
-        ages: since when fresh jobs wait, and what the time is.
+        queues: the lanes of ready jobs.
+        ages: since when fresh jobs wait, and the current moment.
         times: when jobs expire.
 
     Attributes:
-        passed: jobs that were not claimed since they are expired; they have left their lanes, so
-            the caller records their ends and clears this.
+        passed: expired jobs that a claim skipped. They have left their lanes, so the caller records
+        their ends and clears this list.
     """
 
     def __init__(self, table: JobTable, queues: Queues, ages: Ages, times: Timetable) -> None:
@@ -292,7 +290,7 @@ class ClaimOrder:
         self._table = table
         self._queues = queues
         self._ages = ages
-        # The same for ever, and each claim looks at them.
+        # Never replaced, and used by each claim.
         self._lanes, self._ready, self._groups = queues.lanes, queues.ready, queues.groups
 
     def take(
@@ -328,7 +326,7 @@ class ClaimOrder:
 
     @property
     def is_full(self) -> bool:
-        """Return whether a claim may have ended before it found all, for so many are expired."""
+        """Return whether a claim may have stopped early, after PASSED_MAX expired jobs."""
         return len(self.passed) >= PASSED_MAX
 
     def has_ready(self, queues: frozenset[str] | None, tasks: frozenset[str] | None) -> bool:
@@ -354,9 +352,9 @@ class ClaimOrder:
         return jobs
 
     def back_since(self, job: int) -> int | None:
-        """The moment, in shifted time, since when a job waits that was not ready when it came.
+        """Return since when a returned or delayed job is ready, in shifted time.
 
-        None for one that was, and that waits since it was enqueued.
+        None for a fresh job: it waits since it was enqueued.
         """
         chunk = self._table.find(job)
         if chunk is None:
@@ -374,9 +372,9 @@ class ClaimOrder:
         return min(priority + (waited // window if window else 0), PRIORITY_MAX)
 
     def ahead(self, job: int, lanes: Iterable[Lane], most: int) -> tuple[int, int]:
-        """(jobs of a higher level, older ones of the same) that ``take`` would claim before it.
+        """Count the jobs of these lanes that ``take`` would claim before it: (higher level, older).
 
-        Of those of these lanes; of a lane at most ``most`` are counted one by one.
+        At most ``most`` jobs of a lane are counted one by one.
         """
         level = self.level(job)
         bounds = self._ages.bounds(self._ages.moment)
@@ -395,9 +393,9 @@ class ClaimOrder:
         return higher, min(older, most)
 
     def oldest_ready(self) -> dict[str, tuple[int, ...]]:
-        """Of each queue with ready jobs those among which the oldest is: one or two.
+        """Return per queue one or two candidates for its oldest ready job.
 
-        The first of the jobs that were ready at once, and the first of the others.
+        They are the first of its fresh jobs and the first of its returned jobs.
         """
         firsts: dict[tuple[str, bool], int] = {}
         for lane in self._lanes:
@@ -417,7 +415,7 @@ class ClaimOrder:
     # -- waiting for long -------------------------------------------------------------------------
 
     def _is_any_aged(self) -> bool:
-        """Return whether a ready job has waited for a window; if not, it is not asked for long."""
+        """Return whether a ready job has waited for a window; if not, put off the next check."""
         ages = self._ages
         if not ages.window_ns:
             ages.aged_at = NO_JOB
@@ -447,7 +445,7 @@ class ClaimOrder:
                 bound = _bound(lane, bounds, level)
                 most = self._most(lane, count - len(taken))
                 if not most:
-                    continue  # its group came to its limit meanwhile
+                    continue  # its group reached its limit meanwhile
                 self._claim(lane, lane.pop_within(most, below, *bound), taken)
                 if not (lane.ready and lane.entries) or lane.blocked:
                     continue
@@ -467,7 +465,7 @@ class ClaimOrder:
         queues: frozenset[str] | None,
         tasks: frozenset[str] | None,
     ) -> list[list[Lane]]:
-        """The lanes that a claim of so many jobs looks at, by the highest level of their jobs."""
+        """Return the lanes that a claim of ``count`` jobs looks at, by their highest level."""
         levels: list[list[Lane]] = [[] for _ in range(PRIORITY_MAX + 1)]
         for ready in self._ready:
             for top in _served(ready, queues, tasks):
@@ -491,7 +489,7 @@ class ClaimOrder:
             if meta & FRESH_MASK != READY and (
                 meta & STATE_MASK != READY or lane.back_since(job) is not None
             ):
-                continue  # it left, perhaps to come back in another place
+                continue  # a stale entry; the job may be ready in another place
             if meta & ATTEMPT_MASK != ATTEMPT_MASK:
                 meta += ATTEMPT_UNIT
             meta = (meta & ~STATE_MASK) | RUNNING
@@ -521,7 +519,7 @@ class ClaimOrder:
         return chunk is not None and bool(chunk.metas[self._table.index] & META_EXPIRES)
 
     def _claim_runs(self, lane: Lane, jobs: list[int], taken: JobColumns) -> int:
-        """Claim from the first job on those that stand side by side; how many were looked at."""
+        """Claim leading runs of jobs with adjacent rows; return how many jobs were handled."""
         at = 0
         while len(jobs) - at >= RUN_MIN:
             run = self._table.find_run(jobs, at)
@@ -549,10 +547,10 @@ class ClaimOrder:
         heads: list[tuple[int, int]],
         taken: JobColumns,
     ) -> None:
-        """Claim from a lane with a group; a family has one entry among the heads at any time."""
+        """Claim from a lane with a group. A family has one entry among the heads."""
         family = lane.family
         most = self._most(lane, count)
-        if most:  # else its group came to its limit meanwhile
+        if most:  # else its group reached its limit meanwhile
             if family is not None:
                 family.drop(lane)
                 below = min(below, family.head())
@@ -570,7 +568,7 @@ class ClaimOrder:
         if group is None or lane.blocked:
             return 0 if lane.blocked else count
         room = group.room(self._ages.moment)
-        if not room:  # and its lanes are blocked no less
+        if not room:  # although its lanes are open
             self._groups.judge(group, self._ages.moment)
         return min(count, room)
 
@@ -600,7 +598,7 @@ def _served(
 
 
 def _bound(lane: Lane, bounds: Bounds, level: int) -> tuple[int, int]:
-    """Return what a job of the lane must have waited to be of this level, or a higher one."""
+    """Return the bounds (fresh id, moment) of the lane's jobs that have reached this level."""
     windows = level - lane.priority
     return bounds.fresh[windows], bounds.back[windows]
 
@@ -612,12 +610,11 @@ def _top(lane: Lane, bounds: Bounds) -> int:
     return level
 
 
-# Shares of the claims for queues: none of them starves another, whatever it is filled with.
+# Weights of queues: no queue starves another.
 #
-# Deficit round robin: each queue in turn may have as many jobs claimed as its weight says, and a
-# turn that a claim cuts short goes on with the next claim. A queue without jobs gives its turn away
-# and saves nothing up. Within a queue priority and age rule; between queues with weights only
-# these.
+# Deficit round robin: each queue in turn gets as many claims as its weight, and the next claim
+# finishes a turn that was cut short. A queue without jobs loses its turn and saves nothing up.
+# Priority and age decide only within a queue.
 
 WEIGHT_MAX: Final = 1_000
 #: Rounds that a claim of many jobs makes at most; in each, a queue gets many times its weight.
@@ -631,7 +628,7 @@ class Weights:
         shares: name of each queue and its weight, 1 to WEIGHT_MAX.
 
     Raises:
-        UsageError: there is none, or a weight is out of its range.
+        UsageError: no queue, or a weight out of range.
     """
 
     def __init__(self, shares: Mapping[str, int]) -> None:
@@ -647,10 +644,10 @@ class Weights:
 
     @staticmethod
     def checked(weight: object, name: str) -> int:
-        """Return a weight, of a queue or of a log.
+        """Return the weight of a queue or of a log.
 
         Raises:
-            UsageError: it is out of its range.
+            UsageError: it is out of range.
         """
         number = whole(weight, name)
         if not 1 <= number <= WEIGHT_MAX:
@@ -664,10 +661,10 @@ class Weights:
         queues: frozenset[str] | None,
         tasks: frozenset[str] | None,
     ) -> JobColumns:
-        """Do as ``ClaimOrder.take``, with what it finds shared out by weight."""
+        """Claim like ``ClaimOrder.take``, shared among the queues by weight."""
         taken = JobColumns()
         factor = max(count // (self._total * _ROUNDS), 1)
-        if self._left:  # of a turn of a claim of more jobs, perhaps
+        if self._left:  # perhaps from a claim of more jobs
             self._left = min(self._left, self._turns[self._turn][1] * factor)
         empty = 0
         while len(taken) < count and empty < len(self._turns):
