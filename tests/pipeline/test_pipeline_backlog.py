@@ -22,7 +22,7 @@ from taskq_plugins.spark.backlog.worker import (
     Costs,
     cut,
 )
-from taskq_workers.slots.shipping import Ended, ship
+from taskq_workers.slots.shipping import RemoteOutcome, ship
 from tests.workers.fakes import make_delivery
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def chunk_of(*deliveries: Delivery, concurrency: int = 4) -> Chunk:
     return chunk
 
 
-def run(*deliveries: Delivery, concurrency: int = 4) -> tuple[Ended, ...]:
+def run(*deliveries: Delivery, concurrency: int = 4) -> tuple[RemoteOutcome, ...]:
     (report,) = run_chunks([chunk_of(*deliveries, concurrency=concurrency)])
     back: Report = pickle.loads(pickle.dumps(report))  # noqa: S301 - as Spark does
     assert (back.lost, back.problem) == (False, "")
     return tuple(sorted(back.ended))
 
 
-def run_one(task: Any, *args: Any, attempt: int = 1) -> Ended:
+def run_one(task: Any, *args: Any, attempt: int = 1) -> RemoteOutcome:
     (ended,) = run(claimed(task, *args, attempt=attempt))
     return ended
 

@@ -16,7 +16,7 @@ from taskq_plugins.spark.backlog import execution
 from taskq_plugins.spark.backlog.execution import run_chunk
 from taskq_plugins.spark.backlog.worker import Costs, ExecutorLost, SparkWorker
 from taskq_plugins.spark.errors import SparkError
-from taskq_workers.process.running import Order
+from taskq_workers.process.running import WorkerOrder
 from tests.workers.fakes import FakeApp
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def worker_of(fake: FakeApp, here: Here, **changes: Any) -> SparkWorker:
         "drain_timeout": 10.0,
         "on_event": None,
     }
-    return SparkWorker(fake, here, Order(**(given | changes)), "here")
+    return SparkWorker(fake, here, WorkerOrder(**(given | changes)), "here")
 
 
 def by_kind(settled: list[Settlement]) -> dict[Kind, int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import State, TaskQ
-from taskq_workers.process.running import Order, find_executor
+from taskq_workers.process.running import WorkerOrder, find_executor
 from tests.cli.helpers import taskq
 from tests.programs import run_taskq
 from tests.samples import backlog_jobs as jobs
@@ -43,7 +43,7 @@ async def work_off(app: TaskQ, **changes: Any) -> None:
         "drain_timeout": 10.0,
         "on_event": None,
     }
-    with find_executor("spark")(app, Order(**(given | changes))) as worker:
+    with find_executor("spark")(app, WorkerOrder(**(given | changes))) as worker:
         await worker.run()
 
 

@@ -164,6 +164,10 @@ class FakeStore:
 
     @property
     def thread_port(self) -> None: ...
+    @property
+    def pulse(self) -> tuple[int, bool]:
+        return 0, False
+
     def live_workers(self) -> tuple[OwnerView, ...]:
         return ()
 

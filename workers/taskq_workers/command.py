@@ -11,7 +11,13 @@ import click
 
 from taskq_workers.events import Hook
 from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
-from taskq_workers.process.running import Order, find_executor, run_guarded, run_one, run_reloading
+from taskq_workers.process.running import (
+    WorkerOrder,
+    find_executor,
+    run_guarded,
+    run_one,
+    run_reloading,
+)
 from taskq_workers.runs.executors import rss_bytes
 from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
 from taskq_workers.services.plugins import find_plugin
@@ -211,10 +217,10 @@ def worker(
     if chosen["metrics_port"]:
         chosen["metrics_port"] += place - 1
 
-    def order_for(reporter: Hook) -> Order:
+    def order_for(reporter: Hook) -> WorkerOrder:
         on_event = None if quiet else reporter
         here: dict[str, Any] = {"target": app, "queues": names, "logs": logs}
-        return Order(**here, warns=place == 1, on_event=on_event, **chosen)
+        return WorkerOrder(**here, warns=place == 1, on_event=on_event, **chosen)
 
     log = _logging(log_level, log_format, prints=log_prints)
     first = next(iter(logs or data_dir), None)

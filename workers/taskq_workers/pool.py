@@ -34,7 +34,7 @@ from taskq_workers.services.plugins import find_plugin, plug_in
 from taskq_workers.services.scheduler import Scheduler
 from taskq_workers.services.strays import StrayWatch, StuckWatch
 from taskq_workers.slots.outcomes import release
-from taskq_workers.slots.rounds import Source
+from taskq_workers.slots.rounds import LogSource
 from taskq_workers.slots.slots import Slots
 
 if TYPE_CHECKING:
@@ -595,7 +595,7 @@ class Worker:
         runner = Slots(
             self.app,
             [
-                Source(
+                LogSource(
                     app=part.app,
                     port=store.port(),
                     clock=store.steady_ns,

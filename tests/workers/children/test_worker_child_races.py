@@ -10,10 +10,10 @@ import pytest
 from taskq.app.context import JobContext, running_job
 from taskq.engine import kinds
 from taskq_workers.children import runner
-from taskq_workers.children.runner import Phase, ProcessRunner
-from taskq_workers.children.wire import Done, Work
+from taskq_workers.children.runner import ChildPhase, ProcessRunner
+from taskq_workers.children.wire import JobDone, Work
 from taskq_workers.runs.executors import ExecutorLimits, ThreadRunner
-from taskq_workers.slots.shipping import Ended
+from taskq_workers.slots.shipping import RemoteOutcome
 from tests.effort import within
 from tests.workers.fakes import FakeApp
 
@@ -27,7 +27,7 @@ class FakeChild:
     made: list[FakeChild]
 
     def __init__(self, _loop: object, _outfit: object, on_change: Any, _seconds: float) -> None:
-        self.phase = Phase.STARTING
+        self.phase = ChildPhase.STARTING
         self.jobs = self.rss_bytes = 0
         self.problem = ""
         self.is_ready = True
@@ -35,12 +35,12 @@ class FakeChild:
         self.on_told = None
         self.got: list[int] = []
         self._on_change = on_change
-        self._job: asyncio.Future[Done] | None = None
+        self._job: asyncio.Future[JobDone] | None = None
         FakeChild.made.append(self)
 
-    def run(self, work: Work) -> asyncio.Future[Done]:
-        assert self.phase is Phase.IDLE
-        self.phase = Phase.BUSY
+    def run(self, work: Work) -> asyncio.Future[JobDone]:
+        assert self.phase is ChildPhase.IDLE
+        self.phase = ChildPhase.BUSY
         self.got.append(work.shipment.job)
         self._job = asyncio.get_running_loop().create_future()
         return self._job
@@ -48,12 +48,12 @@ class FakeChild:
     def rest(self) -> None:
         job, self._job = self._job, None
         if job is not None:
-            job.set_result(Done(Ended(0, 0, None, 0, 0, (), 0.0), 0))
-        self.phase = Phase.IDLE
+            job.set_result(JobDone(RemoteOutcome(0, 0, None, 0, 0, (), 0.0), 0))
+        self.phase = ChildPhase.IDLE
         self._on_change(self)
 
     def kill(self, reason: BaseException | None = None) -> None:
-        self.phase = Phase.GONE
+        self.phase = ChildPhase.GONE
         job, self._job = self._job, None
         if job is not None:
             job.set_exception(reason or RuntimeError("killed"))
@@ -94,10 +94,10 @@ class Jobs:
         self.runner = ProcessRunner(loop, fake, ExecutorLimits(threads=1, processes=count))
         self._app, self._task, self._call = fake, task, self.runner.caller(task)
 
-    def start(self) -> asyncio.Task[Ended]:
+    def start(self) -> asyncio.Task[RemoteOutcome]:
         job = JobContext(self._app.put(self._task), self._app)
 
-        async def run() -> Ended:
+        async def run() -> RemoteOutcome:
             running_job.set(job)
             return await self._call(b"{}")
 
@@ -122,7 +122,7 @@ async def test_a_timeout_that_rings_as_its_job_ends_kills_not_the_next_job(
     jobs.loop.rings[0]()  # in the same turn: the first job's timer
     await turn()
     assert first.done()
-    assert child.phase is Phase.BUSY
+    assert child.phase is ChildPhase.BUSY
     assert child.got == [1, 2]
     child.rest()
     await asyncio.wait({first, second}, timeout=30)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from taskq_workers.process import guard
-from taskq_workers.process.guard import TABLE, Event, Guard, Life, WorkerProcess
+from taskq_workers.process.guard import TABLE, Event, Guard, ProcessLife, WorkerProcess
 from taskq_workers.process.supervisor import Notifier
 
 REFUSAL = "the log cannot be used"
@@ -21,14 +21,14 @@ class Started:
 
     refuses = False
 
-    def __init__(self, number: int, _command: list[str], life: Life) -> None:
+    def __init__(self, number: int, _command: list[str], life: ProcessLife) -> None:
         if Started.refuses:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         self.number = number
         self.life = life
         self.pid = 1000 + number
         self.started = 0.0
-        self.ready = life in {Life.SERVING, Life.LEAVING}
+        self.ready = life in {ProcessLife.SERVING, ProcessLife.LEAVING}
         self.error = ""
         self.stops = 0
 
@@ -62,7 +62,7 @@ def guarding(
     result._poke.close()
 
 
-def lives(guarding: Any) -> list[tuple[int, Life]]:
+def lives(guarding: Any) -> list[tuple[int, ProcessLife]]:
     return [(process.number, process.life) for process in guarding._processes]
 
 
@@ -84,7 +84,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again_after_a_pause(
     Started.refuses = False
     guarding._places[0].start_at = 0.0
     guarding._start_due()
-    assert sorted(lives(guarding)) == [(1, Life.STARTING), (2, Life.STARTING)]
+    assert sorted(lives(guarding)) == [(1, ProcessLife.STARTING), (2, ProcessLife.STARTING)]
 
 
 def test_a_replacement_that_cannot_be_started_leaves_the_old_workers(
@@ -122,11 +122,11 @@ def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> N
     guarding._act()
     for number in (1, 2):
         coming = guarding._processes[-1]
-        assert (coming.number, coming.life) == (number, Life.COMING)
+        assert (coming.number, coming.life) == (number, ProcessLife.COMING)
         become_ready(guarding, coming)
     assert lives(guarding) == [
-        *((1, Life.LEAVING), (2, Life.LEAVING)),
-        *((1, Life.SERVING), (2, Life.SERVING)),
+        *((1, ProcessLife.LEAVING), (2, ProcessLife.LEAVING)),
+        *((1, ProcessLife.SERVING), (2, ProcessLife.SERVING)),
     ]
     assert [process.stops for process in guarding._processes] == [1, 1, 0, 0]
 
@@ -142,7 +142,7 @@ def test_a_worker_that_died_before_its_successor_was_ready_is_not_started_as_wel
     become_ready(guarding, guarding._processes[-1])
     guarding._ended(guarding._processes[-1], 0)
     guarding._start_due()
-    assert sorted(lives(guarding)) == [(1, Life.STARTING), (2, Life.SERVING)]
+    assert sorted(lives(guarding)) == [(1, ProcessLife.STARTING), (2, ProcessLife.SERVING)]
 
 
 AGAIN, OVER, PAUSED = "again", "over", "paused"
@@ -189,7 +189,7 @@ def test_the_end_of_a_worker_leads_to_another_or_to_the_end(
 def test_an_exit_code_means_more_before_the_worker_was_ready(
     code: int, is_ready: bool, error: str, event: Event
 ) -> None:
-    process: Any = Started(1, [], Life.STARTING)
+    process: Any = Started(1, [], ProcessLife.STARTING)
     process.ready, process.error = is_ready, error
     assert guard._end_of(process, code) is event
 
@@ -199,8 +199,8 @@ def test_the_table_has_an_action_for_whatever_may_happen() -> None:
     before = {Event.READY, Event.WRONG, Event.REFUSED}
     possible = {
         (life, event)
-        for life, event in itertools.product(Life, Event)
-        if life is not Life.SERVING or event not in before
+        for life, event in itertools.product(ProcessLife, Event)
+        if life is not ProcessLife.SERVING or event not in before
     }
     assert set(TABLE) == possible
 
@@ -208,6 +208,6 @@ def test_the_table_has_an_action_for_whatever_may_happen() -> None:
 def test_a_worker_that_cannot_be_started_leaves_no_descriptor() -> None:
     before = sorted(Path("/dev/fd").iterdir())
     with pytest.raises(FileNotFoundError) as refused:
-        WorkerProcess(1, ["/there/is/no/such/command"], Life.STARTING)
+        WorkerProcess(1, ["/there/is/no/such/command"], ProcessLife.STARTING)
     assert refused.tb is not None  # which has the process that never was, and its socket
     assert sorted(Path("/dev/fd").iterdir()) == before

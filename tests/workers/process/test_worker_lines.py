@@ -11,8 +11,8 @@ from taskq.core.views import Waiting
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import (
     LINES_PER_SECOND_MAX,
-    Facts,
-    Reporter,
+    BannerFacts,
+    LineReporter,
     Style,
     banner,
     drain_lines,
@@ -34,7 +34,7 @@ def event(outcome: JobEnd = "succeeded", **changes: object) -> JobFinished:
     return made
 
 
-def facts(**changes: object) -> Facts:
+def facts(**changes: object) -> BannerFacts:
     values: dict[str, object] = {
         "version": "0.1.0",
         "pid": 42,
@@ -46,7 +46,7 @@ def facts(**changes: object) -> Facts:
         "concurrency": 8,
         "ready_seconds": 0.0421,
     }
-    return Facts(**{**values, **changes})  # type: ignore[arg-type]
+    return BannerFacts(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_the_banner_has_at_most_8_lines_and_says_what_matters() -> None:
@@ -155,7 +155,7 @@ class Gate(io.StringIO):
 
 def test_what_happens_before_the_banner_is_printed_after_it() -> None:
     output = io.StringIO()
-    reporter = Reporter(output, PLAIN)
+    reporter = LineReporter(output, PLAIN)
     reporter(event())
     reporter.open(["the banner"])
     reporter.close()
@@ -164,14 +164,14 @@ def test_what_happens_before_the_banner_is_printed_after_it() -> None:
 
 
 def test_a_reporter_that_was_never_opened_closes() -> None:
-    Reporter(io.StringIO(), PLAIN).close()
+    LineReporter(io.StringIO(), PLAIN).close()
 
 
 def test_a_flood_is_summed_up_and_a_stuck_output_holds_nobody_up() -> None:
     """The thread is held within a write: ten thousand events must neither block nor pile up."""
     output = Gate()
     output.open.clear()
-    reporter = Reporter(output, PLAIN)
+    reporter = LineReporter(output, PLAIN)
     reporter.open(["the banner"])
     assert output.entered.wait(30)
     for _ in range(10_000):
@@ -192,7 +192,7 @@ def test_an_output_whose_reader_went_away_stops_nothing_and_is_written_to_once()
             tries.append(text)
             raise BrokenPipeError
 
-    reporter = Reporter(Closed(), PLAIN)
+    reporter = LineReporter(Closed(), PLAIN)
     reporter._write(["the banner"])
     reporter.open(["more"])
     reporter(event())

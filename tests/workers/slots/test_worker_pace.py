@@ -6,13 +6,13 @@ from taskq_workers.slots.feed import (
     BATCH_SECONDS_SHORT,
     PAUSE_SECONDS_FIRST,
     PAUSE_SECONDS_MAX,
-    Pace,
+    ClaimPace,
     Pause,
 )
 
 
-def grown(concurrency: int, batches: int) -> Pace:
-    pace = Pace(concurrency)
+def grown(concurrency: int, batches: int) -> ClaimPace:
+    pace = ClaimPace(concurrency)
     for _ in range(batches):
         pace.claimed(waiting=pace.size, full=True, now=0.0)
         pace.finished(pace.size, now=BATCH_SECONDS_SHORT / 2)
@@ -20,7 +20,7 @@ def grown(concurrency: int, batches: int) -> Pace:
 
 
 def test_a_new_pace_claims_for_its_slots_and_not_ahead() -> None:
-    pace = Pace(8)
+    pace = ClaimPace(8)
     assert (pace.size, pace.ahead) == (8, False)
 
 
@@ -35,7 +35,7 @@ def test_many_slots_may_still_be_fed_ahead() -> None:
 
 
 def test_a_batch_that_was_not_full_says_nothing_of_what_a_larger_one_would_take() -> None:
-    pace = Pace(8)
+    pace = ClaimPace(8)
     pace.claimed(waiting=3, full=False, now=0.0)
     pace.finished(3, now=0.001)
     assert pace.size == 8
@@ -54,7 +54,7 @@ def test_a_slow_batch_halves_the_next_down_to_the_slots() -> None:
 
 def test_one_slow_job_does_not_make_the_fast_ones_beside_it_look_slow() -> None:
     """A batch of 8 is done once any 8 jobs ended, while one of its own still runs."""
-    pace = Pace(8)
+    pace = ClaimPace(8)
     pace.claimed(waiting=8, full=True, now=0.0)
     pace.finished(7, now=0.001)
     pace.claimed(waiting=7, full=True, now=0.002)

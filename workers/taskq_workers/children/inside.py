@@ -28,14 +28,30 @@ from taskq import JobContext, Task, TaskQ, hooks, telemetry
 from taskq.hooks import default_app, main_module_name, relay_to, running_job
 from taskq.log.machine.forks import fill_standard
 from taskq.values import text_of
-from taskq_workers.children.wire import Done, Outfit, Outlet, Problem, Ready, Work, packed, receive
+from taskq_workers.children.wire import (
+    ChildProblem,
+    JobDone,
+    Outfit,
+    Outlet,
+    Ready,
+    Work,
+    packed,
+    receive,
+)
 from taskq_workers.runs.guards import MARK, end_child, importing, keep_from_children
 from taskq_workers.runs.joblogs import configure_logging, heard, note_jobs, send_lines_to
 from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
 from taskq_workers.runs.reasons import summary
 from taskq_workers.runs.timeouts import TimeLimits, limited, tell_deadline, too_long_softly
-from taskq_workers.slots.shipping import Ended, Shipped, Unpacker, failed, given_back, succeeded
+from taskq_workers.slots.shipping import (
+    RemoteOutcome,
+    Shipped,
+    Unpacker,
+    failed,
+    given_back,
+    succeeded,
+)
 
 if TYPE_CHECKING:
     from taskq.hooks import Resources
@@ -72,7 +88,9 @@ def main(work: int, life: int, parent: int) -> None:
     try:
         bench.find_target()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
-        channel.sendall(packed(Problem(f"a child process cannot import the app: {text_of(error)}")))
+        channel.sendall(
+            packed(ChildProblem(f"a child process cannot import the app: {text_of(error)}"))
+        )
         return
     channel.sendall(packed(Ready(os.getpid())))
     with contextlib.suppress(ConnectionError):  # the worker died, and is followed
@@ -92,7 +110,7 @@ def _serve(channel: socket.socket, bench: _Bench, *, tells_memory: bool) -> None
         ended = context.run(bench.run, work)
         if os.getpid() != pid:
             context.run(end_child)
-        outlet.end(Done(ended, _rss_bytes() if tells_memory else 0))
+        outlet.end(JobDone(ended, _rss_bytes() if tells_memory else 0))
         del work, ended
 
 
@@ -161,7 +179,7 @@ class _Bench:
         if self._runner is not None:
             self._runner.close()
 
-    def run(self, work: Work) -> Ended:
+    def run(self, work: Work) -> RemoteOutcome:
         delivery = self._unpacker.delivery(work.shipment)
         try:
             task = self._task(delivery.task, work.module)
@@ -183,7 +201,7 @@ class _Bench:
             view = self._views[id(app), log] = next(shards, None) or app.over(log)
         return view
 
-    def _run(self, task: Task[..., Any], delivery: Shipped, app: TaskQ) -> Ended:
+    def _run(self, task: Task[..., Any], delivery: Shipped, app: TaskQ) -> RemoteOutcome:
         since, called = monotonic(), False
         job = JobContext(delivery, app)
         running_job.set(job)

@@ -27,14 +27,14 @@ from taskq.engine import Cause, kinds
 from taskq.hooks import main_module_name, running_job
 from taskq_workers.children.programs import is_frozen, start_child
 from taskq_workers.children.wire import (
-    Done,
+    ChildProblem,
     Inlet,
+    JobDone,
+    JobProgress,
     Logged,
     LostChild,
     Outfit,
-    Problem,
     Ready,
-    Told,
     Work,
     packed,
 )
@@ -43,7 +43,7 @@ from taskq_workers.runs.joblogs import chosen_logging, keep_line
 from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
 from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
 from taskq_workers.slots.feed import Pause
-from taskq_workers.slots.shipping import Ended, given_back, ship
+from taskq_workers.slots.shipping import RemoteOutcome, given_back, ship
 
 if TYPE_CHECKING:
     from taskq import JobContext, Task, TaskQ
@@ -57,7 +57,7 @@ LEAVE_SECONDS: Final = 0.5
 FROZEN_START_SECONDS: Final = 60.0
 
 
-class Phase(enum.Enum):
+class ChildPhase(enum.Enum):
     """Phases of a child's life."""
 
     #: it imports what it needs
@@ -94,7 +94,7 @@ class Child:
         on_change: Callable[[Child], None],
         close_seconds: float = 0.0,
     ) -> None:
-        self.phase = Phase.STARTING
+        self.phase = ChildPhase.STARTING
         self.jobs = 0
         self.rss_bytes = 0
         self.problem = ""
@@ -105,9 +105,9 @@ class Child:
         self._leave_seconds = LEAVE_SECONDS + close_seconds
         self._inlet = Inlet()
         self._outgoing = bytearray()
-        self._job: asyncio.Future[Done] | None = None
+        self._job: asyncio.Future[JobDone] | None = None
         #: gets the progress and the log lines of the running job
-        self.on_told: Callable[[Told | Logged], None] | None = None
+        self.on_told: Callable[[JobProgress | Logged], None] | None = None
         self._reason: BaseException | None = None
         self._killer: asyncio.TimerHandle | None = None
         self._channel, theirs = socket.socketpair()
@@ -132,10 +132,10 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def run(self, work: Work) -> asyncio.Future[Done]:
+    def run(self, work: Work) -> asyncio.Future[JobDone]:
         """Give an idle child a job; the future has its end, or ``ChildDied``."""
-        assert self.phase is Phase.IDLE
-        self.phase = Phase.BUSY
+        assert self.phase is ChildPhase.IDLE
+        self.phase = ChildPhase.BUSY
         self.jobs += 1
         self._reason = None
         self._job = self._loop.create_future()
@@ -144,30 +144,30 @@ class Child:
 
     def leave(self) -> None:
         """Let it end by itself, now that it runs nothing; it is killed if that takes long."""
-        if self.phase is Phase.STARTING:
+        if self.phase is ChildPhase.STARTING:
             self.kill()
-        elif self.phase is Phase.IDLE:
-            self.phase = Phase.LEAVING
+        elif self.phase is ChildPhase.IDLE:
+            self.phase = ChildPhase.LEAVING
             with contextlib.suppress(OSError):
                 self._channel.shutdown(socket.SHUT_WR)
             self._killer = self._loop.call_later(self._leave_seconds, self.kill)
 
     def kill(self, reason: BaseException | None = None) -> None:
         """End it on the spot; its job fails with ``reason`` once the process is gone."""
-        if self.phase is not Phase.GONE:
-            self.phase = Phase.LEAVING
+        if self.phase is not ChildPhase.GONE:
+            self.phase = ChildPhase.LEAVING
             self._reason = self._reason or reason
             self._process.kill()
 
     def kill_and_reap(self) -> None:
         """End it and wait for that, which takes a moment: for when the loop turns no more."""
-        if self.phase is not Phase.GONE:
+        if self.phase is not ChildPhase.GONE:
             self._process.kill()
             self._process.wait()
             self._end()
 
     def _give_up(self) -> None:
-        if self.phase is Phase.STARTING:
+        if self.phase is ChildPhase.STARTING:
             self.kill()
 
     # Messages from the child.
@@ -191,24 +191,24 @@ class Child:
             self.kill(ChildDied(f"its child process sent what is no message: {error}"))
 
     def _take(self, message: object) -> None:
-        if isinstance(message, Done):
+        if isinstance(message, JobDone):
             job, self._job = self._job, None
             self.rss_bytes = message.rss_bytes
             if job is not None and not job.done():
                 job.set_result(message)
-            self._become_idle(Phase.BUSY)
-        elif isinstance(message, Told | Logged):
+            self._become_idle(ChildPhase.BUSY)
+        elif isinstance(message, JobProgress | Logged):
             if self.on_told is not None:
                 self.on_told(message)
         elif isinstance(message, Ready):
             self.is_ready = True
-            self._become_idle(Phase.STARTING)
-        elif isinstance(message, Problem):
+            self._become_idle(ChildPhase.STARTING)
+        elif isinstance(message, ChildProblem):
             self.problem = message.reason
 
-    def _become_idle(self, before: Phase) -> None:
+    def _become_idle(self, before: ChildPhase) -> None:
         if self.phase is before:
-            self.phase = Phase.IDLE
+            self.phase = ChildPhase.IDLE
             self._on_change(self)
 
     # Messages to the child.
@@ -255,7 +255,7 @@ class Child:
             self._loop.call_soon_threadsafe(self._on_exit)
 
     def _on_exit(self) -> None:
-        if self.phase is Phase.GONE:
+        if self.phase is ChildPhase.GONE:
             return
         self._process.wait()
         self._read_what_is_left()
@@ -266,14 +266,14 @@ class Child:
         with contextlib.suppress(OSError, LostChild):
             while piece := self._channel.recv(_READ_BYTES):
                 for message in self._inlet.feed(piece):
-                    if isinstance(message, Ready | Done):
-                        self.phase = Phase.LEAVING
+                    if isinstance(message, Ready | JobDone):
+                        self.phase = ChildPhase.LEAVING
                     self._take(message)
 
     def _end(self) -> None:
         if is_frozen() and not self.is_ready:
             self.problem = self.problem or f"a child process does not start: {ADVICE}"
-        self.phase = Phase.GONE
+        self.phase = ChildPhase.GONE
         if self._killer is not None:
             self._killer.cancel()
         if self._pidfd >= 0:
@@ -357,7 +357,7 @@ class ProcessRunner:
     def pids(self) -> list[int]:
         return [child.pid for child in self._children]
 
-    def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Ended]]:
+    def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[RemoteOutcome]]:
         known = self._tasks.get(task.name, task)
         self._tasks[task.name] = task
         if known is not task:
@@ -367,14 +367,14 @@ class ProcessRunner:
             module = main_module_name()
             self._outfit = self._outfit._replace(from_main=True)
 
-        def call(payload: bytes) -> Awaitable[Ended]:
+        def call(payload: bytes) -> Awaitable[RemoteOutcome]:
             return self._run(running_job.get(), task, module, payload)
 
         return call
 
     async def _run(
         self, job: JobContext, task: Task[..., Any], module: str, payload: bytes
-    ) -> Ended:
+    ) -> RemoteOutcome:
         delivery = job.delivery
         try:
             child = await self._take()
@@ -395,7 +395,7 @@ class ProcessRunner:
         try:
             ended = (await done).ended
         except asyncio.CancelledError:
-            if child.phase is Phase.BUSY:
+            if child.phase is ChildPhase.BUSY:
                 await self._end(child)
             raise
         finally:
@@ -427,7 +427,7 @@ class ProcessRunner:
         if self._resting is not None:
             self._resting.cancel()
         for child in list(self._children):
-            if child.phase is Phase.BUSY:
+            if child.phase is ChildPhase.BUSY:
                 child.kill()
             else:
                 child.leave()
@@ -442,14 +442,14 @@ class ProcessRunner:
 
     async def _take(self) -> Child:
         child = await self._next()
-        while child.phase is not Phase.IDLE:
+        while child.phase is not ChildPhase.IDLE:
             child = await self._next()  # it died in the turn in which it was handed over
         return child
 
     async def _next(self) -> Child:
         while self._idle:
             child = self._idle.pop()
-            if child.phase is Phase.IDLE:
+            if child.phase is ChildPhase.IDLE:
                 return child
         if self._closed:  # no child starts any more that could end the wait
             raise NoChild(_ENDED)
@@ -468,7 +468,7 @@ class ProcessRunner:
             return
         while self._waiting and self._waiting[0].done():
             self._waiting.popleft()
-        starting = sum(child.phase is Phase.STARTING for child in self._children)
+        starting = sum(child.phase is ChildPhase.STARTING for child in self._children)
         for _ in range(len(self._waiting) - starting):
             if len(self._children) >= self._limits.processes:
                 return
@@ -480,7 +480,7 @@ class ProcessRunner:
                 return
 
     def _on_change(self, child: Child) -> None:
-        if child.phase is Phase.GONE:
+        if child.phase is ChildPhase.GONE:
             self._children.discard(child)
             self._outdated.discard(child)
             if child in self._idle:
@@ -510,7 +510,7 @@ class ProcessRunner:
         return limits.rss_bytes is not None and child.rss_bytes > limits.rss_bytes
 
     def _offer(self, child: Child) -> None:
-        if child.phase is not Phase.IDLE:
+        if child.phase is not ChildPhase.IDLE:
             self._start_some()
             return
         while self._waiting:
@@ -550,14 +550,14 @@ class ProcessRunner:
             _log.warning("child process %d was killed, but is still there", child.pid)
 
 
-def _hear(job: JobContext, message: Told | Logged) -> None:
+def _hear(job: JobContext, message: JobProgress | Logged) -> None:
     if isinstance(message, Logged):
         keep_line(job, message.line)
     else:
         job.progress(message.fraction, message.message)
 
 
-def _expire(child: Child, done: asyncio.Future[Done], reason: BaseException) -> None:
+def _expire(child: Child, done: asyncio.Future[JobDone], reason: BaseException) -> None:
     """End a job whose time is over, unless its end came in this very turn and another is there."""
     if not done.done():
         child.kill(reason)

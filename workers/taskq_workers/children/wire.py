@@ -16,7 +16,7 @@ from taskq_workers.runs.joblogs import Logging
 if TYPE_CHECKING:
     import socket
 
-    from taskq_workers.slots.shipping import Ended, Shipment
+    from taskq_workers.slots.shipping import RemoteOutcome, Shipment
 
 _LENGTH: Final = Struct("<Q")
 #: No message is longer; a length over it says that the other end has lost its mind.
@@ -59,21 +59,21 @@ class Ready(NamedTuple):
     pid: int
 
 
-class Problem(NamedTuple):
+class ChildProblem(NamedTuple):
     """A child cannot run any job, and ends."""
 
     reason: str
 
 
-class Done(NamedTuple):
+class JobDone(NamedTuple):
     """A job ended in a child."""
 
-    ended: Ended
+    ended: RemoteOutcome
     #: resident memory; 0 unless asked for
     rss_bytes: int
 
 
-class Told(NamedTuple):
+class JobProgress(NamedTuple):
     """Report of a running job about itself."""
 
     fraction: float
@@ -86,7 +86,7 @@ class Logged(NamedTuple):
     line: str
 
 
-Message: TypeAlias = Ready | Problem | Done | Told | Logged
+Message: TypeAlias = Ready | ChildProblem | JobDone | JobProgress | Logged
 
 
 class LostChild(Exception):
@@ -166,7 +166,7 @@ class Outlet:
         self._channel = channel
         self._guard = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._latest: Told | None = None
+        self._latest: JobProgress | None = None
 
     def end(self, message: Message) -> None:
         """Send how the job ended; what it told last and was not sent is of no use any more."""
@@ -176,7 +176,7 @@ class Outlet:
 
     def tell(self, fraction: float, message: str) -> None:
         """Send how far the job is, now or soon."""
-        progress = Told(fraction, message)
+        progress = JobProgress(fraction, message)
         with self._guard:
             if self._timer is not None:
                 self._latest = progress
@@ -188,7 +188,7 @@ class Outlet:
         with self._guard:
             self._channel.sendall(packed(Logged(line)))
 
-    def _send(self, progress: Told) -> None:
+    def _send(self, progress: JobProgress) -> None:
         self._timer = threading.Timer(PAUSE_SECONDS, self._on_time)
         self._timer.daemon = True
         self._timer.start()

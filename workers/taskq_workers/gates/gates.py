@@ -13,7 +13,7 @@ from taskq.conditions.breakers import is_network_failure
 from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import TaskqError
 from taskq_workers.gates.probes import Probes
-from taskq_workers.slots.rounds import Share
+from taskq_workers.slots.rounds import LogShare
 from taskq_workers.slots.settling import settled
 from taskq_workers.slots.slots import Slot, Slots
 
@@ -284,12 +284,12 @@ class Gates:
     @property
     def _slots(self) -> Iterable[Slot]:
         """Return the slots of this process; a worker whose jobs run elsewhere has none."""
-        return self._runner.slots if isinstance(self._runner, Slots | Share) else ()
+        return self._runner.slots if isinstance(self._runner, Slots | LogShare) else ()
 
     def _begin(self, gate: Gate, name: str) -> None:
         self.feed.filter = self
         self._settler.observers.add(self._on_ended)
-        if isinstance(self._runner, Slots | Share):
+        if isinstance(self._runner, Slots | LogShare):
             self._runner.gates = self
         self._start_soon(f"taskq-gate-{name}", gate.run)
 

@@ -43,7 +43,7 @@ _EXIT_AT: Final = 3
 _ALARM_BYTES: Final = 4_096
 
 
-class Life(enum.Enum):
+class ProcessLife(enum.Enum):
     """States of a worker process."""
 
     #: first in its place, not ready yet
@@ -83,7 +83,7 @@ class WorkerProcess:
         deadline: when it is killed, in monotonic seconds; None before the first SIGTERM.
     """
 
-    def __init__(self, number: int, command: Sequence[str], life: Life) -> None:
+    def __init__(self, number: int, command: Sequence[str], life: ProcessLife) -> None:
         self.number = number
         self.life = life
         self.started = time.monotonic()
@@ -141,7 +141,7 @@ class WorkerProcess:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class WorkerSlot:
     """A place for a worker process.
 
     Attributes:
@@ -183,7 +183,7 @@ class Guard:
         notifier: Notifier,
     ) -> None:
         self._command = list(command)
-        self._places = [Place(number) for number in range(1, count + 1)]
+        self._places = [WorkerSlot(number) for number in range(1, count + 1)]
         self._processes: list[WorkerProcess] = []
         self._burst = burst
         self._drain_seconds = drain_seconds
@@ -195,7 +195,7 @@ class Guard:
         self._notifier = notifier
         self._stops_asked = self._stops = 0
         self._replace_asked = False
-        self._to_replace: deque[Place] = deque()
+        self._to_replace: deque[WorkerSlot] = deque()
         self._has_served = False
         self._exit_code = 0
         self._alarm, self._poke = socket.socketpair()
@@ -297,7 +297,7 @@ class Guard:
         for place in self._places:
             place.start_at = None
         for process in self._processes:
-            process.life = Life.STOPPING
+            process.life = ProcessLife.STOPPING
             process.stop(self._drain_seconds)
 
     def _start_due(self) -> None:
@@ -307,28 +307,28 @@ class Guard:
             if due and self._current(place.number) is None:
                 place.start_at = None
                 try:
-                    self._start(place, Life.STARTING)
+                    self._start(place, ProcessLife.STARTING)
                 except OSError as error:  # no room for a process now; the others serve on
                     place.failures += 1
                     self._start_later(place, f"worker {place.number} cannot be started ({error})")
 
     def _replace_next(self) -> None:
-        if any(process.life is Life.COMING for process in self._processes):
+        if any(process.life is ProcessLife.COMING for process in self._processes):
             return
         while self._to_replace:
             place = self._to_replace.popleft()
             if self._current(place.number) is not None:
                 try:
-                    self._start(place, Life.COMING)
+                    self._start(place, ProcessLife.COMING)
                 except OSError as error:
                     self._give_replacing_up(place.number, str(error))
                 return
 
-    def _start(self, place: Place, life: Life) -> None:
+    def _start(self, place: WorkerSlot, life: ProcessLife) -> None:
         self._processes.append(WorkerProcess(place.number, self._command, life))
 
     def _current(self, number: int) -> WorkerProcess | None:
-        lives = Life.STARTING, Life.SERVING
+        lives = ProcessLife.STARTING, ProcessLife.SERVING
         here = (process for process in self._processes if process.number == number)
         return next((process for process in here if process.life in lives), None)
 
@@ -358,21 +358,21 @@ class Guard:
         action(self, process, code)
 
     def _serve(self, process: WorkerProcess, _: int) -> None:
-        process.life = Life.SERVING
+        process.life = ProcessLife.SERVING
         self._complaints.clear()
         current = [self._current(place.number) for place in self._places]
         if all(other is not None and other.ready for other in current):
             self._has_served = True
-            if not any(other.life is Life.COMING for other in self._processes):
+            if not any(other.life is ProcessLife.COMING for other in self._processes):
                 self._notifier.ready(f"{_workers(len(current))} claim jobs")
 
     def _take_over(self, process: WorkerProcess, code: int) -> None:
         old = self._current(process.number)
         if old is not None:
-            old.life = Life.LEAVING
+            old.life = ProcessLife.LEAVING
             old.stop(self._drain_seconds)
         self._places[process.number - 1].start_at = None
-        process.life = Life.SERVING
+        process.life = ProcessLife.SERVING
         self._replace_next()
         self._serve(process, code)
 
@@ -394,7 +394,7 @@ class Guard:
         number, pid = process.number, process.pid
         self._start_later(place, f"worker {number}, process {pid}, died ({_in_words(code)})")
 
-    def _start_later(self, place: Place, problem: str) -> None:
+    def _start_later(self, place: WorkerSlot, problem: str) -> None:
         # No power is needed of a number that has grown for days.
         doublings = min(place.failures - 1, _DOUBLINGS_MAX)
         seconds = min(RESTART_SECONDS_FIRST * 2**doublings, RESTART_SECONDS_MAX)
@@ -420,29 +420,29 @@ class Guard:
 
 
 #: (life of a process, event) -> action.
-TABLE: Final[dict[tuple[Life, Event], Callable[[Guard, WorkerProcess, int], None]]] = {
-    (Life.STARTING, Event.READY): Guard._serve,
-    (Life.STARTING, Event.DONE): Guard._follow,
-    (Life.STARTING, Event.WRONG): Guard._give_up,
-    (Life.STARTING, Event.REFUSED): Guard._refused,
-    (Life.STARTING, Event.DIED): Guard._died,
-    (Life.SERVING, Event.DONE): Guard._follow,
-    (Life.SERVING, Event.DIED): Guard._died,
-    (Life.COMING, Event.READY): Guard._take_over,
-    (Life.COMING, Event.DONE): Guard._keep_old,
-    (Life.COMING, Event.WRONG): Guard._keep_old,
-    (Life.COMING, Event.REFUSED): Guard._keep_old,
-    (Life.COMING, Event.DIED): Guard._keep_old,
-    (Life.LEAVING, Event.READY): Guard._pass,
-    (Life.LEAVING, Event.DONE): Guard._pass,
-    (Life.LEAVING, Event.WRONG): Guard._pass,
-    (Life.LEAVING, Event.REFUSED): Guard._pass,
-    (Life.LEAVING, Event.DIED): Guard._pass,
-    (Life.STOPPING, Event.READY): Guard._pass,
-    (Life.STOPPING, Event.DONE): Guard._pass,
-    (Life.STOPPING, Event.WRONG): Guard._fail,
-    (Life.STOPPING, Event.REFUSED): Guard._fail,
-    (Life.STOPPING, Event.DIED): Guard._fail,
+TABLE: Final[dict[tuple[ProcessLife, Event], Callable[[Guard, WorkerProcess, int], None]]] = {
+    (ProcessLife.STARTING, Event.READY): Guard._serve,
+    (ProcessLife.STARTING, Event.DONE): Guard._follow,
+    (ProcessLife.STARTING, Event.WRONG): Guard._give_up,
+    (ProcessLife.STARTING, Event.REFUSED): Guard._refused,
+    (ProcessLife.STARTING, Event.DIED): Guard._died,
+    (ProcessLife.SERVING, Event.DONE): Guard._follow,
+    (ProcessLife.SERVING, Event.DIED): Guard._died,
+    (ProcessLife.COMING, Event.READY): Guard._take_over,
+    (ProcessLife.COMING, Event.DONE): Guard._keep_old,
+    (ProcessLife.COMING, Event.WRONG): Guard._keep_old,
+    (ProcessLife.COMING, Event.REFUSED): Guard._keep_old,
+    (ProcessLife.COMING, Event.DIED): Guard._keep_old,
+    (ProcessLife.LEAVING, Event.READY): Guard._pass,
+    (ProcessLife.LEAVING, Event.DONE): Guard._pass,
+    (ProcessLife.LEAVING, Event.WRONG): Guard._pass,
+    (ProcessLife.LEAVING, Event.REFUSED): Guard._pass,
+    (ProcessLife.LEAVING, Event.DIED): Guard._pass,
+    (ProcessLife.STOPPING, Event.READY): Guard._pass,
+    (ProcessLife.STOPPING, Event.DONE): Guard._pass,
+    (ProcessLife.STOPPING, Event.WRONG): Guard._fail,
+    (ProcessLife.STOPPING, Event.REFUSED): Guard._fail,
+    (ProcessLife.STOPPING, Event.DIED): Guard._fail,
 }
 
 

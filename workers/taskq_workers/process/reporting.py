@@ -28,7 +28,7 @@ _SECOND: Final = 1.0
 _CLOSE_SECONDS: Final = 1.0
 
 
-class Reporter:
+class LineReporter:
     """Hand it to a worker as ``on_event``. Never blocks its caller; idle, it sleeps.
 
     Nothing is printed before ``open``, so that the banner comes first. Memory is bounded: the
@@ -127,7 +127,7 @@ _GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (f"\x1b[{code}m" for code in (32, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class BannerFacts:
     """Facts in the banner."""
 
     version: str
@@ -170,13 +170,13 @@ def style_for(encoding: str, *, colours: bool) -> Style:
     return style
 
 
-def banner(facts: Facts, style: Style) -> list[str]:
+def banner(facts: BannerFacts, style: Style) -> list[str]:
     head = f"taskq {facts.version} worker, process {facts.pid}"
     ready = f"in {facts.ready_seconds * 1e3:.0f} ms, {facts.concurrency} at a time; Ctrl-C drains"
     return [style.paint(head, _BOLD), *particulars(facts, style), _row("ready", ready, style)]
 
 
-def particulars(facts: Facts, style: Style) -> list[str]:
+def particulars(facts: BannerFacts, style: Style) -> list[str]:
     jobs = "job" if facts.recovered == 1 else "jobs"
     files = ", ".join(facts.settings_files)
     settings = f", with the settings of {files}" if files else ""
@@ -195,7 +195,7 @@ def _row(name: str, value: str, style: Style) -> str:
     return f"  {style.paint(f'{name:<11}', _DIM)} {flat(value)}"
 
 
-def ready_line(facts: Facts, style: Style) -> str:
+def ready_line(facts: BannerFacts, style: Style) -> str:
     head = style.paint(f"worker process {facts.pid}", _BOLD)
     recovered = f", recovered {facts.recovered} in-flight" if facts.recovered else ""
     return f"{head} ready in {facts.ready_seconds * 1e3:.0f} ms{recovered}"

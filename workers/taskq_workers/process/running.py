@@ -23,8 +23,8 @@ from taskq.values import dataclass, listed
 from taskq_workers.events import Hook, JobFinished
 from taskq_workers.pool import Worker
 from taskq_workers.process.reporting import (
-    Facts,
-    Reporter,
+    BannerFacts,
+    LineReporter,
     Style,
     banner,
     particulars,
@@ -45,7 +45,7 @@ _GROUP: Final = "taskq.executors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class WorkerOrder:
     """Order of the command line for a worker; its fields are options of ``Worker``."""
 
     #: as typed; executors import it anew
@@ -75,15 +75,15 @@ class Order:
     sync: bool = False
 
 
-class Executor(Protocol):
+class ExecutorEntry(Protocol):
     """Signature of an entry point of the group."""
 
-    def __call__(self, app: TaskQ, order: Order) -> AbstractContextManager[Worker]: ...
+    def __call__(self, app: TaskQ, order: WorkerOrder) -> AbstractContextManager[Worker]: ...
 
 
-def find_executor(name: str) -> Executor:
+def find_executor(name: str) -> ExecutorEntry:
     """Return the executor with this name in the entry points."""
-    executor: Executor = find_plugin(_GROUP, name, name)
+    executor: ExecutorEntry = find_plugin(_GROUP, name, name)
     return executor
 
 
@@ -94,7 +94,7 @@ _NAMED_MAX: Final = 3
 
 
 def run_one(
-    order_for: Callable[[Hook], Order],
+    order_for: Callable[[Hook], WorkerOrder],
     data_dir: Path | None,
     executor: str | None,
     leash: int,
@@ -113,7 +113,7 @@ def run_one(
     keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = style_for(sys.stdout.encoding, colours=coloured)
-    reporter = Reporter(sys.stdout, style)
+    reporter = LineReporter(sys.stdout, style)
     # After the reporter: tasks' prints may be logged, and the reporter's lines are not theirs.
     configure_logging(log(AT_FIRST.level, AT_FIRST.format))
     order = order_for(reporter)
@@ -142,7 +142,7 @@ def _telling(tie: Leash) -> Iterator[None]:
         raise Exit(kind.exit_code) from error
 
 
-def _app(order: Order, data_dir: Path | None) -> TaskQ:
+def _app(order: WorkerOrder, data_dir: Path | None) -> TaskQ:
     app = load_app(order.target, order.include)
     if data_dir is not None:
         app.data_dir = data_dir
@@ -155,9 +155,9 @@ def _app(order: Order, data_dir: Path | None) -> TaskQ:
 
 def _run(
     app: TaskQ,
-    order: Order,
+    order: WorkerOrder,
     executor: str | None,
-    reporter: Reporter,
+    reporter: LineReporter,
     style: Style,
     tie: Leash | None,
     began: float,
@@ -263,7 +263,7 @@ def _complain(error: str) -> None:
     Failure(error).show()
 
 
-def _supervise(supervisor: Supervisor, reporter: Reporter) -> None:
+def _supervise(supervisor: Supervisor, reporter: LineReporter) -> None:
     """Run the worker to its end, which always comes."""
     failure = None
     try:
@@ -278,7 +278,7 @@ def _supervise(supervisor: Supervisor, reporter: Reporter) -> None:
 
 
 @contextlib.contextmanager
-def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
+def _measured(app: TaskQ, order: WorkerOrder, reporter: LineReporter) -> Iterator[WorkerOrder]:
     """Yield the same order, and answer Prometheus at its port meanwhile."""
     from dataclasses import replace  # noqa: PLC0415 - few ask to be measured
 
@@ -296,13 +296,13 @@ def _measured(app: TaskQ, order: Order, reporter: Reporter) -> Iterator[Order]:
 
 
 @contextlib.contextmanager
-def _here(app: TaskQ, order: Order) -> Iterator[Worker]:
-    options = (Worker.__init__.__kwdefaults__ or {}).keys() & Order.__annotations__
+def _here(app: TaskQ, order: WorkerOrder) -> Iterator[Worker]:
+    options = (Worker.__init__.__kwdefaults__ or {}).keys() & WorkerOrder.__annotations__
     yield Worker(app, **{name: getattr(order, name) for name in options})
 
 
-def _facts(worker: Worker, store: Store, stats: LogStats, ready_seconds: float) -> Facts:
-    return Facts(
+def _facts(worker: Worker, store: Store, stats: LogStats, ready_seconds: float) -> BannerFacts:
+    return BannerFacts(
         version=taskq.__version__,
         pid=os.getpid(),
         directory=_told(worker),

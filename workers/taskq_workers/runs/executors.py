@@ -134,7 +134,7 @@ SWITCH_INTERVAL_SECONDS: Final = 0.0002
 _raise_in_thread: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
-class Returned(NamedTuple):
+class ThreadResult(NamedTuple):
     """Result of a function. A future's own exception could not be a StopIteration."""
 
     value: Any
@@ -151,7 +151,7 @@ class _Call:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        future: asyncio.Future[Returned],
+        future: asyncio.Future[ThreadResult],
     ) -> None:
         self.context: Context = copy_context()
         self.function = function
@@ -170,7 +170,7 @@ class ThreadRunner:
         self._limit = limit
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._returned: deque[tuple[_Call, Returned]] = deque()
+        self._returned: deque[tuple[_Call, ThreadResult]] = deque()
         self._notified = False
         self._pid = os.getpid()
         #: calls handed over and not yet returned
@@ -193,7 +193,7 @@ class ThreadRunner:
         if not self._limit:
             raise RuntimeError("the worker has ended: no thread is left to run a sync function")
         watched = None if limits is None else _Watched(function, limits)
-        future: asyncio.Future[Returned] = self._loop.create_future()
+        future: asyncio.Future[ThreadResult] = self._loop.create_future()
         self.busy += 1
         if self.busy > len(self._threads) < self._limit:
             self._start_thread()
@@ -256,14 +256,14 @@ class ThreadRunner:
         while (call := self._calls.get()) is not None:
             # A call given up while it waited in line was released, and may run elsewhere by now.
             if call.future.cancelled():
-                returned = Returned(None, None)
+                returned = ThreadResult(None, None)
             else:
                 call.began = True
                 try:
                     value = call.context.run(call.function, *call.args, **call.kwargs)
-                    returned = Returned(value, None)
+                    returned = ThreadResult(value, None)
                 except BaseException as error:  # noqa: BLE001 - the job's failure, not the thread's
-                    returned = Returned(None, error)
+                    returned = ThreadResult(None, error)
                 if os.getpid() != self._pid:
                     call.context.run(end_child)
             self._hand_back(call, returned)
@@ -271,7 +271,7 @@ class ThreadRunner:
             del call, returned
             value = None
 
-    def _hand_back(self, call: _Call, returned: Returned) -> None:
+    def _hand_back(self, call: _Call, returned: ThreadResult) -> None:
         self._returned.append((call, returned))
         if self._notified:
             return
@@ -331,7 +331,7 @@ class _Watched:
                 raise
         return value
 
-    def start(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Returned]) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[ThreadResult]) -> None:
         if self._hard is not None:
             self._arm(loop, "hard", self._hard, lambda: self._on_hard(future))
         if self._soft is not None:
@@ -360,11 +360,11 @@ class _Watched:
 
         self._timers[name] = loop.call_later(seconds if wait is None else wait, look)
 
-    def _on_hard(self, future: asyncio.Future[Returned]) -> None:
+    def _on_hard(self, future: asyncio.Future[ThreadResult]) -> None:
         if not future.done() and self._told is not None:
             self.gave_up = True
             error = too_long(self._told, ": it goes on in its thread, which nothing can stop")
-            future.set_result(Returned(None, error))
+            future.set_result(ThreadResult(None, error))
 
     def _on_soft(self) -> None:
         self._asks = True
@@ -379,7 +379,7 @@ class _Watched:
             _raise_in_thread(ctypes.c_ulong(self._thread), None)
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """Way in which jobs of a task are run; a slot unpacks it once for each job."""
 
     decode: Callable[[bytes], Arguments]
@@ -427,7 +427,7 @@ class Executors:
             self._processes = self._make_children()
         return self._processes
 
-    def plan(self, task: Task[..., Any]) -> Plan:
+    def plan(self, task: Task[..., Any]) -> RunPlan:
         """Plan how jobs of the task are run."""
         if task.runs_in == "process":
             call = self.processes.caller(task)
@@ -471,7 +471,7 @@ def planned(
     *,
     decode: Callable[[bytes], Arguments] | None = None,
     is_remote: bool = False,
-) -> Plan:
+) -> RunPlan:
     """Plan the jobs of a task.
 
     Args:
@@ -481,7 +481,7 @@ def planned(
         is_remote: they run in another process, which uses the task's codecs.
     """
     packs = task.packs_results or is_remote
-    return Plan(decode or task.decode, call, _keeps_none(task), packs, task)
+    return RunPlan(decode or task.decode, call, _keeps_none(task), packs, task)
 
 
 def _keeps_none(task: Task[..., Any]) -> bool:
@@ -523,7 +523,7 @@ def _on_own_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Plans(dict[str, Plan]):
+class Plans(dict[str, RunPlan]):
     """Plans by task name, made when a name is first met, and again once its task was replaced.
 
     Args:
@@ -543,7 +543,7 @@ class Plans(dict[str, Plan]):
         self._tasks = tasks
         self._executors = executors
 
-    def __missing__(self, name: str) -> Plan:
+    def __missing__(self, name: str) -> RunPlan:
         while True:
             task = self._tasks()[name]
             plan = self[name] = self._plan(task)
@@ -551,7 +551,7 @@ class Plans(dict[str, Plan]):
             if self._tasks()[name] is task:
                 return plan
 
-    def _plan(self, task: Task[..., Any]) -> Plan:
+    def _plan(self, task: Task[..., Any]) -> RunPlan:
         try:
             task.check()  # now, so that decode is the real one
             plan = self._executors.plan(task)

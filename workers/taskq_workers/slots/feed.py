@@ -110,7 +110,7 @@ PAUSE_SECONDS_MAX: Final = 5.0
 PASSING: Final = (AppendFailed, LogLocked)
 
 
-class Pace:
+class ClaimPace:
     """The batch size: from the number of slots up to ``BATCH_MAX``, or twice the number of slots.
 
     One batch is measured at a time: from its arrival until as many jobs are finished as waited
@@ -228,7 +228,7 @@ class Feed:
         queues: frozenset[str] | None,
         tasks: Callable[[], frozenset[str]],
         burst_clock: Callable[[], int] | None = None,
-        pace: Pace | None = None,
+        pace: ClaimPace | None = None,
         quota: Quota | None = None,
     ) -> None:
         self.buffer: deque[Delivery] = deque()
@@ -243,7 +243,7 @@ class Feed:
         self._queues = queues
         self._tasks = tasks
         self._burst_clock = burst_clock
-        self._pace = pace or Pace(concurrency)
+        self._pace = pace or ClaimPace(concurrency)
         self._pause = Pause(loop.time)
         self._quota = quota or Quota()
         self._request = ClaimRequest(0)

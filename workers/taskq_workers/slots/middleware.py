@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.engine import Cause, kinds
 from taskq.hooks import running_job
 from taskq_workers.runs.timeouts import tell_deadline, too_long
-from taskq_workers.slots.shipping import Ended, error_of
+from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
 if TYPE_CHECKING:
     from taskq import JobContext, Task
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FAILED: Final = frozenset({kinds.RETRY, kinds.DEATH})
 #: A success without a value, as if from elsewhere.
-_NONE: Final = Ended(0, kinds.SUCCESS, None, 0, int(Cause.CALLER), (), 0.0)
+_NONE: Final = RemoteOutcome(0, kinds.SUCCESS, None, 0, int(Cause.CALLER), (), 0.0)
 #: Time to clean up after a job whose time is over; the same as for a cancelled job.
 TIDY_SECONDS: Final = 0.5
 
@@ -103,7 +103,7 @@ class _InTime:
 
 def _error_afar(value: Any) -> BaseException | None:
     """Return what the job raised in another process, if it failed there."""
-    return error_of(value) if type(value) is Ended and value.kind in _FAILED else None
+    return error_of(value) if type(value) is RemoteOutcome and value.kind in _FAILED else None
 
 
 def _unless(error: BaseException | None, value: Any) -> Any:

@@ -45,7 +45,7 @@ LAP_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LogSource:
     """A log, as the slots of a worker see it.
 
     Attributes:
@@ -66,13 +66,13 @@ class Source:
 class LogFeed(Feed):
     """The feed of one log of several, which claims on demand of the rounds."""
 
-    _runner: Share
+    _runner: LogShare
 
     def refill(self) -> None:
         self._runner.came_empty()
 
 
-class Share:
+class LogShare:
     """Share of a log in the slots: the ``FeedHost`` of its feed and its gates.
 
     Attributes:
@@ -84,7 +84,7 @@ class Share:
 
     feed: LogFeed
 
-    def __init__(self, rounds: Rounds, source: Source) -> None:
+    def __init__(self, rounds: Rounds, source: LogSource) -> None:
         self.source = source
         self.port = source.port
         self.gates: Gatekeeper | None = None
@@ -214,8 +214,8 @@ class Rounds:
     def __init__(
         self,
         slots: Slots,
-        sources: Sequence[Source],
-        feed: Callable[[Source, Share], LogFeed],
+        sources: Sequence[LogSource],
+        feed: Callable[[LogSource, LogShare], LogFeed],
         quota: Quota,
         stop: Callable[[BaseException | None], None],
         *,
@@ -223,13 +223,13 @@ class Rounds:
     ) -> None:
         self.slots = slots
         self.stop = stop
-        self.shares: dict[str, Share] = {}
-        self.waiting: dict[Share, None] = {}
+        self.shares: dict[str, LogShare] = {}
+        self.waiting: dict[LogShare, None] = {}
         self.turn = 0.0
         self.window = 0.0
         self.begun = 0
         self.buffer = _Waiting(self)
-        self._alive: list[Share] = []
+        self._alive: list[LogShare] = []
         self._quota = quota
         self._burst = burst
         self._is_asked = False
@@ -242,7 +242,7 @@ class Rounds:
         self._lap_at = slots.loop.time()
         self._lap = math.inf
         for source in sources:
-            share = Share(self, source)
+            share = LogShare(self, source)
             share.feed = feed(source, share)
             self.shares[source.app.connection.tag] = share
             self._alive.append(share)
@@ -264,7 +264,7 @@ class Rounds:
         if self._timer is None and ((free <= 0 and not self._stuck) or _asked(rivals)):
             self._timer = self.slots.loop.call_later(BUSY_SECONDS, self._look)
 
-    def _split(self, rivals: list[Share], now: float) -> None:
+    def _split(self, rivals: list[LogShare], now: float) -> None:
         """Let logs with jobs claim more: ahead of the slots, or for free slots only."""
         if max(self._lap, now - self._lap_at) < LAP_SECONDS:
             weights = [share.weight for share in rivals]
@@ -278,7 +278,7 @@ class Rounds:
             return
         self.window = 0.0
         turns = {share: share.turn + share.held / share.weight for share in rivals}
-        places = Counter[Share]()
+        places = Counter[LogShare]()
         for _ in range(self._free() - _asked(rivals)):
             first = min(turns, key=turns.__getitem__)
             turns[first] += 1 / first.weight
@@ -310,7 +310,7 @@ class Rounds:
     def _free(self) -> int:
         return self.slots.free() - len(self.buffer)
 
-    def begin(self, share: Share) -> None:
+    def begin(self, share: LogShare) -> None:
         """Count a delivery of this log that a slot takes, and claim more in time."""
         self.begun += 1
         self.turn = max(self.turn, share.turn)
@@ -366,7 +366,7 @@ class Rounds:
         else:
             self.refill_soon()
 
-    def leave(self, share: Share, error: BaseException) -> None:
+    def leave(self, share: LogShare, error: BaseException) -> None:
         """Go on without a log that failed; the worker ends with the last of them."""
         if share not in self._alive:
             return
@@ -446,7 +446,9 @@ class Rounds:
             answer.set_result([results[id(item)] for item in items])
         return answer
 
-    def _apart(self, items: Iterable[T], tag_of: Callable[[T], str]) -> list[tuple[Share, list[T]]]:
+    def _apart(
+        self, items: Iterable[T], tag_of: Callable[[T], str]
+    ) -> list[tuple[LogShare, list[T]]]:
         apart: dict[str, list[T]] = {}
         for item in items:
             apart.setdefault(tag_of(item), []).append(item)
@@ -460,9 +462,9 @@ def _refuse(items: Iterable[Settlement], on_error: OnError, error: TaskqError) -
         on_error(item, error)
 
 
-def _turn(share: Share) -> float:
+def _turn(share: LogShare) -> float:
     return share.turn
 
 
-def _asked(shares: list[Share]) -> int:
+def _asked(shares: list[LogShare]) -> int:
     return sum(share.feed.asked for share in shares)

@@ -22,7 +22,7 @@ from taskq.values import PAYLOAD_BYTES_MAX
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.slots.feed import PASSING, Pause
 from taskq_workers.slots.outcomes import reject, release, settle_bad_result, settle_failure, unwound
-from taskq_workers.slots.shipping import Ended, settlement_of
+from taskq_workers.slots.shipping import RemoteOutcome, settlement_of
 
 if TYPE_CHECKING:
     from taskq import JobContext
@@ -263,7 +263,7 @@ async def settle_success(
 async def _settled(
     connection: Connection, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
 ) -> Settlement:
-    if type(value) is Ended:
+    if type(value) is RemoteOutcome:
         if value.kind != kinds.SUCCESS:
             return settlement_of(value, delivery)
         # Jobs that middleware has enqueued here come first: it waits for the ids.

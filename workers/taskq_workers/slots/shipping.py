@@ -42,7 +42,7 @@ class Shipment(NamedTuple):
     payload: bytes | None
 
 
-class Ended(NamedTuple):
+class RemoteOutcome(NamedTuple):
     """End of a job; what of a ``Settlement`` only the other end can know."""
 
     #: which of the jobs sent together, from 0
@@ -88,7 +88,7 @@ class Shipped(Delivery):
         return self.stored_payload if self.given is None else self.given
 
 
-class Sent(JobContext):
+class RemoteJob(JobContext):
     """A job that ran elsewhere, where nobody waits for its children's ids any more."""
 
     def resolve(self, answers: list[int | Duplicate]) -> None: ...
@@ -133,7 +133,7 @@ def pickled_error(error: BaseException) -> bytes:
     return b""
 
 
-def error_of(ended: Ended) -> BaseException:
+def error_of(ended: RemoteOutcome) -> BaseException:
     """Return what the job raised, as far as that is known here."""
     if ended.error:
         import pickle  # noqa: PLC0415 - as above
@@ -147,7 +147,7 @@ def error_of(ended: Ended) -> BaseException:
     return RuntimeError((ended.body or b"").decode("utf-8", "replace").partition("\n")[0])
 
 
-def settlement_of(ended: Ended, delivery: Delivery) -> Settlement:
+def settlement_of(ended: RemoteOutcome, delivery: Delivery) -> Settlement:
     kind, cause = Kind(ended.kind), Cause(ended.cause)
     return Settlement(kind, delivery, ended.body, ended.delay_ns, cause)
 
@@ -160,7 +160,7 @@ def failed(
     seconds: float,
     *,
     called: bool,
-) -> Ended:
+) -> RemoteOutcome:
     """Return the end of a job that raised; ``called`` is false if its arguments were not had."""
     settlement = None if called else settle_unreadable(delivery, error)
     end = ended(number, settlement or settle_failure(task, delivery, error), seconds)
@@ -169,7 +169,7 @@ def failed(
 
 def succeeded(
     number: int, task: Task[..., Any], job: JobContext, value: object, seconds: float
-) -> Ended:
+) -> RemoteOutcome:
     delivery, packer = job.delivery, job.app.connection.packer
     try:
         body = task.encode_result(value)
@@ -179,7 +179,7 @@ def succeeded(
     return ended(number, Settlement(kinds.SUCCESS, delivery, body), seconds, children)
 
 
-def given_back(number: int, delivery: Delivery, reason: str) -> Ended:
+def given_back(number: int, delivery: Delivery, reason: str) -> RemoteOutcome:
     """Return the end of a job that cannot be run here, and may be elsewhere; burns no attempt."""
     delay_ns = ELSEWHERE_SECONDS * SECOND_NS
     return ended(number, Settlement(kinds.RELEASE, delivery, encode_reason(reason), delay_ns), 0.0)
@@ -187,8 +187,8 @@ def given_back(number: int, delivery: Delivery, reason: str) -> Ended:
 
 def ended(
     number: int, settlement: Settlement, seconds: float, children: tuple[Loose, ...] = ()
-) -> Ended:
-    return Ended(
+) -> RemoteOutcome:
+    return RemoteOutcome(
         number,
         int(settlement.kind),
         settlement.body,

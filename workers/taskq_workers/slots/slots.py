@@ -32,9 +32,9 @@ from taskq_workers.slots.outcomes import (
     unless_too_old,
     unwound,
 )
-from taskq_workers.slots.rounds import LogFeed, Rounds, Share, Source
+from taskq_workers.slots.rounds import LogFeed, LogShare, LogSource, Rounds
 from taskq_workers.slots.settling import OUTCOMES_MAX, Settler, settle_success, settled
-from taskq_workers.slots.shipping import Ended, error_of
+from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
 if TYPE_CHECKING:
     from taskq import Delivery, Task, TaskQ
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
     Opening: TypeAlias = Callable[[Delivery], Awaitable[bytes]]
-    from taskq_workers.runs.executors import Plan
+    from taskq_workers.runs.executors import RunPlan
 
     JobToken: TypeAlias = Token[JobContext] | None
     RunJobs: TypeAlias = Callable[["Slot", float, JobToken, "Hot"], tuple[JobToken, Any]]
@@ -71,7 +71,7 @@ class Hot(NamedTuple):
     opened: Callable[[Delivery], Awaitable[bytes]]
     buffer: deque[Delivery]
     feed: Feed
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, RunPlan]
     settler: Settler
     #: gets each end
     hook: Hook | None
@@ -228,7 +228,7 @@ class Slot:
         return settle_failure(task, delivery, error)
 
     async def _success(
-        self, plan: Plan, delivery: Delivery, job: JobContext, value: Any
+        self, plan: RunPlan, delivery: Delivery, job: JobContext, value: Any
     ) -> Settlement:
         if value is None and plan.none_is_kept and job.children is None:
             return Settlement(_SUCCESS, delivery)
@@ -250,7 +250,7 @@ class Slot:
     ) -> Settlement:
         try:
             settlement = await settle_success(job.app.connection, task, delivery, job, value)
-            if type(value) is Ended and settlement.kind is not kinds.SUCCESS:
+            if type(value) is RemoteOutcome and settlement.kind is not kinds.SUCCESS:
                 settlement = await self._slots.judged(task, error_of(value), settlement)
         except BaseException as error:  # noqa: BLE001 - no job may stop its worker
             return self._failed(task, delivery, error, called=True)
@@ -301,7 +301,7 @@ class Slots:
     def __init__(
         self,
         app: TaskQ,
-        sources: Sequence[Source],
+        sources: Sequence[LogSource],
         plans: Plans,
         *,
         concurrency: int,
@@ -334,7 +334,7 @@ class Slots:
         self._started = self._reach = 0
         quota = Quota(max_jobs)
 
-        def feed(kind: type[FeedT], source: Source, host: Any, *, clocked: bool = True) -> FeedT:
+        def feed(kind: type[FeedT], source: LogSource, host: Any, *, clocked: bool = True) -> FeedT:
             clock = source.clock if clocked else None
             return kind(
                 self.loop, source.port, host, concurrency=concurrency, queues=queues, tasks=tasks,
@@ -343,7 +343,7 @@ class Slots:
 
         self._port = sources[0].port
         self._rounds: Rounds | None = None
-        self.hosts: Sequence[Slots | Share] = (self,)
+        self.hosts: Sequence[Slots | LogShare] = (self,)
         if len(sources) == 1:
             app = sources[0].app
             self.feed = feed(Feed, sources[0], self, clocked=burst)
@@ -603,5 +603,5 @@ class Slots:
             self.gone.set()
 
 
-def _one_log(source: Source) -> tuple[Making, Opening]:
+def _one_log(source: LogSource) -> tuple[Making, Opening]:
     return JobContext, Inputs(source.app).payload

@@ -22,7 +22,7 @@ from taskq.hooks import running_job
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.timeouts import limited, limits_of
 from taskq_workers.slots.shipping import (
-    Ended,
+    RemoteOutcome,
     Shipment,
     Shipped,
     Unpacker,
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
 class Report(NamedTuple):
     """Results of a chunk's jobs. Jobs without one never began."""
 
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[RemoteOutcome, ...] = ()
     #: the partition was run before, by an executor that died over it
     lost: bool = False
     #: why no job could be run here at all
@@ -107,7 +107,7 @@ class _Bench:
     """
 
     def __init__(self, app: TaskQ, chunk: Chunk, clock: Callable[[], float]) -> None:
-        self.ended: list[Ended] = []
+        self.ended: list[RemoteOutcome] = []
         self._app = app
         self._chunk = chunk
         self._clock = clock
@@ -163,7 +163,7 @@ class _Bench:
         else:
             self._end(succeeded(number, task, job, value, self._clock() - since))
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: RemoteOutcome) -> None:
         self._room_bytes -= len(ended.body or b"")
         self._room_bytes -= sum(len(item[1]) for item, *_ in ended.children)
         self.ended.append(ended)

@@ -21,7 +21,7 @@ from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
 from taskq_workers.events import Hook, tell
 from taskq_workers.pool import LogPart, Worker
-from taskq_workers.slots.feed import Feed, Pace
+from taskq_workers.slots.feed import ClaimPace, Feed
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
     release,
@@ -29,14 +29,14 @@ from taskq_workers.slots.outcomes import (
     settle_unreadable,
 )
 from taskq_workers.slots.settling import Settler, stored_success
-from taskq_workers.slots.shipping import Ended, Sent, settlement_of, ship
+from taskq_workers.slots.shipping import RemoteJob, RemoteOutcome, settlement_of, ship
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from taskq import Delivery, TaskQ
     from taskq.engine import LoopPort
-    from taskq_workers.process.running import Order
+    from taskq_workers.process.running import WorkerOrder
     from taskq_workers.slots.feed import Runner
 
 #: Payloads of a chunk. A larger one is left to a worker that runs its jobs itself, since Spark
@@ -281,7 +281,7 @@ class Executors(Protocol):
     def cancel(self) -> None: ...
 
 
-class _Unpaced(Pace):
+class _Unpaced(ClaimPace):
     """Never claims ahead: the crew asks for as many jobs as it can use."""
 
     def _resize(self, size: int) -> None:
@@ -300,7 +300,7 @@ class SparkCrew:
         app: TaskQ,
         port: LoopPort,
         executors: Executors,
-        order: Order,
+        order: WorkerOrder,
         *,
         queues: frozenset[str] | None,
         tasks: Callable[[], frozenset[str]],
@@ -504,11 +504,11 @@ class SparkCrew:
         self._costs.learn(costs)
         self.give_back(left.values())
 
-    def _seconds(self, delivery: Delivery, ended: Ended) -> float:
+    def _seconds(self, delivery: Delivery, ended: RemoteOutcome) -> float:
         task = self._app.tasks[delivery.task]
         return ended.seconds / (self._order.concurrency if task.is_async else 1)
 
-    def _end(self, delivery: Delivery, ended: Ended) -> None:
+    def _end(self, delivery: Delivery, ended: RemoteOutcome) -> None:
         task = self._app.tasks[delivery.task]
         settlement = settlement_of(ended, delivery)
         stores = settlement.kind is kinds.SUCCESS and (ended.children or task.packs_results)
@@ -519,7 +519,7 @@ class SparkCrew:
         self._storing.add(storing)
         storing.add_done_callback(self._on_stored)
 
-    async def _store(self, delivery: Delivery, ended: Ended) -> None:
+    async def _store(self, delivery: Delivery, ended: RemoteOutcome) -> None:
         task, connection = self._app.tasks[delivery.task], self._app.connection
         try:
             settlement = await stored_success(
@@ -528,7 +528,7 @@ class SparkCrew:
         except Exception as error:  # noqa: BLE001 - no job may stop its worker
             settlement = settle_failure(task, delivery, error)
         if settlement.children:
-            self.settler.parents[delivery] = Sent(delivery, self._app)
+            self.settler.parents[delivery] = RemoteJob(delivery, self._app)
         self._put(settlement, ended.seconds)
 
     def _on_stored(self, storing: asyncio.Task[None]) -> None:
@@ -591,7 +591,7 @@ class SparkWorker(Worker):
     #: executors are processes of their own, which open nothing for their jobs
     lends = False
 
-    def __init__(self, app: TaskQ, executors: Executors, order: Order, where: str) -> None:
+    def __init__(self, app: TaskQ, executors: Executors, order: WorkerOrder, where: str) -> None:
         super().__init__(
             app,
             concurrency=executors.cores,
@@ -620,7 +620,7 @@ class SparkWorker(Worker):
 
 
 @contextlib.contextmanager
-def spark_executor(app: TaskQ, order: Order) -> Iterator[SparkWorker]:
+def spark_executor(app: TaskQ, order: WorkerOrder) -> Iterator[SparkWorker]:
     master = order.master or MASTER_DEFAULT
     with spark_session(f"taskq worker {order.target}", master=master, conf=_CONF) as session:
         context = session.sparkContext
