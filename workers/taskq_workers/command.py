@@ -229,7 +229,7 @@ def worker(
 
 
 def _guard(context: click.Context, processes: int | None) -> int:
-    """Run workers as processes of their own; without a number, one that restarts on changes."""
+    """Run workers as processes of their own; without a number, one worker that reloads."""
     command, given = context.command, context.params
     # Checked once here: every process would fail the same way and be started again.
     if given["metrics_port"] is not None:

@@ -67,8 +67,8 @@ def main(work: int, life: int, parent: int) -> None:
     """Run jobs until the worker closes the channel.
 
     Args:
-        work: descriptor of the socket that jobs come by.
-        life: descriptor of a pipe that the worker keeps open for as long as it lives.
+        work: descriptor of the socket for jobs.
+        life: descriptor of a pipe that the worker keeps open while it lives.
         parent: the worker's process id.
     """
     fill_standard()

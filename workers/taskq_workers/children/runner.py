@@ -73,18 +73,13 @@ class Child:
     """A process that runs jobs one by one.
 
     Attributes:
-        phase: where it is in its life.
-        jobs: how many it was given.
+        jobs: number of jobs that it got.
         rss_bytes: its resident memory after the last job, 0 if not asked for.
         problem: why it cannot run any job, "" if it can.
         is_ready: whether it ever was ready for jobs.
-        gone: set once the process has ended.
 
-    Args:
-        loop: on which everything here happens.
-        outfit: what it needs to know.
-        on_change: called when it became idle, and when it is gone.
-        close_seconds: what it gets to close what the app's lifespans opened there.
+    ``on_change`` is called when it became idle, and when it is gone; ``close_seconds`` is the time
+    to close the app's lifespans there.
     """
 
     def __init__(
@@ -321,13 +316,7 @@ class NoChild(Exception):
 
 
 class ProcessRunner:
-    """Up to ``limits.processes`` children; jobs that find none free wait in line.
-
-    Args:
-        loop: on which everything here happens.
-        app: whose tasks run.
-        limits: how many children, and how long each is used.
-    """
+    """Up to ``limits.processes`` children; jobs that find none free wait in line."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, app: TaskQ, limits: ExecutorLimits) -> None:
         self._loop = loop

@@ -78,12 +78,9 @@ class _Host(Protocol):
 
 
 class Gate(ABC):
-    """Parts that gates of both kinds share; each lives in a task of the worker's.
+    """Base of both kinds of gates; each lives in a task of the worker's.
 
-    Attributes:
-        mode: what becomes of its jobs now.
-        hold: what people see while it is shut.
-        cause: why it gives jobs back.
+    ``hold`` is shown to people while it is shut; ``cause`` is that of the jobs that it gives back.
     """
 
     cause: Cause
@@ -316,9 +313,7 @@ class Breaker(Gate):
     def failed(self, error: BaseException, outcomes: Iterable[Settlement]) -> bool:
         """Count a job of the queue that failed; whether it is given back and burns no attempt.
 
-        Args:
-            error: of the job.
-            outcomes: of this turn of the loop, latest first, before they are flushed.
+        ``outcomes`` are those of this turn of the loop, latest first, before they are flushed.
         """
         if not self._is_failure(error):
             self._row = 0

@@ -44,12 +44,6 @@ class Gates:
     """A worker's gates: a ``Service``, the feed's ``ClaimFilter``, and the host of each gate.
 
     A worker without conditions and breakers pays nothing for it.
-
-    Args:
-        app: whose tasks and breakers.
-        runner: of the jobs of this log.
-        queues: that it claims from; None for all.
-        changed: called when the holds have changed.
     """
 
     def __init__(

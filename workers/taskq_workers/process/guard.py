@@ -73,14 +73,8 @@ class Event(enum.Enum):
 class WorkerProcess:
     """A started worker process; a socket pair ties it to the guard, one end in each.
 
-    Attributes:
-        number: of the place that it fills, from 1.
-        life: its state.
-        started: when, in monotonic seconds.
-        ready: it said that it claims jobs.
-        error: why it ended, as far as it said so.
-        stops: how often it got SIGTERM.
-        deadline: when it is killed, in monotonic seconds; None before the first SIGTERM.
+    Times are in monotonic seconds; ``deadline``, when it is killed, is None before the first
+    SIGTERM. ``stops`` counts SIGTERMs.
     """
 
     def __init__(self, number: int, command: Sequence[str], life: ProcessLife) -> None:
@@ -142,12 +136,9 @@ class WorkerProcess:
 
 @dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """A place for a worker process.
+    """A place for a worker process: its number from 1, and its deaths in a row.
 
-    Attributes:
-        number: from 1.
-        start_at: when a process is started in it, in monotonic seconds; None: not by time.
-        failures: deaths in a row.
+    ``start_at`` is in monotonic seconds; None: not by time.
     """
 
     number: int
@@ -162,13 +153,8 @@ class Guard:
     cancels and gives them back, a third ends all at once. SIGHUP replaces the workers one by one:
     each new worker is ready before the old one drains. In a terminal it keeps its usual meaning.
 
-    Args:
-        command: the command line of one worker.
-        burst: a worker that ends by itself without failure has done its part.
-        drain_seconds: for running jobs; a worker that needs much longer is killed.
-        say: prints one line.
-        complain: prints an error that ended a worker.
-        notifier: of the service manager.
+    A worker of a ``burst`` that ends by itself without failure has done its part. A worker that
+    needs much longer than ``drain_seconds`` is killed.
     """
 
     def __init__(

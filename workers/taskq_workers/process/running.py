@@ -103,11 +103,11 @@ def run_one(
     """Run one worker in this process until it stops.
 
     Args:
-        order_for: gives what was asked for, told whom to report each job to.
+        order_for: returns the options, given the hook that reports each job.
         data_dir: the log's directory; None for the app's own.
         executor: where the jobs run; None for here.
         leash: descriptor of the socket to the guard that started this process; -1 without one.
-        log: how to log, given the level and the format of the app's settings.
+        log: returns how to log, given the level and the format of the app's settings.
     """
     began = time.perf_counter()
     keep_heap_small()
@@ -190,15 +190,7 @@ def _run(
 def run_guarded(
     arguments: Sequence[str], count: int, *, concurrency: int, burst: bool, drain_seconds: float
 ) -> int:
-    """Keep ``count`` workers running; returns the exit code once all have ended.
-
-    Args:
-        arguments: of each worker's command line.
-        count: how many.
-        concurrency: how many jobs each runs at a time.
-        burst: they end by themselves when no job is ready.
-        drain_seconds: what running jobs get to finish.
-    """
+    """Keep ``count`` workers running; returns the exit code once all have ended."""
     from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - likewise
     from taskq_workers.process.guard import Guard  # noqa: PLC0415 - most workers have none
 
@@ -222,8 +214,7 @@ def run_guarded(
 def run_reloading(arguments: Sequence[str]) -> None:
     """Run ``taskq worker`` anew each time a .py file changes in or under the working directory.
 
-    Args:
-        arguments: of the command line; what runs has to end within 5 s.
+    Its jobs have to end within 5 s.
     """
     from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - as above
 

@@ -44,12 +44,7 @@ GRACE_SECONDS: Final = 15.0
 
 
 class Leash:
-    """The worker's end.
-
-    Args:
-        descriptor: of the socket, as inherited.
-        drain_seconds: what running jobs get to finish once the guard is gone.
-    """
+    """The worker's end; running jobs get ``drain_seconds`` once the guard is gone."""
 
     def __init__(self, descriptor: int, drain_seconds: float) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -95,8 +90,7 @@ _SIGNS: Final = 2
 class Notifier:
     """Sends states to the service manager; without one, every call does nothing.
 
-    Attributes:
-        watchdog_seconds: how often ``alive`` is to be called; 0 for never.
+    ``alive`` is to be called every ``watchdog_seconds``; 0 for never.
     """
 
     def __init__(self) -> None:
@@ -172,11 +166,8 @@ class Supervisor:
     process on the spot. SIGTSTP (Ctrl-Z) takes effect between two batches of each storage thread,
     so that a stopped process never holds a writer lock.
 
-    Args:
-        worker: not yet started.
-        on_ready: called with the open store and its statistics, once the worker claims.
-        say: prints one line.
-        process: prefix of its lines, if it is one of several.
+    ``on_ready`` gets the open store and its statistics, once the worker claims; ``process`` is a
+    prefix of its lines, if it is one of several.
     """
 
     def __init__(

@@ -383,7 +383,7 @@ class RunPlan(NamedTuple):
     """Way in which jobs of a task are run; a slot unpacks it once for each job."""
 
     decode: Callable[[bytes], Arguments]
-    #: takes what ``decode`` gave; its awaitable has the task's value, or an ``Ended`` of elsewhere
+    #: takes what ``decode`` gave; its awaitable has the task's value, or an ``RemoteOutcome``
     call: Callable[..., Awaitable[Any]]
     #: a None is a good result, and is written as no bytes at all
     none_is_kept: bool
@@ -404,13 +404,7 @@ class Children(Protocol):
 
 
 class Executors:
-    """The executors of one worker; each starts its threads or processes when they are needed.
-
-    Args:
-        limits: what they may take.
-        resources: what tasks may take by annotation.
-        make_children: called when the first task wants them.
-    """
+    """The executors of one worker; each starts its threads or processes when they are needed."""
 
     def __init__(
         self, limits: ExecutorLimits, resources: Resources, make_children: Callable[[], Children]
@@ -472,14 +466,7 @@ def planned(
     decode: Callable[[bytes], Arguments] | None = None,
     is_remote: bool = False,
 ) -> RunPlan:
-    """Plan the jobs of a task.
-
-    Args:
-        task: whose jobs.
-        call: runs one.
-        decode: the arguments of ``call``; the task's own if None.
-        is_remote: they run in another process, which uses the task's codecs.
-    """
+    """Plan the jobs of a task; remote ones run in a process which uses the task's codecs."""
     packs = task.packs_results or is_remote
     return RunPlan(decode or task.decode, call, _keeps_none(task), packs, task)
 
@@ -526,10 +513,7 @@ def _on_own_loop(function: Callable[..., Any]) -> Callable[..., Any]:
 class Plans(dict[str, RunPlan]):
     """Plans by task name, made when a name is first met, and again once its task was replaced.
 
-    Args:
-        tasks: gives the present tasks, by name.
-        executors: where their functions run.
-        wraps: given a call and its task, what stands around it; the innermost first.
+    ``wraps`` put wrappers around the calls, the innermost first.
     """
 
     def __init__(

@@ -104,11 +104,10 @@ _workers: Final[dict[asyncio.AbstractEventLoop, tuple[int, list[Callable[[], obj
 def end_children_of(
     loop: asyncio.AbstractEventLoop, abandon: Callable[[], object]
 ) -> Callable[[], None]:
-    """End forked children that come back to the loop of a worker; returns what undoes that.
+    """End forked children that come back to the loop of a worker; returns an undo function.
 
-    Args:
-        loop: on whose thread this is called.
-        abandon: called in such a child, so that no slot goes on to its next job.
+    Called on the loop's thread. ``abandon`` is called in such a child, so that no slot begins its
+    next job.
     """
     for closed in [item for item in _workers if item.is_closed()]:
         del _workers[closed]  # its worker never ended: nobody else lets go of either
@@ -157,11 +156,7 @@ _THROUGH: Final = (SystemExit, KeyboardInterrupt)
 
 
 class Keeper(asyncio.Task[None]):
-    """The task of a worker's life; notices which job cancels it.
-
-    Attributes:
-        blame: called with that job and its deed.
-    """
+    """The task of a worker's life; calls ``blame`` with the job that cancels it, and its deed."""
 
     blame: Callable[[JobContext, BaseException], None] | None = None
 
@@ -203,12 +198,7 @@ def forbid_stop(
 
 
 class _Guard:
-    """Stands for ``loop.stop`` while a worker runs there.
-
-    Attributes:
-        runs: of each worker, whether it runs a job.
-        before: the attribute of the loop, if somebody had set one.
-    """
+    """Stands for ``loop.stop`` while workers run there; ``before`` is the loop's own attribute."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.runs: list[Callable[[JobContext], bool]] = []

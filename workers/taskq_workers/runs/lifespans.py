@@ -66,13 +66,7 @@ def bound(task: Task[..., Any], resources: Resources) -> Callable[..., Any]:
 class LifespanHolder:
     """Enters an app's lifespans, gives their resources, and leaves them in bounded time.
 
-    Args:
-        app: whose lifespans.
-        lends: False where jobs run elsewhere: nothing is entered, and no task may take anything.
-        exit_seconds: what they may take to close.
-
-    Attributes:
-        resources: what they yielded; nothing before ``entered``.
+    If ``lends`` is False, jobs run elsewhere: nothing is entered, and no task may take a resource.
     """
 
     def __init__(

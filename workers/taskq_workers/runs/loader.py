@@ -219,11 +219,9 @@ def without_tasks(target: str, directory: str) -> str:
 
 
 def modules_with_tasks(folder: Path, package: str) -> list[str]:
-    """Return the modules in a folder, and in those below it, that seem to define tasks.
+    """Return modules in and below a folder that seem to define tasks; reads at most 1 000 files.
 
-    Args:
-        folder: where to look; at most 1 000 files are read.
-        package: what it is called; "" if it is no package.
+    ``package`` is the folder's name as a package; "" if it is none.
     """
     modules: list[str] = []
     for file in islice(_modules(folder), _FILES_MAX):

@@ -26,11 +26,7 @@ _FAILED: Final = frozenset({"retried", "dead"})
 
 
 class Measures:
-    """The instruments of one meter.
-
-    Attributes:
-        stores: the logs whose queues and engine are observed, while they are open.
-    """
+    """The instruments of one meter, and the open logs whose queues and engine it observes."""
 
     def __init__(self, meter: Meter) -> None:
         self.stores: WeakSet[Store] = WeakSet()

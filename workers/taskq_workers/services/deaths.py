@@ -1,7 +1,7 @@
 """The ``on_dead`` hooks of a worker, its app and its tasks.
 
-A task that hears of deaths gets a job in the frame of each. Functions are called on the loop, in no
-job's way, and are told nothing by a process that is killed before.
+A task as a hook gets a job in the frame of each death. Functions are called on the loop, between
+jobs, and not at all if the process is killed before.
 """
 
 from __future__ import annotations
@@ -35,21 +35,15 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: What hooks get to end that the last jobs have called, when the worker's time is over already.
+#: Hooks of the last jobs get at least this long to end, after the worker's drain.
 MOMENT_SECONDS: Final = 0.1
 
 
 class DeathHooks:
-    """Tells of each dead letter of one log; what a function raises is logged and stops nothing.
+    """Calls hooks with each dead letter of one log; their errors are logged and stop nothing.
 
-    A function may be a coroutine function: then it runs as a task of its own.
-
-    Args:
-        app: whose hooks, and its tasks', are called; what they do goes to its log.
-        hook: a further one.
-
-    Attributes:
-        until: when the worker's drain is over, in monotonic seconds.
+    A coroutine function runs as a task of its own. What hooks do goes to the app's log. ``until``
+    is the end of the worker's drain, in monotonic seconds.
     """
 
     def __init__(self, app: TaskQ, hook: DeathCall | None) -> None:
@@ -79,7 +73,7 @@ class DeathHooks:
 
     def _listen(self, store: Store, stack: contextlib.ExitStack) -> None:
         app = self._app
-        # It stands for the app and its views, so that two workers of one app tell each but once.
+        # Shared by the app and its views, so that two workers of one app call each hook once.
         origin = app.hooks.shared
         for hook, wanted in self._hooks:
             if not isinstance(hook, Task):

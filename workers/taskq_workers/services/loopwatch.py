@@ -1,10 +1,10 @@
-"""Notices an event loop or a storage thread that stands still, and lets people know.
+"""Notices an event loop or a storage thread that stands still, and shows it to people.
 
-A thread asks the loop, a few times a second, for a sign of life. When none comes it looks at what
-the loop's thread is executing, and names it in the log. Jobs themselves pay nothing for it.
+A thread asks the loop, a few times a second, for a sign of life. When none comes it looks at the
+code that the loop's thread executes, and names it in the log. Jobs themselves pay nothing.
 
-After ``STALL_SECONDS`` the process says so in a file of its owner: ``taskq health`` fails, and
-``taskq why`` and the page show the reason.
+After ``STALL_SECONDS`` the process writes the reason into a file of its owner: ``taskq health``
+fails, and ``taskq why`` and the page show it.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: A loop that shows no sign of life for so long is told of.
+#: A loop without a sign of life for this long is logged.
 BLOCKED_SECONDS: Final = 0.5
-#: A loop that stands still, or a storage thread that answers nothing, for so long is published.
+#: A loop that stands still, or a storage thread that does not answer, is published after this.
 STALL_SECONDS: Final = 10.0
-#: What counts between two looks at most: a process that was stopped meanwhile is not stuck.
+#: Longest time that counts between two looks: a process that was stopped meanwhile is not stuck.
 _LOOK_SECONDS_MAX: Final = 1.0
 #: Between two questions, while jobs run and while none does.
 _ASK_SECONDS: Final = 0.25
 _ASK_IDLE_SECONDS: Final = 0.4
-#: One line of code is told of this often at most.
+#: One line of code is logged once in this time.
 _AGAIN_SECONDS: Final = 60.0
 _PLACES_MAX: Final = 1000
 _TEXT_MAX: Final = 100
 
 
 class LoopWatch:
-    """A worker's background part; see ``services``.
+    """Watches the loop and the storage threads; a ``Service``.
 
     Args:
         is_idle: whether no job runs; asked on the loop.
         delivery_of: the job that an asyncio task runs, None for no job; asked from a thread.
-        surrender: settles what lets other workers run what waits here; called from a thread, again
-            and again while the loop stands still.
+        surrender: gives waiting jobs to other workers; called from a thread, again and again while
+            the loop stands still.
         stores: returns the worker's logs; asked from a thread.
     """
 
@@ -70,7 +70,7 @@ class LoopWatch:
     ) -> None:
         self._stores = stores
         self._storage: dict[Store, _StorageWatch] = {}
-        #: what keeps the loop, once that is to be published
+        #: code that blocks the loop, once it is to be published
         self._loop_stall = ""
         self._surrender = surrender
         self._is_idle = is_idle
@@ -85,7 +85,7 @@ class LoopWatch:
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         """Watch until cancelled: jobs that still run while the worker drains may block as well."""
         del store  # it may be one of several
-        # A daemon of our own: it is there for when the loop turns no more, whatever else waits.
+        # A daemon of our own, which is there when the loop turns no more.
         threading.Thread(target=self._watch, name="taskq-watch", daemon=True).start()
         try:
             task_status.started()
@@ -143,13 +143,13 @@ class LoopWatch:
         self._answered.set()
 
     def _look(self) -> str:
-        """Return who keeps the loop, in words; "" if nobody does, or that was told not long ago."""
+        """Return the code that blocks the loop, in words; "" for none, or if just logged."""
         frame = sys._current_frames().get(self._loop_thread)
         if frame is None or frame.f_code.co_name in {"select", "poll"}:
             return ""  # it waits: the machine is just busy
         frames, is_jobs = _of_the_user(frame, _outermost(asyncio.current_task(self._loop)))
         if not frames:
-            # What taskq itself does there, no change to the task's function ends.
+            # taskq's own work there is no matter of the task's function.
             place = _place(frame)
             return f"taskq works on a value or type of {self._who()}, at {place}. {_SMALLER}"
         # The last line of the task's own file is the one to change; what it called comes after.
@@ -233,7 +233,7 @@ _SMALLER: Final = (
 )
 #: The loop's own files: their callers are the program that runs the loop, and not what it runs.
 _LOOP: Final = (asyncio.events.__file__, asyncio.base_events.__file__)
-#: What turns values into JSON, and types into what does that.
+#: The codecs turn values into JSON, and types into codecs.
 _VALUES: Final = str(Path(taskq.__file__).parent / "calls")
 
 
@@ -244,12 +244,9 @@ def _outermost(task: asyncio.Task[object] | None) -> FrameType | None:
 def _of_the_user(frame: FrameType | None, last: FrameType | None) -> tuple[list[FrameType], bool]:
     """Return the user's frames, innermost first, and whether they are a job's own function.
 
-    Of several stretches between machinery that is the last one. If all are called by what turns
-    values into JSON, they are a validator, or another method of a value's type.
-
-    Args:
-        frame: the innermost one.
-        last: the outermost that the loop runs; None if only the loop's own files tell.
+    Of several stretches between machinery it is the last one. If the codecs call all of them, they
+    are a validator, or another method of a value's type. ``last`` is the outermost frame that the
+    loop runs; None if only the loop's own files show it.
     """
     stretches: list[tuple[list[FrameType], bool]] = []
     frames: list[FrameType] = []

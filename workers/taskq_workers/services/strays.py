@@ -106,17 +106,9 @@ _REMEDY: Final = (
 class StuckWatch:
     """Notices when all slots run jobs that wait for other jobs; a ``Service``.
 
-    It sleeps until a job of the worker waits for a result within its run.
-
-    Args:
-        queues: the worker's; None for all.
-        slots: jobs that it runs at a time.
-        held: returns the running jobs.
-        port_of: returns the port of a log by its tag, None if it was left.
-        changed: called when ``hold`` has changed.
-
-    Attributes:
-        hold: published while nothing can move.
+    It sleeps until a job of the worker waits for a result within its run. ``hold`` is published
+    while nothing can move, and ``changed`` is called when it has changed. ``port_of`` returns the
+    port of a log by its tag, None if it was left.
     """
 
     def __init__(

@@ -52,8 +52,7 @@ class FeedHost(Protocol):
 class Runner(FeedHost, Protocol):
     """Runner of a worker's jobs: ``Slots`` here, or executors elsewhere.
 
-    Attributes:
-        gone: set once nothing runs any more, after ``leave``.
+    ``gone`` is set once nothing runs any more, after ``leave``.
     """
 
     gone: asyncio.Event

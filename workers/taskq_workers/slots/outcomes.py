@@ -1,4 +1,4 @@
-"""From what a task did to what the log is told: one settlement for each delivery."""
+"""From the result or error of a task to one settlement for each delivery."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: What the log, not the task, is to blame for: it burns no attempt.
+#: Errors of the log and not of the task: they burn no attempt.
 ENGINE_ERRORS: Final = (AppendFailed, LogLocked, LogFailed, LogClosed, OutcomeUnknown)
 #: How long a job waits that met one.
 AGAIN_SECONDS: Final = 5
@@ -107,11 +107,11 @@ def _is_invalid(error: BaseException) -> bool:
 
 
 def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
-    """Return what becomes of a job whose arguments could not be had; None: what its policy says.
+    """Return the settlement of a job whose arguments could not be had; None: by its policy.
 
-    Arguments that do not read back never will: the job is dead, and so it is if they do not fit the
-    function of today, unless ``Overlap`` finds a worker that may be of another version. What only
-    this process cannot decompress waits for one that can; that burns no attempt.
+    Arguments that do not read back never will: the job is dead. If they do not fit today's function
+    it is dead, too, unless ``Overlap`` finds a worker of another version. A job that only this
+    process cannot decompress waits for another worker, and burns no attempt.
     """
     if is_a(error, CompressionUnavailable):
         reason = encode_reason(reasons.summary(error))
@@ -158,8 +158,8 @@ def settle_suspended(
 ) -> Settlement | None:
     """Return the release of a job whose run ended since it waits; None if it ended otherwise.
 
-    A run that the log cut off waits for nothing: it is given back, and burns no attempt. One that
-    cannot wait as it is written is dead.
+    A run that the log cut off waits for nothing: it is given back, and burns no attempt. A step
+    that cannot wait as it is written kills the job.
     """
     steps = getattr(job, "durable", None)
     if steps is None:
@@ -221,7 +221,7 @@ def _snooze(task: Task[..., Any], delivery: Delivery, wish: Snooze, reason: str 
 def _asked(
     task: Task[..., Any], delivery: Delivery, error: BaseException
 ) -> Retry | Snooze | Discard | None:
-    """Return what the policy's ``decide`` says of an error that holds no wish."""
+    """Return the decision of the policy's ``decide`` about an error without a wish."""
     try:
         return task.retry.wish(error, delivery.attempt)
     except BaseException:  # noqa: BLE001 - it is somebody else's code

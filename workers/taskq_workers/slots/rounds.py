@@ -46,14 +46,12 @@ LAP_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSource:
-    """A log, as the slots of a worker see it.
+    """A log of a worker's slots.
 
     Attributes:
-        app: the app over this log.
-        port: of this loop.
-        clock: of claims that are to be answered at once.
+        clock: of claims that are answered at once.
         weight: its share of the turns.
-        failed: called when it cannot be used any more and others can.
+        failed: called when the log failed while others go on.
     """
 
     app: TaskQ
@@ -76,10 +74,10 @@ class LogShare:
     """Share of a log in the slots: the ``FeedHost`` of its feed and its gates.
 
     Attributes:
-        gates: what keeps its jobs back; None while nothing ever does.
-        turn: how far it is, in jobs by its weight; the least is the next.
-        done: outcomes that were handed to it since its feed was last told.
-        dry_at: how many jobs all logs had begun when it was found dry; -1: it is not.
+        gates: keep its jobs back; None while nothing ever does.
+        turn: begun jobs by its weight; the least is the next.
+        done: outcomes since the last call of ``feed.finished``.
+        dry_at: begun jobs of all logs when it was found dry; -1: it is not.
     """
 
     feed: LogFeed

@@ -75,11 +75,7 @@ def ship(delivery: Delivery, payload: bytes | None) -> Shipment:
 
 
 class Shipped(Delivery):
-    """A delivery as the other end has it.
-
-    Attributes:
-        given: its payload, where the record holds it otherwise.
-    """
+    """A delivery at the other end; ``given`` is its payload if the record holds another form."""
 
     given: bytes | None
 
