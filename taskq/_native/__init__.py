@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 #: Of the sources in C beside this, which say the same; raised whenever they change.
-VERSION: Final = 7
+VERSION: Final = 8
 #: What ``run_jobs`` returns in place of a job: none is left, the loop is to turn, the slot is over.
 EMPTY, TURN, SPOILT = 0, 1, 2
 

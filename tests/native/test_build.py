@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.native.conftest import Choose
 
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
-SOURCES: Final = (7, "d4a9967328ebc3f3")
+SOURCES: Final = (8, "db3b0b5341266b9d")
 TELL: Final = "from taskq import _native; print(_native.language())"
 #: Uses the extension of a path, or says that an interpreter does not get it.
 USE: Final = """

@@ -154,10 +154,6 @@ class FakeStore:
     def port(self) -> LoopPort:
         return cast("LoopPort", self._port)
 
-    @property
-    def pulse(self) -> tuple[int, bool]:
-        return 0, False
-
     def on_cancel(self, call: Callable[..., object]) -> Callable[[], None]:
         del call
         return lambda: None

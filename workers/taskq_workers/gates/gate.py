@@ -80,7 +80,8 @@ class _Host(Protocol):
 class Gate(ABC):
     """Base of both kinds of gates; each lives in a task of the worker's.
 
-    ``hold`` is shown to people while it is shut; ``cause`` is that of the jobs that it gives back.
+    ``hold`` is shown to people while it is shut; ``cause`` is noted when it gives
+    jobs back.
     """
 
     cause: Cause
@@ -313,7 +314,7 @@ class Breaker(Gate):
     def failed(self, error: BaseException, outcomes: Iterable[Settlement]) -> bool:
         """Count a job of the queue that failed; whether it is given back and burns no attempt.
 
-        ``outcomes`` are those of this turn of the loop, latest first, before they are flushed.
+        ``outcomes`` are from this turn of the loop, latest first, before they are flushed.
         """
         if not self._is_failure(error):
             self._row = 0

@@ -221,7 +221,7 @@ def without_tasks(target: str, directory: str) -> str:
 def modules_with_tasks(folder: Path, package: str) -> list[str]:
     """Return modules in and below a folder that seem to define tasks; reads at most 1 000 files.
 
-    ``package`` is the folder's name as a package; "" if it is none.
+    ``package`` is the folder's name as a package; "" without one.
     """
     modules: list[str] = []
     for file in islice(_modules(folder), _FILES_MAX):
