@@ -1,24 +1,24 @@
-"""The newest jobs that fit, found from the end of the log backwards.
+"""The newest jobs that fit a filter.
 
-A list of the newest jobs seldom needs more than the last segment. Jobs that wait, run or are dead
-letters are found in the agenda. Those that succeeded are among the others: their births are looked
-for a window of the log at a time, and what does not hold the name that is wanted is passed over
-unread. Few jobs are cancelled or expire: their ends are found by how such records begin, and what
-only looks so is told from them by the story of the job. Where that would be many of other names,
-the segments are read from the newest to the oldest, each from its start to its end, and what they
-say of older jobs is kept until the segment comes where those began: 8 bytes for each.
+Every list is made the same way: numbers of candidates, newest first, then their stories in bulk,
+until enough of them fit. The candidates are
+
+- waiting and running jobs and dead letters: out of the agenda;
+- jobs by name: their births, read backwards in windows of the log; pieces without the name are
+  skipped unread, and a job that an edit moved to another queue is found by its edit;
+- jobs in a rare end (cancelled, expired): places that look like the record of such an end. Payloads
+  may look like that too; the story decides.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from heapq import nlargest
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from heapq import merge, nlargest
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Final, Self
 
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.jobtable import STATE_MASK, JobTable
@@ -33,7 +33,6 @@ from taskq.core.kinds import (
     ENDING,
     REPEATS,
     STEPS,
-    SUCCESS,
     after,
 )
 from taskq.core.model import LIVE_STATES, State
@@ -43,20 +42,15 @@ from taskq.core.views import JobView
 from taskq.log.format import codec
 from taskq.log.format.carried import born_in
 from taskq.log.format.codec import JOB_AT, KIND_AT
-from taskq.log.format.frames import Cursor, Frame, Gap
+from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.record import (
-    BORN,
-    ENDINGS,
-    carried_state,
-    check_known,
     encoded,
     is_named,
     places,
 )
-from taskq.log.read.positions import find_latest, find_lsn
 from taskq.log.read.walks import records_of
 from taskq.log.segments.identity import read_identity
-from taskq.log.segments.segments import Extent, hop
+from taskq.log.segments.segments import hop
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import Story, tell
 
@@ -64,31 +58,26 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _JOB: Final = struct.Struct("<Q")
-#: A job and its state in one number.
-_STATE_BITS: Final = 4
-_STATE_MASK: Final = (1 << _STATE_BITS) - 1
-#: When too many of the latest jobs are purged, so many times as many are looked at.
-_MORE: Final = 4
 #: What a walk may read before jobs are looked up one by one: that takes a millisecond each.
 _WALK_BYTES: Final = 1024 * 1024
 _WALK_BYTES_A_JOB: Final = 32 * 1024
 #: States whose jobs the agenda knows.
-_KNOWN: Final = LIVE_STATES | {after(State.RUNNING, DEATH)}
+_IN_AGENDA: Final = LIVE_STATES | {after(State.RUNNING, DEATH)}
 #: Records that a walk over births looks at in one step, at first and at most; bytes that it reads.
-_WINDOW: Final = 4_096
+_WINDOW: Final = 64
 _WINDOW_MAX: Final = 256 * 1024
 _PIECE_BYTES: Final = 4 * 1024 * 1024
 #: Names that are looked for at most; where a birth has its queue and task, their lengths first.
 _NAMES_MAX: Final = 32
 _KEY_AT: Final = codec.QUEUE_SIZE_AT
-#: Jobs that are told at a time while most of them fit.
+#: Stories that are read at a time, at least, after the first.
 _TOLD: Final = 16
-#: Jobs of other names that are told for nothing, where few ended so.
+#: Jobs of other names whose stories are read for nothing, where few ended so.
 _OTHERS: Final = 64
 
 
-class Wanted(NamedTuple):
-    """Filter of jobs to list; None for any. ``before``: only those of lower numbers."""
+class JobFilter(NamedTuple):
+    """Filter of jobs to list; None for any. ``before``: only jobs of lower numbers."""
 
     states: frozenset[State] | None
     queue: str | None
@@ -96,40 +85,79 @@ class Wanted(NamedTuple):
     limit: int
     before: int = codec.LSN_MAX
 
+    def fits(self, job: JobView) -> bool:
+        return (
+            (self.states is None or job.state in self.states)
+            and self.queue in (None, job.queue)
+            and self.task in (None, job.task)
+        )
+
 
 def newest_jobs(
-    journal: Journal, wanted: Wanted, now_ns: int, facets: Facets | None = None
+    journal: Journal, wanted: JobFilter, now_ns: int, facets: Facets | None = None
 ) -> list[JobView]:
-    states, facets = wanted.states, facets or Facets(journal)
-    is_by_births = wanted.queue is None or not _has_edits(journal)
-    jobs: list[int] = []
+    states = wanted.states
     if states is None:
-        if wanted.task is None or not is_by_births:
-            latest = _latest(journal, wanted, now_ns)
-            if latest is not None:
-                return latest
-        if is_by_births:
-            return _fitting(journal, _Births(journal, wanted), wanted, None, now_ns)
-        jobs = list(_Backwards(journal, wanted, None).newest())
+        return _fitting(journal, _named(journal, wanted, None), wanted, now_ns)
+    facets = facets or Facets(journal)
+    views: list[JobView] = []
+    if states & _IN_AGENDA:
+        jobs = nlargest(wanted.limit, _from_agenda(facets, wanted, states, now_ns))
+        # After the clock was set back a job may be ready to the workers and not due to its records.
+        views += [view for view in tell_jobs(journal, jobs, now_ns) if view.state in states]
+    if states - _IN_AGENDA:
+        ended = wanted._replace(states=states - _IN_AGENDA)
+        views += _ended(journal, ended, facets.need_agenda(), now_ns)
+    return nlargest(wanted.limit, views, key=lambda view: view.lsn)
+
+
+def _ended(journal: Journal, wanted: JobFilter, agenda: Agenda, now_ns: int) -> list[JobView]:
+    """Return jobs that are over and no dead letters."""
+    assert wanted.states is not None
+    names = [state.name.lower() for state in wanted.states]
+    counts = [(lane, sum(getattr(lane, name) for name in names)) for lane in agenda.lanes]
+    most = sum(count for lane, count in counts if _is_of(lane, wanted))
+    others = sum(count for lane, count in counts if not _is_of(lane, wanted))
+    if not most:
+        return []
+    if State.SUCCEEDED in wanted.states:
+        jobs = _named(journal, wanted, agenda)
     else:
-        if states & _KNOWN:
-            jobs = _from_agenda(facets, wanted, states, now_ns)
-        ended = states - _KNOWN
-        if State.SUCCEEDED in ended and is_by_births:
-            agenda = facets.need_agenda()
-            lanes = [lane for lane in agenda.lanes if _is_of(lane, wanted)]
-            if any(getattr(lane, state.name.lower()) for lane in lanes for state in ended):
-                births = _Births(journal, wanted, agenda)
-                jobs += [view.lsn for view in _fitting(journal, births, wanted, ended, now_ns)]
-        elif ended and (few := _few(facets.need_agenda(), wanted, ended)) is None:
-            jobs += _Backwards(journal, wanted, ended).newest()
-        elif ended and few:
-            rare = wanted._replace(limit=min(wanted.limit, few))
-            views = _fitting(journal, _Ends(journal, rare, ended), rare, ended, now_ns)
-            jobs += [view.lsn for view in views]
-    views = tell_jobs(journal, nlargest(wanted.limit, jobs), now_ns)
-    # After the clock was set back a job may be ready to the workers and not due to its records.
-    return [view for view in views if states is None or view.state in states]
+        jobs = _Marks.of_ends(journal, wanted).newest()
+        if others > _OTHERS:
+            jobs = _common(jobs, _named(journal, wanted, agenda))
+    return _fitting(journal, jobs, wanted._replace(limit=min(wanted.limit, most)), now_ns)
+
+
+def _named(journal: Journal, wanted: JobFilter, agenda: Agenda | None) -> Iterator[int]:
+    """Yield the jobs that may be of this queue and task, newest first, without the agenda's."""
+    births = _Births(journal, wanted, agenda)
+    if wanted.queue is None or not _has_edits(journal):
+        return births.newest()
+    moved = filter(births.is_wanted, _Marks.of_edits(journal, wanted).newest())
+    jobs = merge(births.newest(), moved, reverse=True)
+    return (job for job, _ in groupby(jobs))
+
+
+def _common(jobs: Iterator[int], others: Iterator[int]) -> Iterator[int]:
+    """Yield the numbers in both of two falling sequences."""
+    other = next(others, 0)
+    for job in jobs:
+        while other > job:
+            other = next(others, 0)
+        if other == job:
+            yield job
+
+
+def _fitting(
+    journal: Journal, jobs: Iterator[int], wanted: JobFilter, now_ns: int
+) -> list[JobView]:
+    views: list[JobView] = []
+    count = wanted.limit
+    while len(views) < wanted.limit and (some := list(islice(jobs, count))):
+        views += [view for view in tell_jobs(journal, some, now_ns) if wanted.fits(view)]
+        count = max(count, _TOLD)
+    return views[: wanted.limit]
 
 
 def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
@@ -163,69 +191,13 @@ def _is_far(journal: Journal, job: int, jobs: int) -> bool:
     return size > _WALK_BYTES + jobs * _WALK_BYTES_A_JOB
 
 
-def _until(journal: Journal, before: int) -> Extent:
-    """Return the log up to the frame that holds this lsn; all of it where that is not found."""
-    last, files = journal.end(), journal.files
-    end = Extent(last.segment, last.offset, last.next_lsn)
-    if before < end.lsn and files.lsns:
-        at = find_lsn(files, before, end)
-        size = end.offset if at.segment == end.segment else files.size(at.segment)
-        for offset, header in hop(files, at.segment, at.offset, size):
-            if header.first_lsn <= before < header.next_lsn:
-                return Extent(at.segment, offset + header.size, header.next_lsn)
-            break
-    return end
-
-
-def _latest(journal: Journal, wanted: Wanted, now_ns: int) -> list[JobView] | None:
-    """Return the newest jobs, from as few frames as hold them; None if the whole log has too few.
-
-    Those that compaction wrote again are older than all that began in segments that are left. Those
-    that were moved to another queue count where they are: where there are any, all that came later
-    than a page is looked through for them.
-    """
-    queue, task = encoded(wanted.queue), encoded(wanted.task)
-    moves = queue is not None and _has_edits(journal)
-    end = _until(journal, codec.LSN_MAX if moves else wanted.before)
-    count = wanted.limit
-    while True:
-        jobs: list[int] = []
-        moved: set[int] = set()
-
-        def is_birth(
-            lsn: int, record: bytes, jobs: list[int] = jobs, moved: set[int] = moved
-        ) -> bool:
-            kind = record[KIND_AT]
-            if kind in EDITS and moves:
-                moved.add(_JOB.unpack_from(record, JOB_AT)[0])
-            fits = lsn < wanted.before and kind == BIRTH and is_named(record, 0, queue, task)
-            if fits:
-                jobs.append(lsn)
-            return fits
-
-        find_latest(journal.files, end, count, is_birth)
-        if len(jobs) < count:
-            return None
-        if moved:
-            moved.update(jobs)
-            jobs = sorted((job for job in moved if jobs[-1] <= job < wanted.before), reverse=True)
-        views = [
-            view
-            for view in tell_jobs(journal, jobs, now_ns)
-            if wanted.queue in (None, view.queue) and wanted.task in (None, view.task)
-        ]
-        if len(views) >= wanted.limit:
-            return views[: wanted.limit]
-        count *= _MORE  # some were dead letters that are purged
-
-
 def _has_edits(journal: Journal) -> bool:
     identity = read_identity(journal.disk, journal.path)
     return identity is not None and TABLE[EDIT].feature in identity.incompat
 
 
 def _from_agenda(
-    facets: Facets, wanted: Wanted, states: frozenset[State], now_ns: int
+    facets: Facets, wanted: JobFilter, states: frozenset[State], now_ns: int
 ) -> list[int]:
     agenda = facets.need_agenda()
     agenda.see(now_ns)
@@ -242,7 +214,7 @@ def _from_agenda(
     return jobs
 
 
-def _is_of(lane: Lane, wanted: Wanted) -> bool:
+def _is_of(lane: Lane, wanted: JobFilter) -> bool:
     return wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
 
 
@@ -252,7 +224,7 @@ def _lane(agenda: Agenda, job: int) -> int:
 
 
 def _last(
-    table: JobTable, wanted: Wanted, lanes: frozenset[int], states: frozenset[int] | None
+    table: JobTable, wanted: JobFilter, lanes: frozenset[int], states: frozenset[int] | None
 ) -> list[int]:
     fits = (
         chunk.ids[index]
@@ -263,38 +235,6 @@ def _last(
     return list(islice(fits, wanted.limit))
 
 
-def _few(agenda: Agenda, wanted: Wanted, states: frozenset[State]) -> int | None:
-    """Return how many jobs ended so, at most; None where many did that are not wanted."""
-    names = [state.name.lower() for state in states]
-    if SUCCESS in map(ENDING.get, states):
-        return None
-    few = others = 0
-    for lane in agenda.lanes:
-        ended = sum(getattr(lane, name) for name in names)
-        few, others = (few + ended, others) if _is_of(lane, wanted) else (few, others + ended)
-    return few if others <= _OTHERS else None
-
-
-def _fitting(
-    journal: Journal,
-    births: _Births | _Ends,
-    wanted: Wanted,
-    states: frozenset[State] | None,
-    now_ns: int,
-) -> list[JobView]:
-    views: list[JobView] = []
-    jobs, count = births.newest(), max(wanted.limit, _TOLD)
-    while len(views) < wanted.limit and (some := list(islice(jobs, count))):
-        views += [
-            view
-            for view in tell_jobs(journal, some, now_ns)
-            if (states is None or view.state in states)
-            and wanted.queue in (None, view.queue)
-            and wanted.task in (None, view.task)
-        ]
-    return views[: wanted.limit]
-
-
 class _Births:
     """Walk over the births of jobs from the newest to the oldest, a window of the log at a time.
 
@@ -302,7 +242,7 @@ class _Births:
         agenda: the jobs that it knows are left out: they wait, run or are dead letters.
     """
 
-    def __init__(self, journal: Journal, wanted: Wanted, agenda: Agenda | None = None) -> None:
+    def __init__(self, journal: Journal, wanted: JobFilter, agenda: Agenda | None = None) -> None:
         self._journal, self._agenda = journal, agenda
         self._before = min(wanted.before, journal.next_lsn)
         self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
@@ -324,7 +264,7 @@ class _Births:
         if oldest > 1:
             carried = set(self._windows(self._journal.next_lsn, _carried))
             jobs = sorted((job for job in carried if job < min(oldest, self._before)), reverse=True)
-            yield from filter(self._is_wanted, jobs)
+            yield from filter(self.is_wanted, jobs)
 
     def _windows(
         self, until: int, born: Callable[[bytes, int, int, int], tuple[int, bytes, int]]
@@ -338,9 +278,8 @@ class _Births:
                 return
             first = max(self._segments[home], until - count)
             jobs = list(self._window(home, first, until, born))
-            yield from filter(self._is_wanted, reversed(jobs))
-            until = first
-            count = _WINDOW if jobs else min(count * 2, _WINDOW_MAX)
+            yield from filter(self.is_wanted, reversed(jobs))
+            until, count = first, min(count * 2, _WINDOW_MAX)
 
     def _window(
         self,
@@ -384,7 +323,7 @@ class _Births:
     def _is_named(self, data: bytes, start: int = 0) -> bool:
         return not self._names or any(data.find(name, start) >= 0 for name in self._names)
 
-    def _is_wanted(self, job: int) -> bool:
+    def is_wanted(self, job: int) -> bool:
         agenda = self._agenda
         return agenda is None or (agenda.table.find(job) is None and agenda.dead.find(job) is None)
 
@@ -401,25 +340,40 @@ def _carried(data: bytes, at: int, length: int, _lsn: int) -> tuple[int, bytes, 
     return _JOB.unpack_from(record, JOB_AT)[0], born_in(record), 0
 
 
-class _Ends:
-    """Find jobs that ended in these states by how the records begin that say so.
+class _Marks:
+    """Find jobs by records of some kinds, without reading the frames.
 
-    Whatever else begins so is taken along: who tells of the jobs sees what became of them.
+    Args:
+        begins: pairs of a kind and the state that follows it; None for any.
     """
 
-    def __init__(self, journal: Journal, wanted: Wanted, states: frozenset[State]) -> None:
+    def __init__(
+        self, journal: Journal, wanted: JobFilter, begins: list[tuple[int, int | None]]
+    ) -> None:
         self._journal = journal
         self._before = min(wanted.before, journal.next_lsn)
-        files = journal.files.lsns
-        begins = [b"%b(?=." % _byte(ENDING[state]) for state in states]
-        if files and files[0] > 1:  # compaction may have written jobs again
-            begins += [
-                b"%b(?=%b" % (_byte(kind), _byte(state)) for kind in REPEATS for state in states
-            ]
         # A kind comes first, which is found fastest. The highest bytes of flags and attempt are 0.
         self._begins = [
-            re.compile(rb"%b.{5}\0.{3}\0(.{8}))" % begin, re.DOTALL) for begin in begins
+            re.compile(
+                rb"%b(?=%b.{5}\0.{3}\0(.{8}))"
+                % (_byte(kind), b"." if state is None else _byte(state)),
+                re.DOTALL,
+            )
+            for kind, state in begins
         ]
+
+    @classmethod
+    def of_edits(cls, journal: Journal, wanted: JobFilter) -> Self:
+        return cls(journal, wanted, [(kind, None) for kind in EDITS])
+
+    @classmethod
+    def of_ends(cls, journal: Journal, wanted: JobFilter) -> Self:
+        states = wanted.states or ()
+        begins: list[tuple[int, int | None]] = [(ENDING[state], None) for state in states]
+        files = journal.files.lsns
+        if files and files[0] > 1:  # compaction may have written jobs again
+            begins += [(kind, state) for kind in REPEATS for state in states]
+        return cls(journal, wanted, begins)
 
     def newest(self) -> Iterator[int]:
         end, before, jobs = self._journal.end(), self._before, set[int]()
@@ -446,123 +400,3 @@ class _Ends:
 
 def _byte(value: int) -> bytes:
     return b"\\x%02x" % value
-
-
-class _Backwards:
-    """Walk over the segments from the newest to the oldest.
-
-    Args:
-        states: ended jobs in these states; None: all jobs, whatever became of them.
-    """
-
-    def __init__(self, journal: Journal, wanted: Wanted, states: frozenset[State] | None) -> None:
-        self._journal = journal
-        self._states = None if states is None else frozenset(map(int, states))
-        self._limit, self._before = wanted.limit, wanted.before
-        self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
-        self._segment = end = journal.end().segment
-        self._segments = [lsn for lsn in journal.files.lsns if lsn <= end]
-        #: segment -> (job, state) pairs of later segments, one list for each, the latest first;
-        #: -1 for jobs that began in segments that are gone
-        self._later: dict[int, list[array[int]]] = {}
-        self._carried: dict[int, int] = {}
-        #: jobs that were edited, and whether they are of the queue since
-        self._edited: dict[int, bool] = {}
-
-    def newest(self) -> list[int]:
-        newest: list[int] = []
-        for number in range(len(self._segments) - 1, -1, -1):
-            jobs, ends = self._read(number)
-            newest += self._fitting(self._segments[number], jobs, ends)
-            if len(newest) >= self._limit:
-                return newest[: self._limit]
-        jobs = array("Q", sorted(self._carried))
-        newest += self._fitting(-1, jobs, bytearray(self._carried[job] for job in jobs))
-        return newest[: self._limit]
-
-    def _fitting(self, home: int, jobs: array[int], ends: bytearray) -> Iterator[int]:
-        for pairs in reversed(self._later.pop(home, [])):
-            for pair in pairs:
-                job = pair >> _STATE_BITS
-                place = bisect_left(jobs, job)
-                if place < len(jobs) and jobs[place] == job:
-                    ends[place] = pair & _STATE_MASK
-        for place in range(bisect_left(jobs, self._before) - 1, -1, -1):
-            if ends[place] in self._states if self._states is not None else ends[place]:
-                yield jobs[place]
-
-    def _read(self, number: int) -> tuple[array[int], bytearray]:
-        """Return the jobs that began in a segment, with their states as far as it tells."""
-        segment = self._segment = self._segments[number]
-        jobs, ends = array("Q"), bytearray()
-        later: dict[int, array[int]] = {}
-        edited: dict[int, bool] = {}
-        for frame in self._frames(number):
-            data = frame.data
-            for lsn, at, length in places(frame):
-                kind = data[at + KIND_AT]
-                if kind == BIRTH:
-                    if self._edited.get(lsn, is_named(data, at, self._queue, self._task)):
-                        jobs.append(lsn)
-                        ends.append(BORN)
-                    continue
-                if kind in CARRYING:
-                    self._note_carried(data[at : at + length], edited, jobs, ends)
-                if kind not in ENDINGS:
-                    check_known(kind, lsn)
-                    continue
-                job = _JOB.unpack_from(data, at + JOB_AT)[0]
-                if job < segment:
-                    pairs = later.setdefault(self._home(job), array("Q"))
-                    pairs.append(job << _STATE_BITS | ENDINGS[kind])
-                else:
-                    place = bisect_left(jobs, job)
-                    if place < len(jobs) and jobs[place] == job:
-                        ends[place] = ENDINGS[kind]
-        self._edited = edited | self._edited
-        for home, pairs in later.items():
-            self._later.setdefault(home, []).append(pairs)
-        return jobs, ends
-
-    def _frames(self, number: int) -> Iterator[Frame]:
-        segment = self._segments[number]
-        end, following = self._journal.end(), codec.LSN_MAX
-        if segment != end.segment:
-            end = Cursor(segment, self._journal.files.size(segment), segment)
-            # What a recovery that was cut short left behind is in the next segment, too.
-            following = self._segments[number + 1]
-        start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
-        for _, item in self._journal.files.frames(start, end):
-            if not isinstance(item, Gap) and item.header.first_lsn < following:
-                yield item
-
-    def _home(self, job: int) -> int:
-        place = bisect_right(self._segments, job)
-        return self._segments[place - 1] if place else -1
-
-    def _note_edited(
-        self, record: bytes, edited: dict[int, bool], jobs: array[int], ends: bytearray
-    ) -> None:
-        """A job may be of another queue since: the latest edit counts, in whichever segment."""
-        job = _JOB.unpack_from(record, JOB_AT)[0]
-        if job in self._edited:
-            return
-        fits = edited[job] = is_named(born_in(record), 0, self._queue, self._task)
-        place = bisect_left(jobs, job)
-        is_here = place < len(jobs) and jobs[place] == job
-        if is_here and not fits:
-            del jobs[place], ends[place]
-        elif fits and not is_here and self._home(job) == self._segment:
-            jobs.insert(place, job)
-            ends.insert(place, BORN)
-
-    def _note_carried(
-        self, record: bytes, edited: dict[int, bool], jobs: array[int], ends: bytearray
-    ) -> None:
-        """A job that began in a segment which is gone stands here; or one waits otherwise."""
-        if record[KIND_AT] in EDITS:
-            self._note_edited(record, edited, jobs, ends)
-        job = _JOB.unpack_from(record, JOB_AT)[0]
-        if job < self._segments[0] and is_named(born_in(record), 0, self._queue, self._task):
-            # The segments are read backwards: the first that is seen of a job is its latest.
-            self._carried.setdefault(job, carried_state(record))

@@ -41,7 +41,7 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.ports import Clock
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges, LastHour
-from taskq.log.read.listing import Wanted, newest_jobs
+from taskq.log.read.listing import JobFilter, newest_jobs
 from taskq.log.read.selection import DeadFilter, PageEnd, newest_dead
 from taskq.log.read.standing import Standing, copied_standing, past_standing, standing
 from taskq.log.read.timeline import (
@@ -284,7 +284,7 @@ class LogReader:
         Payloads and results over 1 MiB are left out of them, and ``problem`` says so.
         """
         chosen = None if states is None else frozenset(states)
-        wanted = Wanted(chosen, queue, task, limit, before)
+        wanted = JobFilter(chosen, queue, task, limit, before)
         views = self._told(
             lambda journal, facets, now_ns: newest_jobs(journal, wanted, now_ns, facets)
         )

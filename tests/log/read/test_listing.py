@@ -15,7 +15,7 @@ from taskq.log.format.codec import LSN_MAX
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import places
 from taskq.log.read import listing
-from taskq.log.read.listing import Wanted, newest_jobs
+from taskq.log.read.listing import JobFilter, newest_jobs
 from taskq.log.read.reader import LogReader
 from taskq.log.state.story import tell
 from tests.effort import grows, some
@@ -33,7 +33,7 @@ def _check(history: History) -> None:
     every = [view for view in seen if view is not None]
     for _ in range(30):
         chosen = history.chance.sample(_STATES, history.chance.randrange(1, 4))
-        wanted = Wanted(
+        wanted = JobFilter(
             history.chance.choice((None, frozenset(chosen))),
             history.chance.choice((None, None, "mail", "sync", "none")),
             history.chance.choice((None, None, "task", "mail.send")),
@@ -43,11 +43,11 @@ def _check(history: History) -> None:
         assert _found(world, wanted) == _expected(every, wanted), wanted
 
 
-def _found(world: World, wanted: Wanted) -> list[JobView]:
+def _found(world: World, wanted: JobFilter) -> list[JobView]:
     return newest_jobs(world.reader(), wanted, world.clock.wall_ns())
 
 
-def _expected(every: list[JobView], wanted: Wanted) -> list[JobView]:
+def _expected(every: list[JobView], wanted: JobFilter) -> list[JobView]:
     states, queue, task, limit, before = wanted
     return [
         view
@@ -66,7 +66,9 @@ def test_a_list_is_what_asking_for_every_job_would_give(
     seed: int, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "_is_far", lambda *_: far)
-    monkeypatch.setattr(listing, "_OTHERS", 0)  # then all segments are read where there are any
+    monkeypatch.setattr(
+        listing, "_OTHERS", 0
+    )  # then names and ends are matched where there are any
     history = History(seed)
     history.run(40)
     _check(history)
@@ -130,12 +132,12 @@ def test_a_rare_end_is_found_without_reading_other_records(
         for start in range(0, 3_000, 1_000):
             often.enqueue_many_sync([(str(number),) for number in range(start, start + 1_000)])
             job.cancel_sync()
-    monkeypatch.setattr(listing, "_Backwards", None)
+    monkeypatch.setattr(listing, "_Births", None)
     with LogReader.open(str(tmp_path)) as reader:
         (view,) = reader.jobs({State.CANCELLED}, None, "often", 10)
         assert view.job_id == job.id
         assert reader.jobs({State.CANCELLED}, "none", None, 10) == []
-        monkeypatch.setattr(listing, "_Ends", None)
+        monkeypatch.setattr(listing, "_Marks", None)
         assert reader.jobs({State.EXPIRED}, None, None, 10) == []
 
 
