@@ -24,8 +24,8 @@ from taskq.log.format.codec import PREFIX
 from taskq.log.format.options import encode_extras
 from taskq.log.format.record import LogRecord
 from taskq.log.format.steps import Stepped
+from taskq.log.read.jobs import Chosen, PastJob, past_jobs
 from taskq.log.read.reader import open_journal
-from taskq.log.read.walks import Chosen, PastJob, past_jobs
 from taskq.log.requests import Duplicate, Item
 from taskq.log.state.story import job_not_found, read_story
 from taskq.reading.dead import checked_limit, moment_before

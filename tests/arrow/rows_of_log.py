@@ -1,6 +1,6 @@
 """The rows that a log should decode to, one record after the other, as every other reader sees it.
 
-``expected_rows`` goes by ``taskq.log.read.walks.entries`` and ``decode_record``; ``decoded_rows``
+``expected_rows`` goes by ``taskq.log.read.jobs.entries`` and ``decode_record``; ``decoded_rows``
 come from the decoder. Both are lists of dicts by column.
 """
 
@@ -26,8 +26,8 @@ from taskq.log.format.frames import segment_lsn
 from taskq.log.format.options import each_option
 from taskq.log.format.record import LogRecord
 from taskq.log.journal.journal import Journal
+from taskq.log.read.jobs import Entry, entries
 from taskq.log.read.reader import open_journal
-from taskq.log.read.walks import Entry, entries
 from taskq.log.segments.bodystore import BodyStore
 from tests.log.world import PATH, World
 from tests.machine.crashable import Machine

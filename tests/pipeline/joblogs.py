@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from taskq.arrow import Corrupt, decode
 from taskq.log.config import LogConfig
+from taskq.log.read.jobs import Chosen, each_job
 from taskq.log.read.reader import open_journal
-from taskq.log.read.walks import Chosen, each_job
 from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import log_rows, logs_of

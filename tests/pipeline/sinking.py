@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from taskq.core.records import Kind
+from taskq.log.read.jobs import entries
 from taskq.log.read.reader import open_journal
-from taskq.log.read.walks import entries
 from taskq_plugins.spark.sink.encoding import Encoder
 from taskq_plugins.spark.sink.options import parse_options
 from taskq_plugins.spark.sink.uploads import new_upload, upload

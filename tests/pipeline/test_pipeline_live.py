@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskq import Put, TaskLog
+from taskq.log.read.jobs import entries
 from taskq.log.read.reader import open_journal
-from taskq.log.read.walks import entries
 from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.source_tools import Row, Stream
 

@@ -13,8 +13,8 @@ import pytest
 from taskq import Discard, State, TaskQ, chain, chord, current_job, retry
 from taskq.app.tasks import Task
 from taskq.errors import JobFailed, UsageError
+from taskq.log.read.jobs import entries
 from taskq.log.read.reader import LogReader
-from taskq.log.read.walks import entries
 from taskq.testing import (
     Sandbox,
     assert_enqueued,

@@ -41,7 +41,7 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.ports import Clock
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges, LastHour
-from taskq.log.read.listing import JobFilter, newest_jobs
+from taskq.log.read.jobs import Chosen, Entry, JobFilter, each_job, entries, jobs_ended, newest_jobs
 from taskq.log.read.selection import DeadFilter, PageEnd, newest_dead
 from taskq.log.read.standing import Standing, copied_standing, past_standing, standing
 from taskq.log.read.timeline import (
@@ -54,7 +54,6 @@ from taskq.log.read.timeline import (
 )
 from taskq.log.read.timetravel import Moment, Still, stand_at
 from taskq.log.read.verify import verify
-from taskq.log.read.walks import Chosen, Entry, each_job, entries, jobs_ended
 from taskq.log.read.why import decide, facts_of, live_workers, progress_of
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.identity import device_of_copy

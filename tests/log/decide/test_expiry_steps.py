@@ -14,9 +14,8 @@ from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.decide import cancel
-from taskq.log.read.listing import tell_jobs
+from taskq.log.read.jobs import Chosen, each_job, tell_jobs
 from taskq.log.read.selection import letters
-from taskq.log.read.walks import Chosen, each_job
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.effort import grows, some
 from tests.log.tending import FILLER, keeping, tend

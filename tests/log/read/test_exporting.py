@@ -11,7 +11,7 @@ from taskq.core.records import Kind
 from taskq.core.views import JobView
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
-from taskq.log.read.walks import Chosen, each_job
+from taskq.log.read.jobs import Chosen, each_job
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.state.story import tell
 from tests.effort import grows, some

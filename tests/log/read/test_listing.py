@@ -14,8 +14,8 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.codec import LSN_MAX
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import places
-from taskq.log.read import listing
-from taskq.log.read.listing import JobFilter, newest_jobs
+from taskq.log.read import jobs
+from taskq.log.read.jobs import JobFilter, newest_jobs
 from taskq.log.read.reader import LogReader
 from taskq.log.state.story import tell
 from tests.effort import grows, some
@@ -65,9 +65,9 @@ def _expected(every: list[JobView], wanted: JobFilter) -> list[JobView]:
 def test_a_list_is_what_asking_for_every_job_would_give(
     seed: int, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_is_far", lambda *_: far)
+    monkeypatch.setattr(jobs, "_is_far", lambda *_: far)
     monkeypatch.setattr(
-        listing, "_OTHERS", 0
+        jobs, "_OTHERS", 0
     )  # then names and ends are matched where there are any
     history = History(seed)
     history.run(40)
@@ -81,8 +81,8 @@ def test_a_list_holds_what_compaction_left_or_wrote_again(
     seed: int, window: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In however small steps the births are walked over."""
-    monkeypatch.setattr(listing, "_WINDOW", window)
-    monkeypatch.setattr(listing, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(jobs, "_WINDOW", window)
+    monkeypatch.setattr(jobs, "_PIECE_BYTES", piece)
     history = History(seed, small=True)
     for count in (15, 15, 10):
         history.compact()
@@ -112,7 +112,7 @@ def test_a_rare_task_is_found_without_reading_what_others_did(
         read.append(frame.header.next_lsn - frame.header.first_lsn)
         return list(places(frame))
 
-    monkeypatch.setattr(listing, "places", counted)
+    monkeypatch.setattr(jobs, "places", counted)
     with LogReader.open(str(tmp_path)) as reader:
         reader.stats()
         views = reader.jobs(states, None, "rare", 10)
@@ -132,12 +132,12 @@ def test_a_rare_end_is_found_without_reading_other_records(
         for start in range(0, 3_000, 1_000):
             often.enqueue_many_sync([(str(number),) for number in range(start, start + 1_000)])
             job.cancel_sync()
-    monkeypatch.setattr(listing, "_Births", None)
+    monkeypatch.setattr(jobs, "_Births", None)
     with LogReader.open(str(tmp_path)) as reader:
         (view,) = reader.jobs({State.CANCELLED}, None, "often", 10)
         assert view.job_id == job.id
         assert reader.jobs({State.CANCELLED}, "none", None, 10) == []
-        monkeypatch.setattr(listing, "_Marks", None)
+        monkeypatch.setattr(jobs, "_Marks", None)
         assert reader.jobs({State.EXPIRED}, None, None, 10) == []
 
 

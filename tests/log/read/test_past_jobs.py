@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.read.walks import Chosen, past_jobs
+from taskq.log.read.jobs import Chosen, past_jobs
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
 

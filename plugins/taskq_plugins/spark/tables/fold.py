@@ -1,6 +1,6 @@
 """One row per job, with its attempts, from the records of logs: by columns, and no Spark.
 
-``taskq.log.read.walks.each_job`` is the reference. A job begins with its ENQUEUED record, or, if no
+``taskq.log.read.jobs.each_job`` is the reference. A job begins with its ENQUEUED record, or, if no
 one read that segment, with the first record that carries it. Records of a job without either make
 no row, and purged jobs make none. Relative moments shift by the later steps of the clock.
 
