@@ -24,7 +24,7 @@ from taskq.log.format.codec import PREFIX
 from taskq.log.format.options import encode_extras
 from taskq.log.format.record import LogRecord
 from taskq.log.format.steps import Stepped
-from taskq.log.read.jobs import Chosen, PastJob, past_jobs
+from taskq.log.read.jobs import EVERY, JobFilter, PastJob, past_jobs
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import Duplicate, Item
 from taskq.log.state.story import job_not_found, read_story
@@ -90,7 +90,7 @@ def past_of(
     queue: str | None = None,
     state: States | None = None,
     limit: int | None = None,
-) -> Chosen:
+) -> JobFilter:
     """Return the choice in the log's units.
 
     Raises:
@@ -100,17 +100,19 @@ def past_of(
         check_name("queue name", queue)
     if task:
         check_name("task name", task)
-    return Chosen(
+    return JobFilter(
         states=_states(state),
         queue=queue,
         task=task,
         since_ns=None if since is None else moment_before(since, "since"),
         until_ns=None if before is None else moment_before(before, "before"),
-        limit=None if limit is None else checked_limit(limit),
+        limit=EVERY if limit is None else checked_limit(limit),
     )
 
 
-async def replay(connection: Connection, past: Chosen, *, dry_run: bool) -> AsyncIterator[Replayed]:
+async def replay(
+    connection: Connection, past: JobFilter, *, dry_run: bool
+) -> AsyncIterator[Replayed]:
     """Enqueue the jobs that fit once more, some in each transaction, and tell of each.
 
     As of now: what is enqueued meanwhile is not looked at. A dry run does not even open the log.
@@ -135,7 +137,7 @@ async def replay(connection: Connection, past: Chosen, *, dry_run: bool) -> Asyn
 class _Chosen:
     """The jobs to enqueue, in portions; made and used on threads, by one at a time."""
 
-    def __init__(self, connection: Connection, past: Chosen) -> None:
+    def __init__(self, connection: Connection, past: JobFilter) -> None:
         self._connection = connection
         self._journal = open_journal(connection.path)
         self.tag = self._journal.tag
@@ -278,7 +280,7 @@ async def replay_job(
     port = await connection.port()
     connection.check_tag(tag, lsn)
     await port.extent()
-    chosen = await off_loop(_Chosen, connection, Chosen(SETTLED_STATES))
+    chosen = await off_loop(_Chosen, connection, JobFilter(SETTLED_STATES))
     try:
         replayed, item, steps = await off_loop(chosen.fork, lsn, from_step, dry_run=dry_run)
     finally:
@@ -297,7 +299,7 @@ async def replay_job(
 
 async def replay_all(
     connection: Connection,
-    past: Chosen,
+    past: JobFilter,
     *,
     is_allowed: bool,
     dry_run: bool,
@@ -309,7 +311,7 @@ async def replay_all(
         UsageError: no choice was made.
         LogError: the log could not be read or written.
     """
-    if past._replace(limit=None) == Chosen(SETTLED_STATES) and not is_allowed:
+    if past._replace(limit=EVERY) == JobFilter(SETTLED_STATES) and not is_allowed:
         raise UsageError(
             "replay() without a choice would enqueue every job there ever was: "
             "choose some with since=, task=, queue= or state=, or say everything=True"

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from taskq.arrow import Corrupt, decode
 from taskq.log.config import LogConfig
-from taskq.log.read.jobs import Chosen, each_job
+from taskq.log.read.jobs import JobFilter, each_job
 from taskq.log.read.reader import open_journal
 from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.tables.fold import rows_of
@@ -56,7 +56,7 @@ def of_directory(directory: Path) -> JobLog:
             return JobLog(table, {})
         now_ns = table["ts_ns"][-1].as_py()
         bodies = BodyStore(str(directory), LogConfig())
-        views = [bodies.open_view(view) for view in each_job(journal, Chosen(), now_ns)]
+        views = [bodies.open_view(view) for view in each_job(journal, JobFilter(), now_ns)]
         return JobLog(table, {(name, view.lsn): _row(view) for view in views})
     finally:
         journal.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -59,6 +60,48 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _JOB: Final = struct.Struct("<Q")
+
+
+#: A limit that is none.
+EVERY: Final = sys.maxsize
+
+
+class JobFilter(NamedTuple):
+    """Which jobs; None for any.
+
+    Moments are of the enqueue, in log time: ``since_ns`` or later, before ``until_ns``. ``before``
+    is a job's number: only lower ones.
+    """
+
+    states: frozenset[State] | None = None
+    queue: str | None = None
+    task: str | None = None
+    limit: int = EVERY
+    before: int = codec.LSN_MAX
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+    def fits(self, job: JobView) -> bool:
+        return (
+            (self.states is None or job.state in self.states)
+            and self.queue in (None, job.queue)
+            and self.task in (None, job.task)
+            and self.fits_time(job.enqueued_ns)
+        )
+
+    def fits_birth(self, data: bytes, at: int, enqueued_ns: int) -> bool:
+        """Check all but the state, by the ENQUEUED record at ``at``."""
+        return self.fits_time(enqueued_ns) and is_named(
+            data, at, encoded(self.queue), encoded(self.task)
+        )
+
+    def fits_carried(self, record: bytes) -> bool:
+        return self.fits_birth(born_in(record), 0, codec.WHOLE.unpack_from(record)[9])
+
+    def fits_time(self, enqueued_ns: int) -> bool:
+        return (self.since_ns is None or enqueued_ns >= self.since_ns) and (
+            self.until_ns is None or enqueued_ns < self.until_ns
+        )
 
 
 def records_of(journal: Journal, jobs: list[int]) -> Iterator[LogRecord]:
@@ -154,43 +197,19 @@ _OPENED_MAX: Final = 30
 _TIDY_MIN: Final = 4_096
 
 
-class Chosen(NamedTuple):
-    """Say which jobs are meant; None for any. Moments are of their enqueue, in log time."""
-
-    states: frozenset[State] | None = None
-    queue: str | None = None
-    task: str | None = None
-    #: enqueued then or later
-    since_ns: int | None = None
-    #: enqueued before then
-    until_ns: int | None = None
-    limit: int | None = None
-
-    def fits(self, data: bytes, at: int, enqueued_ns: int) -> bool:
-        """Return whether the job of the ENQUEUED record at ``at`` is meant, whatever its state."""
-        if self.since_ns is not None and enqueued_ns < self.since_ns:
-            return False
-        if self.until_ns is not None and enqueued_ns >= self.until_ns:
-            return False
-        return is_named(data, at, encoded(self.queue), encoded(self.task))
-
-    def fits_carried(self, record: bytes) -> bool:
-        return self.fits(born_in(record), 0, codec.WHOLE.unpack_from(record)[9])
-
-
-def each_job(journal: Journal, chosen: Chosen, now_ns: int) -> Iterator[JobView]:
+def each_job(journal: Journal, wanted: JobFilter, now_ns: int) -> Iterator[JobView]:
     """Return the jobs that fit: those that are over as they ended, then all others by their number.
 
     Payloads and results are as the log holds them: packed, where ``payload_flags`` say so.
     """
-    return _Walk(journal, chosen, now_ns).jobs()
+    return _Walk(journal, wanted, now_ns).jobs()
 
 
 class _Walk:
-    def __init__(self, journal: Journal, chosen: Chosen, now_ns: int) -> None:
+    def __init__(self, journal: Journal, wanted: JobFilter, now_ns: int) -> None:
         self._journal = journal
         self._now_ns = now_ns
-        self._chosen = chosen
+        self._wanted = wanted
         segments = journal.files.lsns
         self._oldest = segments[0] if segments else 0
         self._second = segments[1] if len(segments) > 1 else 0
@@ -208,7 +227,7 @@ class _Walk:
         for entry in entries(self._journal):
             kind = entry.kind
             if kind == BIRTH:
-                if self._chosen.fits(entry.data, entry.at, entry.time_ns):
+                if self._wanted.fits_birth(entry.data, entry.at, entry.time_ns):
                     self._births.add(entry.lsn, entry.time_ns, entry.location)
             elif kind in OF_JOBS:
                 job = entry.job
@@ -240,15 +259,15 @@ class _Walk:
 
     def _is_of_queue(self, entry: Entry) -> bool:
         born = born_in(entry.data[entry.at : entry.at + entry.length])
-        return is_named(born, 0, encoded(self._chosen.queue), encoded(self._chosen.task))
+        return is_named(born, 0, encoded(self._wanted.queue), encoded(self._wanted.task))
 
     def _begin_carried(self, entry: Entry, kind: int, job: int) -> State | None:
         """A job that began in a segment which is gone was written again; or was moved here."""
-        is_moved = kind in EDITS and self._chosen.queue is not None
+        is_moved = kind in EDITS and self._wanted.queue is not None
         if not is_moved and (job >= self._oldest or job in self._told):
             return None  # it was told before, or is not wanted
         record = entry.data[entry.at : entry.at + entry.length]
-        if not self._chosen.fits_carried(record):
+        if not self._wanted.fits_carried(record):
             return None
         self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
         state = State(record[STATE_AT]) if kind in REPEATS else None
@@ -257,7 +276,7 @@ class _Walk:
         return state
 
     def _tell(self, job: int, places: array[int], over: State | None) -> Iterator[JobView]:
-        states = self._chosen.states
+        states = self._wanted.states
         if over is State.ABSENT or (over is not None and states and over not in states):
             return
         story: Story | None = None
@@ -334,13 +353,13 @@ class PastJob(NamedTuple):
     record: LogRecord
 
 
-def past_jobs(journal: Journal, past: Chosen) -> Iterator[PastJob]:
+def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
     """Yield the jobs that fit, as of the journal's known end, in the order of the log."""
     start = journal.start()
-    if past.since_ns is not None:
-        start = journal.indexes.cursor_at_time(past.since_ns)
+    if wanted.since_ns is not None:
+        start = journal.indexes.cursor_at_time(wanted.since_ns)
     oldest = journal.files.lsns[0] if journal.files.lsns else 0
-    settled = _Ends(past, oldest)
+    settled = _Ends(wanted, oldest)
     for entry in _undamaged(journal, start):
         settled.look_at(entry)
     jobs, ends = settled.chosen()
@@ -363,8 +382,8 @@ def past_jobs(journal: Journal, past: Chosen) -> Iterator[PastJob]:
 class _Ends:
     """Keep what became of the jobs that fit."""
 
-    def __init__(self, past: Chosen, oldest: int) -> None:
-        self._past = past
+    def __init__(self, wanted: JobFilter, oldest: int) -> None:
+        self._wanted = wanted
         self._oldest = oldest
         self._jobs = array("Q")
         self._ends = bytearray()
@@ -374,13 +393,13 @@ class _Ends:
     def look_at(self, entry: Entry) -> None:
         kind = entry.kind
         if kind in BIRTHS:
-            if self._past.fits(entry.data, entry.at, entry.time_ns):
+            if self._wanted.fits_birth(entry.data, entry.at, entry.time_ns):
                 self._jobs.append(entry.lsn)
                 self._ends.append(BORN)
             return
         if kind in CARRYING and entry.job < self._oldest:
             record = entry.data[entry.at : entry.at + entry.length]
-            if self._past.fits_carried(record):
+            if self._wanted.fits_carried(record):
                 self._carried[entry.job] = carried_state(record)
             return
         end = ENDINGS.get(kind)
@@ -395,7 +414,7 @@ class _Ends:
             self._ends[place] = end
 
     def chosen(self) -> tuple[array[int], bytearray]:
-        limit, wanted = self._past.limit, self._past.states
+        limit, wanted = self._wanted.limit, self._wanted.states
         jobs, ends = array("Q"), bytearray()
         old = sorted(self._carried.items())
         for job, end in chain(old, zip(self._jobs, self._ends, strict=True)):
@@ -433,23 +452,6 @@ _TOLD: Final = 16
 _OTHERS: Final = 64
 
 
-class JobFilter(NamedTuple):
-    """Filter of jobs to list; None for any. ``before``: only jobs of lower numbers."""
-
-    states: frozenset[State] | None
-    queue: str | None
-    task: str | None
-    limit: int
-    before: int = codec.LSN_MAX
-
-    def fits(self, job: JobView) -> bool:
-        return (
-            (self.states is None or job.state in self.states)
-            and self.queue in (None, job.queue)
-            and self.task in (None, job.task)
-        )
-
-
 def newest_jobs(
     journal: Journal, wanted: JobFilter, now_ns: int, facets: Facets | None = None
 ) -> list[JobView]:
@@ -461,7 +463,7 @@ def newest_jobs(
     if states & _IN_AGENDA:
         jobs = nlargest(wanted.limit, _from_agenda(facets, wanted, states, now_ns))
         # After the clock was set back a job may be ready to the workers and not due to its records.
-        views += [view for view in tell_jobs(journal, jobs, now_ns) if view.state in states]
+        views += [view for view in tell_jobs(journal, jobs, now_ns) if wanted.fits(view)]
     if states - _IN_AGENDA:
         ended = wanted._replace(states=states - _IN_AGENDA)
         views += _ended(journal, ended, facets.need_agenda(), now_ns)

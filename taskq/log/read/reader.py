@@ -41,7 +41,7 @@ from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.ports import Clock
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges, LastHour
-from taskq.log.read.jobs import Chosen, Entry, JobFilter, each_job, entries, jobs_ended, newest_jobs
+from taskq.log.read.jobs import Entry, JobFilter, each_job, entries, jobs_ended, newest_jobs
 from taskq.log.read.selection import DeadFilter, PageEnd, newest_dead
 from taskq.log.read.standing import Standing, copied_standing, past_standing, standing
 from taskq.log.read.timeline import (
@@ -408,7 +408,9 @@ class LogReader:
         Moments are of their enqueue, as of the log's time; no state means any. A payload or result
         that does not read back is left out, and ``problem`` says why.
         """
-        chosen = Chosen(frozenset(states) or None, queue, task, since_ns, until_ns)
+        chosen = JobFilter(
+            frozenset(states) or None, queue, task, since_ns=since_ns, until_ns=until_ns
+        )
         now_ns = self.now_ns if now_ns is None else now_ns
         return map(self._bodies.show_view, each_job(self._journal, chosen, now_ns))
 

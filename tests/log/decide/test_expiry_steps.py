@@ -14,7 +14,7 @@ from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.decide import cancel
-from taskq.log.read.jobs import Chosen, each_job, tell_jobs
+from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
 from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.effort import grows, some
@@ -131,7 +131,7 @@ def test_every_way_to_look_at_a_job_tells_the_same_moment() -> None:
     one_by_one = [_view(world, job) for job in jobs]
     assert len({view.expires_ns for view in one_by_one}) == 2
     assert tell_jobs(reader, jobs, now_ns) == one_by_one
-    exported = {view.lsn: view for view in each_job(reader, Chosen(queue="jobs"), now_ns)}
+    exported = {view.lsn: view for view in each_job(reader, JobFilter(queue="jobs"), now_ns)}
     assert [exported[job] for job in jobs] == one_by_one
 
 

@@ -11,7 +11,7 @@ from taskq.core.records import Kind
 from taskq.core.views import JobView
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
-from taskq.log.read.jobs import Chosen, each_job
+from taskq.log.read.jobs import JobFilter, each_job
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.state.story import tell
 from tests.effort import grows, some
@@ -21,8 +21,8 @@ from tests.log.world import PLAIN, World
 _OVER = (State.SUCCEEDED, State.CANCELLED, State.EXPIRED)
 
 
-def _all(world: World, chosen: Chosen | None = None) -> list[JobView]:
-    return list(each_job(world.reader(), chosen or Chosen(), world.clock.wall_ns()))
+def _all(world: World, chosen: JobFilter | None = None) -> list[JobView]:
+    return list(each_job(world.reader(), chosen or JobFilter(), world.clock.wall_ns()))
 
 
 @grows
@@ -56,17 +56,17 @@ def test_jobs_are_chosen_by_state_queue_task_and_time_of_their_enqueue() -> None
     [delivery] = process.claim()
     process.settle(delivery)
 
-    def lsns(chosen: Chosen) -> list[int]:
+    def lsns(chosen: JobFilter) -> list[int]:
         return [view.lsn for view in _all(world, chosen)]
 
-    assert lsns(Chosen()) == [first, second, third]
-    assert lsns(Chosen(states=frozenset({State.SUCCEEDED}))) == [first]
-    assert lsns(Chosen(states=frozenset({State.READY}))) == [second, third]
-    assert lsns(Chosen(queue="mail")) == [first, second]
-    assert lsns(Chosen(task="mail.send")) == [first, third]
-    assert lsns(Chosen(since_ns=start_ns + 1)) == [second, third]
-    assert lsns(Chosen(until_ns=start_ns + 1)) == [first]
-    assert lsns(Chosen(queue="mai")) == []
+    assert lsns(JobFilter()) == [first, second, third]
+    assert lsns(JobFilter(states=frozenset({State.SUCCEEDED}))) == [first]
+    assert lsns(JobFilter(states=frozenset({State.READY}))) == [second, third]
+    assert lsns(JobFilter(queue="mail")) == [first, second]
+    assert lsns(JobFilter(task="mail.send")) == [first, third]
+    assert lsns(JobFilter(since_ns=start_ns + 1)) == [second, third]
+    assert lsns(JobFilter(until_ns=start_ns + 1)) == [first]
+    assert lsns(JobFilter(queue="mai")) == []
 
 
 def test_what_compaction_wrote_again_is_told_once() -> None:
@@ -116,10 +116,10 @@ def test_waiting_jobs_cost_no_more_than_their_places() -> None:
     for _ in range(40):
         process.ask(Op.ENQUEUE_MANY, [(PLAIN, bytes(500), None) for _ in range(50)])
     journal = world.reader()
-    answer = each_job(journal, Chosen(), world.clock.wall_ns())
+    answer = each_job(journal, JobFilter(), world.clock.wall_ns())
     next(answer)
     tracemalloc.start()
-    count = 1 + sum(1 for _ in each_job(journal, Chosen(), world.clock.wall_ns()))
+    count = 1 + sum(1 for _ in each_job(journal, JobFilter(), world.clock.wall_ns()))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 2_001

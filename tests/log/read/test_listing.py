@@ -48,7 +48,7 @@ def _found(world: World, wanted: JobFilter) -> list[JobView]:
 
 
 def _expected(every: list[JobView], wanted: JobFilter) -> list[JobView]:
-    states, queue, task, limit, before = wanted
+    states, queue, task, limit, before, *_ = wanted
     return [
         view
         for view in every

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.read.jobs import Chosen, past_jobs
+from taskq.log.read.jobs import JobFilter, past_jobs
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import World
 
@@ -27,6 +27,6 @@ def test_jobs_since_a_moment_are_those_enqueued_then_or_later_however_they_were_
             assert process.journal.files.lsns[0] > jobs[-1], "they were not written again"
         for number, moment in enumerate(moments):
             for since, first in ((moment, number), (moment + 1, number + 1)):
-                past = Chosen(frozenset({State.DEAD}), since_ns=since)
+                past = JobFilter(frozenset({State.DEAD}), since_ns=since)
                 listed = [past_job.record.job for past_job in past_jobs(world.reader(), past)]
                 assert listed == jobs[first:], (is_compacted, number)
