@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from taskq.core.schedules import ScheduleState
     from taskq.flows.inputs import Inputs
     from taskq.log.format.history import encode_lines
-    from taskq.reading.looking import look_at_records
-    from taskq.reading.named import look_at_readers
     from taskq.reading.record import Choice
+    from taskq.reading.stream import look_at_readers, look_at_records
     from taskq.schedules import views_of
 
 __all__ = [
@@ -94,8 +93,7 @@ _HOMES: Final = {
     "taskq.core.schedules": "ScheduleState",
     "taskq.flows.inputs": "Inputs",
     "taskq.log.format.history": "encode_lines",
-    "taskq.reading.looking": "look_at_records",
-    "taskq.reading.named": "look_at_readers",
+    "taskq.reading.stream": "look_at_readers look_at_records",
     "taskq.reading.record": "Choice",
     "taskq.schedules": "views_of",
 }

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     )
     from taskq.core.why import Reason, Why
     from taskq.flows.handle import FlowProgress
+    from taskq.log.read.diagnosis import Standing
     from taskq.log.read.gauges import Minute, Pace
-    from taskq.log.read.standing import Standing
     from taskq.log.read.timeline import JobEvent
     from taskq.log.upkeep.backup import BackupReport
     from taskq.log.upkeep.health import Check
     from taskq.log.upkeep.repair import RepairReport
     from taskq.reading.dead import Swept
-    from taskq.reading.named import ReaderView
     from taskq.reading.replay import Replayed, ReplayReport
+    from taskq.reading.stream import ReaderView
     from taskq.schedules import ScheduleView
 
 __all__ = [
@@ -93,7 +93,7 @@ _HOMES: Final = {
         "OwnerView ProgressView QueueStats Serving Spread Waiting attempt_document "
         "body_document job_head moment owner"
     ),
-    "taskq.log.read.standing": "Standing",
+    "taskq.log.read.diagnosis": "Standing",
     "taskq.core.why": "Reason Why",
     "taskq.flows.handle": "FlowProgress",
     "taskq.log.read.gauges": "Minute Pace",
@@ -102,7 +102,7 @@ _HOMES: Final = {
     "taskq.log.upkeep.health": "Check",
     "taskq.log.upkeep.repair": "RepairReport",
     "taskq.reading.dead": "Swept",
-    "taskq.reading.named": "ReaderView",
+    "taskq.reading.stream": "ReaderView",
     "taskq.reading.replay": "ReplayReport Replayed",
     "taskq.schedules": "ScheduleView",
 }

@@ -83,7 +83,7 @@ SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subpr
 #: Modules that ``taskq --help`` loads.
 HELP = {
     "taskq": "_lazy errors",
-    "taskq.cli": "errors main streams",
+    "taskq.cli": "errors main",
     "taskq.core": "errors",
     "taskq.log": "",
     "taskq.log.machine": "forks",
@@ -96,7 +96,8 @@ LATE = (
     "taskq.conditions.base taskq.conditions.network taskq_workers.children "
     "taskq_workers.process.guard "
     "taskq_workers.gates.gate difflib pickle random base64 "
-    "taskq.log.read.flows taskq.log.read.selection taskq.log.read.why taskq.log.format.salvage "
+    "taskq.log.read.flows taskq.log.read.selection taskq.log.read.diagnosis "
+    "taskq.log.format.salvage "
     "anyio._core._sockets anyio.streams.tls platform"
 )
 LOADED = "import atexit, json, sys; atexit.register(lambda: print(json.dumps([*sys.modules])));"

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from taskq.log.state.story import Story
     from taskq.log.store.port import LoopPort
     from taskq.reading.dead import DeadLetters, Swept
-    from taskq.reading.named import ReaderView
     from taskq.reading.replay import Replayed, ReplayReport, States
-    from taskq.reading.stream import OnDamage, Stream
+    from taskq.reading.stream import OnDamage, ReaderView, Stream
     from taskq.schedules import LogSchedules
 
 T = TypeVar("T")
@@ -282,7 +281,7 @@ class LogHolder:
             JobNotFound: the log has no such job.
             WrongLog: the id is of another log.
         """
-        from taskq.log.read.why import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
+        from taskq.log.read.diagnosis import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
 
         there, port, lsn = await self._found(job)
         path = there._connection.path
@@ -402,7 +401,7 @@ class LogHolder:
 
     async def readers(self) -> list[ReaderView]:
         """Return the named readers, in the order of their names, and how far behind each is."""
-        from taskq.reading.named import reader_views  # noqa: PLC0415
+        from taskq.reading.stream import reader_views  # noqa: PLC0415
 
         port = await self._connection.port()
         extent = await port.extent(-1)
@@ -432,7 +431,7 @@ class LogHolder:
             ReaderBusy: somebody reads under the name now.
             ReaderFellBehind: compaction removed the records there.
         """
-        from taskq.reading.named import sought  # noqa: PLC0415 - few ask
+        from taskq.reading.stream import sought  # noqa: PLC0415 - few ask
 
         seek = sought(reader, where, None if lsn is None else _checked_lsn(lsn, "lsn"), time)
         port = await self._connection.port()
@@ -449,7 +448,7 @@ class LogHolder:
             ReaderBusy: somebody reads under the name now.
         """
         from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
-        from taskq.reading.named import forget_reader  # noqa: PLC0415
+        from taskq.reading.stream import forget_reader  # noqa: PLC0415
 
         check_reader_name(reader)
         store = await self._connection.opened()

@@ -17,7 +17,7 @@ from taskq._lazy import lazily
 if TYPE_CHECKING:
     from taskq.cli import render
     from taskq.cli.commands.jobs import show_job
-    from taskq.cli.errors import Failure, WrongUsage
+    from taskq.cli.errors import Failure, WrongUsage, silence, whole_streams
     from taskq.cli.main import LazyGroup
     from taskq.cli.options import (
         data_dir_option,
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
         moment_of,
         of_group,
         open_reader,
+        over_shards,
         resolve,
         span,
         yes_option,
     )
     from taskq.cli.render import count_of
-    from taskq.cli.shards import over_shards
-    from taskq.cli.streams import silence, whole_streams
 
 __all__ = [
     "Failure",
@@ -60,15 +59,13 @@ __all__ = [
 _HOMES: Final = {
     "taskq.cli": "render",
     "taskq.cli.commands.jobs": "show_job",
-    "taskq.cli.errors": "Failure WrongUsage",
+    "taskq.cli.errors": "Failure WrongUsage silence whole_streams",
     "taskq.cli.main": "LazyGroup",
-    "taskq.cli.shards": "over_shards",
     "taskq.cli.options": (
         "data_dir_option dry_run_option json_option log_argument moment_of of_group open_reader "
-        "resolve span yes_option"
+        "over_shards resolve span yes_option"
     ),
     "taskq.cli.render": "count_of",
-    "taskq.cli.streams": "silence whole_streams",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

@@ -12,13 +12,49 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TextIO
 
 import click
 from click.exceptions import Exit
 
-from taskq.cli.streams import silence
 from taskq.errors import TaskqError, UsageError
+from taskq.log.machine.forks import fill_standard
+
+
+@contextlib.contextmanager
+def whole_streams() -> Iterator[None]:
+    """Let missing streams lead nowhere; and what cannot be written to its end fails no exit.
+
+    Nor does a task that has put something else in their place.
+    """
+    fill_standard()
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # its descriptor was closed, or there is no console
+            descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
+    streams = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        for stream in streams:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Let what is left in a stream's buffer, and what still comes, go nowhere."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2

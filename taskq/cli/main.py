@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq.cli.errors import Failure, WrongUsage, readable_errors
-from taskq.cli.streams import whole_streams
+from taskq.cli.errors import Failure, WrongUsage, readable_errors, whole_streams
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -95,8 +94,8 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Look": {
         "ls": ("jobs", "List the newest jobs."),
         "show": ("jobs", "Show everything about one job."),
-        "why": ("history", "Tell the one reason why a job is not running."),
-        "timeline": ("history", "Show everything that happened to one job, in order."),
+        "why": ("jobs", "Tell the one reason why a job is not running."),
+        "timeline": ("jobs", "Show everything that happened to one job, in order."),
         "peek": ("jobs", "Show the jobs that are claimed next."),
         "stats": ("jobs", "Count the jobs of each queue by state."),
         "workers": ("jobs", "List the processes that have the task log open."),
@@ -104,7 +103,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "top": ("taskq_plugins.top.command", "Show what goes on, live on a terminal."),
         "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
         "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
-        "schedules": ("schedules", "List what ticks by the clock, pause or resume it."),
+        "schedules": ("queues", "List what ticks by the clock, pause or resume it."),
         "tail": ("stream", "Show the log's latest records, and those that are written."),
         "sql": ("taskq_plugins.spark.sql", "Answer a question in SQL over the log's tables."),
     },
@@ -124,9 +123,9 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "verify": ("jobs", "Read the whole log and report damage."),
         "repair": ("upkeep", "Copy what reads of a damaged log into a new one."),
         "compact": ("upkeep", "Remove what need not be kept from the log's oldest end."),
-        "backup": ("copies", "Copy a log as it stands, beside live workers."),
-        "restore": ("copies", "Make a log of a backup."),
-        "report": ("copies", "Write a case file, for others to look into."),
+        "backup": ("upkeep", "Copy a log as it stands, beside live workers."),
+        "restore": ("upkeep", "Make a log of a backup."),
+        "report": ("upkeep", "Write a case file, for others to look into."),
     },
     "Pipeline": {
         "pipeline": (

@@ -12,8 +12,7 @@ import click
 
 from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
-from taskq.cli.options import open_reader, refuse_shards, resolve
-from taskq.cli.shards import logs_below
+from taskq.cli.options import logs_below, open_reader, refuse_shards, resolve
 from taskq.errors import TaskqError
 from taskq.text import flat
 

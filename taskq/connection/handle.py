@@ -363,7 +363,7 @@ def _progress_of(journal: Journal, job: int) -> Progress | None:
     Raises:
         JobNotFound: there is no such job in this log.
     """
-    from taskq.log.read.why import find_progress  # noqa: PLC0415 - few ask
+    from taskq.log.read.diagnosis import find_progress  # noqa: PLC0415 - few ask
 
     noted = find_progress(journal, job)
     if noted is None:

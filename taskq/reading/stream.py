@@ -6,28 +6,50 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
+from uuid import UUID
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
+from taskq.core.durations import moment_ns
 from taskq.core.errors import (
     LogDamaged,
     LogError,
     LogGone,
     ReaderFellBehind,
+    ReaderMismatch,
     UsageError,
     command,
     refusal,
 )
-from taskq.core.values import NamedTuple
+from taskq.core.values import NamedTuple, dataclass
+from taskq.log.config import LogConfig
 from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.frames import Cursor, Gap
+from taskq.log.format.record import decode_record
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.read.follow import FrameReader, Lasting
-from taskq.log.read.positions import find_lsn, find_position, find_time
-from taskq.log.read.readers import NamedReader, Position
+from taskq.log.read.follow import FrameReader, Lasting, Onlooker
+from taskq.log.read.positions import (
+    count_behind,
+    find_latest,
+    find_lsn,
+    find_position,
+    find_time,
+    read_record,
+)
+from taskq.log.read.reader import open_journal
+from taskq.log.read.readers import (
+    NamedReader,
+    Position,
+    check_reader_name,
+    is_read,
+    read_position,
+    reader_names,
+)
+from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.segments import Extent, SegmentFiles
-from taskq.reading.record import Choice, Record, RecordReader, open_files
+from taskq.reading.record import Choice, Record, RecordReader, kind_at, open_files
 
 if TYPE_CHECKING:
     from taskq.connection.connection import Connection
@@ -367,3 +389,232 @@ def check_lsn(path: str, lsn: int, oldest: int, extent: Extent) -> None:
         raise UsageError(f"{path}: lsn {lsn} is still to come: the next one is {extent.lsn}")
     if lsn < oldest:
         raise ReaderFellBehind(path, "", lsn, oldest)
+
+
+#: Who only looks is woken by nobody, since whoever writes would have to know of it. So the end of
+#: the log is looked at again and again: one read of 84 bytes (write.lock says where the log ends),
+#: 20 µs. Soon after something came, since more is likely to; then less and less often, down to ten
+#: times a second, which costs 0.02 % of a core.
+_PAUSE_SECONDS_MIN: Final = 0.005
+_PAUSE_SECONDS_MAX: Final = 0.1
+_PAUSE_GROWTH: Final = 1.5
+
+
+async def look_at_records(
+    path: str,
+    count: int,
+    choice: Choice,
+    *,
+    follow: bool,
+    body_bytes_max: int | None = None,
+    until: Extent | None = None,
+    on_pause: Callable[[], None] = lambda: None,
+) -> AsyncGenerator[Record, None]:
+    """Yield the latest ``count`` records that are wanted; then what is written, on disk or not.
+
+    Damage is passed over with a warning.
+
+    Args:
+        path: directory of the log.
+        count: how many of those that are there already.
+        choice: which.
+        follow: wait for more, for ever.
+        body_bytes_max: larger packed bodies are left out; 0: all of them, without a word.
+        until: as if the log ended there; None: where it ends.
+        on_pause: called whenever there is nothing more to show yet; may raise to end.
+
+    Raises:
+        LogError: there is no log, or a file cannot be read.
+    """
+    onlooker = await off_loop(lambda: Onlooker(open_journal(path)))
+    records: RecordReader | None = None
+    try:
+        files = await off_loop(open_files, path, onlooker.journal.identity.log_id)
+        if not await _begun(files, follow=follow, on_pause=on_pause):
+            return
+        extent = until or onlooker.look()
+        cursor, lsn = await off_loop(_find, files, extent, count, choice)
+        records = RecordReader(
+            FrameReader(files, cursor, "", gap_handler(files, "skip")),
+            choice,
+            onlooker.journal.tag,
+            BodyStore(path, LogConfig()),
+            Position(cursor.segment, lsn),
+            body_bytes_max=body_bytes_max,
+        )
+        pause = _PAUSE_SECONDS_MIN
+        while True:
+            record = await records.next(extent)
+            if record is not None:
+                yield record
+                pause = _PAUSE_SECONDS_MIN
+                continue
+            if not follow:
+                return
+            before = extent
+            while (extent := onlooker.look()) == before:
+                on_pause()
+                await asyncio.sleep(pause)
+                pause = min(pause * _PAUSE_GROWTH, _PAUSE_SECONDS_MAX)
+    finally:
+        if records is not None:
+            records.close()
+        onlooker.close()
+
+
+async def _begun(files: SegmentFiles, *, follow: bool, on_pause: Callable[[], None]) -> bool:
+    while not files.lsns:
+        if not follow:
+            return False
+        on_pause()
+        await asyncio.sleep(_PAUSE_SECONDS_MAX)
+        await off_loop(files.refresh)
+    return True
+
+
+def _find(files: SegmentFiles, extent: Extent, count: int, choice: Choice) -> tuple[Cursor, int]:
+    def wanted(lsn: int, data: bytes) -> bool:
+        if choice.skips(kind_at(data, 0)):
+            return False
+        record = decode_record(data, lsn, 0, 0)
+        choice.note(record)
+        if choice.lacks(record):
+            born = read_record(files, record.job, extent)
+            if born is not None:
+                choice.note(decode_record(born, record.job, 0, 0))
+        return choice.fits(record) is not None
+
+    return find_latest(files, extent, count, wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderView:
+    """A named reader of the log, as its files tell.
+
+    Attributes:
+        name: under which it reads.
+        lsn: of the record that comes next.
+        lag_records, lag_bytes: what the log holds from there on; all of it if ``problem`` is set.
+        alive: whether somebody reads under the name now.
+        problem: why it cannot go on where it stopped; "" if it can.
+    """
+
+    name: str
+    lsn: int
+    lag_records: int
+    lag_bytes: int
+    alive: bool
+    problem: str = ""
+
+
+def look_at_readers(path: str) -> list[ReaderView]:
+    """Return the named readers of a log that is not opened for it, and how far behind each is.
+
+    Raises:
+        LogError: there is no log, or a file cannot be read.
+    """
+    onlooker = Onlooker(open_journal(path))
+    try:
+        return reader_views(path, onlooker.journal.identity.log_id, onlooker.look())
+    finally:
+        onlooker.close()
+
+
+def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
+    disk, files = LocalDisk(), open_files(path, log_id)
+    views: list[ReaderView] = []
+    try:
+        for name in reader_names(disk, path) if files.lsns else ():
+            problem, position = "", None
+            try:
+                position = read_position(disk, path, log_id, name)
+            except LogDamaged as error:
+                problem = str(error)
+            start = Cursor(files.lsns[0], SEGMENT_HEADER.size, files.lsns[0])
+            if position is None:
+                position, cursor = Position(start.segment, start.segment), start
+            else:
+                try:
+                    cursor = find_position(files, path, name, position, extent)
+                except (ReaderFellBehind, ReaderMismatch) as error:
+                    problem, cursor = str(error), start
+            lsn = cursor.next_lsn if problem else position.lsn
+            records, size = count_behind(files, cursor, lsn, extent)
+            views.append(
+                ReaderView(
+                    name=name,
+                    lsn=position.lsn,
+                    lag_records=records,
+                    lag_bytes=size,
+                    alive=is_read(disk, path, name),
+                    problem=problem,
+                )
+            )
+    finally:
+        files.forget()
+    return views
+
+
+def sought(
+    reader: str, where: str | None, lsn: int | None, time: datetime | None
+) -> Callable[[Store, Extent], int]:
+    """Return what moves a reader to the one place that is given.
+
+    Raises:
+        UsageError: it is none, or there are several.
+    """
+    check_reader_name(reader)
+    time_ns = None if time is None else moment_ns(time, "time")
+    if sum(place is not None for place in (where, lsn, time_ns)) != 1:
+        raise UsageError('seek() takes one place: "start", "end", lsn= or time=')
+    if where not in (None, "start", "end"):
+        raise UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
+    place = lsn if lsn is not None else where
+    return lambda store, extent: seek_reader(store, reader, place, time_ns, extent)
+
+
+def seek_reader(
+    store: Store, reader: str, place: int | str | None, time_ns: int | None, extent: Extent
+) -> int:
+    """Save another position for a reader; returns the lsn that it goes on at."""
+    named = NamedReader.take(LocalDisk(), store.path, store.log_id, reader)
+    files = open_files(store.path, store.log_id)
+    try:
+        with contextlib.suppress(LogDamaged):  # it goes elsewhere now
+            named.load()
+        position = _position_of(files, store.path, place, time_ns, extent)
+        named.save(position)
+    finally:
+        files.forget()
+        named.release()
+    return position.lsn
+
+
+def _position_of(
+    files: SegmentFiles, path: str, place: int | str | None, time_ns: int | None, extent: Extent
+) -> Position:
+    oldest = files.lsns[0]
+    if place == "start":
+        return Position(oldest, oldest)
+    if place == "end":
+        return Position(extent.segment, extent.lsn)
+    if isinstance(place, int):
+        check_lsn(path, place, oldest, extent)
+        return Position(find_lsn(files, place, extent).segment, place)
+    cursor = find_time(files, time_ns or 0, extent)
+    return Position(cursor.segment, cursor.next_lsn)
+
+
+def forget_reader(store: Store, reader: str) -> None:
+    """Remove a reader.
+
+    Raises:
+        UsageError: there is none of that name.
+        ReaderBusy: somebody reads under the name now.
+    """
+    disk = LocalDisk()
+    known = reader_names(disk, store.path)
+    if reader not in known:
+        names = ", ".join(known) or "none"
+        raise UsageError(f"{store.path} has no reader {reader!r}; it has {names}")
+    NamedReader.take(disk, store.path, store.log_id, reader).forget()

@@ -242,7 +242,7 @@ async def test_why_says_of_a_stopped_worker_what_health_says(
         runs, waits = await long.enqueue(), await long.enqueue()
         await began.wait()
         assert "stopped" not in (await runs.why()).text
-        monkeypatch.setattr("taskq.log.read.why.process_state", lambda _: "stopped: python")
+        monkeypatch.setattr("taskq.log.read.diagnosis.process_state", lambda _: "stopped: python")
         for job in (runs, waits):
             text = (await job.why()).text
             assert f"stopped by a signal: {os.getpid()}. Let it go on with kill -CONT" in text

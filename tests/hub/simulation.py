@@ -18,7 +18,7 @@ from taskq.engine import Border, DurableLog, Replica
 from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import segment_lsn
 from taskq.log.journal.journal import Journal
-from taskq.log.read.verify import verify
+from taskq.log.read.reader import verify
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import SegmentFiles, hop

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from taskq.log.read.reader import LogReader
-from taskq.log.read.verify import verify
+from taskq.log.read.reader import LogReader, verify
 from taskq_plugins.hub import server
 from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.wire import HubError

@@ -12,9 +12,8 @@ import pytest
 
 from taskq import TaskLog
 from taskq.log.machine.disk import LocalDisk, PatientDisk
-from taskq.log.read.reader import LogReader
+from taskq.log.read.reader import LogReader, verify
 from taskq.log.read.readers import HUB_READER, reader_positions
-from taskq.log.read.verify import verify
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copyfiles import kept
 from taskq_plugins.hub.push import Verdict

@@ -23,8 +23,7 @@ from typing import Final
 from examples.hub.line import free_port
 from taskq import TaskLog
 from taskq.connection.settings import HubSettings
-from taskq.log.read.reader import LogReader
-from taskq.log.read.verify import verify
+from taskq.log.read.reader import LogReader, verify
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.copyfiles import faults
 from taskq_plugins.hub.line import Line

@@ -41,8 +41,7 @@ from taskq.connection.settings import HubSettings
 from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
 from taskq.log.machine.disk import LocalDisk, PatientDisk
-from taskq.log.read.reader import LogReader
-from taskq.log.read.verify import verify
+from taskq.log.read.reader import LogReader, verify
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub import line as ways

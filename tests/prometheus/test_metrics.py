@@ -209,7 +209,7 @@ def test_what_is_wrong_is_said_before_anything_is_served(
 def test_without_the_package_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("taskq_plugins.prometheus.s")]:
+    for name in [name for name in sys.modules if name == "taskq_plugins.prometheus.serving"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(taskq_plugins.prometheus, "serving", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

@@ -10,7 +10,7 @@ import pytest
 from taskq import TaskLog, TaskQ
 from taskq.core.why import Why
 from taskq.errors import JobNotFound, WrongLog
-from taskq.log.read import why as asking
+from taskq.log.read import diagnosis as asking
 
 
 async def test_a_job_is_behind_those_that_its_workers_claim_first(tmp_path: Path) -> None:

@@ -22,9 +22,7 @@ from rich.console import Console
 
 from taskq import State, TaskLog, TaskQ, progress
 from taskq.log.read.reader import LogReader
-from taskq_plugins.top.drawing import draw, spark
-from taskq_plugins.top.screen import Act, Screen
-from taskq_plugins.top.seen import Picture, Watcher
+from taskq_plugins.top.screen import Act, Picture, Screen, Watcher, draw, spark
 from tests.cli.helpers import taskq
 from tests.processes.harness import is_readable
 
@@ -281,7 +279,7 @@ def test_an_idle_log_is_hardly_looked_at(path: Path, monkeypatch: pytest.MonkeyP
     with LogReader.open(str(path)) as reader:
         watcher = Watcher(reader)
         first = watcher.look()
-        monkeypatch.setattr("taskq_plugins.top.seen.now_of", None)
+        monkeypatch.setattr("taskq_plugins.top.screen.now_of", None)
         assert watcher.look() is first
 
 

@@ -10,9 +10,8 @@ from typing import Any, Final
 import anyio
 import httpx
 
-from taskq_plugins.web.door import ENTRY, Place
-from taskq_plugins.web.keys import Keys
-from taskq_plugins.web.site import make_site
+from taskq_plugins.web.door import ENTRY, Keys, Place
+from taskq_plugins.web.mount import make_site
 
 HOST: Final = "127.0.0.1:8321"
 ORIGIN: Final = f"http://{HOST}"

@@ -13,7 +13,7 @@ import pytest
 
 from taskq import TaskQ, chord, progress
 from taskq.engine import LogReader
-from taskq_plugins.web.showing import code_of
+from taskq_plugins.web.pages import code_of
 from tests.web.browser import browser
 from tests.web.test_web_pages import forms, ids, send_form, shown
 

@@ -28,9 +28,8 @@ from taskq.errors import UsageError
 from taskq.extras import missing
 from taskq_plugins.hub.line import line_to
 from taskq_plugins.web.command import _secret
-from taskq_plugins.web.door import ENTRY, Place
-from taskq_plugins.web.keys import FILE, Keys, kept_root
-from taskq_plugins.web.site import make_site
+from taskq_plugins.web.door import ENTRY, FILE, Keys, Place, kept_root
+from taskq_plugins.web.mount import make_site
 from tests.processes.harness import Child
 from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, stranger
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq_plugins.looks.pictures import lay_out
+from taskq_plugins.looks.reading import lay_out
 
 
 @st.composite

@@ -9,9 +9,8 @@ import httpx
 
 from taskq.engine import LogReader
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.web.door import ENTRY, Place
-from taskq_plugins.web.keys import Keys
-from taskq_plugins.web.site import make_hub
+from taskq_plugins.web.door import ENTRY, Keys, Place
+from taskq_plugins.web.mount import make_hub
 from tests.hub.place import DEVICE
 from tests.hub.place import Place as HubPlace
 from tests.web.browser import HOST, ORIGIN, running

@@ -15,9 +15,8 @@ import pytest
 from taskq import TaskQ
 from taskq_plugins import patience
 from taskq_plugins.web import mount
-from taskq_plugins.web.door import Place
-from taskq_plugins.web.keys import Keys
-from taskq_plugins.web.site import make_site
+from taskq_plugins.web.door import Keys, Place
+from taskq_plugins.web.mount import make_site
 
 HALVES = {
     "nothing": b"",

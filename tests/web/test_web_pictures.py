@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskq.views import Minute
-from taskq_plugins.looks.pictures import Chart, Life, chart_of
+from taskq_plugins.looks.reading import Chart, Life, chart_of
 
 
 def test_a_bar_is_seen_however_short_and_stands_within_the_life() -> None:

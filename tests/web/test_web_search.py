@@ -13,7 +13,7 @@ from taskq import JobHandle, TaskQ, retry
 from taskq.engine import LogReader
 from taskq.errors import JobFailed, UsageError
 from taskq_plugins.looks.reading import Looks
-from taskq_plugins.web import acts, search
+from taskq_plugins.web import api, search
 from taskq_plugins.web.search import Search, find_jobs, job_named
 from tests.web.browser import browser
 from tests.web.test_web_pages import forms, send_form, shown
@@ -144,7 +144,7 @@ async def _fail(app: TaskQ, jobs: Iterable[JobHandle[None]]) -> None:
 async def test_an_act_on_all_is_for_all_that_fit_and_tells_what_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acts, "_MANY", 7)
+    monkeypatch.setattr(api, "_MANY", 7)
     app = TaskQ(tmp_path, upkeep=False, name="taskq web")
 
     @app.task(name="fail", retry=retry.fixed(1))
@@ -199,7 +199,7 @@ async def test_a_cancel_of_all_tells_which_were_cancelled_and_which_are_asked_to
         async with app.worker(concurrency=1):
             await runs.wait()
             looks = Looks(str(tmp_path))
-            assert await acts.Acts(looks, app)._do("cancel", [listed]) == (0, 0)
+            assert await api.Acts(looks, app)._do("cancel", [listed]) == (0, 0)
             looks.close()
             await crawl.options(delay="1h").enqueue_many([()] * 3)
             (form,) = forms(await shown(client, "/many", act="cancel", q="task:crawl"))

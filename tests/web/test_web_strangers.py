@@ -19,8 +19,8 @@ import pytest
 
 from taskq import TaskLog, TaskQ
 from taskq.log.read.reader import LogReader
-from taskq.reading.looking import look_at_records
 from taskq.reading.record import Choice
+from taskq.reading.stream import look_at_records
 from tests.processes.harness import Child
 
 WORKER: Final = Path(__file__).parents[2] / "examples" / "js_worker" / "worker.mjs"

@@ -20,8 +20,8 @@ from taskq.core.views import ProgressView
 from taskq.errors import UsageError
 from taskq.log.machine.peers import PROGRESS
 from taskq.log.machine.progress import JOBS_MAX, ProgressBoard
+from taskq.log.read.diagnosis import find_progress
 from taskq.log.read.reader import open_journal
-from taskq.log.read.why import find_progress
 from taskq.views import Progress
 from tests.cli.helpers import taskq, taskq_json
 

@@ -1,25 +1,190 @@
-"""Answers scrapes over HTTP, on a thread of its own."""
+"""What Prometheus is told of a log, of the process that has it open, and of attempts.
+
+What a log comes to is the same whichever process is asked, and needs no process at all: it is read
+from the directory. So counts are right over many processes, killed ones among them. What an engine
+and a worker did is told by their own process, since it started.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
 
 from taskq import Shards
 from taskq.engine import LogReader, Sight
 from taskq.errors import TaskqError
-from taskq_plugins.prometheus.families import AttemptMetrics, LogMetrics
 from taskq_plugins.scrapes import serve
 
 if TYPE_CHECKING:
+    from taskq.views import EngineStats, LogStats, OwnerView, Spread
+    from taskq_workers import JobFinished
+
+    Look: TypeAlias = Callable[[], tuple[LogStats, Sequence[OwnerView]]]
     from taskq import TaskQ
     from taskq.views import LogStats, OwnerView
-    from taskq_workers import JobFinished
+
+#: Fields of ``QueueStats``.
+_STANDING: Final = ("scheduled", "ready", "running", "dead")
+_OVER: Final = ("succeeded", "cancelled", "expired")
+#: Upper ends of the classes of run times, in seconds: no-ops to long imports.
+_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
+
+
+class LogMetrics(Collector):
+    """Tells of logs at each scrape; of several each sample has a label ``log``.
+
+    Args:
+        looks: by log what gives what is told; a ``TaskqError`` that it raises is told as
+            ``taskq_log_readable``.
+    """
+
+    def __init__(self, looks: Mapping[str, Look]) -> None:
+        self._looks = looks
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: a registry need not look at the log before the first scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for log, look in self._looks.items():
+            own = {"log": log} if len(self._looks) > 1 else {}
+            for metric in _of(look):
+                samples = [sample._replace(labels=own | sample.labels) for sample in metric.samples]
+                metric.samples = []
+                families.setdefault(metric.name, metric).samples += samples
+        yield from families.values()
+
+
+def _of(look: Look) -> Iterator[Metric]:
+    readable = GaugeMetricFamily("taskq_log_readable", "1 if the log could be read, 0 if not.")
+    try:
+        stats, owners = look()
+    except TaskqError:
+        readable.add_metric((), 0)
+        yield readable
+        return
+    readable.add_metric((), 1)
+    yield readable
+    yield from _of_queues(stats)
+    yield from _of_log(stats)
+    yield from _of_processes(owners)
+    if stats.engine is not None:
+        yield from _of_engine(stats.engine)
+
+
+class AttemptMetrics:
+    """Counts and times the attempts of one worker: its ``on_event``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "taskq_attempt_seconds",
+            "Attempts that ended in this worker, and how long they ran.",
+            ("queue", "task", "outcome"),
+            registry=registry,
+            buckets=_SECONDS,
+        )
+
+    def __call__(self, event: JobFinished) -> None:
+        self._seconds.labels(event.queue, event.task, event.outcome).observe(event.seconds)
+
+
+def _of_queues(stats: LogStats) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily("taskq_jobs", "Jobs in this state now.", labels=("queue", "state"))
+    ended = CounterMetricFamily(
+        "taskq_jobs_ended", "Jobs that ended so, ever.", labels=("queue", "outcome")
+    )
+    oldest = GaugeMetricFamily(
+        "taskq_oldest_ready_seconds",
+        "Since the oldest ready job was enqueued, or first due; 0 without one.",
+        labels=("queue",),
+    )
+    paused = GaugeMetricFamily(
+        "taskq_queue_paused", "1 if no worker may claim of the queue.", labels=("queue",)
+    )
+    for queue in stats.queues:
+        for state in _STANDING:
+            jobs.add_metric((queue.queue, state), getattr(queue, state))
+        for outcome in _OVER:
+            ended.add_metric((queue.queue, outcome), getattr(queue, outcome))
+        oldest.add_metric((queue.queue,), queue.oldest_ready_seconds or 0)
+        paused.add_metric((queue.queue,), queue.paused)
+    yield from (jobs, ended, oldest, paused)
+
+
+def _of_log(stats: LogStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("taskq_log_bytes", "Bytes of all segments.", stats.size)
+    yield GaugeMetricFamily("taskq_log_segments", "Segments of the log.", stats.segments)
+    yield GaugeMetricFamily(
+        "taskq_log_next_position", "Of the next record; a new epoch skips some.", stats.next_lsn
+    )
+    yield GaugeMetricFamily(
+        "taskq_uploads", "Uploads published and not adopted as a whole.", stats.uploads
+    )
+
+
+def _of_processes(owners: Sequence[OwnerView]) -> Iterator[Metric]:
+    alive = [owner for owner in owners if owner.alive]
+    workers = [owner for owner in alive if owner.serves]
+    yield GaugeMetricFamily("taskq_processes", "Processes that have the log open.", len(alive))
+    yield GaugeMetricFamily("taskq_workers", "Those of them that claim jobs.", len(workers))
+    yield GaugeMetricFamily(
+        "taskq_worker_slots",
+        "Jobs that they run at a time.",
+        sum(serving.slots for owner in workers for serving in owner.serves),
+    )
+    yield GaugeMetricFamily(
+        "taskq_jobs_of_dead_processes",
+        "Jobs that nobody runs any more and nobody has taken back yet.",
+        sum(owner.running for owner in owners if not owner.alive),
+    )
+
+
+def _of_engine(engine: EngineStats) -> Iterator[Metric]:
+    yield CounterMetricFamily("taskq_engine_batches", "Frames that were appended.", engine.batches)
+    yield CounterMetricFamily("taskq_engine_records", "Records in these frames.", engine.records)
+    yield CounterMetricFamily("taskq_engine_appended_bytes", "Appended.", engine.appended_bytes)
+    yield CounterMetricFamily(
+        "taskq_engine_payload_bytes", "Of jobs enqueued.", engine.payload_bytes
+    )
+    yield CounterMetricFamily(
+        "taskq_engine_upkeep_bytes", "Written beside the log.", engine.upkeep_bytes
+    )
+    yield CounterMetricFamily(
+        "taskq_engine_slow_syncs", "Fsyncs of over a second.", engine.slow_syncs
+    )
+    yield _summary("taskq_engine_sync_seconds", "Fsyncs of segments.", engine.sync_seconds)
+    yield _summary(
+        "taskq_engine_lock_wait_seconds", "For the writer lock.", engine.lock_wait_seconds
+    )
+    yield _summary("taskq_engine_batch_records", "Records of a frame.", engine.batch_records)
+    yield GaugeMetricFamily(
+        "taskq_disk_short", "1 if enqueues are refused for want of room.", engine.is_disk_short
+    )
+    if engine.free_bytes is not None:
+        yield GaugeMetricFamily("taskq_disk_free_bytes", "When last looked.", engine.free_bytes)
+
+
+def _summary(name: str, says: str, spread: Spread) -> Metric:
+    """Return the distribution since the process began: quantiles beside count and sum."""
+    family = SummaryMetricFamily(name, says)
+    family.add_metric((), spread.count, spread.mean * spread.count)
+    for quantile, value in (("0.5", spread.p50), ("0.95", spread.p95), ("0.99", spread.p99)):
+        family.add_sample(name, {"quantile": quantile}, value)
+    return family
+
 
 #: Nobody else can ask, unless a host is given.
 HOST_DEFAULT: Final = "127.0.0.1"

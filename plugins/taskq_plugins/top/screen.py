@@ -1,19 +1,178 @@
-"""What a person does with ``taskq top``: which row is chosen, what is typed, what is to be done."""
+"""``taskq top``: look at a log, draw it on a terminal, and do what a person asks for by keys."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import select
+import shutil
+import sys
+import termios
 import time
+import tty
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from taskq.engine import Moment
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from taskq import State, TaskQ
+from taskq import views as documents
+from taskq.cli import WrongUsage, render
+from taskq.engine import LogReader, Moment
 from taskq.errors import TaskqError
+from taskq.text import flat, hidden
 from taskq.values import SECOND_NS, dataclass
+from taskq.views import SETTLED_STATES
+from taskq_plugins.looks.reading import Causes, Failure, Seen, job_of, now_of
 
 if TYPE_CHECKING:
-    from taskq.views import JobView
-    from taskq_plugins.looks.reading import Failure
-    from taskq_plugins.top.seen import Picture
+    from taskq.engine import Cursor
+    from taskq.views import JobView, ProgressView, QueueStats, Standing
+
+#: Jobs that ended last, of which is told.
+_ENDS_MAX: Final = 8
+#: Records before the end of the log among which they are looked for at first.
+_LOOK_BACK: Final = 5_000
+#: Looks that a sparkline is made of.
+SPARKS_MAX: Final = 20
+#: Nothing was written: what only time changes is looked at so often.
+_IDLE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One look at the log.
+
+    Attributes:
+        path: its directory.
+        at: the moment that it is of, as it was given; "" for now.
+        time_ns: wall time of the look, or that moment.
+        size: bytes of all segments, and ``free`` of the disk.
+        workers, slots: processes that run jobs, and how many at a time; 0 slots where one does not
+            say.
+        standing: how the log stands, in words.
+        queues: counts of each.
+        sparks: of each queue, how many of its jobs ended between two looks.
+        running: jobs that run, and how far they are.
+        ended: jobs that ended last, the latest first.
+        failures: dead letters by what they share.
+    """
+
+    path: str
+    at: str
+    time_ns: int
+    size: int
+    free: int
+    workers: int
+    slots: int
+    standing: Standing
+    queues: tuple[QueueStats, ...]
+    sparks: dict[str, tuple[int, ...]]
+    running: tuple[tuple[JobView, ProgressView | None], ...]
+    ended: tuple[JobView, ...]
+    failures: tuple[Failure, ...]
+
+
+class Watcher:
+    """Looks at a log again and again; what was read once is not read anew.
+
+    Args:
+        reader: of the log, now or at a moment.
+        at: that moment, as it was given; "" for now.
+    """
+
+    def __init__(self, reader: LogReader, at: str = "") -> None:
+        self._reader = reader
+        self._at = at
+        self._last: Picture | None = None
+        self._stand: object = None
+        self._looked = float("-inf")
+        self._causes = Causes()
+        self._ended: dict[str, int] = {}
+        self._sparks: dict[str, deque[int]] = {}
+        self._ends: deque[int] = deque(maxlen=_ENDS_MAX)
+        self._views: dict[int, JobView] = {}
+        self._cursor: Cursor | None = None
+
+    def look(self) -> Picture:
+        """Return the log as it stands, or stood then.
+
+        Raises:
+            LogError: it was removed, or cannot be read.
+        """
+        reader, now = self._reader, time.monotonic()
+        if self._at and self._last is not None:
+            return self._last
+        reader.refresh()
+        end = reader.journal.end()
+        stand = end.segment, end.offset
+        is_still = stand == self._stand and not (self._last and self._last.running)
+        if self._last is not None and is_still and now - self._looked < _IDLE_SECONDS:
+            self._note_sparks(self._last.queues)
+            return self._last
+        self._stand, self._looked = stand, now
+        facts = now_of(reader)
+        queues = facts["stats"].queues
+        self._note_sparks(queues)
+        self._last = self._picture(facts)
+        return self._last
+
+    def _picture(self, facts: dict[str, Any]) -> Picture:
+        path = self._reader.path
+        serving = [serving for owner in facts["owners"] if owner.alive for serving in owner.serves]
+        return Picture(
+            path=str(Path(path).absolute()),
+            at=self._at,
+            time_ns=self._reader.now_ns,
+            size=facts["stats"].size,
+            free=shutil.disk_usage(path).free,
+            workers=facts["workers"],
+            slots=sum(worker.slots for worker in serving),
+            standing=facts["standing"],
+            queues=facts["stats"].queues,
+            sparks={name: tuple(line) for name, line in self._sparks.items()},
+            running=tuple(facts["running"]),
+            ended=tuple(self._told_ends()),
+            failures=tuple(self._causes.of(self._reader, facts["totals"]["dead"])),
+        )
+
+    def _note_sparks(self, queues: tuple[QueueStats, ...]) -> None:
+        for queue in queues:
+            ended = queue.succeeded + queue.dead + queue.cancelled + queue.expired
+            before = self._ended.get(queue.queue, ended)
+            self._ended[queue.queue] = ended
+            line = self._sparks.setdefault(queue.queue, deque(maxlen=SPARKS_MAX))
+            line.append(max(ended - before, 0))
+
+    def _follow(self) -> None:
+        """Note which jobs ended since the last look, by the kinds of the records alone."""
+        journal = self._reader.journal
+        if self._cursor is None:
+            self._cursor = journal.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
+        try:
+            self._ends.extend(self._reader.ended(self._cursor))
+        except TaskqError:  # what was there was removed or cut: go on from the end
+            self._cursor = journal.end()
+
+    def _told_ends(self) -> list[JobView]:
+        if self._at:
+            return self._reader.jobs(set(SETTLED_STATES), None, None, _ENDS_MAX)
+        self._follow()
+        views: list[JobView] = []
+        for lsn in dict.fromkeys(reversed(self._ends)):
+            view = self._views.get(lsn) or self._reader.job(lsn, body_bytes_max=0)
+            if view is not None and view.state in SETTLED_STATES:
+                views.append(view)
+        self._views = {view.lsn: view for view in views}
+        return views
+
 
 #: What a row stands for: a queue by its name, a job, or failures of one kind.
 Row: TypeAlias = "str | JobView | Failure"
@@ -190,3 +349,339 @@ class Screen:
 
 def ids_of(row: JobView | Failure) -> tuple[str, ...]:
     return getattr(row, "jobs", None) or (row.job_id,)  # type: ignore[union-attr]
+
+
+_BYTES_MAX: Final = 256
+_NAMES: Final = {
+    "\x1b[A": "up", "\x1bOA": "up", "\x1b[B": "down", "\x1bOB": "down", "\x1b[C": "right",
+    "\x1bOC": "right", "\x1b[D": "left", "\x1bOD": "left", "\x1b": "escape", "\r": "enter",
+    "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x03": "q", "\x04": "q",
+}  # fmt: skip
+_KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+
+
+class Keys:
+    """What is typed at a descriptor that is a terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def wait(self, seconds: float) -> list[str]:
+        """Return the keys that are pressed, as soon as there is one; [] when none was for so long.
+
+        Letters are themselves; others are "up", "enter", "escape", …; those of no name are left
+        out. At the end of the input "q".
+        """
+        if not select.select([self._descriptor], [], [], seconds)[0]:
+            return []
+        data = os.read(self._descriptor, _BYTES_MAX).decode("utf-8", "ignore")
+        if not data:
+            return ["q"]
+        names = (_NAMES.get(key, key) for key in _KEY.findall(data))
+        return [key for key in names if key.isprintable()]
+
+
+@contextlib.contextmanager
+def keys_of(descriptor: int) -> Iterator[Keys]:
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        changed = termios.tcgetattr(descriptor)
+        changed[3] &= ~termios.ISIG  # Ctrl-C is a key, too, so that the screen is left in order
+        termios.tcsetattr(descriptor, termios.TCSANOW, changed)
+        yield Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+#: Fewer columns leave no room for what is only nice to have.
+WIDE: Final = 80
+_BAR: Final = 8
+#: The row under the cursor; its cells give up their own colours, or it would not be one bar.
+_CHOSEN: Final = "black on cyan"
+_COLOURS: Final = {
+    State.SUCCEEDED: "green", State.DEAD: "red", State.CANCELLED: "dim", State.EXPIRED: "yellow",
+}  # fmt: skip
+
+
+_LEVELS: Final = {"bad": "bold red", "slow": "yellow", "well": "green"}
+
+
+def draw(picture: Picture, screen: Screen, width: int, height: int) -> RenderableType:
+    chosen = screen.row(picture)
+    parts: list[RenderableType] = [*_header(picture), _text()]
+    sections = (
+        ("QUEUES", [_queue(queue, picture, width) for queue in picture.queues]),
+        (
+            "RUNNING",
+            [_running(job, progress, picture.time_ns, width) for job, progress in picture.running],
+        ),
+        ("LAST ENDS", [_ended(job, picture.time_ns) for job in picture.ended]),
+        ("FAILURES", [_failure(failure, picture.time_ns) for failure in picture.failures]),
+    )
+    rows = screen.rows(picture)
+    kept = set(map(_place, rows))
+    room = max(height - len(parts) - 2, 4)
+    for title, lines in sections:
+        shown = [(row, texts) for row, texts in lines if _place(row) in kept]
+        if not shown or room < 2:  # noqa: PLR2004 - a title and a row
+            continue
+        shown = shown[: room - 1]
+        room -= len(shown) + 1
+        parts.append(_section(title, shown, chosen))
+    if not rows:
+        parts.append(_text("nothing fits the filter" if screen.filter else "no jobs yet", "dim"))
+    parts += [_text(), last_line(screen, width)]
+    return Group(*parts)
+
+
+def draw_job(seen: Seen, screen: Screen, time_ns: int, width: int, height: int) -> RenderableType:
+    job = seen.job
+    head = _text(f"{job.job_id}  ", "bold")
+    head.append(str(job.state), _COLOURS.get(job.state, "cyan"))
+    head.append(flat(f"  {job.task or '-'}  queue {job.queue}  priority {job.priority}"))
+    lines: list[RenderableType] = [_cut(head)]
+    if seen.why is not None and (screen.wants_why or job.state not in _COLOURS):
+        lines.append(_text(seen.why.text, "yellow"))
+    if seen.progress is not None:
+        lines.append(_text(render.progress(seen.progress, time_ns)))
+    table = Table.grid(padding=(0, 2))
+    for event in seen.timeline[-max(height // 2, 3) :]:
+        due = render.due(event.due_ns, event.time_ns) if event.due_ns else ""
+        note = ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)
+        when = (documents.moment(event.time_ns) or "")[11:23]
+        table.add_row(when, event.kind, str(event.attempt or ""), _cut(_text(note)))
+    lines += [_text(), table]
+    reason = job.reason.splitlines()
+    room = height - len(seen.timeline) - len(lines) - 3
+    if reason and room > 0:
+        lines += [_text(), *(_cut(_text(line, "red")) for line in reason[-room:])]
+    return Group(*lines, _text(), last_line(screen, width))
+
+
+def last_line(screen: Screen, width: int) -> Text:
+    """Return what is typed or asked; else what came of the last act, or what the keys do."""
+    if screen.typed is not None:
+        what = "filter" if screen.typed_for == "/" else 'as it was ("2h" ago, a time; empty: now)'
+        return _cut(_text(f"{what}: {screen.typed}▏", "bold"))
+    if screen.asked is not None:
+        return _cut(_text(f"{screen.asked}? y/n", "bold yellow"))
+    if screen.said:
+        return _cut(_text(screen.said, "yellow"))
+    acts = "" if screen.read_only else f"  {ACTS_HELP}"
+    shown = f"filter {screen.filter!r}  " if screen.filter else ""
+    return _cut(_text(f"{shown}{HELP}{acts}" if width >= WIDE else f"{shown}{HELP}", "dim"))
+
+
+def _header(picture: Picture) -> list[Text]:
+    ready, running = (
+        sum(getattr(q, name) for q in picture.queues) for name in ("ready", "running")
+    )
+    head = _text(f"as it was {picture.at}  " if picture.at else "", "bold magenta")
+    head.append(flat(picture.path), "bold")
+    slots = f"{running} of {picture.slots} slots" if picture.slots else f"{running} running"
+    workers = "1 worker" if picture.workers == 1 else f"{picture.workers} workers"
+    facts = f"{slots}  {ready} ready  {render.size(picture.size)}, {render.size(picture.free)} free"
+    line = _text(facts if picture.at else f"{workers}  {facts}")
+    remarks = picture.standing.remarks
+    return [_cut(head), _cut(line), *(_cut(_text(text, _LEVELS[level])) for level, text in remarks)]
+
+
+def _place(row: Row) -> str | int:
+    return row if isinstance(row, str) else id(row)
+
+
+def _section(
+    title: str, lines: Sequence[tuple[Row, list[Text]]], chosen: Row | None
+) -> RenderableType:
+    table = Table.grid(padding=(0, 1), expand=True)
+    columns = len(lines[0][1])
+    for number in range(columns):
+        is_last = number == columns - 1
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if is_last else None)
+    for row, texts in lines:
+        is_chosen = chosen is not None and _place(row) == _place(chosen)
+        cells = [_text(text.plain) for text in texts] if is_chosen else texts
+        table.add_row(*cells, style=_CHOSEN if is_chosen else "")
+    return Group(_text(title, "bold cyan"), table)
+
+
+def _queue(queue: QueueStats, picture: Picture, width: int) -> tuple[Row, list[Text]]:
+    counts = [("ready", "cyan"), ("running", "green"), ("dead", "red"), ("scheduled", "dim")]
+    cells = [
+        _text(f"{getattr(queue, name)} {name}", colour if getattr(queue, name) else "dim")
+        for name, colour in (counts if width >= WIDE else counts[:3])
+    ]
+    bars = SPARKS_MAX if width >= WIDE else _BAR
+    age = queue.oldest_ready_seconds
+    oldest = f"oldest {render.duration(int(age * 1e9))}" if age is not None else ""
+    note = _text("paused" if queue.paused else oldest, "yellow" if queue.paused else "")
+    return queue.queue, [
+        _text(queue.queue),
+        *cells,
+        _text(spark(picture.sparks.get(queue.queue, ()), bars), "green"),
+        note,
+    ]
+
+
+def _running(job: JobView, progress: object, time_ns: int, width: int) -> tuple[Row, list[Text]]:
+    begun = job.attempts[-1].started_ns if job.attempts else job.enqueued_ns
+    fraction = getattr(progress, "fraction", None)
+    bar = _text()
+    if fraction is not None:
+        full = round(fraction * _BAR)
+        bar = _text("█" * full + "░" * (_BAR - full) + f" {fraction:4.0%}", "green")
+    message = getattr(progress, "message", "")
+    state = "" if job.state is State.RUNNING else str(job.state)
+    cells = [
+        _text(job.job_id),
+        _text(job.task or "-"),
+        _text(state or render.duration(max(time_ns - begun, 0)), "dim"),
+        bar,
+        _text(message),
+    ]
+    return job, cells if width >= WIDE else [cells[0], cells[1], cells[2], bar]
+
+
+def _ended(job: JobView, time_ns: int) -> tuple[Row, list[Text]]:
+    return job, [
+        _text(job.job_id),
+        _text(job.task or "-"),
+        _text(str(job.state), _COLOURS.get(job.state, "")),
+        _text(render.when(job.settled_ns, time_ns), "dim"),
+        _text(job.reason.partition("\n")[0], "dim"),
+    ]
+
+
+def _failure(failure: Failure, time_ns: int) -> tuple[Row, list[Text]]:
+    error = ": ".join(part for part in (failure.error, failure.message) if part)
+    return failure, [
+        _text(f"{len(failure.jobs)} of", "bold red"),
+        _text(failure.task or "-"),
+        _text(render.when(failure.last_ns, time_ns), "dim"),
+        _text(error),
+    ]
+
+
+def spark(counts: Sequence[int], width: int) -> str:
+    """Return the last counts as bars, the latest at the right; blanks while there are none."""
+    shown = counts[-width:]
+    most = max(shown, default=0) or 1
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in shown).rjust(width)
+
+
+def _text(text: str = "", style: str = "") -> Text:
+    """Return a text in one line, which holds what strangers wrote, to be seen by others, too."""
+    return Text(flat(hidden(text)), style)
+
+
+def _cut(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def watch(reader: LogReader, path: str, interval: float, *, read_only: bool, once: bool) -> None:
+    """Show the log until a person quits, or once.
+
+    Args:
+        reader: of the log.
+        path: its directory, for acts.
+        interval: seconds between two looks.
+        read_only: whether the keys that change the log are refused.
+        once: print one look.
+
+    Raises:
+        WrongUsage: keys are needed, and stdin is no terminal.
+    """
+    screen, console = Screen(read_only=read_only), Console(highlight=False)
+    with contextlib.ExitStack() as stack:
+        views = _Views(reader, stack)
+        if once or not console.is_terminal:
+            console.print(views.drawn(screen, console))
+            return
+        if not sys.stdin.isatty():
+            raise WrongUsage("keys are read from a terminal, and there is none: add --once")
+        hand = stack.enter_context(contextlib.closing(_Hand(path)))
+        keys = stack.enter_context(keys_of(sys.stdin.fileno()))
+        live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+        while screen.is_open:
+            live.update(views.drawn(screen, console), refresh=True)
+            for key in keys.wait(interval):
+                screen.press(key, views.look(screen))
+            while screen.to_do:
+                screen.said = hand.act(screen.to_do.pop(0))
+
+
+class _Views:
+    """The present, and a moment of the past while a person asks for one."""
+
+    def __init__(self, reader: LogReader, stack: contextlib.ExitStack) -> None:
+        self._now = self._shown = reader, Watcher(reader)
+        self._stack = stack
+        self._moment: Moment | None = None
+
+    def look(self, screen: Screen) -> Picture:
+        try:
+            if screen.moment != self._moment:
+                self._go(screen)
+            return self._shown[1].look()
+        except TaskqError as error:
+            if screen.moment is None:
+                raise
+            screen.said, screen.moment = str(error), None
+            return self.look(screen)
+
+    def drawn(self, screen: Screen, console: Console) -> RenderableType:
+        picture = self.look(screen)
+        width, height = console.size
+        if screen.opened:
+            try:
+                seen = job_of(self._shown[0], screen.opened)
+            except TaskqError as error:
+                screen.said, screen.opened = str(error), ""
+            else:
+                return draw_job(seen, screen, picture.time_ns, width, height)
+        return draw(picture, screen, width, height)
+
+    def _go(self, screen: Screen) -> None:
+        shown, self._shown, self._moment = self._shown, self._now, screen.moment
+        if shown is not self._now:
+            shown[0].close()
+        if screen.moment is not None:
+            reader = LogReader.open(self._now[0].path, at=screen.moment)
+            self._shown = reader, Watcher(reader, screen.moment_text)
+            self._stack.callback(reader.close)  # legal twice
+
+
+class _Hand:
+    """Do what a person asks for; the log is opened for the first act."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._app: TaskQ | None = None
+
+    def close(self) -> None:
+        if self._app is not None:
+            self._app.close_sync()
+
+    def act(self, act: Act) -> str:
+        """Return in a line what came of it."""
+        if self._app is None:
+            self._app = TaskQ(self._path, upkeep=False, name="taskq top")
+        try:
+            done = _do(self._app, act)
+        except TaskqError as error:
+            return str(error).partition("\n")[0]
+        return f"{act}: done" if done else f"{act}: it is so already, or too late"
+
+
+def _do(app: TaskQ, act: Act) -> Any:
+    name = act.names[0]
+    if act.verb == "cancel":
+        return app.job(name).cancel_sync()
+    if act.verb == "requeue":
+        return app.dead.requeue_many_sync(list(act.names)).count
+    if act.verb == "run now":
+        return app.edit_sync(name, run_now=True)
+    return (app.pause_sync if act.verb == "pause" else app.resume_sync)(name)

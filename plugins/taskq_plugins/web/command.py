@@ -16,7 +16,6 @@ import click
 from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
 from taskq.engine import read_private
 from taskq.extras import missing
-from taskq_plugins.web.keys import made_secret
 
 if TYPE_CHECKING:
     from taskq_plugins.web.door import Place
@@ -74,7 +73,7 @@ def web(
     processes; nothing can be changed without --allow-actions.
     """
     try:
-        from taskq_plugins.web import door, keys, mount, site  # noqa: PLC0415 - help needs no package
+        from taskq_plugins.web import door, mount  # noqa: PLC0415 - help needs no package
     except ImportError as error:
         raise Failure(missing("taskq web", error.name, "web")) from error
     if allow_actions and resolve(data_dir).is_file():
@@ -98,7 +97,7 @@ def web(
             f"--bind {bind} is reached from other machines, where anybody on the way could read "
             f"the token: give --tls-cert and --tls-key, or stay at 127.0.0.1 and use a tunnel"
         )
-    known = keys.Keys(_secret(token_file), keys.kept_root(path))
+    known = door.Keys(_secret(token_file), door.kept_root(path))
     with mount.listen(str(address), port) as listener:
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
         place = replace(place, show_secrets=show_secrets)
@@ -107,10 +106,10 @@ def web(
             render.echo(f"{place.address}{door.ENTRY}?token={known.entry()}")
 
         if hub is None:
-            made = site.make_site(path, place, known)
+            made = mount.make_site(path, place, known)
         else:  # a plugin of its own, found by name: plugins know nothing of each other
             registry = importlib.import_module("taskq_plugins.hub.registry").Registry(hub)
-            made = site.make_hub(path, place, known, registry.all_standing)
+            made = mount.make_hub(path, place, known, registry.all_standing)
         mount.serve(made, listener, tls, ready)
 
 
@@ -163,6 +162,8 @@ def _secret(file: Path | None) -> str:
     """
     if file is None:
         return ""
+    from taskq_plugins.web.door import made_secret  # noqa: PLC0415 - as above
+
     try:
         made_secret(file)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import json
+import keyword
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -21,18 +24,18 @@ from starlette.routing import Route
 
 from taskq import State
 from taskq.cli import render
-from taskq.engine import Identity, PatientDisk
+from taskq.engine import Identity, Moment, PatientDisk
 from taskq.errors import TaskqError
 from taskq.hooks import Choice, look_at_readers, look_at_records
 from taskq.text import hidden, printable, without_secrets
-from taskq.values import SECOND_NS, command
+from taskq.values import SECOND_NS, command, parse_json
 from taskq.views import LIVE_STATES, STATES, JobView, moment
-from taskq_plugins.looks.pictures import bars_of
 from taskq_plugins.looks.reading import (
     DEAD_MAX,
     Causes,
     Fare,
     Looks,
+    bars_of,
     failures_of,
     first_of,
     hurdles_of,
@@ -41,21 +44,9 @@ from taskq_plugins.looks.reading import (
     tasks_of,
     workers_of,
 )
-from taskq_plugins.web.asked import Asked, JobsPage, Many, OneJob
-from taskq_plugins.web.door import ENTRY, FILES, Place, root_of
-from taskq_plugins.web.keys import Keys, same
-from taskq_plugins.web.moments import moment_asked, moment_back, step_of, steps_of
-from taskq_plugins.web.problems import Problem
+from taskq_plugins.web.door import ENTRY, FILES, Keys, Place, root_of, same
+from taskq_plugins.web.endpoints import Asked, JobsPage, Many, OneJob, Problem
 from taskq_plugins.web.search import Search, find_jobs, job_named, without_states
-from taskq_plugins.web.showing import (
-    as_it_is,
-    call_of,
-    code_of,
-    fields_of,
-    line,
-    shown_body,
-    table_of,
-)
 
 if TYPE_CHECKING:
     from jinja2.runtime import Context
@@ -66,6 +57,172 @@ if TYPE_CHECKING:
 
     Respond = Callable[[Request], Awaitable[Response]]
     Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]
+    from taskq import Call, Task
+
+#: What the slider by time points at, back from now: minutes, then hours and days.
+_STEPS: Final = tuple(
+    minutes * 60 * SECOND_NS
+    for minutes in (
+        1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 540, 720, 1_080,
+        *(days * 1_440 for days in (1, 2, 3, 5, 7, 10, 14, 21, 30, 45, 60, 90, 180, 365)),
+    )
+)  # fmt: skip
+
+
+def moment_asked(text: str) -> str:
+    """Return a moment as it stays the same while pages are walked through: a span back would not.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not text:
+        return ""
+    at = Moment.parse(text[:_AT_CHARACTERS_MAX], time.time_ns(), "at")
+    return str(at.lsn) if at.time_ns is None else moment(at.time_ns) or "0"
+
+
+def steps_of(begun_ns: int) -> tuple[str, ...]:
+    """Return what the slider points at, from now back to the first record."""
+    age_ns = time.time_ns() - begun_ns
+    spans = [render.duration(step) for step in _STEPS if step < age_ns]
+    return ("now", *(f"{span} ago" for span in spans), "the first record")
+
+
+def step_of(back_ns: int, steps: tuple[str, ...]) -> int:
+    number = sum(step < back_ns - SECOND_NS for step in _STEPS) + 1
+    return min(number, len(steps) - 1)
+
+
+def moment_back(text: str, begun_ns: int) -> str:
+    """Return the moment that a step of the slider means; "" for now.
+
+    Raises:
+        Problem: it is none.
+    """
+    now_ns = time.time_ns()
+    if not re.fullmatch(r"-?\d{1,3}", text):
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"back={text!r:.40} is no step of the slider"
+        )
+    number = abs(int(text))
+    if not number:
+        return ""
+    steps = [step for step in _STEPS if step < now_ns - begun_ns]
+    return (moment(now_ns - steps[number - 1]) or "1") if number <= len(steps) else "1"
+
+
+_LINE_CHARACTERS_MAX: Final = 160
+#: Of a payload or result that is shown, and of one that is looked into.
+_BODY_CHARACTERS_MAX: Final = 65_536
+_READ_BYTES_MAX: Final = 4 << 20
+#: Arguments of a call that are shown as a table, and characters of each.
+_ROWS_MAX: Final = 30
+_CELL_MAX: Final = 300
+
+
+class FormField(NamedTuple):
+    """One parameter; ``kind`` is that of the input, and it may be left empty unless required."""
+
+    name: str
+    kind: str
+    says: str
+    is_required: bool
+
+
+def fields_of(task: Task[..., Any] | None) -> list[FormField]:
+    """Return what a call of a task is made of, but for ``*args`` and ``**kwargs``."""
+    if task is None:
+        return []
+    hints = task.signature.hints()
+    return [
+        FormField(
+            name,
+            _kind(hints.get(name)),
+            str(parameter).partition(":")[2].strip(),
+            parameter.default is parameter.empty,
+        )
+        for name, parameter in task.signature.signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+
+
+def call_of(task: Task[..., Any] | None, form: Mapping[str, str]) -> Call[Any]:
+    """Return the call that a form asks for; its arguments are checked as any.
+
+    Raises:
+        Problem: there is no such task.
+        InvalidCall: an argument is wrong.
+    """
+    if task is None:
+        raise Problem(HTTPStatus.NOT_FOUND, "this program has no such task: load the page again")
+    arguments: dict[str, Any] = {}
+    for field in fields_of(task):
+        text = form.get(field.name, "")
+        if text or (field.is_required and field.kind == "text"):
+            arguments[field.name] = text if field.kind == "text" else _value(text)
+    return task.call(**arguments)
+
+
+def _kind(hint: object) -> str:
+    if hint is str:
+        return "text"
+    return "number" if hint in (int, float) else "json"
+
+
+def _value(text: str) -> Any:
+    try:
+        return parse_json(text.encode())
+    except ValueError:
+        return text  # a date, say
+
+
+def line(text: str) -> str:
+    first = printable(text.partition("\n")[0])
+    return first if len(first) <= _LINE_CHARACTERS_MAX else f"{first[:_LINE_CHARACTERS_MAX]}…"
+
+
+def as_it_is(value: Any, _name: str = "") -> Any:
+    return value
+
+
+def shown_body(body: bytes, cleaned: Callable[[Any], Any]) -> str:
+    if len(body) > _READ_BYTES_MAX:
+        return f"({len(body)} bytes)"
+    try:
+        text = json.dumps(cleaned(parse_json(body)), indent=2, ensure_ascii=False)
+    except ValueError:
+        text = cleaned(render.body_text(body))
+    if len(text) <= _BODY_CHARACTERS_MAX:
+        return printable(text)
+    return f"{printable(text[:_BODY_CHARACTERS_MAX])}… ({len(body)} bytes)"
+
+
+def table_of(job: JobView, cleaned: Callable[[Any], Any]) -> list[tuple[str, str]]:
+    """Return the arguments of a call as rows; none where they are no plain values, or long."""
+    values = cleaned(job.arguments or {})
+    rows = [(name, json.dumps(value, ensure_ascii=False)) for name, value in values.items()]
+    is_flat = not any(isinstance(value, dict | list) for value in values.values())
+    are_short = all(len(text) <= _CELL_MAX for _, text in rows)
+    return rows if is_flat and are_short and len(rows) <= _ROWS_MAX else []
+
+
+def code_of(job: JobView, cleaned: Callable[[Any], Any], *, takes: bool = False) -> str:
+    """Return what enqueues the same call, as Python; "" for bytes, and for a call that is long.
+
+    A job that ``takes`` the results of others is a step of a flow: its first argument is not here.
+    """
+    if job.arguments is None or len(job.payload) > _LINE_CHARACTERS_MAX * 10:
+        return ""
+    values = cleaned(job.arguments)
+    given = list(map(repr, values.pop("*", ())))
+    values |= values.pop("**", {})
+    given += [f"{name}={value!r}" for name, value in values.items()]
+    name = re.sub(r"\W", "_", job.task.rpartition(".")[2])
+    if keyword.iskeyword(name) or not name.isidentifier():
+        name = f"{name}_"
+    arguments = ", ".join(given)
+    return f"{name}.step({arguments})" if takes else f"await {name}.enqueue({arguments})"
+
 
 _HERE: Final = Path(__file__).parent
 _PAGES: Final = (

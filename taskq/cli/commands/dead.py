@@ -23,12 +23,12 @@ from taskq.cli.options import (
     moment_of,
     newest_option,
     open_reader,
+    over_shards,
     queue_option,
     task_option,
     together,
     yes_option,
 )
-from taskq.cli.shards import over_shards
 from taskq.values import PAYLOAD_BYTES_MAX, command
 
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ from taskq.cli.options import (
     log_argument,
     moment_of,
     open_reader,
+    over_shards,
     queue_option,
     resolve,
     since_option,
     states_option,
     task_option,
 )
-from taskq.cli.shards import over_shards
 from taskq.engine import kinds
 from taskq.text import flat, printable
 from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS
@@ -89,7 +89,7 @@ def tail(
     show = (lambda record: render.echo(json.dumps(record_json(record)))) if as_json else _show
     if reader is None:
         open_reader(data_dir).close()
-        from taskq.reading.looking import look_at_records  # noqa: PLC0415 - likewise
+        from taskq.reading.stream import look_at_records  # noqa: PLC0415 - likewise
 
         shown = look_at_records(
             str(resolve(data_dir)),
@@ -334,7 +334,7 @@ def reader() -> None:
 @over_shards
 def ls(data_dir: Path | None, as_json: bool) -> None:
     """List the named readers, and how far behind each is."""
-    from taskq.reading.named import look_at_readers  # noqa: PLC0415 - help must not import the log
+    from taskq.reading.stream import look_at_readers  # noqa: PLC0415 - help must not import the log
 
     with open_reader(data_dir) as log:
         readers = look_at_readers(log.path)

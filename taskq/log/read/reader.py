@@ -13,12 +13,14 @@ from typing import Final, Self, TypeVar
 
 from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
 from taskq.core.folds.claims import GONE
+from taskq.core.kinds import OF_CLAIMS
 from taskq.core.model import STATES, State
 from taskq.core.parsing import listed, split_id
 from taskq.core.rates import Limit
 from taskq.core.schedules import ScheduleState
 from taskq.core.views import (
     AttemptView,
+    Damage,
     JobView,
     LimitView,
     LogStats,
@@ -30,20 +32,32 @@ from taskq.core.views import (
 )
 from taskq.core.why import Facts, Reason, Why, limits_in_use, waiting_jobs, why, why_there
 from taskq.log.config import LogConfig
-from taskq.log.format.codec import LSN_MAX, SEGMENT_HEADER
+from taskq.log.format import codec
+from taskq.log.format.codec import KIND_AT, LSN_MAX, SEGMENT_HEADER
 from taskq.log.format.flows import Takes
-from taskq.log.format.frames import Cursor, segment_lsn, segment_name
+from taskq.log.format.frames import Cursor, Frame, Gap, segment_lsn, segment_name
+from taskq.log.format.record import check_known, places
+from taskq.log.format.salvage import salvage
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import process_state
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import refuse_links
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.ports import Clock
+from taskq.log.read.diagnosis import (
+    Standing,
+    copied_standing,
+    decide,
+    facts_of,
+    live_workers,
+    past_standing,
+    progress_of,
+    standing,
+)
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges, LastHour
 from taskq.log.read.jobs import Entry, JobFilter, each_job, entries, jobs_ended, newest_jobs
 from taskq.log.read.selection import DeadFilter, PageEnd, newest_dead
-from taskq.log.read.standing import Standing, copied_standing, past_standing, standing
 from taskq.log.read.timeline import (
     JobEvent,
     StepView,
@@ -53,15 +67,91 @@ from taskq.log.read.timeline import (
     steps_of,
 )
 from taskq.log.read.timetravel import Moment, Still, stand_at
-from taskq.log.read.verify import verify
-from taskq.log.read.why import decide, facts_of, live_workers, progress_of
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.identity import device_of_copy
 from taskq.log.segments.segments import Extent, SegmentGone, hop
-from taskq.log.state.facets import Facets, Sight
+from taskq.log.state.facets import DAMAGE_MAX, Facets, Sight
 from taskq.log.state.snapshot import AGENDA, newest_stand
-from taskq.log.state.story import Story, read_story, tell, why_dropped
+from taskq.log.state.story import Story, read_story, records, tell, why_dropped
 from taskq.log.state.uploads import waiting_uploads
+
+
+def verify(journal: Journal) -> VerifyReport:
+    """Return what a full read of the log finds, up to its known end, and what it lacks there.
+
+    Raises:
+        FormatError: a record that a newer taskq wrote.
+    """
+    frames = count = epoch = next_lsn = 0
+    damage: list[Damage] = []
+    missing: list[tuple[int, int]] = []
+    for base, item in everything(journal):
+        if not isinstance(item, Gap):
+            frames += 1
+            count += item.header.records
+            if item.header.epoch == epoch and item.header.first_lsn > next_lsn:
+                missing.append((next_lsn, item.header.first_lsn))
+            epoch, next_lsn = item.header.epoch, item.header.next_lsn
+            for lsn, at, _ in places(item):
+                check_known(item.data[at + KIND_AT], lsn)
+            continue
+        epoch = 0  # the lsns that are missing there are those of the damage
+        if len(damage) < DAMAGE_MAX:
+            damage.append(describe_damage(journal, base, item))
+    known = {loss.first_lsn for loss in journal.lost}
+    damage += journal.lost
+    return VerifyReport(
+        segments=len(journal.files.lsns),
+        frames=frames,
+        records=count,
+        damage=tuple(damage),
+        torn_bytes=journal.torn_bytes,
+        jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
+        accepted=tuple(gap for gap in missing if gap[0] not in known),
+    )
+
+
+def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:
+    """Yield what ``Journal.frames`` gives of the log, and last segments that do not open as such.
+
+    Where a segment's beginning is damaged, the log ends before it for whoever only reads.
+    """
+    yield from journal.frames(journal.start())
+    files = journal.files
+    for segment in files.lsns:
+        strange = segment > journal.segment and files.size(segment) > codec.SEGMENT_HEADER.size
+        if strange and files.header(segment) is None:
+            start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+            yield from files.frames(start, Cursor(segment, files.size(segment), segment))
+
+
+def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:
+    salvaged = 0
+    frame = journal.files.damaged_frame(base, gap)
+    if frame is not None:
+        salvaged = sum(1 for _ in salvage(frame[1], gap.first_lsn))
+    return Damage(
+        segment=segment_name(journal.files.segment_at(base)),
+        offset=gap.offset,
+        size=gap.resume - gap.offset,
+        first_lsn=gap.first_lsn,
+        next_lsn=gap.next_lsn,
+        salvaged=salvaged,
+    )
+
+
+def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
+    """Jobs whose enqueue or claim is among what was damaged, as far as later records tell."""
+    jobs: set[int] = set()
+    if damage:
+        spans = [(part.first_lsn, part.next_lsn) for part in damage]
+        for record in records(journal, journal.start()):
+            token = record.token if record.kind in OF_CLAIMS else 0
+            for first, following in spans:
+                if first <= record.job < following or first <= token < following:
+                    jobs.add(record.job)
+    return sorted(jobs)
+
 
 #: Jobs among which one is looked for that is named by the beginning of its number.
 _NEWEST: Final = 1_000

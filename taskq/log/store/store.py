@@ -265,7 +265,7 @@ class Store:
 
     def live_workers(self) -> tuple[OwnerView, ...]:
         """Return the live processes that claim jobs of this log; reads their files."""
-        from taskq.log.read.why import live_workers  # noqa: PLC0415 - most start with none
+        from taskq.log.read.diagnosis import live_workers  # noqa: PLC0415 - most start with none
 
         return live_workers(self.path)
 

@@ -15,7 +15,7 @@ from taskq.log.format.codec import KIND_AT, NO_LINK, Link, SegmentHeader
 from taskq.log.format.frames import Frame, segment_name
 from taskq.log.format.options import without_body, without_secret_headers
 from taskq.log.format.record import places
-from taskq.log.read.verify import everything
+from taskq.log.read.reader import everything
 from taskq.text import hidden
 
 if TYPE_CHECKING:

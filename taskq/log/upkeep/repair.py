@@ -23,8 +23,7 @@ from taskq.log.journal.journal import Journal
 from taskq.log.machine.owners import owner_view
 from taskq.log.machine.peers import known_owners
 from taskq.log.machine.ports import Disk, write_all
-from taskq.log.read.reader import LogReader
-from taskq.log.read.verify import concerned_jobs, describe_damage, everything
+from taskq.log.read.reader import LogReader, concerned_jobs, describe_damage, everything
 from taskq.log.upkeep.backup import NEW, Copier, End, restore
 
 #: Processes that have the log open and are named.

@@ -17,8 +17,7 @@ from taskq.core.model import Durability
 from taskq.log.commit.committer import Committer
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format import codec
-from taskq.log.read.reader import LogReader
-from taskq.log.read.verify import verify
+from taskq.log.read.reader import LogReader, verify
 from taskq.log.requests import Op
 from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World

@@ -66,9 +66,7 @@ def test_a_list_is_what_asking_for_every_job_would_give(
     seed: int, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "_is_far", lambda *_: far)
-    monkeypatch.setattr(
-        jobs, "_OTHERS", 0
-    )  # then names and ends are matched where there are any
+    monkeypatch.setattr(jobs, "_OTHERS", 0)  # then names and ends are matched where there are any
     history = History(seed)
     history.run(40)
     _check(history)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskq.core.views import OwnerView, QueueStats, Serving, Waiting
-from taskq.log.read.standing import past_standing, standing
+from taskq.log.read.diagnosis import past_standing, standing
 
 MAIL = {("mail", "send"): Waiting(110)}
 

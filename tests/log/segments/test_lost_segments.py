@@ -15,7 +15,7 @@ from taskq.core.views import VerifyReport
 from taskq.log.format import codec
 from taskq.log.format.frames import Gap
 from taskq.log.journal.chain import find_losses
-from taskq.log.read.verify import verify
+from taskq.log.read.reader import verify
 from taskq.log.segments import segments as files
 from taskq.log.segments.segments import SegmentGone
 from tests.effort import every, grows

@@ -12,7 +12,7 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame, Gap
-from taskq.log.read.verify import verify
+from taskq.log.read.reader import verify
 from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.repair import survey_damage
