@@ -67,7 +67,7 @@ EVERY: Final = sys.maxsize
 
 
 class JobFilter(NamedTuple):
-    """Which jobs; None for any.
+    """Filter of jobs; None for any.
 
     Moments are of the enqueue, in log time: ``since_ns`` or later, before ``until_ns``. ``before``
     is a job's number: only lower ones.
