@@ -22,15 +22,17 @@ the effect; ``key()`` is an idempotency key against that.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from taskq.app.hooks import StepDone
+from taskq.calls.call import Call
 from taskq.connection.blocking import run
-from taskq.core.durations import nanoseconds, positive_nanoseconds
+from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import InvalidStep, UsageError
 from taskq.core.folds.steps import Form
 from taskq.core.parsing import check_name
-from taskq.core.retry import policy_of
+from taskq.core.retry import RetryPolicy, policy_of
 from taskq.durable.attempt import Suspended, step_here
 from taskq.durable.steps import (
     UNDO_POLICY,
@@ -41,14 +43,7 @@ from taskq.durable.steps import (
     parameters_of,
 )
 from taskq.durable.waits import EventTimeout, OnFailure, Part, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from taskq.calls.call import Call
-    from taskq.core.durations import Duration
-    from taskq.core.retry import RetryPolicy
-    from taskq.flows.flow import Failed
+from taskq.flows.flow import Failed
 
 __all__ = [
     "EventTimeout",

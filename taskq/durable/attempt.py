@@ -11,12 +11,14 @@ import logging
 import math
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from functools import cached_property, partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Never, Self, TypeVar
 from weakref import WeakSet
 
-from taskq.app.context import is_remote, running_job
+from taskq.app.context import JobContext, is_remote, running_job
 from taskq.app.hooks import StepDone
 from taskq.connection.blocking import refuse_in_loop
 from taskq.core.errors import (
@@ -33,16 +35,12 @@ from taskq.core.model import SECOND_NS, State
 from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.log.decide.steps import NewStep
+from taskq.log.format.steps import Stepped
 from taskq.log.read.flows import End, look_at_body, look_at_steps
+from taskq.log.requests import Item
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-    from types import CodeType
-
-    from taskq.app.context import JobContext
-    from taskq.log.format.steps import Stepped
-    from taskq.log.requests import Item
     from taskq.log.store.port import LoopPort
 
 _log: Final = logging.getLogger("taskq")

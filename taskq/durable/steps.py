@@ -6,12 +6,14 @@ import asyncio
 import inspect
 import json
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
 from random import random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq import telemetry
+from taskq.app.context import JobContext
 from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
 from taskq.connection import tracing
@@ -20,17 +22,11 @@ from taskq.core.durations import spoken
 from taskq.core.errors import InvalidStep, TaskqError, UsageError
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS
-from taskq.core.retry import RetryAfter, Snooze, exponential
+from taskq.core.retry import Decision, RetryAfter, RetryPolicy, Snooze, exponential
 from taskq.core.values import NamedTuple
 from taskq.durable.attempt import IN_PLACE_NS, Attempt, Suspended, Tries, step_here, undoing_here
 from taskq.log.decide.ends import UNDO
 from taskq.log.machine.threads import on_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.app.context import JobContext
-    from taskq.core.retry import Decision, RetryPolicy
 
 _FUNCTIONS_KEPT: Final = 512
 _ERROR_CHARACTERS_MAX: Final = 1_000

@@ -6,10 +6,10 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from taskq import telemetry
 from taskq.app.signals import event_readers
@@ -23,17 +23,9 @@ from taskq.core.values import NamedTuple
 from taskq.durable.attempt import CALL, IN_PLACE_NS, warned
 from taskq.durable.steps import StepAttempt
 from taskq.flows.flow import Failed
-from taskq.log.read.flows import ENDS_MAX, End, look_at_ends, look_at_signals
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Sequence
-
-    from taskq.log.format.steps import Stepped
-    from taskq.log.read.flows import SignalSeen
-    from taskq.log.requests import Item
-
-    #: Returns the step that enqueued the jobs of a call.
-    Enqueued: TypeAlias = Callable[[], Awaitable[Stepped | None]]
+from taskq.log.format.steps import Stepped
+from taskq.log.read.flows import ENDS_MAX, End, SignalSeen, look_at_ends, look_at_signals
+from taskq.log.requests import Item
 
 _log: Final = logging.getLogger("taskq")
 SLEEP: Final = "sleep"
@@ -41,6 +33,8 @@ FIRST: Final = "first"
 VERSION: Final = "durable.version"
 #: A failed job raises, or gives a ``Failed``.
 OnFailure = Literal["raise", "run"]
+#: Returns the step that enqueued the jobs of a call.
+Enqueued: TypeAlias = Callable[[], Awaitable[Stepped | None]]
 T = TypeVar("T")
 
 

@@ -6,24 +6,20 @@ none runs before its inputs are done, whichever process dies.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
-from taskq.calls.call import Call, OptionChanges, Runnable, transaction_bytes
+from taskq.calls.call import AppPort, Call, OptionChanges, Runnable, TaskPort, transaction_bytes
 from taskq.calls.habits import STEPS, no_attribute
 from taskq.connection.blocking import blocking
+from taskq.connection.connection import Connection
 from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.flows import DEPTH_MAX, ONE, UNLOCKS_MAX, FlowPart, Policy, depth, list_of, skipping
 from taskq.core.model import TIME_NS_MAX, TRANSACTION_BYTES_MAX, Extras
 from taskq.core.parsing import listed
 from taskq.core.values import dataclass
 from taskq.flows.handle import FlowHandle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from taskq.calls.call import AppPort, TaskPort
-    from taskq.connection.connection import Connection
 
 A = TypeVar("A")
 B = TypeVar("B")

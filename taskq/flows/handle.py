@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from taskq.calls.call import AppPort
 from taskq.connection.blocking import blocking
-from taskq.connection.connection import split_job_id
+from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.handle import JobHandle, PendingJob
 from taskq.core.durations import Duration, seconds
 from taskq.core.errors import (
@@ -24,10 +26,6 @@ from taskq.core.values import dataclass
 from taskq.log.requests import WITHDRAWN_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from taskq.calls.call import AppPort
-    from taskq.connection.connection import Connection
     from taskq.log.format.flows import Takes
 
 R = TypeVar("R")

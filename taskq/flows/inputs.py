@@ -5,16 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.calls.call import AppPort
+from taskq.connection.connection import Connection
 from taskq.core.errors import InvalidCall, LogDamaged, PayloadTooLarge
 from taskq.core.model import LIVE_STATES, State
-from taskq.log.format.flows import is_of_flow, takes_of
+from taskq.log.format.flows import Takes, is_of_flow, takes_of
+from taskq.log.requests import Delivery
 
 if TYPE_CHECKING:
-    from taskq.calls.call import AppPort
-    from taskq.connection.connection import Connection
-    from taskq.log.format.flows import Takes
     from taskq.log.read.flows import End
-    from taskq.log.requests import Delivery
 
 #: The results that one job takes in, together.
 INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
