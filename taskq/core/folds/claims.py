@@ -44,7 +44,7 @@ GONE.queue = GONE.task = "\0"
 
 
 class Queues:
-    """Lanes, and for each priority those with jobs to claim.
+    """Lanes, and for each priority the lanes with jobs to claim.
 
     Args:
         ages: notes jobs that may be claimed again.

@@ -1,9 +1,8 @@
 """Which dedup keys are taken, and by which job. A fold of the log.
 
-Keys are known by 64 bits of a hash of (queue, key), in pages of flat arrays sorted by hash: 32
-bytes a key and a sixteenth more to grow into (a dict of ints costs over 100). A hash that matches
-is verified against the job's record by the caller, so a collision costs a look, never a wrong
-answer.
+Keys are stored as 64 bits of a hash of (queue, key), in pages of flat arrays sorted by hash: 32
+bytes per key plus a sixteenth to grow (a dict of ints costs over 100). The caller verifies a
+matching hash against the job's record, so a collision costs a read and never a wrong answer.
 
 Open addressing was tried first: it took 39 bytes, and 10 µs a key to grow by eighths, and stood
 still for a third of a second at 400 000 keys, under the writer lock. Pages are split by slices, so
@@ -12,7 +11,7 @@ no call does more than one page's work.
 
 from __future__ import annotations
 
-# As hashlib has it, which brings OpenSSL along: 4 MiB.
+# The same as in hashlib, which loads OpenSSL: 4 MiB.
 from _blake2 import blake2b
 from array import array
 from bisect import bisect_left, bisect_right
@@ -23,11 +22,11 @@ from taskq.core.errors import UsageError
 
 #: Held until the job is settled.
 UNTIL_SETTLED: Final = 2**63 - 1
-#: Pages that are looked through for windows that are over before an enqueue is refused.
+#: Pages swept for windows that are over before an enqueue is refused.
 _SWEPT_WHEN_FULL: Final = 64
 #: Two pages join up to this size; one is split at twice as many keys.
 _PAGE: Final = 1_024
-#: A key taken in so many is followed by a look at the next page for windows that are over.
+#: Keys taken per sweep of one page for windows that are over.
 _SWEEP_EVERY: Final = 64
 
 
@@ -70,8 +69,8 @@ class Dedup:
     until the job is settled, and at least until the moment ``-until - 1``.
 
     Attributes:
-        size: keys held, those among them whose window is over but that were not swept out yet.
-        edits: how many jobs wait otherwise since this was made, with a key or without.
+        size: keys held, including keys with a window that is over but not swept yet.
+        edits: edits of waiting jobs since this object was made, with a key or without.
     """
 
     __slots__ = ("_firsts", "_pages", "_swept", "_taken", "edits", "shift_ns", "size")
@@ -89,7 +88,7 @@ class Dedup:
         self.shift_ns += step_ns
 
     def holders(self, hashed: int, now_ns: int) -> Iterator[tuple[int, int]]:
-        """(job, location) of those that hold such a hash at ``now_ns`` of wall time."""
+        """Yield (job, location) of the holders of this hash at ``now_ns`` of wall time."""
         moment = now_ns - self.shift_ns
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         hashes = page.hashes
@@ -137,10 +136,10 @@ class Dedup:
             self._sweep(moment)
 
     def _forget_over(self, page: _Page, end: int, moment: int) -> int:
-        """Drop those of the hash before ``end`` whose window is over; returns the end after that.
+        """Drop entries of the hash before ``end`` with a window that is over; return the new end.
 
-        Were a step of the clock lost with the power, and recorded anew, such a window would be open
-        again, and the key held by two.
+        If a power loss removes the record of a clock step, such a window would be open again, and
+        two jobs would hold the key.
         """
         hashed = page.hashes[end - 1]
         for at in range(end - 1, -1, -1):
@@ -209,9 +208,9 @@ class Dedup:
         return until == UNTIL_SETTLED or (until < 0 and -until - 1 <= now_ns - self.shift_ns)
 
     def rows(self, hashed: int, now_ns: int) -> tuple[list[tuple[int, int]], int]:
-        """(job, location) of who holds a key of a hash's page, and a hash of the next page or -1.
+        """Return (job, location) of the holders on a hash's page, and the next page's hash or -1.
 
-        Those whose window is over by ``now_ns`` of wall time are left out.
+        Keys with a window that is over by ``now_ns`` of wall time are left out.
         """
         number = bisect_right(self._firsts, hashed) - 1
         page, moment = self._pages[number], now_ns - self.shift_ns
@@ -224,7 +223,7 @@ class Dedup:
         """Refuse ``more`` keys if there would be over ``keys_max`` of them.
 
         Raises:
-            UsageError: there would, and what was looked through are no windows that are over.
+            UsageError: there would be, and the swept pages have no windows that are over.
         """
         swept = 0
         while self.size + more > keys_max:
@@ -233,7 +232,7 @@ class Dedup:
                     f"{self.size} dedup keys are held, and keys_max is {keys_max}: use shorter "
                     f"windows, or raise keys_max"
                 )
-            # Nothing is taken any more, so this is what finds the windows that are over.
+            # No key is taken while the table is full, so the sweep must run here.
             self._sweep(now_ns - self.shift_ns)
             swept += 1
 

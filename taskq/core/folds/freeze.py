@@ -1,11 +1,11 @@
-"""Facets as columns of numbers, and back: what a snapshot holds, without its bytes.
+"""Folds as columns of numbers, and back: the content of a snapshot.
 
-Whatever a fold came to is frozen as it is, to the last counter, so that a fold that goes on from
-there cannot be told from one that never stopped. What follows from the rest is left out and made
-again: indexes by name, the set of lanes with jobs, places that were looked at last.
+The whole state of a fold is frozen, to the last counter, so a fold that resumes from it equals one
+that never stopped. Derived values are left out and computed again: indexes by name, the set of
+lanes with jobs, positions of the last search.
 
-Freezing copies whole arrays, for it happens between two batches: a million waiting jobs are copied
-in some 20 ms. A change of what is frozen here needs another number in ``log.snapshot``.
+Freezing copies whole arrays, since it happens between two batches: a million waiting jobs take some
+20 ms. Another set of columns needs another number in ``log.snapshot``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from taskq.core.schedules import ScheduleState
 
 T = TypeVar("T")
 
-#: What is kept of a lane besides its name and its entries.
+#: Frozen attributes of a lane besides its key and its entries.
 _LANE_NUMBERS: Final = (
     "priority", "blocked", "entries", "left", "ready", "scheduled", "running", "succeeded", "dead",
     "cancelled", "expired", "_head", "_swept",
@@ -44,7 +44,7 @@ _DEDUP_NUMBERS: Final = ("shift_ns", "size", "_swept", "_taken")
 
 
 class Frozen:
-    """Columns of numbers, to be taken out in the order in which they were put in.
+    """Columns of numbers, taken in the order in which they were put.
 
     Attributes:
         columns: type code ("B", "I", "Q" or "q") and the arrays that make up each column.
@@ -72,7 +72,7 @@ class Frozen:
 
 
 class Source(Protocol):
-    """Read columns; what does not fit raises a ValueError."""
+    """Columns to read in order; a mismatch raises a ValueError."""
 
     def take(self, code: str) -> array[int]: ...
     def take_arrays(self, code: str) -> list[array[int]]: ...
@@ -179,7 +179,7 @@ def _take_lanes(source: Source) -> list[Lane]:
         lane = Lane(len(lanes), key, 0)
         for name, value in zip(_LANE_NUMBERS, _some(numbers, len(_LANE_NUMBERS)), strict=True):
             setattr(lane, name, value)
-        lane.blocked &= ~(BLOCKED_BY_CONCURRENCY | BLOCKED_BY_RATE)  # as claimers here tell anew
+        lane.blocked &= ~(BLOCKED_BY_CONCURRENCY | BLOCKED_BY_RATE)  # claimers set them again
         if not 0 <= lane.priority <= PRIORITY_MAX:
             raise ValueError(f"a lane has priority {lane.priority}")
         lane._blocks.extend(_some(blocks, count))
@@ -261,7 +261,7 @@ def _take_table(source: Source, table: JobTable) -> None:
     if table._chunks:
         table._last = table._chunks[-1]
         for column in table._last.columns():
-            # There is room in it for the jobs to come, as there was.
+            # Room for later jobs, as before.
             column.frombytes(bytes(column.itemsize * max(CHUNK - table._last.used, 0)))
 
 

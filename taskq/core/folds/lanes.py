@@ -1,10 +1,10 @@
 """A lane: the ready jobs of one (queue, priority, task) and key, oldest first, 8 bytes each.
 
-Fresh jobs arrive in the order of their ids and go to plain blocks; given-back ones and those whose
-time has come keep their place by id through a small sorted structure beside the blocks, which knows
-since when each is ready. A fresh job that left the ready state may stay behind as a stale entry,
-and is passed over when it is reached. Where stale entries prevail they are swept out, a block at a
-time: a million at once would hold the writer lock for a second.
+Fresh jobs arrive in the order of their ids and go to plain blocks. Returned and delayed jobs go to
+a small sorted structure beside the blocks, by id, with the moment since when each is ready. A fresh
+job that left the ready state may remain as a stale entry, which claims skip. If stale entries
+prevail, they are swept out one block at a time: a million at once would hold the writer lock for a
+second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOCK: Final = 1_024
 #: Why a lane is blocked.
 BLOCKED_BY_PAUSE: Final = 1
 _NO_LIMIT: Final = 2**62
-#: Of lanes to which no job was ever given back; nothing is put into it.
+#: Shared by lanes without returned jobs; always empty.
 _NONE: Final = Returned()
 
 
@@ -36,13 +36,12 @@ class Lane:
 
     Attributes:
         number: index in the agenda's list of lanes.
-        entries: ids that ``pop`` would return, stale ones among them.
+        entries: ids that ``pop`` would return, including stale ones.
         ready: jobs that may be claimed now (stale entries not counted).
-        left: how often a job was taken from among the ready ones without ``pop``.
+        left: how often a ready job left without ``pop``.
         body_at: where the payload starts in the plain enqueue records of this lane.
-        key: (queue length u8, task length u8, queue, task), as the log has them, and then the
-            concurrency key.
-        family: the lanes that differ in their concurrency key alone; None for one without a key.
+        key: (queue length u8, task length u8, queue, task) as in the log, then the concurrency key.
+        family: the lanes that differ only in their concurrency key; None without a key.
         group: what limits its jobs; None if nothing does.
         blocked: why it is taken out of the ready set, bits of ``BLOCKED_…``; 0 when it is not.
     """
@@ -86,14 +85,14 @@ class Lane:
         self.succeeded = self.dead = self.cancelled = self.expired = 0
         self.family: Family | None = None
         self.group: Group | None = None
-        # A list: an empty deque takes more than all the rest of a lane.
+        # A list: an empty deque needs more memory than the rest of a lane.
         self._blocks: list[array[int]] = []
         self._head = self._swept = 0
         self._back = _NONE
 
     @property
     def concurrency_key(self) -> bytes:
-        """Return what its jobs share besides queue, priority and task; b"" for nothing."""
+        """Return the concurrency key of its jobs; b"" without one."""
         return self.key[2 + self.key[0] + self.key[1] :]
 
     @property
@@ -123,7 +122,7 @@ class Lane:
             first = following
 
     def give_back(self, job: int, moment: int) -> None:
-        """Put a job in at the place of its id; it is ready since ``moment``."""
+        """Insert a job at the place of its id; it is ready since ``moment``."""
         if self._back is _NONE:
             self._back = Returned()
         self.entries += self._back.put(job, moment)
@@ -135,7 +134,7 @@ class Lane:
         self.entries += self._back.put_run(jobs, moments)
 
     def leave(self, job: int, is_ready: Callable[[int], bool]) -> None:
-        """A job is not ready any more: drop its entry, if only stale ones stand before it."""
+        """Drop the entry of a job that is not ready any more, if only stale entries precede it."""
         if self._back.size and self._back.discard(job):
             self.entries -= 1
             return
@@ -147,9 +146,9 @@ class Lane:
                 return
 
     def discard(self, job: int) -> None:
-        """A job goes elsewhere: drop its fresh entry, stale or not, wherever it stands.
+        """Drop the fresh entry, stale or not, of a job that moves to another lane.
 
-        Claims go by the lowest id at the head of any lane, so no id may stand in two of them.
+        Claims go by the lowest id at the head of any lane, so no id may be in two lanes.
         """
         blocks = self._blocks
         number = max(bisect_right(blocks, job, key=_first) - 1, 0)
@@ -166,7 +165,7 @@ class Lane:
             self._head = self._head if number else 0
 
     def leave_run(self, jobs: list[int]) -> bool:
-        """Drop the entries of these jobs, if they are the first; False if others are among them."""
+        """Drop the entries of these jobs if they come first; False if others are among them."""
         if self._back.size:
             return False
         done, head = 0, self._head
@@ -182,26 +181,26 @@ class Lane:
         return False
 
     def head(self) -> int:
-        """Return the id at the head, stale or not; NO_JOB when there is none."""
+        """Return the id at the head, stale or not; NO_JOB if empty."""
         back = self._back.first_key()
         fresh = self._fresh_head()
         return fresh if back is None or fresh < back else back
 
     def head_within(self, fresh_below: int, back_until: int) -> int:
-        """Do as ``head`` for those that have waited so long; see ``Bounds``."""
+        """Return the head among jobs within these bounds; see ``Bounds``."""
         fresh = self._fresh_head()
         back = next(self._back.within(back_until), NO_JOB)
         return min(fresh if fresh < fresh_below else NO_JOB, back)
 
     def has_within(self, fresh_below: int, back_until: int) -> bool:
-        """Return whether any has waited so long."""
+        """Return whether any job is within these bounds."""
         if self._fresh_head() < fresh_below:
             return True
         low = self._back.low() if self._back.size else None
         return low is not None and low <= back_until
 
     def waits_since(self, ages: Ages) -> int:
-        """The moment since when the one that waits for longest is ready, or an earlier one."""
+        """Return the moment since when the oldest ready job waits, or an earlier one."""
         fresh = self._fresh_head()
         moment = NO_JOB if fresh == NO_JOB else ages.since(fresh)
         low = self._back.low() if self._back.size else None
@@ -222,7 +221,7 @@ class Lane:
         return popped
 
     def pop_within(self, count: int, below: int, fresh_below: int, back_until: int) -> list[int]:
-        """Do as ``pop`` for those that have waited so long; see ``Bounds``."""
+        """Pop only jobs within these bounds; see ``Bounds``."""
         popped: list[int] = []
         back = self._back
         while len(popped) < count:
@@ -237,19 +236,19 @@ class Lane:
         return popped
 
     def __iter__(self) -> Iterator[int]:
-        """Return the ids that ``pop`` would return, left where they are."""
+        """Iterate over the ids that ``pop`` would return, without removing them."""
         return merge(self.fresh(), self._back.ids())
 
     def back_since(self, job: int) -> int | None:
-        """Return the moment since when a job is ready that was not fresh; None for all others."""
+        """Return since when a returned job is ready; None for other jobs."""
         return self._back.since(job)
 
     def fresh(self) -> Iterator[int]:
-        """Return those among them that were ready at once."""
+        """Iterate over the ids of fresh jobs, including stale entries."""
         return islice(chain.from_iterable(self._blocks), self._head, None)
 
     def given_back(self, until: int = LATEST) -> Iterator[int]:
-        """The others: given back, or not due at first; those that are ready since ``until``."""
+        """Iterate over the ids of returned jobs that are ready since ``until`` or longer."""
         return self._back.within(until)
 
     def clear(self) -> None:
@@ -306,22 +305,22 @@ class Lane:
             self._head = end
             if end < len(block):
                 break
-            # The block is used up, full or not: the next push opens another.
+            # The block is used up: the next push opens another.
             del blocks[0]
             self._head = 0
         return popped
 
 
 class Group:
-    """Count what one limit counts.
+    """The jobs and claims that one limit counts.
 
     Attributes:
         key: name of the task, and the concurrency key, b"" for none.
-        lanes: all that have jobs of it.
-        limit: None while no claimer here has told it.
+        lanes: lanes with its jobs.
+        limit: None while no claimer of this process knows it.
         running: how many of its jobs run.
         blocked: bits of why its lanes are blocked.
-        times: of its claims, if they count against a rate.
+        times: times of its claims, if they count against a rate.
     """
 
     __slots__ = ("blocked", "key", "lanes", "limit", "running", "times")
@@ -348,13 +347,12 @@ def _first(block: array[int]) -> int:
     return block[0]
 
 
-# Lanes that differ in nothing but their concurrency key, as claimers see them: as one.
+# Families: lanes that differ only in their concurrency key.
 #
-# There may be a hundred thousand of them with a job each. So they stand in the ready set together,
-# as one entry that knows which of them holds the oldest job; a claim looks at as many of them as it
-# takes jobs from.
+# There may be a hundred thousand of them with a job each. So they are one entry of the ready set,
+# which knows the lane with the oldest job. A claim looks only at the lanes that it takes jobs from.
 
-#: Entries of the heap that are out of date, before it is made anew.
+#: Outdated entries of the heap before it is rebuilt.
 _STALE_MAX: Final = 64
 
 
@@ -363,8 +361,8 @@ class Family:
 
     Attributes:
         base: the lane of jobs without a key; it has the totals of all.
-        ready: those of them that a claim may take from, and the id under which each is found.
-        number: that of the lane that ``head`` told of.
+        ready: its lanes with jobs to claim, each with the id of its heap entry.
+        number: number of the lane that ``head`` found.
     """
 
     __slots__ = ("_heap", "_order", "_top", "base", "priority", "queue", "ready", "task")
@@ -397,7 +395,7 @@ class Family:
         self.ready.pop(lane, None)
 
     def clear(self) -> None:
-        """None of them has any: give back the room that they took."""
+        """No lane has jobs: free the memory."""
         self.ready.clear()
         self._heap.clear()
 
@@ -432,25 +430,24 @@ class Family:
         return lanes
 
 
-#: Why a lane is blocked: as many jobs of its group run as may, or were claimed as may be.
+#: Why a lane is blocked: its group has reached its concurrency or its rate.
 BLOCKED_BY_CONCURRENCY: Final = 4
 BLOCKED_BY_RATE: Final = 8
-#: Groups whose times may be past, of which so many are looked at with every claim.
+#: Groups with claim times that are checked for expired times with every claim.
 _SWEPT: Final = 2
-#: Moments of ``due`` that nobody waits for, before they are thrown out.
 
 
 class Groups:
-    """Groups: those of keyed lanes, and of tasks that have a limit here.
+    """Groups of keyed lanes, and of tasks with a limit in this process.
 
     Args:
-        lanes: all lanes by number; others may come.
+        lanes: all lanes by number; the list grows.
         block: keeps a lane's jobs from being claimed, for a reason of ``BLOCKED_…``.
         unblock: ends that reason.
 
     Attributes:
-        due: (moment, …, group) of those that wait for their rate, the earliest first.
-        freed: groups that were full and are not any more, until somebody has looked.
+        due: (moment, …, group) of groups that wait for their rate, earliest first.
+        freed: groups that were full and have room again, until ``is_freed`` is called.
     """
 
     def __init__(
@@ -478,7 +475,7 @@ class Groups:
         return self._groups.get(((limit.scope if limit else "") or task, key))
 
     def tell(self, limits: Mapping[str, Limit], moment: int) -> None:
-        """A claimer knows these limits, by the names of tasks; asked again it costs nothing."""
+        """Take the limits of a claimer, by task name; the same mapping again costs nothing."""
         if limits is self._told:
             return
         self._told = limits
@@ -493,7 +490,7 @@ class Groups:
             limit = limits.get(group.key[0])
             if limit is not None:
                 group.limit = limit
-                if limit.scope not in ("", group.key[0]):  # another name, of which no job is left
+                if limit.scope not in ("", group.key[0]):  # its groups moved to another name
                     self._join_times(group, self._group((limit.scope, group.key[1]), limit))
         for group in self._groups.values():
             self.judge(group, moment)
@@ -532,7 +529,7 @@ class Groups:
     # -- what happens -----------------------------------------------------------------------------
 
     def claimed(self, group: Group, count: int) -> None:
-        """So many jobs of the group run now, by whomever they were claimed."""
+        """Count ``count`` more running jobs of the group."""
         group.running += count
         limit = group.limit
         if limit is not None and 0 < limit.concurrency <= group.running:
@@ -547,7 +544,7 @@ class Groups:
                 self.freed[group] = None
 
     def rated(self, group: Group, moment: int, count: int, most: int, window_ns: int) -> None:
-        """So many claims of the group were made now, which count against such a rate."""
+        """Count ``count`` claims made now against a rate of ``most`` in ``window_ns``."""
         if group.times is None:
             group.times = Times()
         group.times.add(moment, count, most, window_ns)
@@ -558,7 +555,7 @@ class Groups:
             if old.times is not None:
                 old.times.forget(moment)
                 if old.times.total:
-                    self._rated[old] = None  # behind the others
+                    self._rated[old] = None  # at the end again
                     continue
             old.times = None
             self._drop_if_idle(old)
@@ -570,7 +567,7 @@ class Groups:
             self.rated(group, moment, count, limit.rate.count, limit.rate.window_ns)
 
     def open_due(self, moment: int) -> None:
-        """Let those claim whose rate allows it by now."""
+        """Unblock the groups whose rate allows a claim by now."""
         due = self.due
         while due and due[0][0] <= moment:
             group = heappop(due)[2]
@@ -578,7 +575,7 @@ class Groups:
             self._judge_rate(group, moment)
 
     def is_freed(self) -> bool:
-        """Return whether a group that was full has a place, and a job for it; asks once."""
+        """Return whether a full group got room and has a job for it; resets the answer."""
         freed, self.freed = self.freed, {}
         return any(lane.ready and not lane.blocked for group in freed for lane in group.lanes)
 
@@ -591,7 +588,7 @@ class Groups:
                 yield group.key, times
 
     def times(self, key: tuple[str, bytes], moment: int) -> Times | None:
-        """Return when the claims of a group were made, those that matter; None for none."""
+        """Return the times of a group's claims that still count; None without any."""
         group = self._groups.get(key)
         times = None if group is None else group.times
         if times is not None:
@@ -604,7 +601,7 @@ class Groups:
         if group.times is None:
             group.times = times
         else:
-            # Not instead of those: under another name of the task there may have been others.
+            # Added to the present times: another name of the task may have had claims, too.
             group.times.unite(times)
         self._rated[group] = None
         self._judge_rate(group, moment)
@@ -647,7 +644,7 @@ class Groups:
         heappush(self.due, (due, next(self._order), group))
         self._block(group, BLOCKED_BY_RATE)
         if len(self.due) > 2 * len(self._groups) + _STALE_MAX:
-            # Of groups that were judged anew, for their limit changed, the last word counts.
+            # A group whose limit changed has several entries: the last one counts.
             entries = sorted(self.due, key=lambda entry: entry[1])
             last = {entry[2]: entry for entry in entries if entry[2].times and entry[2].blocked}
             self.due[:] = sorted(last.values())
@@ -676,10 +673,10 @@ def pack_group(key: tuple[str, bytes]) -> bytes:
 
 
 def unpack_group(packed: bytes) -> tuple[str, bytes]:
-    """Return the key of a group that was packed.
+    """Return the key of a packed group.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are no packed key.
     """
     if not packed or len(packed) <= packed[0]:
         raise ValueError(f"{packed!r:.60} names no group")

@@ -1,4 +1,4 @@
-"""Keep when unsettled jobs are due and expire, claims end, and since when jobs wait."""
+"""Moments of unsettled jobs: due times, expiries, ends of claims, and since when jobs wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SortedBlocks:
         self._keys: list[array[int]] = []
         self._values: list[array[int]] = []
         self._swept = 0
-        #: the block in which the last pair was that was asked for
+        #: block of the last pair found by ``has``
         self._found = 0
         self.size = 0
 
@@ -55,9 +55,9 @@ class SortedBlocks:
             self._split(number)
 
     def has(self, key: int, value: int) -> bool:
-        """Return whether the pair is there.
+        """Return whether the pair is present.
 
-        Quick for whoever asks in the order in which the pairs came, however many have the same key.
+        Fast if asked in the order in which the pairs were added, even if many have one key.
         """
         nearest = self._found
         for number in range(nearest, min(nearest + 2, len(self._keys))):
@@ -81,14 +81,14 @@ class SortedBlocks:
         return (at < end and values[at] == value) or value in values[start:end]
 
     def blocks(self) -> Iterator[tuple[array[int], array[int]]]:
-        """(keys, values) of each block; what is added meanwhile may or may not be seen."""
+        """Iterate over (keys, values) of each block; pairs added meanwhile may be missing."""
         return zip(list(self._keys), list(self._values), strict=True)
 
     def first_key(self) -> int | None:
         return self._keys[0][0] if self._keys else None
 
     def between(self, after: int, until: int) -> Iterator[array[int]]:
-        """Tell the values of the pairs whose key is over ``after`` and at most ``until``."""
+        """Yield the values of the pairs with ``after`` < key <= ``until``."""
         for number in range(max(bisect_right(self._firsts, after) - 1, 0), len(self._firsts)):
             if self._firsts[number] > until:
                 return
@@ -110,7 +110,7 @@ class SortedBlocks:
         return chain.from_iterable(self._values)
 
     def remove(self, value: int) -> bool:
-        """Take the first pair of that value out, looking through all; False if none has it."""
+        """Remove the first pair with that value, by a full scan; False if no pair has it."""
         for number, values in enumerate(self._values):
             try:
                 index = values.index(value)
@@ -133,9 +133,9 @@ class SortedBlocks:
         return False
 
     def sweep(self, keep: Callable[[int], bool]) -> int:
-        """Drop the pairs of the next block that are double or whose value ``keep`` refuses.
+        """Drop duplicate pairs of the next block and pairs whose value ``keep`` refuses.
 
-        One block a call, the first again after the last; returns how many pairs went.
+        One block per call, in turns; returns the number of dropped pairs.
         """
         if not self._keys:
             return 0
@@ -171,7 +171,7 @@ class SortedBlocks:
             yield cut
 
     def _replace(self, number: int, kept: list[int]) -> None:
-        """Leave only the pairs at ``kept`` in a block; join it to the one before if both fit."""
+        """Keep only the pairs at ``kept`` in a block; join it to the previous block if both fit."""
         keys, values = self._keys[number], self._values[number]
         self.size -= len(keys) - len(kept)
         if not kept:
@@ -201,13 +201,12 @@ class SortedBlocks:
         self._firsts.insert(number + 1, self._keys[number + 1][0])
 
 
-# Ready jobs of a lane that were not ready at once, or not the first time, and since when they are.
+# Returned and delayed jobs of a lane, and since when they are ready.
 #
-# By id, 16 bytes each. Their moments are in no order, for an old job may come back late; so each
-# block knows the earliest of its own, and a look for jobs that have waited long passes over blocks
-# that hold none.
+# By id, 16 bytes each. Their moments are in no order, since an old job may return late. So each
+# block has its earliest moment, and a search for jobs that have waited long skips other blocks.
 
-#: In place of a block's earliest moment: it must be looked for.
+#: Placeholder for a block's earliest moment that must be computed.
 _UNKNOWN: Final = -1
 
 
@@ -222,7 +221,7 @@ class Returned(SortedBlocks):
 
     @classmethod
     def of(cls, pairs: SortedBlocks) -> Returned:
-        """Return the same pairs; the given ones must not be used any more."""
+        """Return the same pairs; ``pairs`` must not be used any more."""
         returned = cls()
         returned._firsts, returned._keys = pairs._firsts, pairs._keys
         returned._values, returned.size = pairs._values, pairs.size
@@ -230,7 +229,7 @@ class Returned(SortedBlocks):
         return returned
 
     def put(self, job: int, moment: int) -> bool:
-        """The job is ready since then, whatever was said before; whether it is new here."""
+        """Set since when the job is ready; return whether it is new here."""
         keys = self._keys
         if not keys or job > keys[-1][-1]:
             self.add(job, moment)
@@ -247,7 +246,7 @@ class Returned(SortedBlocks):
         return True
 
     def put_run(self, jobs: list[int], moments: list[int]) -> int:
-        """Do as ``put`` for jobs of rising ids; returns how many are new here."""
+        """Put jobs of rising ids; return how many are new here."""
         if self._keys and jobs[0] <= self._keys[-1][-1]:
             return sum(map(self.put, jobs, moments))
         most = _BLOCK
@@ -303,7 +302,7 @@ class Returned(SortedBlocks):
         return popped
 
     def pop_within(self, moment: int, job: int, count: int) -> list[int]:
-        """Do as ``pop_ids`` for those that are ready since ``moment`` or longer."""
+        """Pop only jobs that are ready since ``moment`` or longer."""
         popped: list[int] = []
         number = 0
         while number < len(self._keys) and self._firsts[number] <= job and len(popped) < count:
@@ -359,15 +358,15 @@ class Returned(SortedBlocks):
         self._lows.insert(number + 1, _UNKNOWN)
 
 
-#: Entries that may be stale before it is worth looking for them.
+#: Stale entries allowed before a sweep pays.
 STALE_MAX: Final = 4_096
 
 
 class Timetable:
-    """Due times and expiries by moment; a job whose time comes is handed out once for each entry.
+    """Due times and expiries by moment; a due job is returned once for each entry.
 
     Relative moments are kept in shifted time: wall time less ``shift_ns``, the sum of all recorded
-    clock steps. So a step of the clock moves them all at once.
+    clock steps. So one step of the clock moves all of them.
 
     Attributes:
         shift_ns: the sum of all recorded steps of the clock.
@@ -381,7 +380,7 @@ class Timetable:
     def __init__(self) -> None:
         self.shift_ns = 0
         self.over: set[int] = set()
-        #: of wall time: until then all that expired are in ``over``
+        #: wall time up to which all expired jobs are in ``over``
         self._over_ns = -1
         self._shifted = SortedBlocks()
         self._wall = SortedBlocks()
@@ -400,20 +399,20 @@ class Timetable:
             self._shifted.add(_bounded(due_ns - self.shift_ns), job)
 
     def forget(self, job: int) -> None:
-        """The job is claimed or given back while it waits: the old moment must not wake it later.
+        """Remove the moment of a job that is claimed or returned while it waits.
 
-        It looks through every entry, for it is rare: the claimer found the job due before the
-        clock stepped back, or records before this one are damaged.
+        A full scan, since it is rare: the claimer found the job due before the clock stepped back,
+        or earlier records are damaged.
         """
         if not self._shifted.remove(job):
             self._wall.remove(job)
 
     def forget_at(self, moment_ns: int, job: int) -> None:
-        """Do as ``forget`` for a job that waits until that moment in shifted time."""
+        """Forget a job that waits until that moment in shifted time; no scan."""
         self._shifted.remove_pair(_bounded(moment_ns), job)
 
     def waits(self, job: int, moment_ns: int, is_wall: bool) -> bool:
-        """Return whether the job is to be due then; in shifted time unless ``is_wall``."""
+        """Return whether the job is due then; in shifted time unless ``is_wall``."""
         return (self._wall if is_wall else self._shifted).has(moment_ns, job)
 
     def blocks(self) -> Iterator[tuple[array[int], array[int], bool]]:
@@ -426,7 +425,7 @@ class Timetable:
                 yield keys, values, is_wall
 
     def due(self, now_ns: int, count: int) -> list[tuple[int, int]]:
-        """Take out the jobs whose time has come, at most ``count`` of each kind.
+        """Remove and return due jobs, at most ``count`` of each kind.
 
         Returns (moment in shifted time, job) of each.
         """
@@ -466,7 +465,7 @@ class Timetable:
         return jobs + list(self._expiries_wall.pop_until(now_ns, count - len(jobs)))
 
     def find_over(self, now_ns: int) -> None:
-        """Find all that are expired, however many; ``expired`` takes them out in parts."""
+        """Put every expired job into ``over``; ``expired`` removes them in parts."""
         for blocks, shift_ns in ((self._expiries_shifted, self.shift_ns), (self._expiries_wall, 0)):
             after = self._over_ns - shift_ns if self._over_ns >= 0 else -1
             self.over.update(*blocks.between(after, now_ns - shift_ns))
@@ -505,20 +504,21 @@ def _bounded(moment_ns: int) -> int:
     return min(max(moment_ns, 0), LATEST)
 
 
-# What some claims have: a deadline to be settled or extended by, or somebody who wants them over.
+# Deadlines of claims, and requests to cancel them.
 #
-# Moments are kept in shifted time (see ``Timetable``). Few claims have one: a dict will do.
+# Moments are kept in shifted time (see ``Timetable``). Few claims have a deadline: a dict is
+# enough.
 
-#: Moments that may be stale before they are thrown out.
+#: Stale moments allowed before a rebuild.
 _STALE_MAX: Final = 1_024
 
 
 class Leases:
-    """Running jobs whose claim ends at a moment, or is to be cancelled.
+    """Running jobs whose claim has a deadline or a request to cancel.
 
     Attributes:
         shift_ns: sum of all recorded steps of the clock.
-        asked: jobs that somebody wants cancelled.
+        asked: jobs with a request to cancel.
     """
 
     __slots__ = ("_deadlines", "_order", "asked", "shift_ns")
@@ -527,14 +527,14 @@ class Leases:
         self.shift_ns = 0
         self.asked: set[int] = set()
         self._deadlines: dict[int, int] = {}
-        #: every deadline ever given; those that were moved or dropped are passed over
+        #: every deadline ever set; moved and dropped deadlines are skipped
         self._order = SortedBlocks()
 
     def __bool__(self) -> bool:
         return bool(self._deadlines or self.asked)
 
     def apply_until(self, job: int, deadline_ns: int) -> None:
-        """The claim ends at ``deadline_ns`` of wall time, whatever was said before."""
+        """Set or move the end of the claim to ``deadline_ns`` of wall time."""
         moment = max(deadline_ns - self.shift_ns, 0)
         self._deadlines[job] = moment
         self._order.add(moment, job)
@@ -573,26 +573,26 @@ class Leases:
         return self._deadlines
 
 
-# Since when jobs wait: enough to tell how many windows, without a number for any job.
+# Since when jobs wait: precise to a part of a window, without a number per job.
 #
-# Jobs are numbered in the order in which they were enqueued. So a list of (lsn, moment), with one
-# entry for each 64th of the window, dates every job to within that: it takes the moment of the last
-# entry that is not behind it. Nine windows are as much as counts, so the list stays short, and
-# since it follows from the frames alone, every process and every later fold has the same one.
+# Jobs are numbered in the order of their enqueues. So a list of (lsn, moment) with one entry per
+# 64th of the window dates each job to within that: by the last entry with an lsn up to the job's.
+# Only nine windows count, so the list stays short. It follows from the frames alone, so every
+# process and every later fold has the same list.
 
-#: A job that waits longer rises one priority for each such window, unless another is given.
+#: Default window: a waiting job rises one priority for each.
 STARVATION_NS: Final = 600 * SECOND_NS
 #: Entries for each window.
 _PARTS: Final = 64
 
 
 class Ages:
-    """Keep when jobs were enqueued, in shifted time (see ``Timetable``).
+    """Times of enqueues, in shifted time (see ``Timetable``).
 
     Attributes:
-        window_ns: waiting longer, a job rises one level for each; 0: never.
+        window_ns: a waiting job rises one level for each; 0: never.
         moment: now.
-        aged_at: nobody has waited for a window before this moment.
+        aged_at: before this moment no job has waited for a window.
     """
 
     __slots__ = ("_lsns", "_moments", "aged_at", "moment", "window_ns")
@@ -611,7 +611,7 @@ class Ages:
         return self.window_ns // _PARTS
 
     def note(self, lsn: int, moment: int) -> None:
-        """A frame that begins with ``lsn`` was written then."""
+        """Note the moment of a frame that begins with ``lsn``."""
         lsns, moments = self._lsns, self._moments
         if moments:
             if moment < moments[-1] + max(self.step_ns, 1):
@@ -622,23 +622,23 @@ class Ages:
             return
         lsns.append(lsn)
         moments.append(moment)
-        # One entry stays from before all that counts: what is older still, is as old as that.
+        # One entry before the last nine windows stays: older jobs count as old as that.
         past = bisect_right(moments, max(moment - PRIORITY_MAX * self.window_ns, 0)) - 1
         if past > _PARTS:
             del lsns[:past], moments[:past]
 
     def note_ready(self, moment: int) -> None:
-        """A job is ready since then, perhaps for longer than those that were looked at."""
+        """Note a job that is ready since ``moment``, which may be the oldest."""
         self.aged_at = min(self.aged_at, moment + self.window_ns)
 
     def note_oldest(self, moment: int) -> bool:
-        """No job is ready for longer than since ``moment``; whether one has waited for a window.
+        """Return whether a job has waited for a window, given the oldest moment.
 
-        If none has, it is not to be asked again for long.
+        If not, move ``aged_at`` so that the next check comes late.
         """
         if moment + self.window_ns <= self.moment:
             return True
-        # Who comes from now on waits from now on, and may be taken for a step older.
+        # Later jobs wait from now on, and may seem one step older.
         self.aged_at = min(moment, max(self.moment - self.step_ns, 0)) + self.window_ns
         return False
 
@@ -650,7 +650,7 @@ class Ages:
         return bool(self._lsns) and job >= self._lsns[0]
 
     def before(self, moment: int) -> int:
-        """Return an id: the jobs below it are those that were enqueued then or earlier."""
+        """Return the id below which jobs were enqueued by ``moment``."""
         at = bisect_right(self._moments, moment) if moment >= 0 else 0
         if not at:
             return 0
@@ -661,17 +661,17 @@ class Ages:
 
 
 class Bounds:
-    """At one moment, by a number of windows from 0 to 9: who has waited so long, or longer.
+    """Which jobs have waited for at least 0 to 9 windows, at one moment.
 
     Attributes:
-        fresh: of the jobs that were ready at once those below this id.
-        back: of the others those that are ready since this moment, or earlier.
+        fresh: per number of windows, fresh jobs below this id.
+        back: per number of windows, returned jobs that are ready since this moment or earlier.
     """
 
     __slots__ = ("back", "fresh")
 
     def __init__(self, ages: Ages, now: int) -> None:
-        # Without a window nobody has waited for one: no moment is that early.
+        # Without a window no job ages: no moment is that early.
         window_ns = ages.window_ns or now + 1
         moments = [now - windows * window_ns for windows in range(1, PRIORITY_MAX + 1)]
         self.fresh = [NO_JOB, *map(ages.before, moments)]

@@ -1,4 +1,4 @@
-"""The steps of jobs that go on where they were, and what such jobs wait for. A part of the agenda.
+"""Steps, signals and waits of jobs that resume their runs. A part of the agenda.
 
 Held of each job that may run again, and of no other: the places of its step records, the signals
 that no step has taken, and what it waits for. Steps of a job that is not known yet are kept, too:
@@ -18,7 +18,7 @@ from taskq.core.values import NamedTuple
 
 
 class Form(enum.IntEnum):
-    """Say what a step was, or what a job waits for: the byte of a step's record."""
+    """Form of a step or of a wait: the byte of a step's record."""
 
     #: a function ran
     STEP = 0
@@ -30,7 +30,7 @@ class Form(enum.IntEnum):
     TIMEOUT = 3
     #: other jobs were enqueued
     CALL = 4
-    #: those of them failed that its value names: of the ``CALL`` of the same name and number
+    #: the failed jobs of the ``CALL`` of the same name and number; its value lists them
     FAILED = 5
     #: a try of a step failed: of the ``STEP`` of the same name and number
     TRIED = 6
@@ -44,16 +44,16 @@ class Form(enum.IntEnum):
     UNDOING = 10
 
 
-#: Steps that tell of what was done; before the others nothing was.
+#: Forms of steps that ran code; the others only waited.
 DONE: Final = frozenset({Form.STEP, Form.FAILED, Form.TRIED})
 
 
 class Wait(NamedTuple):
-    """Tell one thing that a job waits for.
+    """One wait of a job.
 
-    ``until_ns`` is when the wait is over at the latest, 0 for never; ``first`` and ``jobs`` are
-    the first job of a ``CALL``, and how many it has. ``first`` of an ``EVENT`` is the last signal
-    of its name that was looked at and did not fit.
+    ``until_ns`` is its latest end, 0 for never; ``first`` and ``jobs`` are the first job of a
+    ``CALL`` and the number of its jobs. ``first`` of an ``EVENT`` is the last signal of its name
+    that did not fit.
     """
 
     form: int
@@ -65,7 +65,7 @@ class Wait(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """Tell where the record of a signal stands that no step has taken."""
+    """A signal that no step has taken, and the location of its record."""
 
     #: lsn of its first record
     number: int
@@ -76,7 +76,7 @@ class Signal(NamedTuple):
 
 #: Form, number, until when, first job, how many, length of the name; then the name.
 _WAIT: Final = struct.Struct("<BIqQIB")
-#: Before them: whether the job waits now; if so, the size of what it waits for, and that.
+#: Prefix of packed waits: whether the job waits now; if so, size and bytes of its present waits.
 _SIZE: Final = struct.Struct("<H")
 _NOW: Final = b"\1"
 _BEFORE: Final = b"\0"
@@ -91,7 +91,7 @@ def pack_waits(waits: Iterable[Wait]) -> bytes:
 
 
 def unpack_waits(packed: bytes, shift_ns: int = 0) -> list[Wait]:
-    """Return what the bytes say, each moment that much later; what is cut short is left out."""
+    """Return the waits, each moment later by ``shift_ns``; a truncated wait is left out."""
     waits: list[Wait] = []
     at = 0
     while at + _WAIT.size <= len(packed):
@@ -123,7 +123,7 @@ def shifted(packed: bytes, shift_ns: int) -> bytes:
 
 
 def waited_for(waits: Iterable[Wait]) -> str:
-    """Return what a job waits for, in words: ``signal 'paid' and 2 jobs``."""
+    """Return the waits in words: ``signal 'paid' and 2 jobs``."""
     parts = []
     for wait in waits:
         if wait.form == Form.EVENT:
@@ -139,7 +139,7 @@ def waited_for(waits: Iterable[Wait]) -> str:
 
 
 def until(waits: Iterable[Wait]) -> int:
-    """Return when the first of them is over at the latest; 0 if none ever is by itself."""
+    """Return the earliest end of these waits; 0 if none has an end."""
     return min((wait.until_ns for wait in waits if wait.until_ns), default=0)
 
 
@@ -147,18 +147,17 @@ _UNDOS: Final = frozenset({Form.UNDO, Form.UNDOING})
 
 
 class Steps:
-    """Hold what the agenda knows of steps. Moments are in shifted time; see ``Timetable``.
+    """Steps, signals and waits by job. Moments are in shifted time; see ``Timetable``.
 
     Attributes:
-        places: job -> locations of its step records, each at its place; 0: it is not known.
-        signals: job -> those that no step has taken, the oldest first.
-        taken: job -> what the signals are known by that its steps took.
-        waits: job -> what it waits for, packed.
-        begun: job -> what else it had begun to wait for, and has not come, packed.
-        calls: job -> the jobs that it called and that are cancelled with it: first -> how many.
-        orphans: jobs that are still to be cancelled with the one that called them.
-        undos: job -> the form of its last record of that kind: steps may undo what it did, or they
-            do so now.
+        places: job -> locations of its step records, each at its place; 0: unknown.
+        signals: job -> signals that no step has taken, oldest first.
+        taken: job -> unique keys (``once``) of signals that its steps took.
+        waits: job -> its present waits, packed.
+        begun: job -> other waits that it began and that are not over, packed.
+        calls: job -> jobs that it called and that are cancelled with it: first -> count.
+        orphans: jobs still to cancel, since their caller ended.
+        undos: job -> ``UNDO`` if its steps may undo its work, ``UNDOING`` if they do so now.
     """
 
     __slots__ = ("begun", "calls", "orphans", "places", "signals", "taken", "undos", "waits")
@@ -190,7 +189,7 @@ class Steps:
     def apply_step(
         self, job: int, place: int, location: int, taken: int, once: bytes, form: int = Form.STEP
     ) -> None:
-        """The job's step of this place stands there; it took a signal, 0 for none."""
+        """Set the location of the job's step at ``place``; it took signal ``taken``, 0 for none."""
         if form in _UNDOS:
             self.undos[job] = max(form, self.undos.get(job, 0))
         places = self.places.get(job)
@@ -267,7 +266,7 @@ class Steps:
         return is_now
 
     def awaiting(self, job: int, shift_ns: int) -> bytes:
-        """Return what a job that is carried waits for; empty if nothing is known of it here."""
+        """Return the packed waits of a carried job; empty for an unknown job."""
         packed, begun = self.waits.get(job), shifted(self.begun.get(job, b""), shift_ns)
         if packed is not None:
             packed = shifted(packed, shift_ns)
@@ -304,7 +303,7 @@ class Steps:
         return 0 if packed is None else until(unpack_waits(packed))
 
     def wake(self, job: int) -> int | None:
-        """The job waits no more; returns its ``moment``, None if it did not wait."""
+        """End the job's wait; return its latest end, None if it did not wait."""
         packed = self.waits.pop(job, None)
         if packed is None:
             return None
