@@ -1,7 +1,7 @@
-"""Sets of kinds by what their records do, out of ``records.TABLE``: what all who read records ask.
+"""Sets of kinds by the effect of their records, computed from ``records.TABLE``.
 
-They hold plain numbers. Behind them stand which kind is written where a job's life goes on, and
-the legal transitions: nothing else decides a job's next state.
+They hold plain numbers. After them come the kind to write for each change of a job, and the legal
+transitions: nothing else decides a job's next state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def kinds_that(fits: Callable[[Row], bool]) -> frozenset[int]:
 
 
 def name_of(kind: int) -> str:
-    """Return what people call a kind; "type-…" of one that this taskq does not know."""
+    """Return the name of a kind; "type-…" for an unknown kind."""
     row = TABLE.get(kind)
     return f"type-{kind}" if row is None else row.name
 
@@ -42,14 +42,14 @@ def _with_field(name: str) -> frozenset[int]:
     return kinds_that(lambda row: name in row.layout.names.split())
 
 
-# What records are about.
+# Subjects of records.
 
-#: They bring a job into being, whose number is their lsn.
+#: They create a job, whose number is their lsn.
 BIRTHS: Final = _from(State.ABSENT)
-#: They hold the whole record that brought a job into being: behind them its story is known.
+#: They contain the job's whole ENQUEUED record: the history before them is not needed.
 CARRYING: Final = kinds_that(lambda row: row.body is Body.JOB)
 BEGINNINGS: Final = BIRTHS | CARRYING
-#: They concern a job that an earlier record brought, which they name by its number.
+#: They concern an existing job, named by its number.
 OF_JOBS: Final = _with_field("job")
 #: They name the claim that the job is under, or was, by its lsn.
 OF_CLAIMS: Final = OF_JOBS & _with_field("token")
@@ -60,20 +60,20 @@ WITH_OWNER: Final = _with_field("owner")
 INTRODUCTIONS: Final = WITH_OWNER - OF_JOBS
 #: They may move the deadline of the claim that a job is under.
 LEASING: Final = kinds_that(lambda row: Option.LEASE in row.options) - CARRYING
-#: They hold what a step of a job gave, or what somebody tells a job.
+#: They hold the value of a step or of a signal.
 OF_STEPS: Final = kinds_that(lambda row: row.body is Body.VALUE)
-#: They say by how much the clock was set.
+#: They record a step of the clock.
 STEPS: Final = _with_field("step_ns")
 #: They are about a queue, or about a lane.
 OF_QUEUES: Final = kinds_that(lambda row: row.body is Body.QUEUE)
 OF_LANES: Final = kinds_that(lambda row: row.body is Body.LANE)
 
-#: They say that segments before an lsn may be gone.
+#: They note that segments before an lsn may be gone.
 FLOORS: Final = _with_field("token") - OF_JOBS
-#: They say how far an upload has come.
+#: They record the progress of an upload.
 ADOPTIONS: Final = _with_field("upload")
 
-# What they do to a job.
+# Effects on a job.
 
 #: They start an attempt.
 CLAIMS: Final = _leading_to(State.RUNNING)
@@ -88,18 +88,18 @@ DEATHS: Final = _leading_to(State.DEAD)
 #: A dead letter begins anew, or is gone.
 REVIVALS: Final = _from(State.DEAD) & _leading_to(*LIVE_STATES)
 REMOVALS: Final = _from(State.DEAD) - REVIVALS
-#: Nothing is said of a job behind them, as a rule.
+#: They are the last record of a job, as a rule.
 LAST: Final = ENDS - DEATHS | REMOVALS
 #: A job that ran waits again; it keeps its place in the log.
 RETURNS: Final = ENDS_OF_CLAIMS & _leading_to(*WAITING_STATES)
-#: A waiting job waits otherwise.
+#: A waiting job was edited.
 EDITS: Final = CARRYING & _from(*WAITING_STATES)
-#: A job is told again as it stands.
+#: A job's present state, written again.
 REPEATS: Final = CARRYING & kinds_that(lambda row: not row.moves)
 #: They change nothing of a job's state.
 BESIDE: Final = OF_JOBS & kinds_that(lambda row: not row.moves)
 
-# What is written: readers ask the sets above, where a kind that is added later is, too.
+# Kinds to write. Readers use the sets above, which include kinds added later.
 
 BIRTH: Final = Kind.ENQUEUED
 CLAIM: Final = Kind.CLAIMED
@@ -109,7 +109,7 @@ CANCEL: Final = Kind.CANCELLED
 EXPIRY: Final = Kind.EXPIRED
 #: The attempt failed, and another comes.
 RETRY: Final = Kind.RETRIED
-#: The job is given back, or what it waited for is there.
+#: The job is returned, or its inputs are done.
 RELEASE: Final = Kind.RELEASED
 REPEAT: Final = Kind.CARRIED
 EDIT: Final = Kind.EDITED
@@ -118,7 +118,7 @@ REMOVAL: Final = Kind.PURGED
 #: By the state that it ends a job in.
 ENDING: Final = {state: kind for kind in (SUCCESS, DEATH, CANCEL, EXPIRY) for state in _after(kind)}
 EXTENSION: Final = Kind.EXTENDED
-#: Somebody wants the running job cancelled.
+#: A request to cancel the running job.
 REQUEST: Final = Kind.CANCEL_ASKED
 STEP: Final = Kind.STEP_DONE
 SIGNAL: Final = Kind.SIGNAL_SENT
@@ -134,9 +134,9 @@ RESUME: Final = Kind.RESUMED
 TRANSITIONS: Final[dict[tuple[State, int], tuple[State, ...]]] = {
     (before, row.kind): after for row in TABLE.values() for before, after in row.moves.items()
 }
-#: What each kind leads to, from wherever it finds the job: then it does not matter from where.
+#: States after each kind: they do not depend on the state before.
 _AFTER: Final = {kind: states for (_, kind), states in TRANSITIONS.items()}
-#: What a job is in after its birth and in an attempt, as plain numbers for the folds.
+#: States after a job's birth and in an attempt, as plain numbers for the folds.
 READY, SCHEDULED = map(int, _AFTER[BIRTH])
 RUNNING: Final = int(_AFTER[CLAIM][0])
 
@@ -150,10 +150,10 @@ def legal(state: State, kind: int) -> bool:
 
 
 def after(state: State, kind: int, *, waits: bool = False) -> State:
-    """Return the state after ``kind``; ``waits`` tells that the record carries a due time.
+    """Return the state after ``kind``; ``waits``: the record has a due time.
 
-    A fold meets records whose forerunner was damaged, so an illegal pair is no error here: what the
-    record says happened, happened.
+    A fold may read a record after a damaged one, so an illegal pair is no error here: a record is a
+    fact.
     """
     states = _AFTER.get(kind, (state,))
     return states[-1] if waits else states[0]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from taskq.core.flows import FlowPart
 
 SECOND_NS: Final = 1_000_000_000
-#: Who waits for a result outlasts the limit by so much at most, while the log does not answer.
+#: Longest delay of a timeout of ``result`` while the log does not answer.
 LATE_SECONDS_MAX: Final = 0.5
 
 #: Longest queue name, task name and dedup key, in UTF-8 bytes.
@@ -26,7 +26,7 @@ PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 TRANSACTION_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + 1024 * 1024
 #: Longest reason kept with a retry or a dead letter; longer ones lose their middle.
 REASON_BYTES_MAX: Final = 8 * 1024
-#: What is kept of the lines that an attempt logged.
+#: Bytes kept of the lines that an attempt logged.
 LINES_BYTES_MAX: Final = 64 * 1024
 #: Steps of one job, signals for it that no step has taken, and bytes of the value of one.
 STEPS_MAX: Final = 10_000
@@ -42,7 +42,7 @@ TIME_NS_MAX: Final = 2**62
 
 
 class State(enum.IntEnum):
-    """Say where a job is in its life."""
+    """State of a job."""
 
     #: not (or no longer) a job of this log
     ABSENT = 0
@@ -87,12 +87,12 @@ SETTLED_STATES: Final = frozenset(State) - LIVE_STATES - {State.ABSENT}
 STATES: Final[dict[str, State]] = {
     str(state): state for state in State if state is not State.ABSENT
 }
-#: Those that go with their part of the log, once it is old enough.
+#: States of jobs that are removed with their part of the log after the retention.
 PASSING_STATES: Final = SETTLED_STATES - {State.DEAD}
 
 
 class Durability(enum.StrEnum):
-    """Say what an awaited answer survives."""
+    """Failures that an awaited answer survives."""
 
     #: a power loss
     FSYNC = "fsync"
@@ -103,11 +103,11 @@ class Durability(enum.StrEnum):
 
 
 class Conflict(enum.StrEnum):
-    """Say what an enqueue does when its key is held."""
+    """Behaviour of an enqueue whose key is held."""
 
     #: nothing new is enqueued; the answer is the job that holds the key
     FIRST = "first"
-    #: it takes the key over, unless the holder runs; one that waits is cancelled
+    #: it takes the key over unless the holder runs; a waiting holder is cancelled
     REPLACE = "replace"
     #: it is refused with ``DuplicateKey``
     RAISE = "raise"

@@ -11,9 +11,9 @@ from typing import Any, Final, SupportsIndex, TypeAlias
 from taskq.core.errors import InvalidJobId, UsageError
 from taskq.core.model import NAME_BYTES_MAX
 
-#: Lists and objects within one another: as many as pydantic reads, and far from what a stack holds.
+#: Depth of nested lists and objects: the limit of pydantic, far below the limit of the stack.
 DEPTH_MAX: Final = 200
-#: Those of an argument, a result or another value of a task: flows put results within lists.
+#: Depth of an argument, result or other value of a task: flows put results within lists.
 VALUE_DEPTH_MAX: Final = 160
 
 
@@ -68,7 +68,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def whole(value: Any, what: str) -> int:
-    """Return the number as an int, of whichever library it is; no other kind of number will do.
+    """Return a whole number of any library as an int.
 
     Args:
         value: what was given.
@@ -99,7 +99,7 @@ _UNITS: Final = {
     **{f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate("kmgt")},
 }
 _TEXT: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]{0,3})\s*", re.ASCII | re.IGNORECASE)
-#: What a file system or a machine's memory may hold.
+#: Largest size of a file or of memory.
 _BYTES_MAX: Final = 2**63 - 1
 
 
@@ -111,7 +111,7 @@ def size_bytes(value: Size, what: str = "size") -> int:
         what: how an error names the value.
 
     Raises:
-        UsageError: not a size, or none that can be.
+        UsageError: not a size, or out of range.
     """
     size = -1
     given: object = value
@@ -129,11 +129,11 @@ def size_bytes(value: Size, what: str = "size") -> int:
     return size
 
 
-# What somebody meant who wrote a name that does not exist.
+# Suggestions for a misspelt name.
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the name that looks most like this one; "" if none of those that are known does."""
+    """Return the known name most similar to this one; "" without any."""
     from difflib import get_close_matches  # noqa: PLC0415 - for the mistaken alone
 
     return next(iter(get_close_matches(name, tuple(known), 1)), "")
@@ -165,7 +165,7 @@ def rather(name: str, known: Iterable[str], what: str) -> str:
 
 
 def check_name(what: str, name: str) -> bytes:
-    """Return the name in UTF-8, or a UsageError that says what is wrong with it."""
+    """Return the name in UTF-8; raise a UsageError that names the fault."""
     if not isinstance(name, str):
         raise UsageError(f"{what} is {name!r:.60}, it must be text")
     encoded = name.encode("utf-8", "surrogatepass")

@@ -1,10 +1,8 @@
-"""Limits as tasks have them, and rates counted exactly, claim by claim.
+"""Limits of tasks, and rates counted exactly, claim by claim.
 
-A rate allows at most so many claims in any window of time.
-
-A window is open at its end: of claims that are exactly a window apart only one is in it. Moments
-are shifted time (see ``moments.Timetable``), so that a step of the clock neither frees nor holds up
-any.
+A rate allows at most ``count`` claims in any window of time. A window is open at its end: of two
+claims exactly a window apart only one is in it. Moments are shifted time (see
+``moments.Timetable``), so a step of the clock neither frees nor delays any claim.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ def rate_of(text: object) -> Rate:
     """Return a rate as people write it: "10/s", "100/min", "1000/h", "5/30s".
 
     Raises:
-        UsageError: it is none, or out of range.
+        UsageError: the text is no rate, or out of range.
     """
     match = re.fullmatch(_TEXT, text) if isinstance(text, str) else None
     window_ns = None if match is None else _window_ns(match[2], match[3])
@@ -91,12 +89,12 @@ def _window_ns(span: str, unit: str) -> int | None:
 
 
 class Times:
-    """Hold when the claims of one group were made, as far back as that matters.
+    """Times of the claims of one group, as far back as they count.
 
     Attributes:
-        total: how many are kept.
-        most: no more than so many of them matter.
-        window_ns: nor those that are older.
+        total: number of claims kept.
+        most: number of claims that count.
+        window_ns: age up to which they count.
     """
 
     __slots__ = ("_counts", "_head", "_moments", "most", "total", "window_ns")
@@ -110,7 +108,7 @@ class Times:
         self.forget(moment)
         if not self.total:
             self.most = self.window_ns = 0
-        # Of two that claim under different rates the laxer one sees all that it needs.
+        # Two processes may use different rates: keep enough for the laxer one.
         self.most = max(self.most, min(most, RATE_COUNT_MAX))
         self.window_ns = max(self.window_ns, min(window_ns, RATE_WINDOW_NS_MAX))
         moments = self._moments
@@ -129,7 +127,7 @@ class Times:
                 self._drop()
 
     def forget(self, moment: int) -> None:
-        """Drop what no window reaches any more at ``moment``."""
+        """Drop claims before every window that ends at ``moment``."""
         since = moment - self.window_ns
         while self.total and self._moments[self._head] <= since:
             self.total -= self._counts[self._head]

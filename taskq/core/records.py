@@ -1,7 +1,7 @@
-"""The table of kinds: all that is known of each kind of record, and of its flags and options.
+"""The table of kinds of records, with their flags and options.
 
-Numbers never change, they only grow. Whoever reads records asks ``core.kinds``, or a row of
-``TABLE``; a new kind is a new row here, and a line where what it does is new, too.
+Numbers never change, they only grow. Readers of records use ``core.kinds`` or a row of ``TABLE``. A
+new kind is a new row here, and code only for a new effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from taskq.core.model import State
 
 
 class Kind(enum.IntEnum):
-    """Say what happened. 128 and above may be skipped by a fold that knows them not."""
+    """Type of a record. A fold may skip unknown types of 128 and above."""
 
     ENQUEUED = 1
     CLAIMED = 2
@@ -60,7 +60,7 @@ class Flag(enum.IntFlag):
     ZLIB = 16
     #: the body is compressed with zstd
     ZSTD = 32
-    #: the job is part of a flow: its options tell whom it waits for, and who waits for it
+    #: the job is part of a flow: its options name its inputs and its dependents
     FLOW = 128
 
 
@@ -86,13 +86,13 @@ class Option(enum.IntEnum):
     KEY_HASH = 8
     #: i64, relative: the claim is over by then
     LEASE = 9
-    #: i64, relative: the key is held until then, whatever becomes of the job
+    #: i64, relative: the key is held until then, even if the job ends earlier
     KEY_UNTIL = 10
     #: epoch u64, owner u64: whose claim a carried job is under
     CLAIM = 11
     #: i64: when a job ended that is carried, or a step that is
     ENDED = 12
-    #: i64 nanoseconds: keep the job so long after its end
+    #: i64 nanoseconds: keep the job for this time after its end
     KEEP = 13
     #: the attempts of a carried job so far, packed
     HISTORY = 14
@@ -100,21 +100,21 @@ class Option(enum.IntEnum):
     REPLACES = 15
     #: i64, relative: a job expires then unless it ran; of a carried job, as of now
     EXPIRES_RELATIVE = 16
-    #: what a held job waits for, and what becomes of it when that fails
+    #: number of inputs of a held job, and its policy if one fails
     NEEDS = 18
     #: the held jobs that wait for this one: u64 each; of a record that ends it, first of its
     #: options: those for which it counts as done (with the highest bit: that are cancelled for it)
     UNLOCKS = 19
-    #: whom a held job waits for: runs of (first job u64, count u32); of a step: the jobs that it
-    #: enqueued, and a byte 1 behind them if they go on when the job is cancelled
+    #: inputs of a held job: runs of (first job u64, count u32); of a step: the jobs that it
+    #: enqueued, and a byte 1 after them if they survive a cancellation of the job
     INPUTS = 20
     #: on the first job of a flow: jobs u32, how many of the first make up its result u32, its shape
     FLOW = 21
     #: how the results of a held job's inputs nest when they are handed over
     SHAPE = 22
-    #: on CLAIMED: the claim counts against a rate of so many u32 in nanoseconds i64
+    #: on CLAIMED: the claim counts against a rate: claims u32, window i64 nanoseconds
     RATE = 23
-    #: nothing, of a carried job that runs: somebody wants it cancelled
+    #: no value, on a carried running job: a request to cancel it
     CANCEL_WANTED = 26
     #: UTF-8: when a schedule ticks
     RULE = 27
@@ -124,10 +124,10 @@ class Option(enum.IntEnum):
     LINES = 29
     #: of a step: which call of its name it is, u32; and of a signal, 0; its name, UTF-8
     STEP = 30
-    #: what a job that gave its slot back waits for (``folds.steps``); of a carried one, first
-    #: whether it does so now
+    #: waits of a job that gave its slot back (``folds.steps``); of a carried job, first a byte
+    #: whether it waits now
     AWAITS = 31
-    #: UTF-8: what a signal is known by, so that it counts once
+    #: UTF-8: unique key of a signal, so that it counts once
     ONCE = 32
     #: u64, on a step: the signal that it took
     TAKES = 33
@@ -136,7 +136,7 @@ class Option(enum.IntEnum):
 
 
 class Cause(enum.IntEnum):
-    """Say why a delivery was released, or by what a job died."""
+    """Cause of a release, or of a job's death."""
 
     #: the caller said so
     CALLER = 0
@@ -156,9 +156,9 @@ class Cause(enum.IntEnum):
     REPLACED = 7
     #: its queue was cancelled as a whole; written no more
     PURGE = 8
-    #: what a held job waited for is there
+    #: the inputs of a held job are done
     INPUTS = 9
-    #: what a held job waited for failed
+    #: an input of a held job failed
     UPSTREAM = 10
     #: it was cancelled while it ran
     ASKED = 11
@@ -170,21 +170,21 @@ class Cause(enum.IntEnum):
     WAITS = 14
 
 
-#: Flags of a payload or result that is not stored as it was given.
+#: Flags of a compressed payload or result.
 PACKED: Final = int(Flag.ZLIB | Flag.ZSTD)
-#: Flags below it are of what is stored as it was given, and is no part of a flow.
+#: Lower flags: the body is not compressed, and the job is in no flow.
 PACKED_MIN: Final = int(Flag.ZLIB)
-#: Types from this one on may be passed over by who does not know them.
+#: Lowest type that a reader may skip if unknown.
 SKIPPABLE: Final = 128
 
 
 class Layout:
-    """The fixed fields of a record, and where they stand behind what every record starts with.
+    """The fixed fields of a record, after the common head of all records.
 
     Attributes:
-        formats: of each field, as ``struct`` has it.
-        names: what they are called, with spaces between.
-        struct: what packs them, with what every record starts with.
+        formats: of each field, in the syntax of ``struct``.
+        names: of the fields, separated by spaces.
+        struct: packs the common head and the fields.
     """
 
     def __init__(self, formats: str, names: str) -> None:
@@ -193,16 +193,16 @@ class Layout:
         self.struct = struct.Struct("<IBBHI" + formats)
 
 
-#: Of records that concern a job that an earlier one brought into being ...
+#: Records about an existing job ...
 JOB: Final = Layout("IQQ", "attempt job token")
-#: ... of a claim, whose token is its own lsn ...
+#: ... a claim, whose token is its own lsn ...
 CLAIM: Final = Layout("IQQ", "attempt job owner")
-#: ... of those after which it waits again ...
+#: ... records after which the job waits again ...
 BACK: Final = Layout("IQQq", "attempt job token due_ns")
-#: ... and of those that tell all of it.
+#: ... and records with the whole job.
 WHOLE: Final = Layout("IQQqq", "attempt job token due_ns enqueued_ns")
 BORN: Final = Layout("HBB", "attempts_max queue_size task_size")
-#: Of a step, by its place among the job's steps; of a signal, by the lsn of its first record.
+#: A step, by its place among the job's steps; a signal, by the lsn of its first record.
 PLACED: Final = Layout("IQQI", "attempt job token place")
 SIGNAL: Final = Layout("IQQ", "attempt job signal")
 NAME: Final = Layout("I", "zero")
@@ -216,7 +216,7 @@ UPLOAD: Final = Layout("I16sQQQQ", "zero upload done total duplicates first_lsn"
 
 
 class Body(enum.Enum):
-    """Say what a record holds behind its options; the value is how the specification has it."""
+    """Content of a record after its options; the value is its text in the specification."""
 
     NONE = ""
     PAYLOAD = "queue, task (before the options); payload"
@@ -234,19 +234,19 @@ class Body(enum.Enum):
 
 
 class Row:
-    """Everything that is known of a kind of record.
+    """A kind of record.
 
     Attributes:
         kind: its type.
-        name: what people call it: in events, records of streams and rows of the pipeline.
+        name: in events, records of streams and rows of the pipeline.
         says: what happened, for the specification.
         layout: its fixed fields.
-        body: what it holds behind its options.
-        byte: what its sixth byte holds.
-        moves: what it makes of a job: the state before -> the state after, and behind that the one
-            of a job whose due time is still to come.
-        options: those that it may have.
-        feature: the incompatible one that ``taskq.json`` names before there is such a record.
+        body: its content after its options.
+        byte: content of its sixth byte.
+        moves: state before -> states after: the first, and the second if the record has a due time
+        in the future.
+        options: its possible options.
+        feature: incompatible feature that ``taskq.json`` names before the first such record.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Row:
 
 
 _WAITING: Final = (State.READY, State.SCHEDULED)
-#: What jobs know who have steps, or wait within a run, or get signals.
+#: Feature of logs with steps, waits within a run, or signals.
 STEPS_FEATURE: Final = "steps-1"
 _OF_ENDS: Final = (Option.UNLOCKS, Option.KEY_HASH, Option.LINES)
 _OF_WHOLE: Final = (

@@ -27,11 +27,11 @@ from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
 from taskq.core.parsing import rather, whole
 from taskq.core.values import TypedDict, dataclass
 
-# What a task raises to say how it wants to end. These are wishes, not errors.
+# Signals that a task raises to choose its end. These are wishes, not errors.
 
 
 class Signal(Exception):
-    """The root of the three."""
+    """Base class of the three signals."""
 
 
 def _until_ns(delay: Duration, what: str) -> int:
@@ -61,7 +61,7 @@ class Retry(Signal):
 
 
 class Snooze(Signal):
-    """Not now: put the job back for a while, without burning an attempt.
+    """Put the job back for a while, without burning an attempt.
 
     Attributes:
         delay_ns: until the job is due again, 0 if that is past.
@@ -75,7 +75,7 @@ class Snooze(Signal):
 
 
 class Discard(Signal):
-    """Never again: the job goes to the dead letters now, whatever attempts are left.
+    """Move the job to the dead letters now, even if it has attempts left.
 
     Attributes:
         reason: kept with the dead letter.
@@ -97,11 +97,11 @@ def wish_in(error: BaseException) -> Retry | Snooze | Discard | None:
     return find_error(error, Discard, Retry, Snooze)  # type: ignore[return-value]
 
 
-# What a retry policy takes besides its delays: which errors, how long, and who is asked. Pure.
+# Further rules of a retry policy: errors, age, and a function that decides.
 
 #: Classes of exceptions, as ``isinstance`` takes them.
 ErrorTypes: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
-#: Told (error, number of the attempt that failed), says what to do; None: as the policy says.
+#: Gets (error, number of the failed attempt), returns a signal; None leaves it to the policy.
 Decider: TypeAlias = Callable[[BaseException, int], Retry | Snooze | Discard | None]
 
 #: Longest delay that a Retry or Snooze may ask for, unless a policy says otherwise: 30 days.
@@ -111,7 +111,7 @@ DELAY_SECONDS_MAX: Final = 30 * 86_400.0
 class RetryRules(TypedDict, total=False):
     """Further keywords of a policy; all may be left out."""
 
-    #: errors worth another attempt; all but those that end a program, unless given
+    #: errors worth another attempt; unless given, all but errors that end a program
     retry_on: ErrorTypes
     #: errors that are not, even if ``retry_on`` or ``per_error`` names them
     give_up_on: ErrorTypes
@@ -120,7 +120,7 @@ class RetryRules(TypedDict, total=False):
     #: asked first: called with (error, attempt), gives a Retry, Snooze or Discard, or None to leave
     #: it to the policy
     decide: Decider | None
-    #: no attempt begins so long after the job was enqueued: it is dead instead
+    #: no attempt begins at this age of the job: it is dead instead
     max_age: Duration | None
     #: longest delay that a Retry or Snooze may ask for; longer ones are cut. 30 days unless given
     delay_max: Duration
@@ -129,13 +129,13 @@ class RetryRules(TypedDict, total=False):
 def wish_of(
     decider: Decider, error: BaseException, attempt: int
 ) -> Retry | Snooze | Discard | None:
-    """Return what the function says of an error; of a group also of its members.
+    """Return the function's answer for an error, and for the members of a group.
 
-    Of several wishes the most final counts, as in ``wish_in``.
+    The most final of several wishes counts, as in ``wish_in``. A raised signal counts as an answer.
 
     Raises:
-        UsageError: it gave neither a signal nor None.
-        Exception: whatever it raised; a signal that it raises is as good as one that it returns.
+        UsageError: the function returned neither a signal nor None.
+        Exception: any error of the function.
     """
     wish = _wish_of(decider, error, attempt)
     if wish is not None or not is_a(error, BaseExceptionGroup):
@@ -161,7 +161,7 @@ def _wish_of(
 
 
 class Shape(enum.StrEnum):
-    """Say how the delay grows with the attempts."""
+    """Growth of the delay with the attempts."""
 
     #: always the same
     FIXED = "fixed"
@@ -172,7 +172,7 @@ class Shape(enum.StrEnum):
 
 
 class Jitter(enum.StrEnum):
-    """Say how chance changes a delay."""
+    """Random part of a delay."""
 
     #: not at all
     NONE = "none"
@@ -198,7 +198,7 @@ class RetryAfter:
 class Die:
     """Give the job up.
 
-    ``exhausted`` tells that its attempts were used up; else the policy gives up on such an error.
+    ``exhausted``: its attempts are used up; else the policy gives up on this error.
     """
 
     reason: str
@@ -267,16 +267,16 @@ class RetryPolicy:
     ) -> Decision:
         """Return what to do with a job whose attempt failed with this error.
 
-        Of a group each failure is judged, and the most final decision counts: to give up, else the
-        longest delay. An error counts also as what it was raised ``from``: the nearest that a rule
-        names decides.
+        The most final decision on the failures of a group counts: to give up, else the longest
+        delay. The causes (``raise … from``) of an error count as well: the nearest one named by a
+        rule decides.
 
         Args:
             attempt: number of the attempt that failed; 1 is the first.
             error: what the task raised; a ``Retry`` brings its own delay, a
                 ``Discard`` its reason.
             draw: a random number in [0, 1).
-            attempts_max: of the job, where it was enqueued with other attempts than the policy's.
+            attempts_max: of the job, if enqueued with other attempts than the policy's.
         """
         limit = self.attempts if attempts_max is None else attempts_max
         wish = wish_in(error)
@@ -305,9 +305,9 @@ class RetryPolicy:
         return RetryAfter(own.delay_seconds(attempt, draw))
 
     def bounded_ns(self, delay_ns: int) -> int:
-        """Return a delay that a signal asks for, in nanoseconds, cut to what it may ask for.
+        """Return the delay of a signal in nanoseconds, cut to the policy's maximum.
 
-        Such delays often come from elsewhere, a server's Retry-After for example.
+        Such delays often come from outside, such as a server's Retry-After.
         """
         return min(delay_ns, round(self.asked_seconds_max * SECOND_NS))
 
@@ -317,11 +317,11 @@ class RetryPolicy:
         return limit is not None and max(age_ns, 0) + delay_ns >= round(limit * SECOND_NS)
 
     def wish(self, error: BaseException, attempt: int) -> Retry | Snooze | Discard | None:
-        """Return what ``decider`` says of an error; None leaves it to the other rules.
+        """Return the answer of ``decider`` for an error; None leaves it to the other rules.
 
         Raises:
-            UsageError: it said something else.
-            Exception: whatever it raised.
+            UsageError: another answer.
+            Exception: any error of ``decider``.
         """
         return None if self.decider is None else wish_of(self.decider, error, attempt)
 
@@ -432,15 +432,15 @@ def never() -> RetryPolicy:
     return RetryPolicy(attempts=1, shape=Shape.FIXED, base_seconds=0.0, cap_seconds=0.0)
 
 
-#: What a task has that names no policy.
+#: Policy of a task that names none.
 DEFAULT: Final = RetryPolicy()
 
 
 def policy_of(value: RetryPolicy | int) -> RetryPolicy:
-    """Return the policy itself, or the default one with so many attempts.
+    """Return the policy itself, or the default policy with this number of attempts.
 
     Raises:
-        UsageError: neither of the two, or a number that is not 1 to 65 535.
+        UsageError: neither a policy nor a number from 1 to 65 535.
     """
     if isinstance(value, RetryPolicy):
         return value

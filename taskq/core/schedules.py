@@ -1,7 +1,6 @@
-"""Fold how far each schedule has ticked, as jobs are folded.
+"""State of schedules: a fold of the log.
 
-When a schedule ticks is worked out by its workers, from its rule; here is only what all of them
-must agree on.
+Workers compute from a schedule's rule when it ticks. This module holds the state that they share.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ _HASH_RANGE: Final = 2**64
 
 
 class ScheduleState(NamedTuple):
-    """Tell how far a schedule has come. Moments are wall time: no clock shifts them."""
+    """State of a schedule. Moments are wall time: no step of the clock shifts them."""
 
     #: the latest moment that it ticked for; 0: it never did
     last_ns: int = 0
     #: all its moments up to here are done with: ticked, skipped, or from before it was known
     done_ns: int = 0
     is_paused: bool = False
-    #: when it ticks, as the worker that was started last says it
+    #: when it ticks, from the worker that started last
     rule: bytes = b""
     #: its task and what else people want to see of it, as JSON
     details: bytes = b""
 
 
 class Ticked(NamedTuple):
-    """Hold what a TICKED record says: the state of one schedule from here on."""
+    """Content of a TICKED record: the state of one schedule from here on."""
 
     name: str
     state: ScheduleState
     #: the schedule is forgotten
     is_gone: bool = False
-    #: whether it tells rule and details; else they are what they were
+    #: whether it has rule and details; else they stay
     has_rule: bool = True
 
 

@@ -1,9 +1,9 @@
-"""Classes of values whose methods are written when they are first used: for what a start loads.
+"""Dataclasses and named tuples that generate their methods at first use, for a fast start.
 
-To write and compile what ``dataclasses.dataclass`` and ``typing.NamedTuple`` add takes up to a
-millisecond a class. A start loads more than a hundred of them, to use a few. From its first use on
-a class is what those would have made of it. ``typing`` compiles each type that is written as text,
-too, of named tuples and of ``TypedDict``: here they stay text.
+``dataclasses.dataclass`` and ``typing.NamedTuple`` take up to a millisecond per class to generate
+and compile methods. A start loads more than a hundred classes and uses a few. After its first use a
+class equals the one of the standard library. ``typing`` also compiles each annotation of named
+tuples and ``TypedDict``: here they stay text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 __all__ = ["NamedTuple", "TypedDict", "dataclass"]
 
-#: What a dataclass gets in any case, if its instances are compared, and if they are frozen.
+#: Generated attributes of every dataclass, of compared ones, and of frozen ones.
 _ALL: Final = (
     "__init__", "__repr__", "__match_args__", "__dataclass_fields__", "__dataclass_params__",
 )  # fmt: skip
 _COMPARED: Final = ("__eq__", "__hash__")
 _FROZEN: Final = ("__setattr__", "__delattr__", "__getstate__", "__setstate__")
-#: What a named tuple gets besides its fields.
+#: Generated attributes of a named tuple besides its fields.
 _OF_TUPLES: Final = (
     "__new__", "__repr__", "__match_args__", "__getnewargs__",
     "_make", "_replace", "_asdict", "_field_defaults",
@@ -29,10 +29,10 @@ _OF_TUPLES: Final = (
 
 
 class _Later:
-    """An attribute that is written, with others of its class, when somebody asks for it.
+    """An attribute that is generated at first access, with others of its class.
 
     Args:
-        write: told its name, gives it and what was written with it.
+        write: gets its name, returns it and the attributes generated with it.
     """
 
     def __init__(self, write: Callable[[str], Mapping[str, Any]]) -> None:
@@ -53,7 +53,7 @@ def _all_of(made: type) -> Mapping[str, Any]:
     return dict(vars(made))
 
 
-if not TYPE_CHECKING:  # to whom they are the ones that they make up for
+if not TYPE_CHECKING:  # it takes them for the standard library's
 
     def dataclass(
         *, slots: bool, eq: bool = True, frozen: bool = False, **others: bool
@@ -95,7 +95,7 @@ if not TYPE_CHECKING:  # to whom they are the ones that they make up for
             defaults = [space.pop(field) for field in fields if field in space]
 
             def write(asked: str) -> Mapping[str, Any]:
-                del asked  # what there is comes together
+                del asked  # all attributes are made together
                 module = space["__module__"]
                 made = namedtuple(name, fields, defaults=defaults, module=module)  # noqa: PYI024 - typing's compiles each type
                 made.__new__.__annotations__ = space["__annotations__"]

@@ -1,4 +1,4 @@
-"""Show jobs, queues, processes and files to people, and the same as JSON."""
+"""Views of jobs, queues, processes and files, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def moment(moment_ns: int) -> str | None:
 
 
 def owner(number: int) -> str:
-    """An owner as its files are named. Text, since it may exceed what JSON readers keep exact."""
+    """Return an owner's number as in its file names. Text: JSON readers may round the number."""
     return f"{number:016x}"
 
 
@@ -87,7 +87,7 @@ def _moment_or_none(time_ns: int) -> datetime | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """Show one delivery of a job, as the log tells it. Times are nanoseconds of wall time."""
+    """A delivery of a job in the log. Times are nanoseconds of wall time."""
 
     number: int
     owner: int
@@ -97,7 +97,7 @@ class AttemptView:
     #: "succeeded", "retried", "dead", "released", "lost", … or "" while it runs
     outcome: str = ""
     reason: str = ""
-    #: what it logged, as the log holds it; see ``lines``
+    #: its logged lines, compressed; see ``lines``
     stored_lines: bytes = field(default=b"", repr=False)
     #: of the job
     task: str = field(default="", compare=False)
@@ -155,7 +155,7 @@ class AttemptView:
 
     @property
     def _failure(self) -> tuple[str, str, str]:
-        # A few milliseconds to import, for whoever looks at failures.
+        # A few milliseconds to import, only needed for failures.
         from taskq.core.fingerprints import failure_of  # noqa: PLC0415
 
         return failure_of(self.task, self.outcome, self.reason)
@@ -163,7 +163,7 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """Everything the log says of one job. Times are nanoseconds of wall time, 0 for never."""
+    """A job in the log. Times are nanoseconds of wall time, 0 for never."""
 
     lsn: int
     job_id: str
@@ -302,7 +302,7 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A distribution: mean and max are exact, the others at most an eighth beside the truth."""
+    """A distribution: mean and max are exact, the percentiles are off by at most an eighth."""
 
     count: int = 0
     mean: float = 0.0
@@ -323,7 +323,7 @@ class EngineStats:
     batch_records: Spread
     #: (most records, how many batches), by size; sizes that never came are left out
     batch_histogram: tuple[tuple[int, int], ...]
-    #: all that it appended to the log
+    #: bytes appended to the log
     appended_bytes: int
     #: of the jobs it enqueued
     payload_bytes: int
@@ -331,15 +331,15 @@ class EngineStats:
     upkeep_bytes: int
     #: fsyncs of segments
     sync_seconds: Spread
-    #: those of over a second
+    #: fsyncs that took over a second
     slow_syncs: int
     #: to get the writer lock, uncontended ones included
     lock_wait_seconds: Spread
     #: the longest time it held the lock, waits for fsync excluded
     lock_hold_seconds_max: float
-    #: records it read from the log to follow it: those of others, and from before it opened it
+    #: records it read to follow the log: of other processes, and from before it opened the log
     caught_up_records: int
-    #: what opening took, recovery included, the wait for the lock excluded
+    #: seconds to open the log, with recovery, without the wait for the lock
     open_seconds: float
     #: on the disk, when last looked at; None before that
     free_bytes: int | None
@@ -377,7 +377,7 @@ class LogStats:
         return "\n".join("  ".join(row) for row in cells)
 
     def __add__(self, more: LogStats) -> LogStats:
-        """Return those of two logs together; ``next_lsn`` is of the longer one."""
+        """Return the sums of two logs; ``next_lsn`` is the larger one."""
         queues = {stats.queue: stats for stats in self.queues}
         for stats in more.queues:
             queues[stats.queue] = queues[stats.queue] + stats if stats.queue in queues else stats
@@ -428,7 +428,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Tell what one worker claims, None: any; what it leaves for now; the limits of its tasks."""
+    """Claims of one worker, None for any; jobs held back; limits of its tasks."""
 
     queues: frozenset[str] | None = None
     tasks: frozenset[str] | None = None
@@ -498,7 +498,7 @@ class OwnerView:
     alive: bool
     #: jobs it holds now
     running: int = 0
-    #: what its workers claim; empty for a process that only enqueues
+    #: claims of its workers; empty for a process that only enqueues
     serves: tuple[Serving, ...] = ()
     #: of taskq and of Python; "" where it was too old to say
     version: str = ""
@@ -522,9 +522,9 @@ class OwnerView:
 class Damage:
     """Bytes that were once durable and no longer read back.
 
-    ``first_lsn`` up to, not including, ``next_lsn`` are concerned; ``salvaged`` of those records
-    were read all the same, each by its own CRC. With ``size`` 0 the bytes are not there at all:
-    they stood behind ``offset`` of the segment, or before all of it where that is 0.
+    The records from ``first_lsn`` up to, not including, ``next_lsn`` are damaged. ``salvaged`` of
+    them could still be read, by their own CRCs. With ``size`` 0 the bytes are missing: they
+    followed ``offset`` of the segment, or preceded the segment if that is 0.
     """
 
     segment: str
@@ -533,7 +533,7 @@ class Damage:
     first_lsn: int
     next_lsn: int
     salvaged: int = 0
-    #: so many of these lsns nobody ever had: they were left out when an epoch began
+    #: lsns among these that no record ever had: they were skipped when an epoch began
     skipped: int = 0
 
     @property
@@ -542,9 +542,9 @@ class Damage:
         return max(self.next_lsn - self.first_lsn - self.skipped - self.salvaged, 0)
 
     def explain(self, directory: str, again: str = "") -> str:
-        """Tell people what is lost, and what to do to the log in this directory.
+        """Return what is lost and what to do, in words for people.
 
-        ``again``: the command that brings it back, where there is one.
+        ``again``: the command that brings the records back, if there is one.
         """
         where = f"behind offset {self.offset} of" if self.offset else "before"
         most = "up to " if self.skipped else ""
@@ -570,7 +570,7 @@ class Damage:
 
 
 class ProgressView(NamedTuple):
-    """Show what a running job told last of how far it is."""
+    """Latest progress report of a running job."""
 
     #: 0 to 1
     fraction: float
@@ -593,9 +593,9 @@ class VerifyReport:
     damage: tuple[Damage, ...]
     #: bytes after the last whole frame: a write that was cut short; the next writer sets them aside
     torn_bytes: int = 0
-    #: ids of jobs whose records are among the damaged ones, as far as they can be told
+    #: ids of jobs with damaged records, as far as known
     jobs: tuple[str, ...] = ()
-    #: (first lsn, next lsn) of what is missing, as a repair accepted: no damage
+    #: (first lsn, next lsn) of records whose loss a repair accepted: no damage
     accepted: tuple[tuple[int, int], ...] = ()
 
 
@@ -605,7 +605,7 @@ class CompactedSegment:
 
     segment: str
     size: int
-    #: bytes of its records that are needed still, and are written again before it goes
+    #: bytes of its records that are still needed and are written again first
     needed: int
     #: why it may go, or why it stays
     reason: str
@@ -624,5 +624,5 @@ class CompactReport:
 
     @property
     def freed(self) -> int:
-        """Bytes of the segments that went, less what was written again."""
+        """Bytes of the removed segments, less the bytes written again."""
         return sum(segment.size - segment.needed for segment in self.segments if segment.removed)

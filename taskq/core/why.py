@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.core.rates import Limit
 
-#: Jobs before it that are counted one by one; of more it is said that there are more.
+#: Jobs ahead that are counted one by one; the text says "over" beyond that.
 AHEAD_MAX: Final = 10_000
 _NAMED_MAX: Final = 5
 _REASON_CHARACTERS_MAX: Final = 200
@@ -412,7 +412,7 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-# Why a job waits whose task has a limit that is used up.
+# Jobs that wait since a limit of their task is used up.
 
 _HOLDERS_MAX: Final = 3
 
@@ -422,11 +422,11 @@ class UsedUp:
     """A limit that is used up.
 
     Attributes:
-        task: whose it is.
+        task: its task.
         key: the job's concurrency key, b"" for none.
-        concurrency: jobs that may run at a time, 0 if it is the rate that is used up.
-        running: those of them that do.
-        rate: as people write it.
+        concurrency: jobs that may run at a time, 0 if the rate is used up.
+        running: the running jobs.
+        rate: as text, such as "10/s".
         next_ns: wall time from which on the rate lets a job start.
     """
 
@@ -438,7 +438,7 @@ class UsedUp:
     next_ns: int = 0
 
     def text(self, tag: str, now_ns: int) -> str:
-        """Return one sentence for people; ``tag`` is that of the log's job ids."""
+        """Return one sentence for people; ``tag``: prefix of the log's job ids."""
         whose = self.task
         if self.key:
             whose += f" with key {self.key.decode('utf-8', 'replace')!r:.60}"
@@ -474,7 +474,7 @@ def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | Non
 
 
 def limits_in_use(agenda: Agenda, limits: Mapping[str, Limit], now_ns: int) -> list[LimitView]:
-    """Return what is used of limits, by task and concurrency key; of keys those with jobs."""
+    """Return the use of limits by task and concurrency key, for keys with jobs."""
     keyed = {lane.task for lane in agenda.lanes if lane.concurrency_key}
     counts = {(task, b""): [0, 0] for task in limits if task not in keyed}
     for lane in agenda.lanes:

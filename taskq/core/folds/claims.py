@@ -1,4 +1,4 @@
-"""Which ready jobs are claimed next: higher levels first, older jobs first within a level.
+"""The order of claims: higher levels first, older jobs first within a level.
 
 A job's level is its priority plus one for each starvation window that it has waited, up to 9. A
 lane keeps its fresh jobs by age and the earliest moment of its other jobs, so a claim compares only

@@ -1,4 +1,4 @@
-"""Which dedup keys are taken, and by which job. A fold of the log.
+"""Dedup keys and the jobs that hold them. A fold of the log.
 
 Keys are stored as 64 bits of a hash of (queue, key), in pages of flat arrays sorted by hash: 32
 bytes per key plus a sixteenth to grow (a dict of ints costs over 100). The caller verifies a

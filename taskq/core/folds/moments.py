@@ -661,7 +661,7 @@ class Ages:
 
 
 class Bounds:
-    """Which jobs have waited for at least 0 to 9 windows, at one moment.
+    """Bounds of the jobs that have waited for at least 0 to 9 windows, at one moment.
 
     Attributes:
         fresh: per number of windows, fresh jobs below this id.

@@ -49,7 +49,7 @@ DONE: Final = frozenset({Form.STEP, Form.FAILED, Form.TRIED})
 
 
 class Wait(NamedTuple):
-    """One wait of a job.
+    """A wait of a job.
 
     ``until_ns`` is its latest end, 0 for never; ``first`` and ``jobs`` are the first job of a
     ``CALL`` and the number of its jobs. ``first`` of an ``EVENT`` is the last signal of its name
