@@ -15,7 +15,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from taskq import durable, retry
-    from taskq.app.app import TaskQ
+    from taskq.app.app import TaskQ, task
     from taskq.app.context import (
         ChildDied,
         JobContext,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         progress,
         progress_sync,
     )
-    from taskq.app.default import task
     from taskq.app.tasklog import TaskLog
     from taskq.app.tasks import Task
     from taskq.app.transaction import AppTransaction, LogTransaction
@@ -90,9 +89,8 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "taskq.app.app": "TaskQ",
+    "taskq.app.app": "TaskQ task",
     "taskq.app.context": "ChildDied JobContext SoftTimeout current_job progress progress_sync",
-    "taskq.app.default": "task",
     "taskq.app.tasklog": "TaskLog",
     "taskq.app.tasks": "Task",
     "taskq.app.transaction": "AppTransaction LogTransaction",

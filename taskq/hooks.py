@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 
 if TYPE_CHECKING:
-    from taskq.app.around import Around
+    from taskq.app.app import default_app
     from taskq.app.context import relay_to, running_job, within
-    from taskq.app.default import default_app
+    from taskq.app.hooks import Around
     from taskq.app.logs import elsewhere
     from taskq.app.schedules import Schedule
     from taskq.app.tasks import Enqueuer
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from taskq.calls.serialization import encode_loose, encode_reason
     from taskq.calls.signature import Resources
     from taskq.connection.blocking import blocking, need_loop, off_loop
-    from taskq.connection.connection import Connection
-    from taskq.connection.packing import Loose
+    from taskq.connection.connection import Connection, Loose
     from taskq.connection.settings import HubSettings, load_settings
     from taskq.core.schedules import ScheduleState
     from taskq.flows.inputs import Inputs
@@ -75,9 +74,9 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "taskq.app.around": "Around",
+    "taskq.app.hooks": "Around",
     "taskq.app.context": "relay_to running_job within",
-    "taskq.app.default": "default_app",
+    "taskq.app.app": "default_app",
     "taskq.app.logs": "elsewhere",
     "taskq.app.schedules": "Schedule",
     "taskq.app.tasks": "Enqueuer",
@@ -87,8 +86,7 @@ _HOMES: Final = {
     "taskq.calls.serialization": "encode_loose encode_reason",
     "taskq.calls.signature": "Resources",
     "taskq.connection.blocking": "blocking need_loop off_loop",
-    "taskq.connection.connection": "Connection",
-    "taskq.connection.packing": "Loose",
+    "taskq.connection.connection": "Connection Loose",
     "taskq.connection.settings": "HubSettings load_settings",
     "taskq.core.schedules": "ScheduleState",
     "taskq.flows.inputs": "Inputs",

@@ -23,7 +23,7 @@ from pydantic import ByteSize
 
 from taskq import TaskQ
 from taskq import errors as error_tree
-from taskq.app.decorate import TaskChoices
+from taskq.app.tasks import TaskChoices
 from taskq.calls.call import JobOptions, OptionChanges, Options
 from taskq.cli.main import BUILT_IN, SECTIONS
 from taskq.cli.main import main as command_line

@@ -67,10 +67,10 @@ def test_an_import_brings_no_slow_library_along(report: dict[str, Any]) -> None:
 APP = {
     "taskq": "_lazy telemetry",
     "taskq._native": "_plain" if native.is_on else "",
-    "taskq.app": "app around decorate hooks schedules shared tasks workers",
+    "taskq.app": "app holder hooks schedules tasks",
     "taskq.calls": "arguments call habits loose naming serialization signature",
     "taskq.conditions": "breakers",
-    "taskq.connection": ("blocking connection handle logoptions packing places tracebacks tracing"),
+    "taskq.connection": "blocking connection handle logoptions tracing",
     "taskq.core": "durations errors exceptions model parsing records retry schedules values",
     "taskq.core.folds": "moments",
     "taskq.log": "config requests",

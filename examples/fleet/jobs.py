@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Discard, Snooze, TaskQ, retry
-from taskq.testing.clock import TravelClock, use_clock
+from taskq.testing.sandbox import TravelClock, use_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,42 +7,148 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
+from types import TracebackType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Never,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from taskq import telemetry
-from taskq.app.around import Around
-from taskq.app.decorate import TaskChoices, TaskDecorator, make_task, with_choices
-from taskq.app.hooks import Hooks, StepDone
+from taskq.app.holder import LogHolder
+from taskq.app.hooks import Around, Hooks, StepDone
 from taskq.app.schedules import Schedule, ScheduleChoices, rule_of, schedule_of
-from taskq.app.shared import LogHolder
-from taskq.app.tasks import AsyncTask, SyncTask, Task, no_call
-from taskq.app.workers import find_workers
+from taskq.app.tasks import (
+    AsyncTask,
+    SyncTask,
+    Task,
+    TaskChoices,
+    TaskDecorator,
+    make_task,
+    no_call,
+    with_choices,
+)
 from taskq.calls.call import Call, Options, checked_calls, make_call
-from taskq.calls.habits import APPS, no_app, no_attribute
+from taskq.calls.habits import APPS, no_app, no_attribute, option_instead
 from taskq.calls.naming import origin_of
 from taskq.calls.serialization import encode_loose
 from taskq.conditions import breakers
 from taskq.conditions.breakers import is_network_failure
-from taskq.connection import places
+from taskq.connection import logoptions
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
 from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.connection.handle import JobHandle, make_handle
-from taskq.connection.logoptions import LogOptions, numbers_checked, understood, unknown_option
+from taskq.connection.logoptions import LogOptions, checked_numbers, config_if_plain, unknown_option
 from taskq.core.durations import Duration
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
+from taskq.core.values import TypedDict
 
 if TYPE_CHECKING:
-    from taskq.app.around import AroundFunction
+    import asyncio
+
+    from taskq.app.hooks import AroundFunction
     from taskq.app.logs import ByJob, ByKey
     from taskq.app.transaction import AppTransaction
-    from taskq.app.workers import AppWorker, DeathCall, Queues, WorkerOptions
     from taskq.conditions.base import Check, Condition
     from taskq.connection.settings import Settings
     from taskq.flows.flow import Flow
     from taskq.flows.handle import FlowHandle
+    from taskq.log.decide.listeners import DeadLetter
     from taskq.log.store.store import Store
     from taskq.shards import Shards
+
+    #: Names of queues, or the weight of each.
+    Queues: TypeAlias = Iterable[str] | Mapping[str, int]
+    #: A function of a dead letter, or a task of one.
+    DeathCall: TypeAlias = Callable[[DeadLetter], Any]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Options of ``app.worker`` besides concurrency and queues; see ``taskq.Worker``."""
+
+    logs: Iterable[str | os.PathLike[str]] | Mapping[Any, int] | None
+    burst: bool
+    max_jobs: int | None
+    drain_timeout: Duration
+    thread_limit: int | None
+    process_limit: int | None
+    max_jobs_per_child: int | None
+    max_rss_per_child: int | str | None
+    target: str
+    schedules: bool
+    warns: bool
+    sync: bool
+    on_event: Callable[[Any], object] | None
+    on_dead: DeathCall | None
+
+
+class AppWorker(Protocol):
+    """A worker of an app, as the app's program sees it: ``taskq.Worker``."""
+
+    #: set once the log is open and the first claim waits
+    started: asyncio.Event
+    #: set once everything is settled
+    stopped: asyncio.Event
+
+    @property
+    def running(self) -> int:
+        """Return how many jobs run now."""
+
+    async def start(self) -> None:
+        """Open the log and claim; returns once it runs."""
+
+    async def run(self) -> None:
+        """Start, and return once stopped."""
+
+    async def stop(self) -> None:
+        """Drain: claim no more, let running jobs finish, cancel those that outlast the time."""
+
+    def request_stop(self) -> None:
+        """Begin to drain, and return at once."""
+
+    def request_cancel(self) -> None:
+        """Stop without waiting for running jobs. Returns at once."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def find_workers(method: str, options: WorkerOptions) -> Any:
+    """Import the package of the workers.
+
+    Raises:
+        UsageError: it is not installed, or is somebody else's; or an option is unknown.
+    """
+    from taskq import extras  # noqa: PLC0415 - many programs only enqueue
+
+    try:
+        workers = extras.workers()
+        known = workers.Worker.__init__.__kwdefaults__
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"app.{method}() needs the package taskq_workers ({error}): "
+            f"install all of taskq again: {extras.install_line()}"
+        ) from error
+    unknown = options.keys() - known.keys()
+    if unknown:
+        name = min(unknown)
+        raise UsageError(f"app.{method}() has no option {name!r}: {option_instead(name, known)}")
+    return workers
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,21 +192,23 @@ class TaskQ(LogHolder):
                 raise UsageError(f"shards is {shards!r:.60}: write shards=Shards(...)")
             if data_dir is None:
                 data_dir = os.fspath(shards.root)
-        data_dir = places.checked(data_dir)
+        data_dir = logoptions.checked_data_dir(data_dir)
         if settings is not None and not hasattr(settings, "log_config"):
             raise UsageError(f"settings is {settings!r:.60}: write settings=Settings(...)")
         if unknown := options.keys() - LogOptions.__annotations__.keys():
             raise unknown_option(min(unknown))
-        self._given = given = numbers_checked(options)
+        self._given = given = checked_numbers(options)
         is_told = settings or data_dir == "" or not isinstance(data_dir, str | Path | None)
-        config = None if is_told or not places.are_silent(data_dir) else understood(given)
+        config = (
+            None if is_told or not logoptions.has_no_settings(data_dir) else config_if_plain(given)
+        )
         if config is None:
             from taskq.connection.settings import load_settings  # noqa: PLC0415 - takes 0.1 s
 
             self.settings = load_settings(settings, data_dir=data_dir, **given)
             self._directory, config = self.settings.data_dir, self.settings.log_config()
         else:
-            self._directory = Path(data_dir or places.DATA_DIR_DEFAULT)
+            self._directory = Path(data_dir or logoptions.DATA_DIR_DEFAULT)
         super().__init__(Connection(os.fspath(self._directory), config))
         self.hooks = Hooks(include)
         #: of an app over another log: the app itself
@@ -129,7 +237,7 @@ class TaskQ(LogHolder):
             raise UsageError(
                 "user_data() chooses the directory: leave data_dir out, or write TaskQ(data_dir)"
             )
-        return cls(places.of_program(app), **arguments)
+        return cls(logoptions.user_data_dir(app), **arguments)
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -608,3 +716,34 @@ class TaskQ(LogHolder):
         task = make_task(self, fn, choices)
         self.hooks.add_task(task)
         return task
+
+
+@functools.cache
+def default_app() -> TaskQ:
+    """Return the app of tasks that name none, configured by the settings alone."""
+    return TaskQ()
+
+
+@overload
+def task(  # type: ignore[overload-overlap]
+    fn: Callable[P, Coroutine[Any, Any, R]], /
+) -> AsyncTask[P, R]: ...
+
+
+@overload
+def task(fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
+@overload
+def task(**choices: Unpack[TaskChoices]) -> TaskDecorator: ...
+
+
+def task(fn: Callable[..., Any] | None = None, /, **choices: Unpack[TaskChoices]) -> Any:
+    """Make a task of a function, on the default app: ``@task`` or ``@task(queue="mail", ...)``.
+
+    Raises:
+        UsageError: the function or an option is wrong, or the name is taken.
+    """
+    if fn is None:
+        return default_app().task(**choices)
+    return default_app().task(fn)

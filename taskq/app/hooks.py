@@ -2,22 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from taskq.app.decorate import tasks_with
 from taskq.app.schedules import Listeners, Planned
-from taskq.app.tasks import Task
+from taskq.app.tasks import Task, tasks_with
 from taskq.calls.naming import Declared, Origin, checked_modules, origin_here, origin_of
 from taskq.calls.serialization import load_checks
+from taskq.calls.signature import Resources, Signature
 from taskq.core.errors import UsageError
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
-    from taskq.app.around import Around
-    from taskq.app.workers import DeathCall
+    from taskq.app.app import DeathCall
     from taskq.conditions.breakers import BreakerRule
+
+    AroundFunction: TypeAlias = Callable[..., AsyncIterator[Any] | AbstractAsyncContextManager[Any]]
+
+
+class Around:
+    """A function of an app that stands around something.
+
+    Attributes:
+        name: for errors, with what it is: "the lifespan database".
+
+    Args:
+        kind: "lifespan" or "middleware".
+        subject: what it may take as its first argument, for errors: "app" or "job".
+        function: as the app's author wrote it.
+
+    Raises:
+        UsageError: the function is none of the kinds above, or takes something unknown.
+    """
+
+    def __init__(self, kind: str, subject: str, function: AroundFunction) -> None:
+        name = getattr(function, "__qualname__", repr(function))
+        self.name = f"the {kind} {name}"
+        self._signature = Signature(self.name, function)
+        self._function: Callable[..., Any] = function
+        if inspect.isasyncgenfunction(function):
+            self._function = contextlib.asynccontextmanager(function)
+        elif inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise UsageError(
+                f"{self.name} must be an async generator function that yields once: "
+                f"async def {name}({subject}): ... yield ..."
+            )
+        if len(self._signature.names) > 1:
+            raise UsageError(
+                f"{self.name} takes {', '.join(self._signature.names)}: it may take the {subject}, "
+                f"and what lifespans yield by Inject[...]"
+            )
+        self._takes_subject = bool(self._signature.names)
+
+    def resources(self, entered: Resources) -> dict[str, Any]:
+        """Return what it takes of what lifespans have yielded, by parameter.
+
+        Raises:
+            UsageError: that is not there.
+        """
+        return entered.arguments(self._signature.task, self._signature.injected)
+
+    def enter(self, subject: object, resources: dict[str, Any]) -> AbstractAsyncContextManager[Any]:
+        """Make the context manager, not entered yet.
+
+        Raises:
+            UsageError: the function gives something else.
+        """
+        manager = self._function(*((subject,) if self._takes_subject else ()), **resources)
+        if not hasattr(manager, "__aenter__"):
+            raise UsageError(
+                f"{self.name} gives {manager!r:.60}, and no async context manager: "
+                f"write it as an async generator function that yields once"
+            )
+        lifespan: AbstractAsyncContextManager[Any] = manager
+        return lifespan
 
 
 class StepDone(NamedTuple):

@@ -13,9 +13,8 @@ from taskq.app.hooks import Hooks
 from taskq.app.schedules import Planned, Schedule
 from taskq.calls.call import Call
 from taskq.connection import tracing
-from taskq.connection.connection import Connection
+from taskq.connection.connection import Connection, Loose, Packer
 from taskq.connection.handle import JobHandle
-from taskq.connection.packing import Loose, Packer
 from taskq.core.errors import UsageError, WrongLog
 from taskq.log.config import LogConfig
 from taskq.log.requests import Item

@@ -19,7 +19,7 @@ from taskq.core.values import TypedDict
 from taskq.log.requests import TICKS_MAX, Enrolment, Item, Turn
 
 if TYPE_CHECKING:
-    from taskq.app.decorate import TaskDecorator
+    from taskq.app.tasks import TaskDecorator
     from taskq.schedules import Due, Rule
 
 

@@ -8,13 +8,12 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
-from taskq.app.shared import LogHolder
+from taskq.app.holder import LogHolder
 from taskq.app.transaction import LogTransaction, failed, released
 from taskq.calls.call import Put, PutOptions, key_bytes
 from taskq.connection.blocking import blocking, refuse_in_loop, run
-from taskq.connection.connection import Connection, split_job_id
+from taskq.connection.connection import Connection, check_bytes, loose_put, split_job_id
 from taskq.connection.logoptions import LogOptions, log_config
-from taskq.connection.packing import check_bytes, loose_put
 from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.kinds import SUCCESS

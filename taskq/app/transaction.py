@@ -16,9 +16,8 @@ from taskq.app.tasks import no_call
 from taskq.calls.call import Call, Put, PutOptions, transaction_bytes
 from taskq.calls.serialization import encode_reason
 from taskq.connection.blocking import refuse_in_loop, run
-from taskq.connection.connection import Connection, split_job_id
+from taskq.connection.connection import Connection, Loose, check_bytes, loose_put, split_job_id
 from taskq.connection.handle import JobHandle, PendingJob, make_handle
-from taskq.connection.packing import Loose, check_bytes, loose_put
 from taskq.core.durations import Duration, nanoseconds
 from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.core.kinds import DEATH, RELEASE, RETRY, SUCCESS

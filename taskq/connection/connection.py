@@ -6,19 +6,19 @@ program that only declares tasks never needs. Whoever minds the first enqueue op
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
-from taskq.calls.call import transaction_bytes
+from taskq.calls.call import Call, OptionChanges, Options, Put, spec_of, transaction_bytes
 from taskq.calls.habits import check_directory
-from taskq.connection import places, tracing
+from taskq.connection import logoptions, tracing
 from taskq.connection.blocking import need_loop, off_loop
-from taskq.connection.packing import Loose, Packer
-from taskq.connection.tracebacks import caller, install
 from taskq.core.errors import (
     AppendFailed,
     LogClosed,
@@ -27,17 +27,269 @@ from taskq.core.errors import (
     UsageError,
     WrongLog,
 )
-from taskq.core.model import TRANSACTION_BYTES_MAX, Extras
+from taskq.core.model import PAYLOAD_BYTES_MAX, TRANSACTION_BYTES_MAX, Extras
 from taskq.core.parsing import split_id
-from taskq.log.requests import Bundle, Done, Duplicate, EnqueueSpec, Item, Plain
+from taskq.core.records import Flag
+from taskq.log.format.bodies import Compression, check_compression, check_size
+from taskq.log.requests import Bundle, Delivery, Done, Duplicate, EnqueueSpec, Item, Plain
+from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from taskq.connection.handle import JobHandle
+    from taskq.core.views import JobView
     from taskq.log.config import LogConfig
     from taskq.log.store.port import LoopPort, ThreadPort
     from taskq.log.store.store import Store
+
+_OURS: Final = frozenset({"taskq", "taskq_plugins", "taskq_workers"})
+
+
+def install() -> None:
+    """Let a ``UsageError`` that ends the program show the caller's line last, and none of ours.
+
+    What else ends it is shown as before, by whoever shows it.
+    """
+    if getattr(sys.excepthook, "__name__", "") != _show.__name__:
+        sys.excepthook = functools.wraps(_show)(functools.partial(_show, sys.excepthook))
+
+
+def end_at_caller(error: UsageError) -> None:
+    """Cut the traceback behind the last line that is neither ours nor of the standard library."""
+    last: TracebackType | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        if _is_of_program(trace.tb_frame.f_globals):
+            last = trace
+        trace = trace.tb_next
+    if last is not None:
+        last.tb_next = None
+    # What we met on the way to it, such as an error of a library, says nothing more.
+    error.__suppress_context__ = True
+    if error.__cause__ is not None and not _is_of_caller(error.__cause__):
+        error.__cause__ = None
+
+
+def caller() -> FrameType:
+    """Return the innermost line being run that is the program's; the outermost of all if none is.
+
+    A call of the kind ``…_sync`` may run on a thread where the program has none.
+    """
+    frame = sys._getframe(1)
+    while not _is_of_program(frame.f_globals) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _is_of_program(names: Mapping[str, object]) -> bool:
+    """Return whether code with these globals is neither ours nor of the standard library."""
+    package = _package(names)
+    return package not in _OURS and package not in sys.stdlib_module_names
+
+
+def _package(names: Mapping[str, object]) -> str:
+    return str(names.get("__name__", "")).partition(".")[0]
+
+
+def _is_of_caller(cause: BaseException) -> bool:
+    trace = cause.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is None or _package(trace.tb_frame.f_globals) not in _OURS
+
+
+def _show(
+    show: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    if isinstance(error, UsageError):
+        end_at_caller(error)
+        trace = error.__traceback__
+    show(kind, error, trace)
+
+
+#: A job that is not packed yet: with what becomes of its body, and the name of that in errors.
+Loose: TypeAlias = tuple[Item, "Compression | None", str]
+
+R = TypeVar("R")
+
+_new: Final = tuple.__new__
+_PLAIN: Final = Options()
+
+
+class Packer:
+    """The bodies of one log."""
+
+    def __init__(self, path: str, config: LogConfig) -> None:
+        self.config = config
+        self.bodies = BodyStore(path, config)
+
+    def packing(self, chosen: Options) -> Compression | None:
+        """Return how the payload of a job with these options is packed; None: stored as it is."""
+        return self.config.packing(chosen.queue, chosen.compress)
+
+    # -- into the log -----------------------------------------------------------------------------
+
+    def plain_item(self, call: Call[Any]) -> Item | None:
+        """Return the call as the ports take it, or None if its payload must be packed first."""
+        chosen = call.chosen
+        if self.config.packing(chosen.queue, chosen.compress) is not None:
+            return None
+        if len(call.body) > PAYLOAD_BYTES_MAX:
+            return None
+        return call.spec, call.body, call.extras
+
+    def plain_items(self, calls: list[Call[R]]) -> list[Item] | None:
+        """Return the calls as the ports take them, or None if any payload must be packed first."""
+        items: list[Item] = []
+        for call in calls:
+            item = self.plain_item(call)
+            if item is None:
+                return None
+            items.append(item)
+        return items
+
+    def loose(self, call: Call[Any]) -> Loose:
+        """Return the call as ``items`` takes it.
+
+        Raises:
+            PayloadTooLarge: its payload is over the limit.
+        """
+        packing, what = self.packing(call.chosen), f"{call.name}: the payload"
+        check_size(what, call.body)
+        return (call.spec, call.body, call.extras), packing, what
+
+    def items_sync(self, given: Iterable[Loose]) -> list[Item]:
+        """Return the jobs as the ports take them, their payloads packed here and now.
+
+        Raises:
+            PayloadTooLarge: one is over its limit.
+        """
+        items: list[Item] = []
+        for (spec, body, extras), packing, what in given:
+            stored, flags = self.bodies.pack(body, packing, what)
+            items.append((spec.packed(flags), stored, extras))
+        return items
+
+    async def items(self, given: list[Loose]) -> list[Item]:
+        """Do as ``items_sync``, on a thread if that takes long."""
+        if sum(len(item[1]) for item, packing, _ in given if packing) <= QUICK_BYTES_MAX:
+            return self.items_sync(given)
+        return await off_loop(self.items_sync, given)
+
+    async def result(
+        self, body: bytes, packing: Compression | None, what: str
+    ) -> tuple[bytes, int]:
+        """Return a result as its record holds it, and the record's flags; raises as ``items``."""
+        if packing is None or len(body) <= QUICK_BYTES_MAX:
+            return self.bodies.pack(body, packing, what)
+        return await off_loop(self.bodies.pack, body, packing, what)
+
+    # -- out of it --------------------------------------------------------------------------------
+
+    async def unpacked(self, stored: bytes, flags: int, what: str) -> bytes:
+        """Return a body as it was given; raises what ``BodyStore.unpack`` does."""
+        if not flags:
+            return stored
+        if self.bodies.is_quick(stored, flags):
+            return self.bodies.unpack(stored, flags, what)
+        return await off_loop(self.bodies.unpack, stored, flags, what)
+
+    async def payload(self, delivery: Delivery) -> bytes:
+        """Return a job's payload as it was given; raises what ``BodyStore.unpack`` does."""
+        what = f"the payload of job {delivery.job_id}"
+        return await self.unpacked(delivery.stored_payload, delivery.payload_flags, what)
+
+    async def opened_view(self, view: JobView) -> JobView:
+        """Return the view with payload and result as given; raises as ``BodyStore.unpack``."""
+        if not (view.payload_flags or view.result_flags):
+            return view
+        return await off_loop(self.bodies.open_view, view)
+
+    async def listed(self, views: list[JobView]) -> list[JobView]:
+        """Return the views as lists show them; see ``BodyStore.list_views``."""
+        if not any(view.payload_flags or view.result_flags for view in views):
+            return views
+        return await off_loop(self.bodies.list_views, views)
+
+    def deliveries(self, claimed: list[Delivery]) -> list[Delivery]:
+        """Return the deliveries, with payloads that can be read wherever they are."""
+        if not any(delivery.payload_flags for delivery in claimed):
+            return claimed
+        return [
+            self._readable(delivery) if delivery.payload_flags else delivery for delivery in claimed
+        ]
+
+    def _readable(self, delivery: Delivery) -> Delivery:
+        packed = _new(PackedDelivery, delivery)
+        packed.bodies = self.bodies
+        return packed
+
+
+class PackedDelivery(Delivery):
+    """A delivery whose payload is compressed."""
+
+    bodies: BodyStore
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes that were enqueued, read and decompressed each time that they are asked for.
+
+        Raises:
+            LogDamaged: they do not read back.
+            PayloadTooLarge: decompressed they would be over decompressed_bytes_max.
+            CompressionUnavailable: they are compressed in a way that is not installed here.
+        """
+        return self.bodies.payload(self)
+
+
+def loose_put(job: Put, packer: Packer) -> Loose:
+    """Return the job, checked, as ``Connection.pack`` takes it.
+
+    Raises:
+        UsageError: an option is wrong.
+        PayloadTooLarge: the payload is over its limit.
+    """
+    if not isinstance(job, Put):
+        raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
+    check_bytes("the payload", job.payload)
+    if job.compress is not None:
+        check_compression(job.compress)
+    packing = packer.config.packing(job.queue, job.compress)
+    check_size("the payload", job.payload)
+    return _put_item(job), packing, "the payload"
+
+
+def _put_item(job: Put) -> Item:
+    spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
+    is_keyed = not (job.key is job.window is job.until is None) or job.on_conflict != "first"
+    if not (job.delay or job.headers or is_keyed) and job.expires is job.keep is None:
+        return spec, job.payload, None
+    changes: OptionChanges = {
+        "delay": job.delay,
+        "expires": job.expires,
+        "key": job.key,
+        "window": job.window,
+        "until": job.until,
+        "on_conflict": job.on_conflict,
+        "headers": job.headers,
+        "keep": job.keep,
+    }
+    return spec, job.payload, _PLAIN.changed(changes).fixed_extras("put")
+
+
+def check_bytes(what: str, body: object) -> None:
+    """Refuse a payload or result that is no bytes.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(body, bytes):
+        raise UsageError(f"{what} is {body!r:.60}, it must be bytes")
+
 
 T = TypeVar("T")
 #: Before a request that the log refused for now is sent again: the first pause, the longest, each
@@ -89,7 +341,7 @@ class Connection:
     def __init__(self, path: str, config: LogConfig) -> None:
         check_directory(path)
         # A later chdir, of a daemon for example, must not move the directory.
-        self.path = places.absolute(path)
+        self.path = logoptions.absolute_path(path)
         self.config = config
         self.current: Store | None = None
         self.packer = Packer(self.path, config)
@@ -124,7 +376,7 @@ class Connection:
         with self._lock:
             if self.current is not None and self.current.usable:
                 raise UsageError(f"{self.path} is open: set the data directory before first use")
-            self.path = places.absolute(path)
+            self.path = logoptions.absolute_path(path)
             self.packer = Packer(self.path, self.config)
 
     def store(self) -> Store:

@@ -42,26 +42,24 @@ from pydantic_settings import (
 from taskq.calls.habits import meant, option_instead
 from taskq.connection.logoptions import (
     COUNTS,
-    NUMBERS,
-    OR_NONE,
-    SPANS,
-    SWITCHES,
-    LogOptions,
-    in_units,
-    named_in_units,
-)
-from taskq.connection.places import (
     DATA_DIR_DEFAULT,
     DOTENV,
     LOG_FORMAT_DEFAULT,
     LOG_LEVEL_DEFAULT,
     NO_SETTINGS,
+    NUMBERS,
+    OR_NONE,
     PREFIX,
     PYPROJECT,
-    Place,
-    places_of,
-    read_place,
+    SPANS,
+    SWITCHES,
+    LogOptions,
+    SettingsFile,
+    in_units,
+    named_in_units,
+    read_plain_file,
     refuse_planted,
+    settings_places,
 )
 from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
 from taskq.core.errors import UsageError
@@ -296,9 +294,9 @@ def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str,
     Raises:
         UsageError: a file of taskq's own is broken or says what is no setting, or is another's.
     """
-    near = [(place, _table(place)) for place in places_of(data_dir)[1:]]
+    near = [(place, _table(place)) for place in settings_places(data_dir)[1:]]
     named = next((said["data_dir"] for _, said in near if "data_dir" in said), None)
-    log = places_of(data_dir, named and Path(named))[0]
+    log = settings_places(data_dir, named and Path(named))[0]
     tables = [(log, _table(log, may_move=False)), *near]
     for place, said in tables:
         if "hub" in said and place.is_near:
@@ -307,10 +305,10 @@ def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str,
     return [(place.path.absolute(), said) for place, said in tables if said]
 
 
-def _table(place: Place, *, may_move: bool = True) -> dict[str, Any]:
+def _table(place: SettingsFile, *, may_move: bool = True) -> dict[str, Any]:
     """Return what one file sets."""
     path = place.path
-    text = read_place(path)
+    text = read_plain_file(path)
     if text is None:
         return {}
     refuse_planted(path)
@@ -379,7 +377,7 @@ def _no_setting(name: str, known: Iterable[str]) -> str:
     return f"there is no setting {name!r}: {option_instead(name, known, 'settings')}"
 
 
-def _check_hub(place: Place, hub: dict[str, Any]) -> None:
+def _check_hub(place: SettingsFile, hub: dict[str, Any]) -> None:
     """See that the file is this user's own; its paths go from its folder.
 
     Raises:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from taskq import telemetry
-from taskq.app.signals import event_readers
+from taskq.app.context import event_readers
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.serialization import cause_of, decode_loose, way_of
 from taskq.core.errors import InvalidStep, JobCancelled, JobExpired, JobFailed, TaskqError

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 
 if TYPE_CHECKING:
-    from taskq.testing.asserts import (
+    from taskq.testing.sandbox import (
+        Drained,
         EnqueuedJob,
+        FakeClock,
+        Sandbox,
+        TravelClock,
         assert_enqueued,
         assert_not_enqueued,
+        drain,
         enqueued,
+        use_clock,
     )
-    from taskq.testing.clock import FakeClock, TravelClock, use_clock
-    from taskq.testing.draining import Drained, drain
-    from taskq.testing.sandbox import Sandbox
 
 __all__ = [
     "Drained",
@@ -36,10 +39,10 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "taskq.testing.asserts": "EnqueuedJob assert_enqueued assert_not_enqueued enqueued",
-    "taskq.testing.clock": "FakeClock TravelClock use_clock",
-    "taskq.testing.draining": "Drained drain",
-    "taskq.testing.sandbox": "Sandbox",
+    "taskq.testing.sandbox": (
+        "Drained EnqueuedJob FakeClock Sandbox TravelClock assert_enqueued assert_not_enqueued "
+        "drain enqueued use_clock"
+    ),
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

@@ -3,22 +3,412 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import shutil
 import tempfile
+import weakref
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq import Durability, extras
-from taskq.hooks import blocking, elsewhere
-from taskq.testing.asserts import EnqueuedJob, assert_enqueued, assert_not_enqueued, enqueued
-from taskq.testing.clock import FakeClock, use_clock
-from taskq.testing.draining import Drained, drain
+from taskq.engine import LogReader, SystemClock, kinds
+from taskq.errors import InvalidCall, LogError, UsageError
+from taskq.hooks import blocking, decode_call, elsewhere
+from taskq.values import SECOND_NS, TIME_NS_MAX, Duration, dataclass, nanoseconds, rather
 
 if TYPE_CHECKING:
     from taskq import JobHandle, State, Task, TaskQ
-    from taskq.values import Duration
+    from taskq.engine import Clock
+    from taskq.hooks import Connection
+    from taskq.views import JobView
+
+#: Jobs that one drain runs; more enqueue one another for ever.
+DRAINED_MAX: Final = 100_000
+#: Failures that an error tells of.
+_DRAINING_SHOWN_MAX: Final = 5
+#: A float of seconds may fall a little short of a moment in nanoseconds.
+_LATER_SECONDS: Final = 0.001
+_FAILURES: Final = frozenset({"retried", "dead"})
+
+
+@dataclass(slots=True)
+class Drained:
+    """Result of a drain.
+
+    Attributes:
+        outcomes: how many attempts ended "succeeded", "retried", "dead", "released", "cancelled".
+        failures: one text for each failed attempt: task, job, attempt and reason.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Return how many attempts ran."""
+        return self.outcomes.total()
+
+    @property
+    def succeeded(self) -> int:
+        """Return how many jobs ran well."""
+        return self.outcomes["succeeded"]
+
+    def __call__(self, event: Any) -> None:
+        """Count one ``JobFinished``."""
+        self.outcomes[event.outcome] += 1
+        if event.outcome in _FAILURES:
+            self.failures.append(
+                f"{event.task} {event.job_id}, attempt {event.attempt}: {event.reason}"
+            )
+        if self.count > DRAINED_MAX:
+            raise AssertionError(f"over {DRAINED_MAX} jobs ran: they enqueue one another for ever")
+
+
+async def drain(
+    app: TaskQ,
+    queues: Iterable[str] | None = None,
+    *,
+    concurrency: int = 1,
+    ahead: FakeClock | None = None,
+    raises: bool = True,
+) -> Drained:
+    """Run the jobs that are ready, and those that they enqueue, until none is left.
+
+    They run in this event loop (sync ones in threads), in the order of a worker with so many slots.
+
+    Args:
+        app: whose jobs.
+        queues: names of the queues to drain; None for all.
+        concurrency: how many run at a time.
+        ahead: the app's clock, to be moved to when the next job is due, as long as one is.
+        raises: whether a failed attempt makes this raise at the end.
+
+    Raises:
+        AssertionError: an attempt failed, or the jobs enqueue one another for ever.
+    """
+    report = Drained()
+    names = None if queues is None else list(queues)
+    while True:
+        worker = app.worker(concurrency, names, burst=True, on_event=report)
+        async with worker as running:
+            await running.stopped.wait()
+        if report.count > DRAINED_MAX:
+            raise AssertionError(f"over {DRAINED_MAX} jobs ran: they enqueue one another for ever")
+        if ahead is None or not _move_to_next(app, ahead, names):
+            break
+    if raises and report.failures:
+        shown = "\n".join(report.failures[:_DRAINING_SHOWN_MAX])
+        raise AssertionError(
+            f"{len(report.failures)} of {report.count} attempts failed "
+            f"(raises=False to go on):\n{shown}"
+        )
+    return report
+
+
+def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> bool:
+    """Move the clock to when the next job is due; False if none is scheduled for any time."""
+    with LogReader.open(str(app.data_dir), clock) as reader:
+        views = reader.jobs(set(kinds.BY_TIME), None, None, DRAINED_MAX)
+    moments = [
+        view.due_ns
+        for view in views
+        if (queues is None or view.queue in queues) and view.task in app.tasks
+    ]
+    now_ns = clock.wall_ns()
+    moments = [moment for moment in moments if moment < TIME_NS_MAX]  # else it waits for jobs
+    if not moments:
+        return False
+    clock.advance(max(min(moments) - now_ns, 0) / SECOND_NS + _LATER_SECONDS)
+    return True
+
+
+#: 2024-01-01 00:00 UTC, in seconds.
+START_SECONDS: Final = 1_704_067_200
+_SECOND_NS: Final = 1_000_000_000
+#: A machine has run for a while when a test begins.
+_UPTIME_SECONDS: Final = 1_000
+
+
+class MovedClock:
+    """A clock that tells the logs that go by it when it was moved."""
+
+    def __init__(self) -> None:
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+    def note(self, connection: Connection) -> None:
+        """Note that a log goes by this clock."""
+        self._connections.add(connection)
+
+    def _moved(self) -> None:
+        for connection in self._connections:
+            store = connection.current
+            if store is not None and store.usable:
+                # What has fallen due by now must not wait for its time as it was before.
+                store.mailbox.wake_up()
+
+
+class FakeClock(MovedClock):
+    """Wall time and steady time, in nanoseconds, moved by hand. Implements ``Clock``."""
+
+    def __init__(self, wall_seconds: float = START_SECONDS) -> None:
+        super().__init__()
+        self._wall_ns = round(wall_seconds * _SECOND_NS)
+        self._steady_ns = _UPTIME_SECONDS * _SECOND_NS
+
+    def wall_ns(self) -> int:
+        """Return nanoseconds since 1970."""
+        return self._wall_ns
+
+    def steady_ns(self) -> int:
+        """Return nanoseconds since boot."""
+        return self._steady_ns
+
+    def advance(self, duration: Duration) -> None:
+        """Let time pass, such as "1h": both clocks go on, and logs look what has fallen due."""
+        passed = nanoseconds(duration, "advance")
+        self._wall_ns += passed
+        self._steady_ns += passed
+        self._moved()
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forth or back, as a person or NTP does."""
+        self._wall_ns += round(seconds * _SECOND_NS)
+        self._moved()
+
+    def reboot(self, off_seconds: float = 0.0, wall_seconds: float | None = None) -> None:
+        """Start the steady clock anew; the wall clock kept running, or lost its time."""
+        self._steady_ns = _SECOND_NS
+        self._wall_ns += round(off_seconds * _SECOND_NS)
+        if wall_seconds is not None:
+            self._wall_ns = round(wall_seconds * _SECOND_NS)
+
+
+class TravelClock(MovedClock):
+    """The machine's clock, begun at another moment and sent ahead by hand. Implements ``Clock``.
+
+    It never stands still, so real threads and processes that wait by it come to their end.
+
+    Args:
+        wall_seconds: what its wall clock shows at first, in seconds since 1970; now if None.
+    """
+
+    def __init__(self, wall_seconds: float | None = None) -> None:
+        super().__init__()
+        self._machine = SystemClock()
+        self._ahead_ns = 0
+        self._step_ns = 0
+        if wall_seconds is not None:
+            self._step_ns = round(wall_seconds * _SECOND_NS) - self._machine.wall_ns()
+
+    def wall_ns(self) -> int:
+        """Return nanoseconds since 1970."""
+        return self._machine.wall_ns() + self._ahead_ns + self._step_ns
+
+    def steady_ns(self) -> int:
+        """Return nanoseconds since boot."""
+        return self._machine.steady_ns() + self._ahead_ns
+
+    def advance(self, duration: Duration) -> None:
+        """Let so much more time have passed, on both clocks."""
+        self._ahead_ns += nanoseconds(duration, "advance")
+        self._moved()
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forth or back, as a person or NTP does."""
+        self._step_ns += round(seconds * _SECOND_NS)
+        self._moved()
+
+
+def use_clock(app: TaskQ, clock: Clock) -> None:
+    """Let an app's log tell the time by this clock; before the app is opened.
+
+    Raises:
+        UsageError: the app is open.
+    """
+    connection = app.connection
+    if connection.current is not None and connection.current.usable:
+        raise UsageError(f"{connection.path} is open: set the clock before first use")
+    connection.config = replace(connection.config, clock=clock)
+    if isinstance(clock, MovedClock):
+        clock.note(connection)
+
+
+#: Jobs that a test is shown, the newest.
+JOBS_MAX: Final = 10_000
+_SHOWN_MAX: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueuedJob:
+    """A job of the log, with its arguments as its function gets them.
+
+    Attributes:
+        view: state, queue, priority, headers, attempts and so on.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+
+    view: JobView
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.view.job_id
+
+    def __str__(self) -> str:
+        given = [*map(repr, self.args), *(f"{k}={v!r}" for k, v in self.kwargs.items())]
+        return f"{self.view.task}({', '.join(given)}) in {self.view.queue}, {self.view.state.name}"
+
+
+def enqueued(
+    task: Task[..., Any] | str | None = None,
+    *,
+    app: TaskQ | None = None,
+    state: State | None = None,
+) -> list[EnqueuedJob]:
+    """Return the jobs of a task, or all of them, oldest first; at most the newest 10 000.
+
+    Args:
+        task: the task or its name; None for all, which needs ``app``.
+        app: whose log to look at; that of the task if None.
+        state: only jobs in this state; None for any, settled ones included.
+
+    Raises:
+        UsageError: it cannot be told which app is meant.
+    """
+    name = task if isinstance(task, str) or task is None else task.name
+    if app is None:
+        if task is None or isinstance(task, str):
+            raise UsageError("a task's name does not tell whose it is: give app= too")
+        app = task.app
+    clock = app.connection.config.clock
+    try:
+        with LogReader.open(str(app.data_dir), clock) as reader:
+            views = reader.jobs(None if state is None else {state}, None, name, JOBS_MAX)
+    except LogError:
+        if (app.data_dir / "taskq.json").exists():
+            raise
+        return []  # nothing was ever enqueued
+    return [_job(app, view) for view in reversed(views)]
+
+
+def assert_enqueued(
+    task: Task[..., Any] | str, *args: Any, taskq_app: TaskQ | None = None, **kwargs: Any
+) -> EnqueuedJob:
+    """The newest job of this task that was enqueued with these arguments, whatever became of it.
+
+    Arguments that are not given may be anything: ``assert_enqueued(send)`` is content with any
+    call of it, ``assert_enqueued(send, subject="hi")`` with any of that subject.
+
+    Args:
+        task: the task, or its name.
+        args: positional arguments that it must have.
+        taskq_app: whose log to look at; that of the task if None.
+        kwargs: arguments by name.
+
+    Raises:
+        AssertionError: there is none; it lists those there are.
+    """
+    __tracebackhide__ = True
+    known = _known(taskq_app, task, args, kwargs)
+    jobs = enqueued(task, app=taskq_app)
+    fitting = [job for job in jobs if _fits(known, job, args, kwargs)]
+    if fitting:
+        return fitting[-1]
+    wanted = _call(task, args, kwargs)
+    if not jobs:
+        raise AssertionError(f"no job of {_name(task)} was enqueued, expected {wanted}")
+    raise AssertionError(f"{wanted} was not enqueued; these were:\n{_listed(jobs)}")
+
+
+def assert_not_enqueued(
+    task: Task[..., Any] | str, *args: Any, taskq_app: TaskQ | None = None, **kwargs: Any
+) -> None:
+    """No job of this task was enqueued with these arguments; see ``assert_enqueued``.
+
+    Raises:
+        AssertionError: there is one; it lists those that fit.
+    """
+    __tracebackhide__ = True
+    known = _known(taskq_app, task, args, kwargs)
+    jobs = enqueued(task, app=taskq_app)
+    fitting = [job for job in jobs if _fits(known, job, args, kwargs)]
+    if fitting:
+        raise AssertionError(f"{_call(task, args, kwargs)} was enqueued:\n{_listed(fitting)}")
+
+
+def _job(app: TaskQ, view: JobView) -> EnqueuedJob:
+    payload = app.connection.packer.bodies.open_view(view).payload
+    task = app.tasks.get(view.task)
+    if task is not None:
+        try:
+            args, kwargs = task.decode(payload)
+        except InvalidCall:  # such as a step of a flow, whose first argument comes when it runs
+            args, kwargs = decode_call(payload)
+    elif view.task:
+        args, kwargs = decode_call(payload)
+    else:
+        args, kwargs = (payload,), {}
+    return EnqueuedJob(view=view, args=args, kwargs=kwargs)
+
+
+def _known(
+    app: TaskQ | None, task: Task[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.Signature | None:
+    """The task's signature, to which the arguments must fit; None if it is not known here."""
+    known = task if not isinstance(task, str) else app and app.tasks.get(task)
+    if not known:
+        if isinstance(task, str) and app is not None and not enqueued(task, app=app):
+            raise UsageError(
+                f"the app has no task {task!r}, and its log no job of one (for a task of another "
+                f"program, say assert not enqueued({task!r}, app=app)): "
+                f"{rather(task, app.tasks, 'tasks')}"
+            )
+        return None
+    signature = inspect.signature(known.fn)
+    try:
+        signature.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{known.name}: {error}: such a call could not be enqueued") from None
+    return signature
+
+
+def _fits(
+    known: inspect.Signature | None,
+    job: EnqueuedJob,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> bool:
+    if not args and not kwargs:
+        return True
+    if known is None:
+        return job.args[: len(args)] == args and kwargs.items() <= job.kwargs.items()
+    wanted = known.bind_partial(*args, **kwargs).arguments
+    there = known.bind_partial(*job.args, **job.kwargs)
+    there.apply_defaults()
+    return all(there.arguments.get(name) == value for name, value in wanted.items())
+
+
+def _name(task: Task[..., Any] | str) -> str:
+    return task if isinstance(task, str) else task.name
+
+
+def _call(task: Task[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    given = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+    return f"{_name(task)}({', '.join(given)})"
+
+
+def _listed(jobs: list[EnqueuedJob]) -> str:
+    lines = [f"  {job}" for job in jobs[-_SHOWN_MAX:]]
+    if len(jobs) > _SHOWN_MAX:
+        lines.insert(0, f"  … {len(jobs) - _SHOWN_MAX} earlier ones")
+    return "\n".join(lines)
+
 
 #: A file system in memory, where the machine has one.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh directory of our own is made in it

@@ -9,7 +9,7 @@ import pytest
 
 import taskq
 from taskq import TaskQ, current_job, retry
-from taskq.app.decorate import TaskChoices
+from taskq.app.tasks import TaskChoices
 from taskq.calls import habits
 from taskq.calls.call import OptionChanges
 from taskq.core.errors import InvalidCall, UsageError

@@ -23,7 +23,7 @@ from taskq.errors import (
 from taskq.log.config import LogConfig
 from taskq.log.requests import ClaimRequest
 from taskq.log.store.port import LoopPort
-from taskq.testing.clock import FakeClock
+from taskq.testing.sandbox import FakeClock
 
 
 async def test_bytes_go_in_and_come_out_once(log: TaskLog) -> None:

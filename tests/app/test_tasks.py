@@ -13,7 +13,7 @@ import pytest
 
 import taskq
 from taskq import Task, TaskQ, progress, retry
-from taskq.app.decorate import TaskChoices
+from taskq.app.tasks import TaskChoices
 from taskq.core.records import Flag
 from taskq.errors import UsageError
 
@@ -216,7 +216,7 @@ def _run_main(path: Path) -> dict[str, Any]:
 def test_tasks_without_an_app_share_one_that_the_settings_configure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from taskq.app.default import default_app  # noqa: PLC0415 - beside the one use
+    from taskq.app.app import default_app  # noqa: PLC0415 - beside the one use
 
     monkeypatch.setenv("TASKQ_DATA_DIR", str(tmp_path / "elsewhere"))
     default_app.cache_clear()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from taskq import TaskLog, TaskQ, chain
-from taskq.connection.tracebacks import end_at_caller
+from taskq.connection.connection import end_at_caller
 from taskq.core.rates import rate_of
 from taskq.errors import UsageError
 from tests.programs import run_python

@@ -26,7 +26,7 @@ from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq.testing.clock import use_clock
+from taskq.testing.sandbox import use_clock
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.device_outbox import Taking
 from taskq_plugins.hub.hub_outbox import NUMBER, Handing, Identified, Reading, There

@@ -35,7 +35,7 @@ from taskq.log.state.story import records, tell
 from taskq.log.store.here import Here
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.upkeep.repair import RepairReport, survey_damage, write_repaired
-from taskq.testing.clock import FakeClock
+from taskq.testing.sandbox import FakeClock
 from tests.effort import every
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.machine.peers import Neighbourhood

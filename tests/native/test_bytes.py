@@ -13,7 +13,7 @@ import pytest
 
 from taskq import TaskQ
 from taskq.log.machine import peers
-from taskq.testing.clock import FakeClock, use_clock
+from taskq.testing.sandbox import FakeClock, use_clock
 from tests.effort import grows, some
 from tests.log.golden.test_golden_logs import GOLDEN, opened
 from tests.log.golden.write import LOGS, world_of

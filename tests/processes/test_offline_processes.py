@@ -16,7 +16,7 @@ from typing import Final
 
 from taskq import TaskQ
 from taskq.conditions import online
-from taskq.testing.clock import TravelClock, use_clock
+from taskq.testing.sandbox import TravelClock, use_clock
 from taskq_workers.pool import Worker
 from tests.processes.harness import Child
 

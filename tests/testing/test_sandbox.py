@@ -23,7 +23,7 @@ from taskq.testing import (
     enqueued,
 )
 from taskq.testing import sandbox as sandboxes
-from taskq.testing.clock import START_SECONDS, TravelClock, use_clock
+from taskq.testing.sandbox import START_SECONDS, TravelClock, use_clock
 from taskq_workers.pool import Worker
 
 

@@ -20,7 +20,7 @@ from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.story import records
 from taskq.schedules import Rule, due_ticks, parse_cron, parse_every
-from taskq.testing.clock import FakeClock
+from taskq.testing.sandbox import FakeClock
 from tests.log.tending import keeping, tend
 from tests.log.world import Process, World
 from tests.machine.machine import PowerLost, ProcessKilled

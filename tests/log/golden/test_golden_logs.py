@@ -12,7 +12,7 @@ from taskq import TaskLog
 from taskq.connection.connection import Connection
 from taskq.log.config import LogConfig
 from taskq.log.read.reader import LogReader
-from taskq.testing.clock import FakeClock
+from taskq.testing.sandbox import FakeClock
 from tests.log.golden.write import EXPECTED, HERE, said
 
 GOLDEN = sorted(path.stem for path in HERE.glob("*.zip"))

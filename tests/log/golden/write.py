@@ -21,7 +21,7 @@ from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.reader import LogReader
 from taskq.log.read.selection import waiting_job
 from taskq.log.requests import Edit, EnqueueSpec, Op
-from taskq.testing.clock import FakeClock
+from taskq.testing.sandbox import FakeClock
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, World
 

@@ -19,7 +19,7 @@ from taskq.log.read.follow import Onlooker
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import ClaimRequest, Op
 from taskq.testing import use_clock
-from taskq.testing.clock import FakeClock
+from taskq.testing.sandbox import FakeClock
 from tests.log.world import PATH, World
 
 _NOTICED_SECONDS: Final = 3 * LOOK_AROUND_NS / SECOND_NS

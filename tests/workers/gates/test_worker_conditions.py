@@ -16,7 +16,7 @@ from taskq.conditions import condition, online
 from taskq.core.errors import JobCancelled
 from taskq.core.model import State
 from taskq.core.why import Why
-from taskq.testing.clock import TravelClock, use_clock
+from taskq.testing.sandbox import TravelClock, use_clock
 from taskq_workers.gates import gates, probes
 from taskq_workers.gates.gate import Gate, Mode
 from taskq_workers.pool import Worker

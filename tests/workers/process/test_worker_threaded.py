@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from taskq import TaskQ
-from taskq.app.workers import WorkerOptions
+from taskq.app.app import WorkerOptions
 from taskq.errors import LogError, UsageError
 from taskq_workers import Worker, WorkerThread
 from taskq_workers.process import supervisor

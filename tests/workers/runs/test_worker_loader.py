@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taskq.app.default import default_app
+from taskq.app.app import default_app
 from taskq.errors import UsageError
 from taskq_workers.runs.loader import load_app
 

@@ -17,7 +17,7 @@ from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.views import JobView
 from taskq.log.store.store import Store
 from taskq.schedules import CATCH_UP_MAX
-from taskq.testing.clock import FakeClock, TravelClock, use_clock
+from taskq.testing.sandbox import FakeClock, TravelClock, use_clock
 from taskq_workers.pool import Worker
 from taskq_workers.services.scheduler import LOOK_SECONDS, Scheduler
 from tests.workers.fakes import FakeApp

@@ -12,7 +12,7 @@ import pytest
 from taskq import DeadLetter, Discard, Retry, Snooze, TaskQ, retry
 from taskq.core.model import SECOND_NS, State
 from taskq.errors import JobFailed, UsageError
-from taskq.testing.clock import TravelClock, use_clock
+from taskq.testing.sandbox import TravelClock, use_clock
 from taskq.views import JobView
 from tests.effort import within
 from tests.workers import afar_jobs, traced_jobs

@@ -29,7 +29,7 @@ def _from_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskQ:
 
 
 def _of_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskQ:
-    monkeypatch.setattr("taskq.connection.places.of_program", lambda _: path)
+    monkeypatch.setattr("taskq.connection.logoptions.user_data_dir", lambda _: path)
     return TaskQ.user_data("My App")
 
 

@@ -224,7 +224,7 @@ class LogHolder:
             JobNotFound: the log has no such job.
             UsageError: it has 1 000 signals that it did not ask for yet.
         """
-        from taskq.app.signals import send_signal  # noqa: PLC0415 - few ask
+        from taskq.app.context import send_signal  # noqa: PLC0415 - few ask
 
         there, _, _ = await self._found(job)
         return await send_signal(there._connection, job, name, value, once)
@@ -589,7 +589,3 @@ def _checked_lsn(given: int, what: str) -> int:
     if lsn < 0:
         raise UsageError(f"{what} is {given!r:.60}: an lsn is a whole number, 0 or more")
     return lsn
-
-
-def _shown(job: JobId) -> str:
-    return str(getattr(job, "id", job))
