@@ -130,13 +130,26 @@ def functions() -> list[tuple[str, int, str]]:
     return [function for source in sources().values() for function in source.functions]
 
 
+@functools.cache
+def face(path: Path) -> frozenset[str]:
+    """Return the names that a package imports from its modules; none of another file."""
+    froms = [node for node, _, _ in sources()[path].imports if isinstance(node, ast.ImportFrom)]
+    names = (alias.asname or alias.name for node in froms for alias in node.names)
+    return frozenset(names) if path.name == "__init__.py" else frozenset()
+
+
 def needs(path: Path, modules: Mapping[str, Path]) -> set[str]:
-    """Return the modules of ours that a file needs, but for hints at classes in its own folder."""
+    """Return the modules of ours that a file needs, but for hints at classes in its own folder.
+
+    A module that is a name of its package's face, and is imported as that, needs the package.
+    """
     result = set()
     for node, names, is_hint in sources()[path].imports:
         if isinstance(node, ast.ImportFrom):
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            others = names if set(whole) - modules.keys() else ()
+            home = modules.get(node.module or "")
+            faced = home is not None and face(home) & {alias.name for alias in node.names}
+            others = names if faced or set(whole) - modules.keys() else ()
             names = [*(set(whole) & modules.keys()), *others]  # noqa: PLW2901
         for name in names:
             if name in modules and not (is_hint and modules[name].parent == path.parent):

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+import taskq.cli.render as render
 from taskq import State
-from taskq.cli import render
 from taskq.cli.errors import Failure
 from taskq.text import without_secrets
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from taskq.cli import render
+import taskq.cli.render as render
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
 from taskq.cli.options import logs_below, open_reader, refuse_shards, resolve
 from taskq.errors import TaskqError

@@ -19,8 +19,8 @@ import click
 from click.core import ParameterSource
 from click.exceptions import Exit
 
+import taskq.cli.render as render
 from taskq.calls.habits import check_directory
-from taskq.cli import render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.errors import JobNotFound
 from taskq.text import flat

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from taskq.cli import render
+import taskq.cli.render as render
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.options import of_group
 from taskq.extras import install_line, missing

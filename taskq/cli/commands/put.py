@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
+import taskq.cli.render as render
 from taskq import extras
-from taskq.cli import render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, refuse_shards, span
 from taskq.engine import Compression, Conflict

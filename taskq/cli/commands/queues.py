@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskq.cli import render
+import taskq.cli.render as render
 from taskq.cli.errors import WrongUsage
 from taskq.cli.many import exit_if_refused, print_swept, sweep, with_app
 from taskq.cli.options import (

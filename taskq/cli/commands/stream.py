@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+import taskq.cli.render as render
 from taskq import views as documents
-from taskq.cli import render
 from taskq.cli.errors import EXIT_FAILED, WrongUsage
 from taskq.cli.many import with_app
 from taskq.cli.options import (
