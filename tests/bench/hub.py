@@ -35,7 +35,7 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.messages import Append, Sync, Synced
+from taskq_plugins.hub.messages import Append, CopyEnd, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
 from taskq_plugins.hub.wire import FRAMES, PACKED, carried, understood
@@ -204,7 +204,7 @@ async def idle(folder: Path, url: str, hub: Path, pid: int, count: int, seconds:
 
     async def poll(token: str) -> None:
         answer = await clients.ask(token, asked)
-        assert isinstance(answer, Synced)
+        assert isinstance(answer, CopyEnd)
         assert answer.has_end
 
     async with asyncio.TaskGroup() as tasks:
@@ -236,7 +236,7 @@ async def herd(folder: Path, url: str, hub: Path, pid: int, count: int, seconds:
     async def come(token: str) -> None:
         await asyncio.sleep(random.uniform(0, seconds))
         answer = await clients.ask(token, Sync(log_id, 1, frozenset(), end))
-        assert isinstance(answer, Synced)
+        assert isinstance(answer, CopyEnd)
         await clients.ask(token, Append(answer.session, log_id, Border(log.segments[0]), data))
 
     began, cpu = time.perf_counter(), cpu_seconds(pid)

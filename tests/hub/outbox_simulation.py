@@ -21,9 +21,9 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op, Trait
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq_plugins.hub.device_outbox import Taking, look
-from taskq_plugins.hub.hub_outbox import EXPIRES, NONCE, QUEUE, Handing, Identified
-from taskq_plugins.hub.messages import JOB, Append, Declare, Given, Question, Stored, Synced
+from taskq_plugins.hub.device_outbox import DeviceOutbox, look
+from taskq_plugins.hub.hub_outbox import EXPIRES, NONCE, QUEUE, HubOutbox, Identified
+from taskq_plugins.hub.messages import JOB, Append, CopyEnd, Declare, Given, Question, Stored
 from taskq_plugins.hub.wire import HubError, as_json, decode_given, encode_given, read
 from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation, at_once
 from tests.log.tending import tend
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taskq.log.requests import Ended, Letter
     from taskq.log.state.facets import Sight
     from taskq_plugins.hub.copies import Copies
-    from taskq_plugins.hub.device_outbox import Held
+    from taskq_plugins.hub.device_outbox import InboxState
     from taskq_plugins.hub.messages import Answer, Request
 
 _CONFIG: Final = LogConfig(
@@ -88,7 +88,7 @@ class OutboxSimulation(Simulation):
         self.out.path = f"{HUB}/outbox"
         self.out.is_whole = False
         self._keeper: Process | None = None
-        self._handing: Handing | None = None
+        self._handing: HubOutbox | None = None
         self._session = 0
         self._questions: list[Question] = []
         #: how often a job was made ready again by a person, by its word
@@ -126,12 +126,12 @@ class OutboxSimulation(Simulation):
             return self._keeper
         raise AssertionError("the outbox does not open")
 
-    def _desk(self) -> Handing:
+    def _desk(self) -> HubOutbox:
         keeper = self._outbox()
         if self._handing is None:
             disk = self._hub_disk
             port = Port(keeper)
-            self._handing = Handing(
+            self._handing = HubOutbox(
                 lambda: disk, HUB, self.out.clock, self.registry, lambda what: what(port)
             )
         return self._handing
@@ -261,7 +261,7 @@ class OutboxSimulation(Simulation):
             raise
         if isinstance(asked, Append) and isinstance(answer, Stored):
             self._at_hub(lambda: self._desk().arrived(DEVICE))
-        if isinstance(answer, Synced):
+        if isinstance(answer, CopyEnd):
             self._session = answer.session
         return answer
 
@@ -344,12 +344,14 @@ class OutboxSimulation(Simulation):
             with contextlib.suppress(PowerLost, ProcessKilled):
                 log.close()
 
-    def _take(self, log: DurableLog, held: Held, down: Callable[[Question], Given | None]) -> None:
+    def _take(
+        self, log: DurableLog, held: InboxState, down: Callable[[Question], Given | None]
+    ) -> None:
         machine = self.world.machine
         if down == self._down and self.random.random() < 0.2:
             steps = machine.steps + self.random.randrange(1, 20)
             machine.stop_at(steps, power=self.random.random() < 0.5)
-        taking = Taking(CrashableDisk(machine), self.world.clock, PATH, ["update"])
+        taking = DeviceOutbox(CrashableDisk(machine), self.world.clock, PATH, ["update"])
 
         async def ask(asked: Question) -> Given | None:
             return down(asked)

@@ -22,7 +22,7 @@ from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.line import Http, Line, Told, last_note
+from taskq_plugins.hub.line import Http, HubReply, Line, last_note
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import follow, sync
@@ -50,10 +50,12 @@ class Direct(Http):
         super().__init__("http://hub")
         self._transport = httpx.ASGITransport(server.app)
 
-    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
+    async def __call__(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> HubReply:
         async with httpx.AsyncClient(transport=self._transport, base_url="http://hub") as client:
             answer = await client.request(method, path, headers=headers, content=body)
-        return Told(answer.status_code, answer.content)
+        return HubReply(answer.status_code, answer.content)
 
 
 class Place:

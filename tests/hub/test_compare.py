@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.engine import Border
-from taskq_plugins.hub.messages import NOWHERE, Synced
+from taskq_plugins.hub.messages import NOWHERE, CopyEnd
 from taskq_plugins.hub.push import Verdict, compare
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ class Told(NamedTuple):
         return self.is_older
 
 
-def _compare(synced: Synced, log: Told) -> Verdict:
+def _compare(synced: CopyEnd, log: Told) -> Verdict:
     return compare(synced, cast("DurableLog", log))
 
 
-def _synced(at: Border = _AT, *, has_end: bool = False) -> Synced:
-    return Synced(1, at, is_sealed=False, has_end=has_end, high_lsn=9, begins=7)
+def _synced(at: Border = _AT, *, has_end: bool = False) -> CopyEnd:
+    return CopyEnd(1, at, is_sealed=False, has_end=has_end, high_lsn=9, begins=7)
 
 
 @pytest.mark.parametrize(

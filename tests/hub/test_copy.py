@@ -16,14 +16,14 @@ from taskq_plugins.hub.messages import (
     NOWHERE,
     Append,
     Ask,
+    BreakKind,
+    CopyEnd,
     Declare,
-    Kind,
-    Known,
+    PlacesKnown,
     Refused,
     Seal,
     Stored,
     Sync,
-    Synced,
     Trouble,
 )
 from taskq_plugins.hub.push import Push, Unsettled, Verdict
@@ -57,7 +57,7 @@ class Line:
         first = log.segments[0]
         self.data, self.end = log.part(Border(first), 10**6)
         answer = self.ask(Sync(log.identity.log_id, 1, frozenset(), log.end))
-        assert isinstance(answer, Synced)
+        assert isinstance(answer, CopyEnd)
         self.session = answer.session
 
     def ask(self, asked: object) -> object:
@@ -71,7 +71,7 @@ class Line:
         digest = digest or self.log.digest(self.end)
         return self.ask(Seal(self.session, self.log.identity.log_id, self.end, digest))
 
-    def declare(self, kind: Kind, left: Border, at: Border) -> object:
+    def declare(self, kind: BreakKind, left: Border, at: Border) -> object:
         log_id = self.log.identity.log_id
         return self.ask(Declare(self.session, log_id, kind, left, at, 99, "a test"))
 
@@ -127,9 +127,9 @@ def test_a_place_that_the_copy_does_not_hold_is_no_place_to_go_on_from() -> None
     line.append(line.data)
     strange = line.end._replace(stem=bytes(56))
     before = hub_files(line.simulation)
-    assert isinstance(line.declare(Kind.FORK, line.end, strange), Refused)
-    assert isinstance(line.declare(Kind.FORK, strange, line.end), Refused)
-    assert isinstance(line.declare(Kind.GAP, line.end, line.end), Refused)
+    assert isinstance(line.declare(BreakKind.FORK, line.end, strange), Refused)
+    assert isinstance(line.declare(BreakKind.FORK, strange, line.end), Refused)
+    assert isinstance(line.declare(BreakKind.GAP, line.end, line.end), Refused)
     assert hub_files(line.simulation) == before
 
 
@@ -137,15 +137,15 @@ def test_a_break_is_carried_out_once_however_often_it_is_declared() -> None:
     line = Line()
     line.append(line.data)
     half = line.log.borders(line.log.segments[0])[0]
-    assert line.declare(Kind.FORK, line.end, half) == Stored(half)
+    assert line.declare(BreakKind.FORK, line.end, half) == Stored(half)
     before = hub_files(line.simulation)
-    assert line.declare(Kind.FORK, line.end, half) == Stored(half)
+    assert line.declare(BreakKind.FORK, line.end, half) == Stored(half)
     assert hub_files(line.simulation) == before
     line.append(line.data[half.offset :], half)
-    assert line.declare(Kind.FORK, line.end, half) == Stored(line.end)
+    assert line.declare(BreakKind.FORK, line.end, half) == Stored(line.end)
 
 
-def _steps_of_a_break(kind: Kind) -> int:
+def _steps_of_a_break(kind: BreakKind) -> int:
     line = Line()
     line.append(line.data)
     before = line.simulation.hub_machine.steps
@@ -153,17 +153,19 @@ def _steps_of_a_break(kind: Kind) -> int:
     return line.simulation.hub_machine.steps - before
 
 
-def _place(line: Line, kind: Kind) -> Border:
+def _place(line: Line, kind: BreakKind) -> Border:
     first = line.log.segments[0]
-    return line.log.borders(first)[0] if kind is Kind.FORK else Border(line.log.segments[1])
+    return line.log.borders(first)[0] if kind is BreakKind.FORK else Border(line.log.segments[1])
 
 
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [(kind, step) for kind in Kind for step in range(1, _steps_of_a_break(kind) + 1)],
+    [(kind, step) for kind in BreakKind for step in range(1, _steps_of_a_break(kind) + 1)],
 )
-def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, power: bool) -> None:
+def test_a_set_aside_that_is_cut_short_loses_nothing(
+    kind: BreakKind, step: int, *, power: bool
+) -> None:
     line = Line()
     line.append(line.data)
     simulation = line.simulation
@@ -176,7 +178,7 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(kind: Kind, step: int, *, p
     simulation.hub = None
     simulation._answered = None
     answer = line.ask(Sync(line.log.identity.log_id, 1, frozenset(), line.log.end))
-    assert isinstance(answer, Synced)
+    assert isinstance(answer, CopyEnd)
     copy = simulation._hub()._copies[DEVICE, line.log.identity.log_id]
     assert answer.at == (place if copy.breaks.all else line.end)
     assert answer.high_lsn == line.end.next_lsn, "it is known over the break, and a new process"
@@ -195,11 +197,11 @@ def test_what_came_in_pieces_is_on_disk_before_anybody_is_told_of_it(seed: int) 
     line.append(line.data[: half.offset])
     ids = line.session, line.log.identity.log_id
     line.simulation._ask_hub(Append(*ids, half, line.data[half.offset :]), more=True)
-    assert line.ask(Ask(*ids, (line.end,))) == Known((True,))
+    assert line.ask(Ask(*ids, (line.end,))) == PlacesKnown((True,))
     line.simulation._stop_hub()
     line.simulation.hub_machine.lose_power()
     answer = line.ask(Sync(ids[1], 1, frozenset(), line.log.end))
-    assert isinstance(answer, Synced)
+    assert isinstance(answer, CopyEnd)
     assert answer.at == line.end
 
 
@@ -266,9 +268,9 @@ def _pushed(above: int) -> list[object]:
     line, asked = Line(), list[object]()
     at = line.log.borders(line.log.segments[0])[0]
     high_lsn = line.log.next_lsn + above
-    synced = Synced(1, at, is_sealed=False, has_end=False, high_lsn=high_lsn, begins=1)
+    synced = CopyEnd(1, at, is_sealed=False, has_end=False, high_lsn=high_lsn, begins=1)
 
-    async def ask(what: object) -> Synced | None:
+    async def ask(what: object) -> CopyEnd | None:
         asked.append(type(what))
         return synced if isinstance(what, Sync) else None
 

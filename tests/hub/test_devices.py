@@ -20,7 +20,7 @@ from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.messages import Sync, Synced
+from taskq_plugins.hub.messages import CopyEnd, Sync
 from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
@@ -156,7 +156,7 @@ async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(pl
     line = place.line()
     for features in ({"records-9"}, {"records-9", "zstd-9"}):
         asked = Sync(log.identity.log_id, 1, frozenset(features), log.end)
-        assert isinstance(await line.ask(asked), Synced)
+        assert isinstance(await line.ask(asked), CopyEnd)
         (file,) = place.hub.rglob("taskq.json")
         assert set(json.loads(file.read_text())["features"]["incompat"]) >= features
     place.restart()

@@ -18,12 +18,12 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copyfiles import faults
 from taskq_plugins.hub.messages import (
     NOWHERE,
-    Again,
     Append,
     Ask,
+    BreakKind,
     Declare,
-    Kind,
     Question,
+    Resend,
     Seal,
     Sync,
 )
@@ -121,7 +121,7 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
     )  # fmt: skip
     session = (await place.sent(most)).json()["session"]
     cause = "\x1b[2J\n" * 1_000
-    declared = Declare(session, _ID, Kind.GAP, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
+    declared = Declare(session, _ID, BreakKind.GAP, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
     assert (await place.sent(declared)).status_code == 200
     for words in (
         ("status",),
@@ -150,9 +150,9 @@ def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Reque
         Append(session, log_id, at, data),
         Append(session, log_id, Border(at.segment + 1), data),
         Seal(session, log_id, at, bytes(range(32))),
-        Declare(session, log_id, Kind.GAP, at, Border(at.segment + 9), 11, "why"),
-        Declare(session, log_id, Kind.FORK, at, at, 11, "why"),
-        Again(session, log_id, sha, 0, data, is_last=False),
+        Declare(session, log_id, BreakKind.GAP, at, Border(at.segment + 9), 11, "why"),
+        Declare(session, log_id, BreakKind.FORK, at, at, 11, "why"),
+        Resend(session, log_id, sha, 0, data, is_last=False),
         Question(
             session, log_id, at, {"12345678": 5}, waiting=False, refused=(("12345678-1", "x"),)
         ),

@@ -11,15 +11,15 @@ from anyio import fail_after, to_thread
 
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub, hub_outbox, server
-from taskq_plugins.hub.device_outbox import Holding
+from taskq_plugins.hub.device_outbox import LongPoll
 from taskq_plugins.hub.line import HubWaits, Line
 from taskq_plugins.hub.messages import (
     NOWHERE,
+    CopyEnd,
     Given,
     Question,
     Refused,
     Sync,
-    Synced,
     Trouble,
 )
 from taskq_plugins.hub.registry import Registry
@@ -44,9 +44,9 @@ def url(place: Place) -> Iterator[str]:
         yield address
 
 
-async def _synced(line: Line, log_id: UUID) -> Synced:
+async def _synced(line: Line, log_id: UUID) -> CopyEnd:
     answer = await line.ask(Sync(log_id, 5, frozenset(), NOWHERE))
-    assert isinstance(answer, Synced)
+    assert isinstance(answer, CopyEnd)
     return answer
 
 
@@ -152,7 +152,7 @@ async def test_who_is_not_answered_asks_ever_more_rarely_until_a_session_succeed
 ) -> None:
     pauses: list[float] = []
     line = _Deaf(status)
-    holding = Holding(line)  # type: ignore[arg-type]
+    holding = LongPoll(line)  # type: ignore[arg-type]
     pause = holding._pause
 
     async def noted(seconds: float) -> bool:

@@ -22,7 +22,7 @@ from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:
     from taskq_plugins.hub.copies import Copy
-    from taskq_plugins.hub.copyfiles import Kept
+    from taskq_plugins.hub.copyfiles import CopyFiles
     from tests.hub.place import Place
 
 _DAY: Final = 86_400.0
@@ -193,7 +193,7 @@ async def test_what_a_break_left_goes_as_a_whole_once_all_of_it_is_old(place: Pl
     assert await place.sync() == [Verdict.BEHIND]
 
 
-def _kept(place: Place) -> Kept:
+def _kept(place: Place) -> CopyFiles:
     (copy,) = kept(place.hub)
     return copy
 

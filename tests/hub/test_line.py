@@ -15,7 +15,7 @@ from anyio import create_task_group, to_thread
 from taskq.connection.settings import HubSettings
 from taskq.errors import UsageError
 from taskq_plugins.hub import line as lines
-from taskq_plugins.hub.line import Allowance, Http, Line, Told
+from taskq_plugins.hub.line import Allowance, Http, HubReply, Line
 from taskq_plugins.hub.messages import Ask
 from taskq_plugins.hub.wire import HubError
 
@@ -103,7 +103,7 @@ async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyP
 async def test_an_answer_may_end_with_its_connection_and_a_question_ends_with_its_head() -> None:
     async with answering(b"HTTP/1.0 200 OK\r\n\r\n{}") as (port, asked):
         answer = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
-    assert answer == Told(200, b"{}")
+    assert answer == HubReply(200, b"{}")
     assert b"transfer-encoding" not in asked[0].lower()
 
 

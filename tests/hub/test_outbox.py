@@ -28,13 +28,13 @@ from taskq.log.requests import Op
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.sandbox import use_clock
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.device_outbox import Taking
-from taskq_plugins.hub.hub_outbox import NUMBER, Handing, Identified, Reading, There
+from taskq_plugins.hub.device_outbox import DeviceOutbox
+from taskq_plugins.hub.hub_outbox import NUMBER, CopyReader, HubOutbox, Identified, There
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.messages import Given
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Server
-from taskq_plugins.hub.sync import Synced, sync
+from taskq_plugins.hub.sync import SyncResult, sync
 from taskq_plugins.hub.wire import HubError, decode_given
 from tests.hub.place import Direct
 from tests.log.tending import fill_segment, keeping, tend
@@ -90,7 +90,7 @@ class Place:
         call = self.hub.call_by_name("update", version).options(**options)
         return await self.hub.device("edge-7").enqueue(call)
 
-    async def sync(self, device: str = "edge-7", **settings: Any) -> Synced:
+    async def sync(self, device: str = "edge-7", **settings: Any) -> SyncResult:
         (self.path / device).mkdir(exist_ok=True)
         async with TaskLog.open(self.path / device):
             """There is a log."""
@@ -511,7 +511,7 @@ async def test_a_question_waits_for_what_comes_and_no_longer_than_it_says(
     loop = asyncio.get_running_loop()
 
     def give(*asked: Any) -> Given:
-        given = Handing.give(handing, *asked)
+        given = HubOutbox.give(handing, *asked)
         loop.call_soon_threadsafe(looked.set)
         return given
 
@@ -595,14 +595,14 @@ async def test_a_job_that_ends_while_its_device_asks_does_not_come_again(
     async with place.apps["edge-7"] as app:
         await app.adopt()
     shutil.rmtree(place.path / "edge-7" / "inbox")
-    take = Taking.take
+    take = DeviceOutbox.take
 
     async def works_before(*given: Any) -> Any:
         await place.work()
         return await take(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Taking, "take", works_before)
+        patch.setattr(DeviceOutbox, "take", works_before)
         assert (await place.sync()).taken.jobs == 0
     await place.sync()
     assert await job.result(timeout=1) == "edge-7 has 7.2"
@@ -623,7 +623,7 @@ def test_a_job_is_known_by_what_compaction_wrote_again_of_it() -> None:
         world.clock.advance(1_000)
     assert first not in world.segments()
     disk, log_id = CrashableDisk(world.machine), process.journal.identity.log_id
-    reading = Reading(disk, world.path, log_id)
+    reading = CopyReader(disk, world.path, log_id)
     reading.read()
     there = There(Identified("12345678", 5, "0123456789ab"), 5)
     assert reading.live == {job: there}

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from taskq.connection.settings import HubSettings
-from taskq_plugins.hub.line import Line, Told, last_note
+from taskq_plugins.hub.line import HubReply, Line, last_note
 from taskq_plugins.hub.sync import sync
 from taskq_plugins.hub.wire import HubError
 from tests.hub.place import Direct, Place, is_copy
@@ -24,10 +24,12 @@ class Narrow(Direct):
         super().__init__(place.server)
         self.most, self.refused, self.largest = most, 0, 0
 
-    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
+    async def __call__(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> HubReply:
         if len(body) > self.most:
             self.refused += 1
-            return Told(413, _PAGE)
+            return HubReply(413, _PAGE)
         self.largest = max(self.largest, len(body))
         return await super().__call__(method, path, headers, body)
 

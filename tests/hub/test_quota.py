@@ -12,12 +12,12 @@ import pytest
 from taskq.engine import DurableLog, LocalDisk
 from taskq_plugins.hub.messages import (
     NOWHERE,
-    Again,
+    BreakKind,
+    CopyEnd,
     Declare,
-    Kind,
+    Resend,
     Seal,
     Sync,
-    Synced,
 )
 from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
@@ -36,9 +36,9 @@ _BLOCK: Final = 4_096
 _LOG: Final = UUID(int=7)
 
 
-async def _session(place: Place, log_id: UUID = _LOG) -> Synced:
+async def _session(place: Place, log_id: UUID = _LOG) -> CopyEnd:
     answer = await place.sent(Sync(log_id, 5, frozenset(), NOWHERE))
-    return read(Synced, answer.json())
+    return read(CopyEnd, answer.json())
 
 
 def _used(place: Place) -> int:
@@ -57,7 +57,7 @@ def _borders(place: Place) -> tuple[UUID, list[Border]]:
 async def _fork(place: Place, log_id: UUID, at: Border) -> Response:
     synced = await _session(place, log_id)
     return await place.sent(
-        Declare(synced.session, log_id, Kind.FORK, synced.at, at, 9, "set back")
+        Declare(synced.session, log_id, BreakKind.FORK, synced.at, at, 9, "set back")
     )
 
 
@@ -111,7 +111,7 @@ async def test_segments_that_nobody_asked_for_again_are_not_kept(place: Place, d
     before = place.tree()
     for number in range(30):
         name = hashlib.sha256(bytes([number])).hexdigest()
-        part = Again(session, _LOG, name, 0, data, is_last=number % 2 > 0)
+        part = Resend(session, _LOG, name, 0, data, is_last=number % 2 > 0)
         answer = await place.sent(part)
         assert (answer.status_code, answer.json()) == (200, {"files": []})
     assert place.tree() == before

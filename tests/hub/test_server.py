@@ -22,7 +22,7 @@ from taskq_plugins.hub.line import check_url
 from taskq_plugins.hub.messages import NOWHERE, Sync
 from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.server import Body, Server
+from taskq_plugins.hub.server import BodyReader, Server
 from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
 from tests.cli.helpers import taskq
 from tests.hub.place import Place, is_copy, running
@@ -133,9 +133,9 @@ async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
 async def test_a_hub_takes_in_what_comes_next_while_it_writes_what_came(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads, waited, read, piece = 0, 0, Body.read, Server._piece
+    reads, waited, read, piece = 0, 0, BodyReader.read, Server._piece
 
-    async def reading(body: Body) -> None:
+    async def reading(body: BodyReader) -> None:
         nonlocal reads
         reads += 1
         await read(body)
@@ -148,7 +148,7 @@ async def test_a_hub_takes_in_what_comes_next_while_it_writes_what_came(
         waited += not states["is_last"]
         return await piece(*given)
 
-    monkeypatch.setattr(Body, "read", reading)
+    monkeypatch.setattr(BodyReader, "read", reading)
     monkeypatch.setattr(Server, "_piece", writing)
     async with TaskLog.open(place.log) as log:
         await log.put(bytes(1_500_000))

@@ -13,18 +13,18 @@ from taskq.engine import Border
 from taskq.log.format import codec
 from taskq_plugins.hub.messages import (
     NOWHERE,
-    Again,
     Append,
     Ask,
+    BreakKind,
+    CopyEnd,
     Declare,
-    Kind,
-    Known,
     Missing,
+    PlacesKnown,
     Refused,
+    Resend,
     Seal,
     Stored,
     Sync,
-    Synced,
     Trouble,
 )
 from taskq_plugins.hub.wire import HubError, answered, carried, delivered, understood
@@ -42,15 +42,15 @@ _REQUESTS: Final[list[Request]] = [
     Append(3, _LOG, Border(7), b"bytes"),
     Append(3, _LOG, _AT, b""),
     Seal(3, _LOG, _AT, bytes(range(32))),
-    Declare(3, _LOG, Kind.GAP, _AT, Border(9), 11, "why"),
+    Declare(3, _LOG, BreakKind.GAP, _AT, Border(9), 11, "why"),
     Sync(_LOG, 5, frozenset(), _AT, 60, "ab" * 32, 10**18),
-    Again(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
+    Resend(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
 ]
 #: A device cannot go on from these.
 _ENDS: Final = (Trouble.CLONED, Trouble.HELD)
 _ANSWERS: Final[list[tuple[Request, Answer]]] = [
-    (_REQUESTS[0], Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),
-    (_REQUESTS[2], Known((True, False))),
+    (_REQUESTS[0], CopyEnd(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),
+    (_REQUESTS[2], PlacesKnown((True, False))),
     (_REQUESTS[3], Stored(_AT)),
     (_REQUESTS[-1], Missing((("ab" * 32, 7),))),
     (_REQUESTS[-1], Missing(())),
@@ -82,7 +82,7 @@ def test_what_is_no_answer_is_an_error_that_says_so(
 
 
 def test_a_hub_cannot_bring_a_device_to_the_end_of_its_lsns() -> None:
-    answer = Synced(3, _AT, is_sealed=True, has_end=False, high_lsn=2**62, begins=1)
+    answer = CopyEnd(3, _AT, is_sealed=True, has_end=False, high_lsn=2**62, begins=1)
     _, _, body = answered(answer)
     with pytest.raises(HubError):
         understood(_REQUESTS[0], 200, body)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from taskq_plugins.spark.lake.files import OVER
-from taskq_plugins.spark.lake.store import Batch, Change, Lake, tombstones
+from taskq_plugins.spark.lake.store import Change, Lake, LakeBatch, tombstones
 from taskq_plugins.spark.run.batch import commit_batch, stage_records, write_records
 from taskq_plugins.spark.run.executor import LocalExecutor
 
@@ -69,7 +69,7 @@ COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
 
 
 def put(
-    lake: Lake, name: str, rows: pa.Table, batch: Batch | None = None, part: str = OVER
+    lake: Lake, name: str, rows: pa.Table, batch: LakeBatch | None = None, part: str = OVER
 ) -> None:
     with lake.writer() as writer:
         directory = writer.new_directory(name) / f"part={part}"
@@ -91,7 +91,7 @@ def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
 
 
 def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> None:
-    batch = Batch("s", number, offsets)
+    batch = LakeBatch("s", number, offsets)
 
     def write(target: Path) -> None:
         write_records(records, target, 0, tombstones(lake))

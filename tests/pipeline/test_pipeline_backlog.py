@@ -14,7 +14,13 @@ import pytest
 from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
 from taskq.core.records import Cause, Kind
 from taskq_plugins.spark.backlog import execution
-from taskq_plugins.spark.backlog.execution import HOLD_SECONDS, Chunk, Report, run_chunk, run_chunks
+from taskq_plugins.spark.backlog.execution import (
+    HOLD_SECONDS,
+    ChunkReport,
+    JobChunk,
+    run_chunk,
+    run_chunks,
+)
 from taskq_plugins.spark.backlog.worker import (
     CHUNK_BYTES_MAX,
     CHUNK_JOBS_MAX,
@@ -44,15 +50,15 @@ def claimed(task: Any, *args: Any, job: int = 1, attempt: int = 1) -> Delivery:
     return make_delivery(call.spec, call.body, job=job, attempt=attempt)
 
 
-def chunk_of(*deliveries: Delivery, concurrency: int = 4) -> Chunk:
+def chunk_of(*deliveries: Delivery, concurrency: int = 4) -> JobChunk:
     jobs = tuple(ship(delivery, None) for delivery in deliveries)
-    chunk: Chunk = pickle.loads(pickle.dumps(Chunk("jobs:app", "data", concurrency, jobs)))  # noqa: S301
+    chunk: JobChunk = pickle.loads(pickle.dumps(JobChunk("jobs:app", "data", concurrency, jobs)))  # noqa: S301
     return chunk
 
 
 def run(*deliveries: Delivery, concurrency: int = 4) -> tuple[RemoteOutcome, ...]:
     (report,) = run_chunks([chunk_of(*deliveries, concurrency=concurrency)])
-    back: Report = pickle.loads(pickle.dumps(report))  # noqa: S301 - as Spark does
+    back: ChunkReport = pickle.loads(pickle.dumps(report))  # noqa: S301 - as Spark does
     assert (back.lost, back.problem) == (False, "")
     return tuple(sorted(back.ended))
 
@@ -229,7 +235,7 @@ def test_a_partition_that_spark_runs_again_runs_no_job(
         ran.append(1)
 
     monkeypatch.setattr(execution, "_ran_before", lambda: True)
-    assert list(run_chunks([chunk_of(claimed(note))])) == [Report(lost=True)]
+    assert list(run_chunks([chunk_of(claimed(note))])) == [ChunkReport(lost=True)]
     assert not ran
 
 
@@ -250,7 +256,7 @@ def test_an_app_that_cannot_be_imported_is_told_and_fails_no_spark_task(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "broken_backlog.py").write_text("import not_there_at_all\n")
-    report = run_chunk(Chunk("broken_backlog:app", "data", 1, ()))
+    report = run_chunk(JobChunk("broken_backlog:app", "data", 1, ()))
     assert "not_there_at_all" in report.problem
     assert not report.ended
 

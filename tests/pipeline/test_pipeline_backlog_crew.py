@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from taskq.core.errors import TaskqError
     from taskq.log.requests import Settlement
-    from taskq_plugins.spark.backlog.execution import Chunk, Report
+    from taskq_plugins.spark.backlog.execution import ChunkReport, JobChunk
     from taskq_workers import JobFinished
 
 
@@ -40,7 +40,7 @@ class Here:
         self.hold: asyncio.Event | None = None
         self.arrived = asyncio.Event()
 
-    async def run(self, chunks: list[Chunk]) -> list[Report]:
+    async def run(self, chunks: list[JobChunk]) -> list[ChunkReport]:
         jobs = [[job.job for job in chunk.jobs] for chunk in chunks]
         self.sent += jobs
         self.arrived.set()
@@ -63,9 +63,9 @@ class Here:
         self.cancelled.set()
 
 
-def _run_all(packed: bytes) -> list[Report]:
+def _run_all(packed: bytes) -> list[ChunkReport]:
     reports = [run_chunk(chunk) for chunk in pickle.loads(packed)]  # noqa: S301
-    back: list[Report] = pickle.loads(pickle.dumps(reports))  # noqa: S301
+    back: list[ChunkReport] = pickle.loads(pickle.dumps(reports))  # noqa: S301
     return back
 
 

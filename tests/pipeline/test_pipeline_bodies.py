@@ -21,7 +21,7 @@ from tests.cli.helpers import taskq
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.source.planning import Limits
+    from taskq_plugins.spark.source.planning import ReadLimits
     from taskq_plugins.spark.source.positions import Offsets
 
 LARGE = 2 * 2**20
@@ -73,7 +73,7 @@ def test_all_are_stored_when_they_are_to_be_in_files_of_bounded_size(
     shares: list[int] = []
     real = batch.fold_share
 
-    def noted(share: batch.Share) -> None:
+    def noted(share: batch.FoldShare) -> None:
         shares.append(share.number)
         real(share)
 
@@ -103,7 +103,7 @@ def test_a_batch_that_ran_out_of_memory_is_smaller_the_next_time(
     planned: list[int] = []
     real = Following.next
 
-    def noted(self: Following, offsets: Offsets, limits: Limits) -> Offsets:
+    def noted(self: Following, offsets: Offsets, limits: ReadLimits) -> Offsets:
         planned.append(limits.size_bytes)
         return real(self, offsets, limits)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq_plugins.hub.messages import Kind
+from taskq_plugins.hub.messages import BreakKind
 from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.tables.logs import OVER
 from tests.cli.helpers import taskq
@@ -92,7 +92,7 @@ def test_what_was_not_told_of_behind_a_declared_gap_is_lost(tmp_path: Path, hub:
     other = MadeLog(hub / "other" / "log")
     other.enqueue(1)
     assert {row["state"] for row in jobs_of_all(run(tmp_path, "breaks"))} == {"ready"}
-    declare(made, Kind.GAP, frames[0], None, 50, end_lsn=53)
+    declare(made, BreakKind.GAP, frames[0], None, 50, end_lsn=53)
     made.time_ns += 60 * SECOND
     made.rotate()
     made.enqueue(1)
@@ -133,7 +133,7 @@ def test_a_declared_fork_has_its_row_whether_the_other_branch_was_read_or_not(
     made = MadeLog(hub / "edge" / "log")
     frames = [made.enqueue(2) for _ in range(3)]
     run(tmp_path)
-    declare(made, Kind.FORK, frames[2], frames[0], 1)
+    declare(made, BreakKind.FORK, frames[2], frames[0], 1)
     made.frame(claimed(1))
     made.enqueue(1)
     rows = jobs_of_all(run(tmp_path))

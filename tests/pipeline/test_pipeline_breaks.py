@@ -11,7 +11,7 @@ from taskq.engine import Border
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
 from taskq_plugins.hub.copyfiles import Breaks
-from taskq_plugins.hub.messages import Declare, Kind
+from taskq_plugins.hub.messages import BreakKind, Declare
 from tests.fleet.made_logs import SECOND, MadeLog, Place
 from tests.pipeline.source_tools import Row, Stream, lsns, read_batch
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def declare(
-    made: MadeLog, kind: Kind, left: Place, at: Place | None, segment: int, end_lsn: int = 0
+    made: MadeLog, kind: BreakKind, left: Place, at: Place | None, segment: int, end_lsn: int = 0
 ) -> None:
     """Have the hub's own code set aside what the device left; the copy's writer goes on there."""
     place = _position(at) if at is not None else Border(segment)
@@ -48,7 +48,7 @@ def test_a_declared_fork_is_read_from_its_place_whatever_the_clock_says(tmp_path
     frames = [made.enqueue(1) for _ in range(4)]
     stream = Stream(tmp_path)
     assert branches(stream.step()) == [(0, 1), (0, 2), (0, 3), (0, 4)]
-    declare(made, Kind.FORK, frames[3], frames[1], 1)
+    declare(made, BreakKind.FORK, frames[3], frames[1], 1)
     assert not stream.step(), "the device has sent nothing of it yet"
     made.time_ns -= 100 * SECOND
     made.enqueue(1)
@@ -66,9 +66,9 @@ def test_of_several_forks_the_earliest_since_counts(tmp_path: Path) -> None:
     frames = [made.enqueue(1) for _ in range(4)]
     stream = Stream(tmp_path)
     assert len(stream.step()) == 4
-    declare(made, Kind.FORK, frames[3], frames[1], 1)
+    declare(made, BreakKind.FORK, frames[3], frames[1], 1)
     other = [made.enqueue(1) for _ in range(3)]
-    declare(made, Kind.FORK, other[2], other[0], 1)
+    declare(made, BreakKind.FORK, other[2], other[0], 1)
     made.enqueue(1)
     assert branches(stream.step()) == [(1, 3), (1, 4)]
     assert [item.is_fork for item in fleet.breaks(fleet.find_logs(tmp_path)[0])] == [True, True]
@@ -79,7 +79,7 @@ def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
     frames = [made.enqueue(1) for _ in range(2)]
     stream = Stream(tmp_path)
     assert len(stream.step()) == 2
-    declare(made, Kind.GAP, frames[1], None, 50)
+    declare(made, BreakKind.GAP, frames[1], None, 50)
     assert not stream.step()
     made.time_ns += 60 * SECOND
     made.rotate()
@@ -99,7 +99,7 @@ def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keep
     stream = Stream(tmp_path)
     assert len(stream.step()) == 1
     unread = made.enqueue(1)
-    declare(made, Kind.GAP, unread, None, 50)
+    declare(made, BreakKind.GAP, unread, None, 50)
     assert lsns(stream.step()) == [2]
     made.time_ns += 60 * SECOND
     made.rotate()
@@ -162,7 +162,7 @@ def test_a_fork_tells_what_its_branches_share(tmp_path: Path) -> None:
     frames = [made.enqueue(1) for _ in range(4)]
     stream = Stream(tmp_path)
     assert not shown(stream.step())
-    declare(made, Kind.FORK, frames[3], frames[1], 1)
+    declare(made, BreakKind.FORK, frames[3], frames[1], 1)
     made.enqueue(1)
     rows = stream.step()
     assert shown(rows) == [{"what": "fork", "lsn": 3, "end_lsn": 5, "cause": "told"}]

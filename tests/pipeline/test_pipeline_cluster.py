@@ -14,7 +14,7 @@ import pytest
 
 from taskq import TaskQ
 from taskq_plugins.spark.lake.store import Lake
-from taskq_plugins.spark.run.command import Report
+from taskq_plugins.spark.run.command import RunReport
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from tests.pipeline.twolakes import rows_of_equal_tables
@@ -160,7 +160,7 @@ async def test_a_cluster_reads_writes_streams_runs_the_pipeline_and_works_off_a_
     run(home, *pipeline, "--master", cluster.master)
     options = RunOptions(journals=home / "hub", max_bytes=2**23)
     with Lake.open(tmp_path / "plain", create=True).writer() as writer:
-        run_increment(writer, options, Report())
+        run_increment(writer, options, RunReport())
     rows = rows_of_equal_tables(tmp_path / "plain", home / "lake")
     assert rows["jobs"] == 2 * ROWS + JOBS
     assert rows["attempts"] == JOBS

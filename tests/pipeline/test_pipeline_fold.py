@@ -20,12 +20,12 @@ from taskq_plugins.spark.tables.logs import Log, log_rows, logs_of
 from tests.pipeline.rowmaking import COLUMNS
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.tables.fold import Rows
+    from taskq_plugins.spark.tables.fold import JobRows
 
 LOG = {"device": "edge", "log_id": "a", "branch": 0, "segment": 1, "epoch": "e", "job": 1}
 
 
-def made(*rows: dict[str, Any], read: tuple[int, int] = (1, 999)) -> Rows:
+def made(*rows: dict[str, Any], read: tuple[int, int] = (1, 999)) -> JobRows:
     plain = {"job_id": "a-1", "queue": "q", "priority": 5, "flags": 0, "moments": 0}
     return rows_of(
         pa.Table.from_pylist([LOG | plain | row for row in rows], COLUMNS),

@@ -23,9 +23,9 @@ import pytest
 from taskq_plugins.spark.lake.erase import erase_jobs
 from taskq_plugins.spark.lake.store import DERIVED, Lake
 from taskq_plugins.spark.run.batch import commit_batch
-from taskq_plugins.spark.run.command import Report
+from taskq_plugins.spark.run.command import RunReport
 from taskq_plugins.spark.run.executor import LocalExecutor
-from taskq_plugins.spark.run.increment import RunOptions, Stream
+from taskq_plugins.spark.run.increment import BatchStream, RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.progress import reached
 from tests.bench.harness import family
@@ -172,11 +172,11 @@ class Hub:
         with Lake.open(self.plain, create=True).writer() as writer:
             if self.erased:
                 hands = LocalExecutor()
-                stream = Stream(writer, options_here, hands, ({}, self.until))
+                stream = BatchStream(writer, options_here, hands, ({}, self.until))
                 while (batch := stream.plan()) is not None:
                     commit_batch(writer, stream.read(batch), batch, hands)
                 erase_jobs(writer, self.erased)
-            run_increment(writer, options_here, Report())
+            run_increment(writer, options_here, RunReport())
         return rows_of_equal_tables(self.plain, self.lake)
 
 

@@ -25,7 +25,7 @@ from taskq_plugins.spark.lake.errors import (
     NotALake,
 )
 from taskq_plugins.spark.lake.files import OPEN, OVER
-from taskq_plugins.spark.lake.store import SMALL_FILES_MAX, Batch, Change, Lake, compact
+from taskq_plugins.spark.lake.store import SMALL_FILES_MAX, Change, Lake, LakeBatch, compact
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake.files import Staged
@@ -49,7 +49,7 @@ def write(
 
 def append(writer: LakeWriter, rows: list[int], number: int | None = None, **where: str) -> bool:
     staged = write(writer, rows, **where)
-    batch = None if number is None else Batch("s", number, f"offsets {number}")
+    batch = None if number is None else LakeBatch("s", number, f"offsets {number}")
     table = where.get("table", "jobs")
     return writer.commit(table, Change(staged.files, schema=staged.schema), batch, dates=True)
 
@@ -76,7 +76,7 @@ def test_every_reader_counts_the_same_rows_after_open_ones_were_replaced(lake: L
         for number, rows in enumerate(([3, 4], [5]), 1):
             staged = write(writer, rows, part=OPEN, day=DAYS[1])
             gone = tuple(file for file in lake.data_files("jobs") if file.part == OPEN)
-            writer.commit("jobs", Change(staged.files, gone, staged.schema), Batch("s", number))
+            writer.commit("jobs", Change(staged.files, gone, staged.schema), LakeBatch("s", number))
         write(writer, [99])  # a killed run's
     where = str(lake.path / "jobs")
     assert jobs(lake) == [1, 2, 5]
@@ -106,7 +106,7 @@ def test_a_batch_is_committed_once_however_often_it_is_run(lake: Lake) -> None:
         DeltaTable(str(lake.path / "jobs")).create_checkpoint()
         assert not append(writer, [2], 1)
     assert jobs(lake) == [1, 2]
-    assert lake.batch() == Batch("s", 1, "offsets 1")
+    assert lake.batch() == LakeBatch("s", 1, "offsets 1")
 
 
 def test_what_came_and_went_since_a_batch_is_told_by_the_tables_log(lake: Lake) -> None:
@@ -123,7 +123,7 @@ def test_what_came_and_went_since_a_batch_is_told_by_the_tables_log(lake: Lake) 
         append(writer, [9])  # beside the batches: as the one before left the rows
         staged = write(writer, [2, 3], part=OPEN)
         gone = tuple(file for file in lake.data_files("jobs") if file.part == OPEN)
-        writer.commit("jobs", Change(staged.files, gone, staged.schema), Batch("s", 2))
+        writer.commit("jobs", Change(staged.files, gone, staged.schema), LakeBatch("s", 2))
         assert shown(2) == [[], []]
         assert shown(1) == [[2, 3], [2]]
         assert shown(0) == [[2, 3, 9], []], "what came and went since is neither"
@@ -150,7 +150,9 @@ def test_tables_are_read_as_of_the_batch_that_all_have(lake: Lake) -> None:
         for row in range(SMALL_FILES_MAX):
             append(writer, [10 + row], table="records")
         assert compact(writer, "records") == SMALL_FILES_MAX + 3
-        assert lake.batch("records") == Batch("s", 2, "offsets 2"), "it has no later batch for it"
+        assert lake.batch("records") == LakeBatch("s", 2, "offsets 2"), (
+            "it has no later batch for it"
+        )
 
 
 @pytest.mark.usefixtures("unsynced")
@@ -183,7 +185,7 @@ def test_the_log_of_a_table_is_kept_short(lake: Lake) -> None:
             append(writer, [number], number)
             writer.keep_short("jobs")
     assert len(list(log.glob("*.checkpoint.parquet"))) == 2
-    assert Lake.open(lake.path).batch() == Batch("s", 44, "offsets 44")
+    assert Lake.open(lake.path).batch() == LakeBatch("s", 44, "offsets 44")
 
 
 def test_a_table_of_an_earlier_version_is_named_with_what_it_lacks(lake: Lake) -> None:

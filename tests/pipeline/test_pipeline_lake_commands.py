@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from taskq.cli.main import main
 from taskq_plugins.fleet.inventory import START
 from taskq_plugins.spark.lake.errors import LakeDamaged
-from taskq_plugins.spark.lake.store import Batch, Lake
+from taskq_plugins.spark.lake.store import Lake, LakeBatch
 from taskq_plugins.spark.run.progress import log_progress, offsets_of, reached
 from tests.cli.helpers import taskq, taskq_json
 from tests.fleet.made_logs import MadeLog
@@ -55,7 +55,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["pipeline", *arguments])
 
 
-def commit(lake: Lake, batch: Batch, name: str = "jobs") -> None:
+def commit(lake: Lake, batch: LakeBatch, name: str = "jobs") -> None:
     put(lake, name, pa.Table.from_pylist(JOBS, SCHEMA), batch)
 
 
@@ -126,8 +126,8 @@ def test_status_tells_tables_and_what_is_left(lake: Lake, tmp_path: Path) -> Non
     rows = rows_of(journals)
     position = rows.filter(pa.compute.equal(rows["device"], "edge-1")).to_pylist()[-1]
     open_rows = pa.Table.from_pylist([position | {"kind": "position"}], rows.schema)
-    put(lake, "_open", open_rows, Batch("s", 7), "log")
-    commit(lake, Batch("s", 7))
+    put(lake, "_open", open_rows, LakeBatch("s", 7), "log")
+    commit(lake, LakeBatch("s", 7))
     result = call("status", "--lake", str(lake.path), "--journals", str(journals), "--json")
     shown = json.loads(result.output)
     assert shown["batch"] == 7
@@ -164,7 +164,7 @@ def stand(lake: Lake, *numbers: int) -> None:
     """Fill the tables up to these batches, in the order in which a batch commits them."""
     for table, number in zip(("records", "attempts", "_open", "jobs"), numbers, strict=False):
         offsets = f'v1\n{{"conf":{{}}}}\n{{"log": {place(number)}}}'
-        commit(lake, Batch("s", number, offsets), table)
+        commit(lake, LakeBatch("s", number, offsets), table)
 
 
 def place(number: int) -> str:
@@ -195,7 +195,7 @@ def test_tables_of_two_streams_or_without_any_are_refused(tmp_path: Path) -> Non
     stand(lake, 0)
     assert reached(lake).begun == lake.batch("records")
     stand(lake, 0, 0, 0, 0)
-    commit(lake, Batch("another", 1), "records")
+    commit(lake, LakeBatch("another", 1), "records")
     with pytest.raises(LakeDamaged, match="records 1, attempts 0"):
         reached(lake)
     fill(tmp_path / "strange", jobs=[{}])

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("deltalake")
 
 from taskq_plugins.spark.lake.errors import LakeDamaged
-from taskq_plugins.spark.lake.store import Batch, Change, Lake
+from taskq_plugins.spark.lake.store import Change, Lake, LakeBatch
 from taskq_plugins.spark.run.increment import RunOptions, run
 from taskq_plugins.spark.run.progress import BASE, reached, reference
-from taskq_plugins.spark.source.positions import Position
+from taskq_plugins.spark.source.positions import LogPosition
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.rowmaking import COLUMNS
 
@@ -29,7 +29,7 @@ LOGS: Final = 30
 _DAYS_AGO: Final = 1_700_000_000
 
 
-def commit(writer: LakeWriter, batch: Batch, *tables: str) -> None:
+def commit(writer: LakeWriter, batch: LakeBatch, *tables: str) -> None:
     for table in tables or BASE:
         writer.commit(table, Change(schema=COLUMNS), batch)
 
@@ -41,13 +41,13 @@ def log_files(lake: Lake) -> dict[Path, int]:
 
 def moved(draw: random.Random, offsets: Offsets) -> Offsets:
     logs = (f"log-{draw.randrange(LOGS)}" for _ in range(3))
-    ends = {log: Position("edge", 1, 64, draw.randrange(2**40), 7) for log in logs}
+    ends = {log: LogPosition("edge", 1, 64, draw.randrange(2**40), 7) for log in logs}
     return offsets | ends
 
 
 def test_offsets_of_many_batches_are_read_back_after_the_log_was_cut(tmp_path: Path) -> None:
     lake = Lake.open(tmp_path, create=True)
-    draw, wanted = random.Random(1), dict[str, Position]()
+    draw, wanted = random.Random(1), dict[str, LogPosition]()
     wholes, count = 0, 70
     with lake.writer() as writer:
         for number in range(count):
@@ -72,7 +72,7 @@ def test_offsets_of_many_batches_are_read_back_after_the_log_was_cut(tmp_path: P
 def test_a_batch_that_was_begun_is_made_again_of_the_logs_that_moved(tmp_path: Path) -> None:
     """Though ``jobs`` does not know of it yet; and whichever of the two tables was lost."""
     lake = Lake.open(tmp_path, create=True)
-    draw, before = random.Random(2), dict[str, Position]()
+    draw, before = random.Random(2), dict[str, LogPosition]()
     with lake.writer() as writer:
         for _ in range(12):
             before = moved(draw, before)
@@ -95,7 +95,7 @@ def test_a_batch_that_was_begun_is_made_again_of_the_logs_that_moved(tmp_path: P
 def test_a_table_whose_log_lost_what_told_of_all_is_named(tmp_path: Path) -> None:
     lake = Lake.open(tmp_path, create=True)
     with lake.writer() as writer:
-        commit(writer, Batch("s", 4, "v1\n{}\n{}", is_whole=False))
+        commit(writer, LakeBatch("s", 4, "v1\n{}\n{}", is_whole=False))
     with pytest.raises(LakeDamaged, match=r"jobs.*does not tell how far all logs were read"):
         reached(lake)
 

@@ -22,7 +22,7 @@ from tests.pipeline.source_tools import Stream
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.source.planning import Limits
+    from taskq_plugins.spark.source.planning import ReadLimits
     from taskq_plugins.spark.source.positions import Offsets
 
 
@@ -202,7 +202,7 @@ def test_a_segment_that_vanishes_between_plan_and_read_holds_its_log_alone(
     other.enqueue(2)
     real = Following.next
 
-    def vanishing(self: Following, offsets: Offsets, limits: Limits) -> Offsets:
+    def vanishing(self: Following, offsets: Offsets, limits: ReadLimits) -> Offsets:
         planned = real(self, offsets, limits)
         lost.path.unlink(missing_ok=True)
         return planned

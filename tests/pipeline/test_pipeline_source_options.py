@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.positions import Lsn, OptionError, Position
+from taskq_plugins.spark.source.positions import LogPosition, Lsn, OptionError
 
 
 def test_only_the_path_must_be_given() -> None:
@@ -44,7 +44,7 @@ def test_names_are_a_list_of_either_kind(text: str) -> None:
 def test_offsets_are_words_or_json() -> None:
     given = '{"a": "latest", "b": {"lsn": 7}, "c": {"segment": 1, "offset": 64, "epoch": 3}}'
     bound = read_options({"path": "x", "startingOffsets": given}).starting_offsets
-    assert bound == {"a": "latest", "b": Lsn(7), "c": Position("", 1, 64, 0, 3)}
+    assert bound == {"a": "latest", "b": Lsn(7), "c": LogPosition("", 1, 64, 0, 3)}
     assert read_options({"path": "x", "startingOffsets": " Latest"}).starting_offsets == "latest"
 
 

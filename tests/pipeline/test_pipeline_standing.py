@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskq_plugins.spark.source.snapshot import Standing
+    from taskq_plugins.spark.source.snapshot import LogInventory
 
 
-def seen(hub: Path) -> tuple[list[Standing], int]:
+def seen(hub: Path) -> tuple[list[LogInventory], int]:
     """Return the logs of a directory, and how many files of them were opened to see them."""
     opened = mock.Mock(wraps=SegmentFile)
     with (

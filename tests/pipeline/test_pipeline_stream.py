@@ -24,7 +24,7 @@ from tests.pipeline.source_tools import ALL, Stream, begun, lsns, segment
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.fleet.inventory import End
+    from taskq_plugins.fleet.inventory import DurableEnd
     from taskq_plugins.fleet.places import LogPlace, SegmentPlace
 
 
@@ -140,7 +140,7 @@ def test_a_batch_ends_where_its_offset_says_while_the_log_grows_under_every_look
 ) -> None:
     made = MadeLog(tmp_path / "edge")
 
-    def grown(log: LogPlace, places: list[SegmentPlace]) -> End:
+    def grown(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
         made.enqueue(1)  # after the listing of the segments, before their end is looked for
         return durable_end(log, places)
 

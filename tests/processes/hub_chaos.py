@@ -37,7 +37,7 @@ from taskq_plugins.hub.copyfiles import faults
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.sync import Synced, sync
+from taskq_plugins.hub.sync import SyncResult, sync
 from tests.processes.harness import log_records
 from tests.processes.hub_matrix import content_of
 
@@ -198,7 +198,7 @@ class Chaos:
             await app.adopt()
             await app.worker(burst=True).run()
 
-    async def session(self) -> Synced:
+    async def session(self) -> SyncResult:
         """Let the device sync once."""
         line = Line(
             f"http://127.0.0.1:{self.proxy.port}", self.token, None,

@@ -88,7 +88,7 @@ class Moment(NamedTuple):
 
 _HUB: Final = "taskq_plugins.hub"
 MOMENTS: Final = (
-    Moment("hub", "before a body", f"{_HUB}.server:Body.read", "calls"),
+    Moment("hub", "before a body", f"{_HUB}.server:BodyReader.read", "calls"),
     Moment("hub", "in first contact", f"{_HUB}.copies:Copies._make", "steps", "new"),
     Moment("hub", "in a part: written, not synced", f"{_HUB}.copies:Copy.append", "steps"),
     Moment("hub", "after fsync, before the answer", f"{_HUB}.copies:Copy.append", "ends"),
@@ -96,14 +96,14 @@ MOMENTS: Final = (
     Moment("hub", "in set-aside of a fork", f"{_HUB}.copyfiles:Breaks.declare", "steps"),
     Moment("hub", "in set-aside of a gap", f"{_HUB}.copyfiles:Breaks.declare", "steps", "gap"),
     Moment("hub", "before any answer goes", f"{_HUB}.server:Server._bounded", "ends"),
-    Moment("hub", "in handing over", f"{_HUB}.hub_outbox:Handing.give", "steps"),
-    Moment("hub", "in settle", f"{_HUB}.hub_outbox:Handing._end", "steps"),
+    Moment("hub", "in handing over", f"{_HUB}.hub_outbox:HubOutbox.give", "steps"),
+    Moment("hub", "in settle", f"{_HUB}.hub_outbox:HubOutbox._end", "steps"),
     Moment("device", "before a body", f"{_HUB}.line:Line.request", "calls"),
     Moment("device", "mid-frame, and all sent", f"{_HUB}.line:Http._pieces", "pieces"),
     Moment("device", "after the answer, before the pin", f"{_HUB}.line:Line.request", "ends"),
     Moment("device", "in the pin", f"{_HUB}.sync:_Session._pin", "steps"),
     Moment("device", "between two branches", f"{_HUB}.sync:Own.skip", "steps"),
-    Moment("device", "in publish", f"{_HUB}.device_outbox:Taking._publish", "steps"),
+    Moment("device", "in publish", f"{_HUB}.device_outbox:DeviceOutbox._publish", "steps"),
     Moment("device", "in adoption", f"{_HUB}.sync:Own.adopt", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )
@@ -275,7 +275,7 @@ class _Noting(ways.Http):
 
     async def __call__(
         self, method: str, path: str, headers: dict[str, str], body: bytes
-    ) -> ways.Told:
+    ) -> ways.HubReply:
         values = [method, path, headers, base64.b64encode(body).decode()]
         with self._file.open("a", encoding="ascii") as file:
             file.write(json.dumps(values) + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskq_plugins.fleet.inventory import (
-    Break,
+    DeclaredBreak,
     SegmentRow,
     breaks,
     durable_end,
@@ -21,7 +21,7 @@ from taskq_plugins.fleet.places import (
 )
 
 __all__ = [
-    "Break",
+    "DeclaredBreak",
     "FleetError",
     "LogPlace",
     "LogTwice",

@@ -101,7 +101,7 @@ class SegmentFile:
 _STEPS_BACK: Final = 64
 
 
-class End(NamedTuple):
+class DurableEnd(NamedTuple):
     """A mark, and offset (0: none) and time of the frame before it."""
 
     mark: Mark
@@ -113,14 +113,14 @@ class _Known(NamedTuple):
     inode: int
     size_bytes: int
     modified_ns: int
-    end: End
+    end: DurableEnd
 
 
-NOWHERE: Final = End(Mark(0, 0, 0, 0), 0, 0)
+NOWHERE: Final = DurableEnd(Mark(0, 0, 0, 0), 0, 0)
 _known: Final[Memory[str, _Known]] = Memory()
 
 
-def durable_end(log: LogPlace, places: list[SegmentPlace]) -> End:
+def durable_end(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
     """Return the durable end of a log with these segments: what was read up to there stays.
 
     Hops over frame headers from the mark that this process knew before; bodies are read only of
@@ -142,7 +142,7 @@ def durable_end(log: LogPlace, places: list[SegmentPlace]) -> End:
         return NOWHERE
 
 
-def _end_of(log: LogPlace, place: SegmentPlace) -> End:
+def _end_of(log: LogPlace, place: SegmentPlace) -> DurableEnd:
     known = _known.get(place.path)
     with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
         if known is not None and _facts(file) == known[:3]:
@@ -171,12 +171,12 @@ def _stands(file: SegmentFile, known: _Known) -> bool:
     return header is not None and _behind(file, end.frame, header) == end
 
 
-def _behind(file: SegmentFile, offset: int, header: FrameHeader) -> End:
+def _behind(file: SegmentFile, offset: int, header: FrameHeader) -> DurableEnd:
     mark = Mark(file.first_lsn, offset + header.size, header.next_lsn, header.epoch)
-    return End(mark, offset, header.time_ns)
+    return DurableEnd(mark, offset, header.time_ns)
 
 
-def _near_end(file: SegmentFile, place: SegmentPlace) -> End:
+def _near_end(file: SegmentFile, place: SegmentPlace) -> DurableEnd:
     last = file.last_before(file.size_bytes)
     synced_through = last[1].synced_through if last is not None else 0
     for _ in range(_STEPS_BACK):
@@ -189,13 +189,13 @@ def _near_end(file: SegmentFile, place: SegmentPlace) -> End:
     return _start(file, place)
 
 
-def _start(file: SegmentFile, place: SegmentPlace) -> End:
+def _start(file: SegmentFile, place: SegmentPlace) -> DurableEnd:
     header = file.header()
     mark = Mark(place.first_lsn, START, place.first_lsn, place.epoch)
-    return End(mark, 0, header.created_ns if header is not None else 0)
+    return DurableEnd(mark, 0, header.created_ns if header is not None else 0)
 
 
-def _declared(file: SegmentFile, begin: End, synced_through: int) -> tuple[End, int]:
+def _declared(file: SegmentFile, begin: DurableEnd, synced_through: int) -> tuple[DurableEnd, int]:
     for _, header in file.hop(begin.mark.offset, file.size_bytes):
         synced_through = max(synced_through, header.synced_through)
     end = begin
@@ -206,7 +206,7 @@ def _declared(file: SegmentFile, begin: End, synced_through: int) -> tuple[End, 
     return end, synced_through
 
 
-def _whole(file: SegmentFile, begin: End) -> End:
+def _whole(file: SegmentFile, begin: DurableEnd) -> DurableEnd:
     end = begin
     for item in file.scanner.frames(begin.mark.offset, begin.mark.next_lsn):
         if not isinstance(item, Gap):
@@ -215,14 +215,14 @@ def _whole(file: SegmentFile, begin: End) -> End:
             break
         else:
             mark = Mark(file.first_lsn, item.resume, item.next_lsn, end.mark.epoch)
-            end = End(mark, 0, end.time_ns)
+            end = DurableEnd(mark, 0, end.time_ns)
     return end
 
 
 # -- after a failed fsync -------------------------------------------------------------------------
 
 
-def _declared_end(log: LogPlace, usable: list[SegmentPlace], durable: int) -> End:
+def _declared_end(log: LogPlace, usable: list[SegmentPlace], durable: int) -> DurableEnd:
     end = NOWHERE
     for place in reversed(usable):
         try:
@@ -240,7 +240,7 @@ BREAKS: Final = "breaks.jsonl"
 _BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-class Break(NamedTuple):
+class DeclaredBreak(NamedTuple):
     """A break that was declared: from ``at`` on the log is another.
 
     Attributes:
@@ -269,14 +269,14 @@ class Break(NamedTuple):
         return f"{self.old}/log/{segment_name(first_lsn)}"
 
 
-def breaks(log: LogPlace) -> list[Break]:
+def breaks(log: LogPlace) -> list[DeclaredBreak]:
     path = f"{log.path}/{BREAKS}"
     try:
         data = read_file(path, _BYTES_MAX) if facts_of(path) else b""
     except OSError:
         return []
-    begun: dict[int, Break] = {}
-    done: list[Break] = []
+    begun: dict[int, DeclaredBreak] = {}
+    done: list[DeclaredBreak] = []
     for line in data.splitlines():
         try:
             values: dict[str, Any] = parse_json(line)
@@ -290,8 +290,8 @@ def breaks(log: LogPlace) -> list[Break]:
     return done
 
 
-def decode_break(values: dict[str, Any]) -> Break:
-    return Break(
+def decode_break(values: dict[str, Any]) -> DeclaredBreak:
+    return DeclaredBreak(
         values["kind"] == "fork",
         Border.from_list(values["left"]),
         Border.from_list(values["at"]),
@@ -445,7 +445,7 @@ def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
 def segment_rows(
     log: LogPlace,
     places: Iterable[SegmentPlace],
-    end: End,
+    end: DurableEnd,
     *,
     on_problem: Callable[[LogError], None] | None = None,
 ) -> Iterator[SegmentRow]:

@@ -125,7 +125,7 @@ class Mark(NamedTuple):
     epoch: int
 
 
-class Facts(NamedTuple):
+class FileFacts(NamedTuple):
     """Stat values of a file or directory; they change with its content."""
 
     mode: int
@@ -138,7 +138,7 @@ class Facts(NamedTuple):
 SETTLED_NS: Final = 2 * SECOND_NS
 #: Logs by path, with the stat values of their directories, which change when the identity is
 #: replaced.
-_identities: Final[Memory[str, tuple[Facts, LogPlace]]] = Memory()
+_identities: Final[Memory[str, tuple[FileFacts, LogPlace]]] = Memory()
 
 
 def find_logs(
@@ -245,7 +245,7 @@ def _read(path: str, begin: int, end: int) -> bytes:
 
 def _candidates(
     top: str, on_problem: Callable[[LogError], None] | None
-) -> Iterator[tuple[str, str, Facts]]:
+) -> Iterator[tuple[str, str, FileFacts]]:
     if facts := _facts_of_log(top):
         yield shown(Path(top).name) or top, top, facts
         return
@@ -260,7 +260,7 @@ def _candidates(
                 yield device, f"{path}/{below}", facts
 
 
-def _look(disk: LocalDisk, device: str, path: str, facts: Facts) -> LogPlace | None:
+def _look(disk: LocalDisk, device: str, path: str, facts: FileFacts) -> LogPlace | None:
     known = _identities.get(path)
     if known is not None and known[0] == facts and known[1].device == device:
         return known[1]
@@ -273,7 +273,7 @@ def _look(disk: LocalDisk, device: str, path: str, facts: Facts) -> LogPlace | N
     return place
 
 
-def _facts_of_log(path: str) -> Facts | None:
+def _facts_of_log(path: str) -> FileFacts | None:
     facts, known = facts_of(path), _identities.get(path)
     if facts is None or (known is not None and known[0] == facts):
         return facts
@@ -282,12 +282,12 @@ def _facts_of_log(path: str) -> Facts | None:
     return facts if identity is not None and stat.S_ISREG(identity.mode) else None
 
 
-def facts_of(path: str) -> Facts | None:
+def facts_of(path: str) -> FileFacts | None:
     try:
         at = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
     except OSError:
         return None
-    return Facts(at.st_mode, at.st_ino, at.st_size, at.st_ctime_ns)
+    return FileFacts(at.st_mode, at.st_ino, at.st_size, at.st_ctime_ns)
 
 
 def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> list[str]:

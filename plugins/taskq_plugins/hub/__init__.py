@@ -19,9 +19,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taskq_plugins.hub.client import Device, Group, Hub
+    from taskq_plugins.hub.client import Device, DeviceGroup, Hub
 
-__all__ = ["Device", "Group", "Hub"]
+__all__ = ["Device", "DeviceGroup", "Hub"]
 
 
 def __getattr__(name: str) -> object:

@@ -22,8 +22,8 @@ from taskq_plugins.hub.hub_outbox import (
     NONCE,
     QUEUE,
     TO,
+    CopyReaders,
     Identified,
-    Readings,
     read_note,
 )
 from taskq_plugins.hub.registry import OUTBOX, Registry, checked
@@ -77,13 +77,13 @@ class Hub:
             raise UsageError(f"{name!r:.80} is not enrolled here: taskq hub enrol {self.path} NAME")
         return Device(self, name)
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> DeviceGroup:
         """Return the devices of a group, as it is when jobs are enqueued.
 
         Raises:
             UsageError: that is no name of a group.
         """
-        return Group(self, checked(name, "group"))
+        return DeviceGroup(self, checked(name, "group"))
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """Return a call of a task that this program does not know; the device checks its arguments.
@@ -182,7 +182,7 @@ class Device:
         return LogReader.open(newest(self._hub.path, self.name).path)
 
 
-class Group:
+class DeviceGroup:
     """Devices that were put together by ``taskq hub group add``."""
 
     def __init__(self, hub: Hub, name: str) -> None:
@@ -246,7 +246,7 @@ def why(hub: Path, view: JobView) -> Reason:
 def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
     tag, _, _ = view.job_id.partition("-")
     wanted = Identified(tag, view.lsn, view.headers.get(NONCE, ""))
-    readings = Readings(LocalDisk(), str(hub), view.queue.removeprefix(TO), {})
+    readings = CopyReaders(LocalDisk(), str(hub), view.queue.removeprefix(TO), {})
     readings.read_whole()
     latest: tuple[str, JobView] | None = None
     for reading in readings.logs.values():

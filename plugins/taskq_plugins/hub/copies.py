@@ -32,8 +32,8 @@ from taskq_plugins.hub.copyfiles import (
     SEALS,
     SHA,
     Breaks,
-    Floor,
-    Kept,
+    CompactionFloor,
+    CopyFiles,
     Notes,
     Old,
     content,
@@ -44,20 +44,20 @@ from taskq_plugins.hub.copyfiles import (
 )
 from taskq_plugins.hub.messages import (
     NOWHERE,
-    Again,
     Answer,
     Append,
+    BreakKind,
+    CopyEnd,
     Declare,
-    Kind,
     Missing,
     Question,
     Refusal,
     Refused,
     Request,
+    Resend,
     Seal,
     Stored,
     Sync,
-    Synced,
     Trouble,
 )
 from taskq_plugins.hub.registry import Registry
@@ -303,14 +303,16 @@ class Copy:
         self.at, self.is_sealed = end, True
 
     def is_new_fork(self, asked: Declare) -> bool:
-        return asked.kind is Kind.FORK and asked.left == self.at and not self.breaks.knows(asked)
+        return (
+            asked.kind is BreakKind.FORK and asked.left == self.at and not self.breaks.knows(asked)
+        )
 
     def declare(self, asked: Declare) -> Stored:
         if self.breaks.knows(asked):
             return Stored(self.at)
         at = asked.at
         is_there = self.has(at) if at.offset else at.segment and not at.stem
-        if asked.left != self.at or not is_there or (asked.kind is Kind.GAP and at.offset):
+        if asked.left != self.at or not is_there or (asked.kind is BreakKind.GAP and at.offset):
             raise Refusal(Trouble.MISMATCH, self.at)
         self._files.forget()
         self.breaks.declare(asked, self.high_lsn)
@@ -330,7 +332,7 @@ class Copy:
 
     # -- segments that come again -----------------------------------------------------------------
 
-    def take(self, asked: Again) -> Missing:
+    def take(self, asked: Resend) -> Missing:
         """Add to a segment that is sent again; return its size here.
 
         It has a name of its own until it is whole and its hash fits, which also finds torn parts.
@@ -404,7 +406,7 @@ class Copies:
         self._mark_bytes = mark_bytes
         self._path = path
         self._copies: dict[tuple[str, UUID], Copy] = {}
-        self._floors: dict[tuple[str, UUID], Floor] = {}
+        self._floors: dict[tuple[str, UUID], CompactionFloor] = {}
         self._guard = threading.Lock()
         #: the newest session of each log: none of before this process is believed
         self._sessions: dict[tuple[str, UUID], int] = {}
@@ -489,18 +491,18 @@ class Copies:
             return self._begin(device, copy, asked)
         return _ACTS[type(asked)](copy, asked)
 
-    def _begin(self, device: str, copy: Copy, asked: Sync) -> Synced:
+    def _begin(self, device: str, copy: Copy, asked: Sync) -> CopyEnd:
         key = device, asked.log_id
         # Logs without a copy are not remembered.
         session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
         safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)
-        return Synced(
+        return CopyEnd(
             session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe, copy.lacks
         )
 
-    def all(self) -> list[Kept]:
+    def all(self) -> list[CopyFiles]:
         return kept(self._path, self._make_disk())
 
     def breaks(self, device: str, log_id: UUID) -> tuple[int, int]:
@@ -508,9 +510,9 @@ class Copies:
         known = [] if copy is None else copy.breaks.all
         return len(known), sum(left.is_fork for left in known)
 
-    def keep(self, copy: Kept, before_ns: int, *, dry_run: bool = False) -> list[Old]:
+    def keep(self, copy: CopyFiles, before_ns: int, *, dry_run: bool = False) -> list[Old]:
         key = copy.device, copy.log_id
-        gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, Floor()))
+        gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, CompactionFloor()))
         if gone and not dry_run:
             with self._held(*key) as held:
                 if held is not None:
@@ -524,7 +526,7 @@ class Copies:
             copy.close()
 
     def _opened(self, device: str, log_id: UUID) -> Copy | None:
-        place = Kept(self._disk_of(device), self._path, device, log_id)
+        place = CopyFiles(self._disk_of(device), self._path, device, log_id)
         if not place.is_there:
             return None
         mark = self._registry.durable(device, log_id)
@@ -532,7 +534,7 @@ class Copies:
 
     def _make(self, device: str, asked: Sync) -> Copy:
         disk = self._disk_of(device)
-        path = Kept(disk, self._path, device, asked.log_id).path
+        path = CopyFiles(disk, self._path, device, asked.log_id).path
         if len(disk.names(path.rpartition("/")[0])) >= _LOGS_MAX:
             raise OSError(errno.EDQUOT, "a device has only so many logs")
         disk.make_directory(f"{path}/log")
@@ -549,8 +551,8 @@ class Copies:
 
 #: Method of a copy, by the kind of request.
 _ACTS: Final[dict[type, Callable[[Copy, Any], Answer]]] = {
-    messages.Ask: lambda copy, asked: messages.Known(tuple(map(copy.has, asked.places))),
+    messages.Ask: lambda copy, asked: messages.PlacesKnown(tuple(map(copy.has, asked.places))),
     messages.Seal: lambda copy, asked: copy.seal(asked),
     Declare: lambda copy, asked: copy.declare(asked),
-    messages.Again: lambda copy, asked: copy.take(asked),
+    messages.Resend: lambda copy, asked: copy.take(asked),
 }

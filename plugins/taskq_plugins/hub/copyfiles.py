@@ -26,7 +26,7 @@ from taskq.engine import (
 )
 from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import BREAKS, decode_break
-from taskq_plugins.hub.messages import Declare, Kind
+from taskq_plugins.hub.messages import BreakKind, Declare
 
 if TYPE_CHECKING:
     from taskq.engine import Disk
@@ -46,7 +46,7 @@ _READ_BYTES: Final = 1024 * 1024
 _LSN_MAX: Final = 2**63
 
 
-class Kept:
+class CopyFiles:
     """Stand for one copy, beside its server or not.
 
     Attributes:
@@ -100,17 +100,17 @@ class Kept:
         return file_digest(self.disk, f"{self.path}/{name}", size)
 
 
-def kept(hub: str | Path, disk: Disk | None = None, device: str = "") -> list[Kept]:
+def kept(hub: str | Path, disk: Disk | None = None, device: str = "") -> list[CopyFiles]:
     disk, folder = disk or PatientDisk(), f"{hub}/devices"
     return [
-        Kept(disk, hub, name, UUID(log_id))
+        CopyFiles(disk, hub, name, UUID(log_id))
         for name in ([device] if device else disk.names(folder))
         for log_id in disk.names(f"{folder}/{name}")
         if LOG_ID.match(log_id)
     ]
 
 
-def newest(hub: str | Path, device: str) -> Kept:
+def newest(hub: str | Path, device: str) -> CopyFiles:
     copies = [copy for copy in kept(hub, device=device) if copy.is_there]
     if not copies:
         raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
@@ -170,7 +170,7 @@ class Fault(NamedTuple):
             comes as new data.
     """
 
-    copy: Kept
+    copy: CopyFiles
     what: str
     name: str = ""
 
@@ -180,7 +180,7 @@ def faults(hub: Path, *, deep: bool) -> Iterator[Fault]:
         yield from faults_of(copy, deep=deep)
 
 
-def faults_of(copy: Kept, *, deep: bool) -> Iterator[Fault]:
+def faults_of(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
     try:
         yield from _of_segments(copy, deep=deep)
         if deep:
@@ -189,7 +189,7 @@ def faults_of(copy: Kept, *, deep: bool) -> Iterator[Fault]:
         yield Fault(copy, f"it cannot be read: {error}")
 
 
-def _of_segments(copy: Kept, *, deep: bool) -> Iterator[Fault]:
+def _of_segments(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
     lines = copy.seals
     lsns = Replica(copy.disk, copy.path, copy.log_id).lsns if lines else []
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
@@ -204,7 +204,7 @@ def _of_segments(copy: Kept, *, deep: bool) -> Iterator[Fault]:
             yield Fault(copy, f"{name} is not what was sealed", digest)
 
 
-def _of_records(copy: Kept) -> Iterator[Fault]:
+def _of_records(copy: CopyFiles) -> Iterator[Fault]:
     with LogReader.open(copy.path) as reader:
         report = reader.verify()
     for damage in report.damage:
@@ -223,7 +223,7 @@ def ask_again(registry: Registry, fault: Fault) -> None:
     disk.sync_directory(folder)
 
 
-def everything(copy: Kept) -> Iterator[Fault]:
+def everything(copy: CopyFiles) -> Iterator[Fault]:
     for segment, line in copy.seals.items():
         if copy.size(f"{LOG}/{segment_name(segment)}") >= 0:
             yield Fault(copy, segment_name(segment), line["sha256"])
@@ -255,7 +255,7 @@ class Old(NamedTuple):
     size: int
 
 
-class Floor(NamedTuple):
+class CompactionFloor(NamedTuple):
     """Compaction state of a copy, so that COMPACTED records are read once.
 
     Attributes:
@@ -269,7 +269,9 @@ class Floor(NamedTuple):
     below: int = 0
 
 
-def due(copy: Kept, before_ns: int, known: Floor) -> tuple[list[Old], Floor]:
+def due(
+    copy: CopyFiles, before_ns: int, known: CompactionFloor
+) -> tuple[list[Old], CompactionFloor]:
     """Return what a copy does not need any more, and what is known of it then.
 
     That are the oldest segments that arrived before that moment and of which the log itself says
@@ -279,7 +281,7 @@ def due(copy: Kept, before_ns: int, known: Floor) -> tuple[list[Old], Floor]:
     lines = copy.breaks
     if lines and lines[-1]["step"] == "begun":
         return [], known
-    known = known if known.breaks == len(lines) else Floor(len(lines))
+    known = known if known.breaks == len(lines) else CompactionFloor(len(lines))
     folders = [f"old/{line['n']}" for line in lines if line["step"] == "done"]
     left = [folder for folder in folders if copy.size(f"{folder}/{IDENTITY}") >= 0]
     with copy.files() as files:
@@ -306,7 +308,7 @@ def _floor(files: Replica, since: int) -> int:
     return next(filter(None, map(files.compacted_below, segments)), 0)
 
 
-def _aside(copy: Kept, folder: str, before_ns: int) -> Iterator[Old]:
+def _aside(copy: CopyFiles, folder: str, before_ns: int) -> Iterator[Old]:
     disk, path = copy.disk, f"{copy.path}/{folder}"
     names = [f"{LOG}/{name}" for name in disk.names(f"{path}/{LOG}")]
     if all((disk.modified_ns(f"{path}/{name}") or 0) < before_ns for name in names):
@@ -333,7 +335,7 @@ class Breaks:
             self._carry_out()
 
     def knows(self, asked: Declare) -> bool:
-        wanted = asked.kind is Kind.FORK, asked.left, asked.at
+        wanted = asked.kind is BreakKind.FORK, asked.left, asked.at
         return any(known[:3] == wanted for known in self.all)
 
     def declare(self, asked: Declare, high_lsn: int) -> None:

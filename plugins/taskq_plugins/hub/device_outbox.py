@@ -20,7 +20,7 @@ from uuid import UUID
 
 from taskq.engine import EnqueueSpec, Extras, PartWriter
 from taskq.errors import TaskqError
-from taskq_plugins.hub.messages import Answer, Given, Handed, Question, Refused
+from taskq_plugins.hub.messages import Answer, Given, HubJob, Question, Refused
 from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ UPLOADS_MAX: Final = 10
 _ROUNDS_MAX: Final = 64
 
 
-class Held(NamedTuple):
+class InboxState(NamedTuple):
     """State of a device's inbox, read before its log.
 
     Attributes:
@@ -47,7 +47,7 @@ class Held(NamedTuple):
     waiting: int
 
 
-class Taken(NamedTuple):
+class TakeResult(NamedTuple):
     """Result of taking jobs."""
 
     jobs: int = 0
@@ -55,7 +55,7 @@ class Taken(NamedTuple):
     cancelled: int = 0
 
 
-def look(disk: Disk, path: str) -> Held:
+def look(disk: Disk, path: str) -> InboxState:
     after: dict[str, int] = {}
     waiting = 0
     for name, may_wait in PartWriter.published(disk, path).items():
@@ -63,10 +63,10 @@ def look(disk: Disk, path: str) -> Held:
             tag = upload[1]
             after[tag] = max(after.get(tag, 0), int(upload[2]))
             waiting += may_wait
-    return Held(after, waiting)
+    return InboxState(after, waiting)
 
 
-class Taking:
+class DeviceOutbox:
     """Takes a device's jobs.
 
     Args:
@@ -92,10 +92,10 @@ class Taking:
         session: int,
         log_id: UUID,
         up: Border,
-        held: Held,
+        held: InboxState,
         ask: Callable[[Question], Awaitable[object]],
         cancel: Callable[[int, str], Awaitable[bool]],
-    ) -> Taken:
+    ) -> TakeResult:
         """Take what is there.
 
         Args:
@@ -106,7 +106,7 @@ class Taking:
             ask: asks the hub; any answer but ``Given`` says that nothing is there.
             cancel: cancels a job of the device's own log, if it is that one of the hub; whether so.
         """
-        after, waiting, taken = dict(held.after), held.waiting, Taken()
+        after, waiting, taken = dict(held.after), held.waiting, TakeResult()
         refused: tuple[tuple[str, str], ...] = ()
         for number in range(_ROUNDS_MAX):
             if waiting >= UPLOADS_MAX:
@@ -129,7 +129,7 @@ class Taking:
             taken = taken._replace(jobs=taken.jobs + len(given.jobs))
         return taken
 
-    def _judged(self, job: Handed) -> tuple[bytes, str]:
+    def _judged(self, job: HubJob) -> tuple[bytes, str]:
         if not any(fnmatch.fnmatchcase(job.task, pattern) for pattern in self._accept):
             said = ", ".join(self._accept) or "nothing"
             return b"", f"{job.task!r} is not among what is accepted there ({said})"
@@ -145,7 +145,7 @@ class Taking:
         except (TaskqError, TypeError, ValueError, OverflowError) as error:
             return b"", f"it cannot be read there: {error}"
 
-    def _publish(self, given: Given, jobs: list[tuple[Handed, bytes]]) -> None:
+    def _publish(self, given: Given, jobs: list[tuple[HubJob, bytes]]) -> None:
         upload, disk, clock = f"hub.{given.tag}", self._disk, self._clock
         with PartWriter(Path(self._path), upload, disk=disk, clock=clock) as writer:
             for handed, tail in jobs:
@@ -165,7 +165,7 @@ def backoff(seconds: float, failures: int) -> float:
     return _CHANCE.uniform(1.0, max(longest, 1.0))
 
 
-class Holding:
+class LongPoll:
     """Long poll of one device, on a connection of its own beside its sessions.
 
     An answer only starts a session, which asks again and takes the jobs.

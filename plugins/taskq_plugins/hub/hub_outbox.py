@@ -48,7 +48,7 @@ from taskq.engine import (
 )
 from taskq.errors import JobNotFound, LogError, TaskqError
 from taskq.hooks import Connection
-from taskq_plugins.hub.copyfiles import IDENTITY, Kept, kept
+from taskq_plugins.hub.copyfiles import IDENTITY, CopyFiles, kept
 from taskq_plugins.hub.messages import (
     BYTES_MAX,
     JOB,
@@ -56,7 +56,7 @@ from taskq_plugins.hub.messages import (
     NOWHERE,
     Answer,
     Given,
-    Handed,
+    HubJob,
     Question,
 )
 from taskq_plugins.hub.registry import OUTBOX, Hint, Registry
@@ -103,7 +103,7 @@ class There(NamedTuple):
         return cls(identified, int(number)) if identified and number.isdecimal() else None
 
 
-class Reading:
+class CopyReader:
     """Reader of one copy; it restarts if its place is gone.
 
     Attributes:
@@ -149,7 +149,7 @@ class Reading:
             self.ends.setdefault(there, end)
 
 
-class Readings:
+class CopyReaders:
     """Readers of one device's copies.
 
     Args:
@@ -165,7 +165,7 @@ class Readings:
 
     def __init__(self, disk: Disk, hub: str, device: str, begin: dict[str, Border]) -> None:
         self._disk, self._hub, self._device, self._begin = disk, hub, device, begin
-        self.logs: dict[str, Reading] = {}
+        self.logs: dict[str, CopyReader] = {}
         self.is_whole = False
 
     def read(self) -> None:
@@ -173,7 +173,7 @@ class Readings:
         for copy in self._copies():
             name = str(copy.log_id)
             at = self._begin.get(name, NOWHERE)
-            reading = before.get(name) or Reading(copy.disk, copy.path, copy.log_id, at)
+            reading = before.get(name) or CopyReader(copy.disk, copy.path, copy.log_id, at)
             self.logs[name] = reading
             reading.read()
 
@@ -183,11 +183,11 @@ class Readings:
         for copy in self._copies():
             reading = self.logs[str(copy.log_id)]
             for number in copy.disk.names(f"{copy.path}/old"):
-                left = Reading(copy.disk, f"{copy.path}/old/{number}", copy.log_id)
+                left = CopyReader(copy.disk, f"{copy.path}/old/{number}", copy.log_id)
                 left.read()
                 reading.ends = left.ends | reading.ends
 
-    def _copies(self) -> list[Kept]:
+    def _copies(self) -> list[CopyFiles]:
         copies = kept(self._hub, self._disk, self._device)
         times = [(self._disk.modified_ns(f"{copy.path}/{IDENTITY}"), copy) for copy in copies]
         dated = [(when, str(copy.log_id), copy) for when, copy in times if when is not None]
@@ -198,10 +198,10 @@ class Readings:
         return next(reversed(self.logs), "")
 
     def has_gap(self, name: str) -> bool:
-        copy = Kept(self._disk, self._hub, self._device, UUID(name))
+        copy = CopyFiles(self._disk, self._hub, self._device, UUID(name))
         return any(line.get("kind") == "gap" for line in copy.breaks)
 
-    def there(self, log: Reading) -> set[Identified]:
+    def there(self, log: CopyReader) -> set[Identified]:
         ended = (there for reading in self.logs.values() for there in reading.ends)
         return {there.identified for there in (*log.live.values(), *ended)}
 
@@ -219,7 +219,7 @@ _KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM)
 _TO: Final = TO.encode()
 
 
-class Waiting(NamedTuple):
+class OutboxJob(NamedTuple):
     """An open job of the outbox.
 
     Attributes:
@@ -256,7 +256,7 @@ def read_note(registry: Registry, device: str) -> Note:
     return Note(parts, {name: Border.from_list(at) for name, at in values["begin"].items()})
 
 
-class Handing:
+class HubOutbox:
     """The outbox of a hub; one request of a device at a time.
 
     Args:
@@ -286,9 +286,9 @@ class Handing:
         self._clock, self._registry = clock, registry
         self._ask = ask
         #: by device and number of the job: what was seen to wait, and may have ended since
-        self._waiting: dict[str, dict[int, Waiting]] = {}
+        self._waiting: dict[str, dict[int, OutboxJob]] = {}
         self._cursor: Cursor | None = None
-        self._readings: dict[str, Readings] = {}
+        self._readings: dict[str, CopyReaders] = {}
         #: devices with a note of such a place
         self._armed: set[str] = set()
         #: looks are on the thread of the log, requests on many
@@ -302,18 +302,18 @@ class Handing:
         if device in self._armed or self._waiting.get(device):
             self.settle(device)
 
-    def settle(self, device: str) -> dict[int, Waiting]:
+    def settle(self, device: str) -> dict[int, OutboxJob]:
         waiting, readings = self._look(device), self._readings.get(device)
         if readings is None:
             begin = self.note(device).begin
-            readings = self._readings[device] = Readings(self._disk, self._path, device, begin)
+            readings = self._readings[device] = CopyReaders(self._disk, self._path, device, begin)
         readings.read()
         return self._take_up(device, readings, waiting)
 
     def _take_up(
-        self, device: str, readings: Readings, waiting: dict[int, Waiting]
-    ) -> dict[int, Waiting]:
-        ended: list[tuple[Reading, There, Ended]] = []
+        self, device: str, readings: CopyReaders, waiting: dict[int, OutboxJob]
+    ) -> dict[int, OutboxJob]:
+        ended: list[tuple[CopyReader, There, Ended]] = []
         for reading in readings.logs.values():
             for there, end in list(reading.ends.items()):
                 known = waiting.get(there.identified.job)
@@ -353,7 +353,7 @@ class Handing:
             after = self.note(device).after
             self._expire(job for job in self._look(device).values() if job.number > after)
 
-    def _expire(self, waiting: Iterable[Waiting]) -> set[int]:
+    def _expire(self, waiting: Iterable[OutboxJob]) -> set[int]:
         now_ns = self._clock.wall_ns()
         late = [job.identified.job for job in waiting if 0 < job.expires_ns <= now_ns]
         self._end(Ended(job, State.EXPIRED, 0) for job in late)
@@ -382,7 +382,7 @@ class Handing:
         late = self._expire(new)
         new = sorted(job for job in new if job.identified.job not in late)
         look = partial(self._handed, waiting=new, bytes_max=asked.bytes_max)
-        jobs: list[Handed] = self._ask(methodcaller("look", look)) if new else []
+        jobs: list[HubJob] = self._ask(methodcaller("look", look)) if new else []
         over = {
             number: there.identified
             for number, there in reading.live.items()
@@ -399,10 +399,10 @@ class Handing:
     def _refuse(
         self,
         device: str,
-        waiting: dict[int, Waiting],
+        waiting: dict[int, OutboxJob],
         tag: str,
         refused: tuple[tuple[str, str], ...],
-    ) -> dict[int, Waiting]:
+    ) -> dict[int, OutboxJob]:
         reasons = dict(refused)
         dead = (
             Ended(job, State.DEAD, 0, f"{device} refuses it: {reasons[f'{tag}-{job}']}".encode())
@@ -413,8 +413,8 @@ class Handing:
         return self._look(device)
 
     def _seek(
-        self, device: str, log: str, waiting: dict[int, Waiting], after: int
-    ) -> dict[int, Waiting]:
+        self, device: str, log: str, waiting: dict[int, OutboxJob], after: int
+    ) -> dict[int, OutboxJob]:
         readings = self._readings[device]
         missing = _missing(readings, log, waiting, after)
         if missing and not readings.is_whole:
@@ -430,8 +430,8 @@ class Handing:
             self._ask(methodcaller("requeue", letters))
         return self._look(device)
 
-    def _handed(self, sight: Sight, waiting: list[Waiting], bytes_max: int) -> list[Handed]:
-        jobs: list[Handed] = []
+    def _handed(self, sight: Sight, waiting: list[OutboxJob], bytes_max: int) -> list[HubJob]:
+        jobs: list[HubJob] = []
         size = 0
         for due in waiting[:JOBS_MAX]:
             if not sight.waits(due.identified.job):
@@ -443,7 +443,7 @@ class Handing:
             jobs.append(made)
         return jobs
 
-    def _made(self, sight: Sight, due: Waiting) -> Handed:
+    def _made(self, sight: Sight, due: OutboxJob) -> HubJob:
         now_ns, job = self._clock.wall_ns(), due.identified.job
         record = sight.brought(job)
         extras = record.extras
@@ -455,7 +455,7 @@ class Handing:
         job_id = f"{due.identified.tag}-{job}"
         headers = {name: value for name, value in extras.headers.items() if name not in _OWN}
         headers |= {JOB: job_id, NUMBER: str(due.number)}
-        return Handed(
+        return HubJob(
             due.number, job_id, due.identified.key, extras.headers.get(QUEUE, "default"),
             record.task.decode("utf-8", "surrogatepass"), record.priority, record.attempts_max,
             record.flags & _KEPT_FLAGS | record.body_flags, headers, due_ns, extras.due_is_wall,
@@ -464,12 +464,12 @@ class Handing:
 
     # -- what waits -------------------------------------------------------------------------------
 
-    def _look(self, device: str) -> dict[int, Waiting]:
+    def _look(self, device: str) -> dict[int, OutboxJob]:
         seen = partial(self._seen, device=device)
-        waiting: dict[int, Waiting] = self._ask(methodcaller("look", seen))
+        waiting: dict[int, OutboxJob] = self._ask(methodcaller("look", seen))
         return waiting
 
-    def _seen(self, sight: Sight, device: str) -> dict[int, Waiting]:
+    def _seen(self, sight: Sight, device: str) -> dict[int, OutboxJob]:
         with self._lock:
             try:
                 self._catch_up(sight)
@@ -507,7 +507,7 @@ class Handing:
             number, since = known[job][:2]
         expires_ns = int(expires) if expires.isdecimal() else 0
         identified = Identified(sight.journal.tag, job, nonce)
-        known[job] = Waiting(number, since, expires_ns, identified)
+        known[job] = OutboxJob(number, since, expires_ns, identified)
 
     # -- what is noted ----------------------------------------------------------------------------
 
@@ -521,7 +521,7 @@ class Handing:
             parts = [*parts, (after, self._clock.wall_ns())][-_PARTS_MAX:]
             self._write(device, note._replace(parts=parts))
 
-    def _arm(self, device: str, readings: Readings) -> None:
+    def _arm(self, device: str, readings: CopyReaders) -> None:
         if device not in self._armed:
             begin = {name: reading.at for name, reading in readings.logs.items()}
             is_idle = not any(reading.live or reading.ends for reading in readings.logs.values())
@@ -534,7 +534,9 @@ class Handing:
         Hint(self._registry, device, _GIVEN).write({"parts": note.parts, "begin": begin})
 
 
-def _missing(readings: Readings, log: str, waiting: dict[int, Waiting], after: int) -> list[int]:
+def _missing(
+    readings: CopyReaders, log: str, waiting: dict[int, OutboxJob], after: int
+) -> list[int]:
     there = readings.there(readings.logs[log])
     taken = (job for job, known in waiting.items() if known.number <= after)
     return [job for job in taken if waiting[job].identified not in there]
@@ -566,7 +568,7 @@ _THERE_SECONDS: Final = 1.0
 _ASKING_MAX: Final = 2_000
 
 
-class Serving:
+class OutboxServer:
     """The outbox of a hub, for one event loop.
 
     Args:
@@ -582,7 +584,7 @@ class Serving:
     def __init__(self, path: Path, registry: Registry, spend: Callable[[str, int], None]) -> None:
         self._identity: Path = path / OUTBOX / IDENTITY
         self._connection = Connection(str(path / OUTBOX), LogConfig())
-        self.handing = Handing(PatientDisk, str(path), SystemClock(), registry, self._ask, spend)
+        self.handing = HubOutbox(PatientDisk, str(path), SystemClock(), registry, self._ask, spend)
         self.asking: dict[tuple[str, UUID], CancelScope] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = False

@@ -33,13 +33,13 @@ from taskq.errors import UsageError
 from taskq.hooks import HubSettings
 from taskq_plugins.hub.messages import (
     NOWHERE,
-    Again,
     Answer,
     Append,
     Enrol,
     Question,
     Refused,
     Request,
+    Resend,
     Sync,
     Trouble,
 )
@@ -250,7 +250,7 @@ def token_file(url: str) -> Path:
     return Path(state, "taskq", f"{name}.token")
 
 
-class Told(NamedTuple):
+class HubReply(NamedTuple):
     """Status and body of an answer, and how long it asks to wait."""
 
     status: int
@@ -288,7 +288,9 @@ class Http:
         self._turn = threading.BoundedSemaphore(1)
         self.used_bytes = 0
 
-    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Told:
+    async def __call__(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> HubReply:
         turn, asked = self._turn, (method, self._prefix + path, headers, body)
         try:
             return await aside(partial(self._exchanged, turn, asked), turn)
@@ -298,7 +300,7 @@ class Http:
             self._turn = threading.BoundedSemaphore(1)
             raise
 
-    def _exchanged(self, turn: threading.BoundedSemaphore, asked: Carried) -> Told:
+    def _exchanged(self, turn: threading.BoundedSemaphore, asked: Carried) -> HubReply:
         connection, (method, path, headers, body) = self._connected(turn), asked
         own = {"Content-Length": str(len(body))} if body or method != "GET" else {}
         head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
@@ -314,7 +316,7 @@ class Http:
         if answer.will_close:
             self.close()
         wait = answer.headers.get("Retry-After", "")
-        return Told(answer.status, content, int(wait) if _SECONDS.match(wait) else 0)
+        return HubReply(answer.status, content, int(wait) if _SECONDS.match(wait) else 0)
 
     def _connected(self, turn: threading.BoundedSemaphore) -> http.client.HTTPConnection:
         connection = self._connection
@@ -432,7 +434,7 @@ class Line:
                 asked, grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
             )
         method, path, headers, body = carried(asked)
-        size = len(asked.data) if isinstance(asked, Append | Again) else 0
+        size = len(asked.data) if isinstance(asked, Append | Resend) else 0
         is_part, most = bool(size), self.part_bytes()
         if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
             packed = zlib.compress(body, 1)
@@ -464,7 +466,7 @@ class Line:
         headers: dict[str, str],
         body: bytes = b"",
         carrier: Http | None = None,
-    ) -> Told:
+    ) -> HubReply:
         carrier = carrier or self._carrier
         await self.allowance.look()
         handshake = _HANDSHAKE_BYTES if self.url.startswith("https") else 0

@@ -77,7 +77,7 @@ Cause = Annotated[str, Field(strict=True), _words(CAUSE_CHARACTERS_MAX)]
 Reason = Annotated[str, Field(strict=True), _words(REASON_CHARACTERS_MAX)]
 
 
-class Kind(enum.StrEnum):
+class BreakKind(enum.StrEnum):
     """Why a copy does not go on where it ends."""
 
     #: the device has not got what comes next any more
@@ -145,7 +145,7 @@ class Seal(_OfSession):
 class Declare(_OfSession):
     """Nothing follows where the hub ends: it is to go on at another place."""
 
-    kind: Kind
+    kind: BreakKind
     left: Place
     at: Place
     end_lsn: Lsn
@@ -153,7 +153,7 @@ class Declare(_OfSession):
 
 
 @dataclass(frozen=True, slots=True)
-class Again(_OfSession):
+class Resend(_OfSession):
     """Bytes of a sealed segment that comes again; ``is_last``: with them it is whole."""
 
     name: Sha
@@ -174,7 +174,7 @@ class Question(_OfSession):
     bytes_max: Size = BYTES_MAX
 
 
-Request = Sync | Ask | Append | Seal | Declare | Again | Question
+Request = Sync | Ask | Append | Seal | Declare | Resend | Question
 
 
 # -- what it is answered ---------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Enrolled:
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class CopyEnd:
     """End of the hub's copy."""
 
     session: Number
@@ -202,7 +202,7 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PlacesKnown:
     """For each place whether the copy has it."""
 
     has: tuple[Truth, ...]
@@ -222,7 +222,7 @@ class Stored:
     at: Place
 
 
-class Handed(NamedTuple):
+class HubJob(NamedTuple):
     """A job on its way to a device.
 
     Attributes:
@@ -258,7 +258,7 @@ class Given(NamedTuple):
 
     tag: str
     end: int
-    jobs: list[Handed]
+    jobs: list[HubJob]
     cancels: list[tuple[str, int]]
 
     @property
@@ -293,7 +293,7 @@ class Refused:
     at: Place
 
 
-Answer = Synced | Known | Stored | Missing | Given | Refused
+Answer = CopyEnd | PlacesKnown | Stored | Missing | Given | Refused
 
 
 class Refusal(Exception):

@@ -18,12 +18,12 @@ from taskq_plugins.hub import messages
 from taskq_plugins.hub.messages import (
     NOWHERE,
     Answer,
-    Kind,
+    BreakKind,
+    CopyEnd,
     Missing,
     Refused,
     Request,
     Stored,
-    Synced,
     Trouble,
 )
 
@@ -58,7 +58,7 @@ class Verdict(enum.Enum):
     FORKED = "forked"
 
 
-def compare(synced: Synced, log: DurableLog) -> Verdict:
+def compare(synced: CopyEnd, log: DurableLog) -> Verdict:
     at = synced.at
     if not at.segment:
         return Verdict.NEW
@@ -89,7 +89,7 @@ class Push:
     """
 
     #: the hub's last report about its copy
-    _synced: Synced
+    _synced: CopyEnd
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Push:
         log, verdicts = self._log, list[Verdict]()
         for _ in range(_ROUNDS_MAX):
             synced = await self._ask(opening(log))
-            if not isinstance(synced, Synced):
+            if not isinstance(synced, CopyEnd):
                 continue
             self._synced, verdict = synced, compare(synced, log)
             verdicts.append(verdict)
@@ -117,12 +117,12 @@ class Push:
                 cause = "a limit of the device's log took it before it was sent"
                 if synced.at.next_lsn < log.pin:
                     cause = "the hub lost what it had"
-                await self._declare(Kind.GAP, Border(log.segments[0]), cause)
+                await self._declare(BreakKind.GAP, Border(log.segments[0]), cause)
             elif verdict is Verdict.OLDER:
                 cause = "the log begins before it again"
-                await self._declare(Kind.FORK, Border(log.segments[0]), cause)
+                await self._declare(BreakKind.FORK, Border(log.segments[0]), cause)
             elif verdict is Verdict.FORKED:
-                await self._declare(Kind.FORK, await self._parting(), "the log was set back")
+                await self._declare(BreakKind.FORK, await self._parting(), "the log was set back")
             elif await self._send(verdict):
                 return verdicts
         raise Unsettled(
@@ -142,7 +142,7 @@ class Push:
         return verdict in parted or high_lsn > self._log.next_lsn
 
     async def _declare(
-        self, kind: Kind, at: Border, cause: str, left: Border | None = None
+        self, kind: BreakKind, at: Border, cause: str, left: Border | None = None
     ) -> None:
         synced, end_lsn = self._synced, self._log.end.next_lsn
         ids = synced.session, self._log_id
@@ -173,7 +173,7 @@ class Push:
             offset, is_on = 0, True
             while is_on:
                 part = self._log.segment_part(name, offset, self._part_bytes())
-                answer = await self._ask(messages.Again(*ids, name, offset, *part))
+                answer = await self._ask(messages.Resend(*ids, name, offset, *part))
                 if not isinstance(answer, Missing):
                     return False
                 # A file with another hash is requested from its start, and kept.
@@ -207,7 +207,7 @@ class Push:
     async def _not_stored(self, behind: Border, answer: Answer | None) -> None:
         if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
             cause = "a segment before it is missing"
-            await self._declare(Kind.GAP, Border(behind.segment), cause, answer.at)
+            await self._declare(BreakKind.GAP, Border(behind.segment), cause, answer.at)
         if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
             raise LogDamaged(
                 f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
@@ -244,5 +244,5 @@ class Push:
 
     async def _shared(self, places: list[Border]) -> list[Border]:
         answer = await self._ask(messages.Ask(self._synced.session, self._log_id, tuple(places)))
-        has = answer.has if isinstance(answer, messages.Known) else (False,) * len(places)
+        has = answer.has if isinstance(answer, messages.PlacesKnown) else (False,) * len(places)
         return [place for place, is_there in zip(places, has, strict=True) if is_there]

@@ -41,19 +41,19 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copyfiles import (
     IDENTITY,
     LOG,
-    Kept,
+    CopyFiles,
     ask_again,
     faults_of,
     is_elsewhere,
     kept,
     note_place,
 )
-from taskq_plugins.hub.hub_outbox import Serving
+from taskq_plugins.hub.hub_outbox import OutboxServer
 from taskq_plugins.hub.messages import (
     NOWHERE,
-    Again,
     Answer,
     Append,
+    CopyEnd,
     Declare,
     Enrol,
     Enrolled,
@@ -61,9 +61,9 @@ from taskq_plugins.hub.messages import (
     Missing,
     Question,
     Refused,
+    Resend,
     Stored,
     Sync,
-    Synced,
     Trouble,
 )
 from taskq_plugins.hub.messages import Request as Asked
@@ -77,8 +77,8 @@ from taskq_plugins.hub.wire import (
     PROBLEM,
     PROTOCOL,
     WAYS,
+    HubRoute,
     OtherProtocol,
-    Way,
     adapter,
     delivered,
 )
@@ -134,7 +134,7 @@ def _schemas() -> dict[str, Any]:
     return schemas
 
 
-def _asked(way: Way) -> dict[str, Any]:
+def _asked(way: HubRoute) -> dict[str, Any]:
     content = {JSON_LINES: {}} if way.answer is Given else {JSON: _ref(way.answer)}
     status = "201" if way.path.endswith("enrol") else "200"
     operation = _operation(way.path, content, status, _HEADERS if way.has_frames else ())
@@ -173,7 +173,7 @@ _SLOW_SECONDS: Final = 15.0
 _SLOW_BYTES: Final = 1_024
 
 
-class Body:
+class BodyReader:
     """A body on its way.
 
     Args:
@@ -187,7 +187,9 @@ class Body:
         is_whole: all came that was to.
     """
 
-    def __init__(self, request: Request, way: Way, room: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, request: Request, way: HubRoute, room: Callable[[], Awaitable[None]]
+    ) -> None:
         self._stream, self._limit, self._room = request.stream(), way.bytes_max, room
         self._most = _PIECE_BYTES if way.has_frames else way.bytes_max + 1
         self._size, self._passed = 0, 0.0
@@ -225,7 +227,7 @@ class Body:
 class Intake:
     """Do what the pieces of one body ask for, on a thread."""
 
-    def __init__(self, request: Request, way: Way) -> None:
+    def __init__(self, request: Request, way: HubRoute) -> None:
         self._request, self._way, self._left = request, way, way.bytes_max
         is_packed = way.has_frames and request.headers.get("content-type") == PACKED
         self._inflate = zlib.decompressobj() if is_packed else None
@@ -249,12 +251,12 @@ class Intake:
         except (ValueError, zlib.error) as error:
             raise HTTPException(400, f"that is no request of protocol {PROTOCOL}") from error
         self._asked = asked
-        if isinstance(asked, Again) and not is_last:
+        if isinstance(asked, Resend) and not is_last:
             return replace(asked, is_last=False)
         return asked
 
     def _read(self, data: bytes) -> Asked | Enrol:
-        if isinstance(self._asked, Append | Again):
+        if isinstance(self._asked, Append | Resend):
             return replace(self._asked, data=data)
         request = self._request
         asked = delivered(request.method, request.url.path, request.headers, data)
@@ -270,7 +272,7 @@ class Intake:
                 self._rest = asked.data[at.offset - behind.offset :]
                 self._asked = replace(asked, behind=at)
             return True
-        if isinstance(asked, Again) and isinstance(answer, Missing):
+        if isinstance(asked, Resend) and isinstance(answer, Missing):
             offset = asked.offset + len(asked.data)
             self._asked = replace(asked, offset=offset)
             return answer.files == ((asked.name, offset),)
@@ -354,13 +356,13 @@ def read(hub: Path, device: str, path: str, headers: Mapping[str, str]) -> Respo
             ]
             return JSONResponse({"logs": logs})
         if match is not None:
-            return _found(Kept(PatientDisk(), hub, device, UUID(match[1])), match[2], headers)
+            return _found(CopyFiles(PatientDisk(), hub, device, UUID(match[1])), match[2], headers)
     except FileNotFoundError:
         """Answer that it is not there, as for what has no such name."""
     raise HTTPException(404, "not found")
 
 
-def _found(copy: Kept, what: str, headers: Mapping[str, str]) -> Response:
+def _found(copy: CopyFiles, what: str, headers: Mapping[str, str]) -> Response:
     kind, _, name = what.partition("/")
     if kind == "identity":
         return _file(Path(copy.path, IDENTITY), "", headers, JSON)
@@ -370,7 +372,7 @@ def _found(copy: Kept, what: str, headers: Mapping[str, str]) -> Response:
     return _file(Path(copy.path, LOG, f"{name}.log"), digest, headers)
 
 
-def _listing(copy: Kept) -> dict[str, Any]:
+def _listing(copy: CopyFiles) -> dict[str, Any]:
     if not copy.is_there:
         raise FileNotFoundError
     known = copy.seals
@@ -445,7 +447,7 @@ class Server:
             PatientDisk, str(path), self._registry,
             disk_of=self._disk_of, may_fork=self._registry.may_fork,
         )  # fmt: skip
-        self._outbox = Serving(path, self._registry, self._spend)
+        self._outbox = OutboxServer(path, self._registry, self._spend)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
@@ -492,7 +494,7 @@ class Server:
         except OSError as error:
             _log.warning("hub: copies are looked through at the next start: %s", error)
 
-    def _mend_copy(self, copy: Kept) -> None:
+    def _mend_copy(self, copy: CopyFiles) -> None:
         self._copies.forget(copy.device, copy.log_id)
         for fault in faults_of(copy, deep=True):
             _log.warning("hub: %s: %s: asked for again", copy.path, fault.what)
@@ -579,19 +581,19 @@ class Server:
         async with self._turn(device):
             return _told(*wire.answered(await self._on_thread(self._done, device, asked)))
 
-    async def _taken(self, request: Request, way: wire.Way) -> Asked | Enrol:
-        body = Body(request, way, _no_wait)
+    async def _taken(self, request: Request, way: wire.HubRoute) -> Asked | Enrol:
+        body = BodyReader(request, way, _no_wait)
         await body.read()
         asking = partial(Intake(request, way).ask, body.pieces, is_last=True)
         asked: Asked | Enrol
         asked = await self._on_thread(partial(asking, is_whole=body.is_whole))
         return asked
 
-    async def _grown(self, device: str, request: Request, way: wire.Way) -> Answer:
+    async def _grown(self, device: str, request: Request, way: wire.HubRoute) -> Answer:
         """Take in bytes of a log, piece by piece; more than a little waits for room."""
         intake = Intake(request, way)
         async with contextlib.AsyncExitStack() as stack:
-            body = Body(request, way, partial(stack.enter_async_context, self._bodies))
+            body = BodyReader(request, way, partial(stack.enter_async_context, self._bodies))
             await body.read()
             while True:
                 pieces, states = body.pieces, {"is_last": body.is_over, "is_whole": body.is_whole}
@@ -666,11 +668,11 @@ class Server:
             return answer
         if isinstance(asked, Append) and isinstance(answer, Stored):
             self._outbox.arrived(device)
-        if isinstance(answer, Synced | Stored):
+        if isinstance(answer, CopyEnd | Stored):
             self._note(device, asked, answer)
         return answer
 
-    def _note(self, device: str, asked: Asked, answer: Synced | Stored) -> None:
+    def _note(self, device: str, asked: Asked, answer: CopyEnd | Stored) -> None:
         now, lsn = time.monotonic(), answer.at.next_lsn if answer.at.stem else 0
         noted, end = self._noted.get(device, (-_NOTED_SECONDS, 0))
         if isinstance(asked, Sync):
@@ -690,7 +692,7 @@ class Server:
         return await run_sync(function, *arguments, limiter=self._threads)
 
 
-def _way_of(request: Request) -> wire.Way:
+def _way_of(request: Request) -> wire.HubRoute:
     """Return the kind of request from its path, which limits its size."""
     matched, headers = wire.way_to(request.method, request.url.path), request.headers
     if matched is None:

@@ -21,7 +21,15 @@ from taskq.conditions.network import has_route
 from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
 from taskq.errors import JobNotFound, LogError, ReaderBusy, TaskqError
 from taskq.hooks import HubSettings, load_settings
-from taskq_plugins.hub.device_outbox import UPLOADS_MAX, Held, Holding, Taken, Taking, backoff, look
+from taskq_plugins.hub.device_outbox import (
+    UPLOADS_MAX,
+    DeviceOutbox,
+    InboxState,
+    LongPoll,
+    TakeResult,
+    backoff,
+    look,
+)
 from taskq_plugins.hub.line import HubWaits, Line, check_url, line_to, note
 from taskq_plugins.hub.messages import (
     JOB,
@@ -32,7 +40,7 @@ from taskq_plugins.hub.messages import (
     Request,
     Stored,
 )
-from taskq_plugins.hub.messages import Synced as Told
+from taskq_plugins.hub.messages import CopyEnd as Told
 from taskq_plugins.hub.push import Push, Verdict, compare, opening
 from taskq_plugins.hub.wire import HubError, HubStops
 
@@ -54,7 +62,7 @@ _METERED_EVERY_SECONDS: Final = 900.0
 _METERED_POLL_SECONDS: Final = 6 * 3_600.0
 
 
-class Synced(NamedTuple):
+class SyncResult(NamedTuple):
     """Result of a session.
 
     Attributes:
@@ -70,11 +78,11 @@ class Synced(NamedTuple):
     sent_bytes: int
     end: Border
     behind_bytes: int = 0
-    taken: Taken = Taken()
+    taken: TakeResult = TakeResult()
     question: Question | None = None
 
 
-async def sync(path: str, line: Line, *, is_dry: bool = False) -> Synced:
+async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
     """Bring the hub's copy of a log to where the log ends now, then take what is there for it.
 
     ``is_dry``: only find out how it stands.
@@ -111,20 +119,20 @@ class _Session:
         self._log, self._hold, self._own = log, hold, Own(path, line.config, log.identity.tag)
         self._number = self._gone = self._whole = 0
 
-    async def told(self) -> Synced:
+    async def told(self) -> SyncResult:
         log, answer = self._log, await self._line.ask(opening(self._log))
         if not isinstance(answer, Told):
             raise HubError(f"{self._line.url} does not say where its copy ends: try again")
-        return Synced([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
+        return SyncResult([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
 
-    async def run(self, held: Held | None) -> Synced:
+    async def run(self, held: InboxState | None) -> SyncResult:
         log, line = self._log, self._line
         known, before = self._hold.load(), line.sent_bytes
         log.pin = known.lsn if known else 0
         if line.pins and known is None and log.segments:
             self._pin(log.segments[0])  # from now on nothing goes unsent
         verdicts = await Push(log, self._ask, self._own.skip, line.part_bytes).run()
-        done = Synced(verdicts, line.sent_bytes - before, log.end)
+        done = SyncResult(verdicts, line.sent_bytes - before, log.end)
         if not line.pins:
             return done
         if held is not None:  # who takes nothing refuses nothing either
@@ -147,9 +155,9 @@ class _Session:
             line.tell(self._gone, self._whole)
         return answer
 
-    async def _take(self, done: Synced, held: Held) -> Synced:
+    async def _take(self, done: SyncResult, held: InboxState) -> SyncResult:
         log, line = self._log, self._line
-        taking = Taking(self._disk, SystemClock(), self._path, line.hub.accept, line.known)
+        taking = DeviceOutbox(self._disk, SystemClock(), self._path, line.hub.accept, line.known)
         ids = self._number, log.identity.log_id, log.end
         taken = await taking.take(*ids, held, line.ask, self._own.cancel)
         if taken.jobs:
@@ -205,7 +213,7 @@ class Own(NamedTuple):
 # -- again and again -------------------------------------------------------------------------------
 
 
-async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = False) -> Synced:
+async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = False) -> SyncResult:
     """Sync whenever the log has grown, until cancelled; errors of the line never end it.
 
     Args:
@@ -214,7 +222,7 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
         at_once: also between the ``every`` of the settings.
         once: return when everything is sent.
     """
-    holding = Holding(line)
+    holding = LongPoll(line)
     following = partial(_follow, path, line, holding, at_once=at_once, once=once)
     if once:
         return await following()
@@ -224,7 +232,9 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
     return done  # noqa: RET504 - a group may swallow what ends it
 
 
-async def _follow(path: str, line: Line, holding: Holding, *, at_once: bool, once: bool) -> Synced:
+async def _follow(
+    path: str, line: Line, holding: LongPoll, *, at_once: bool, once: bool
+) -> SyncResult:
     hub, failures, complaint = line.hub, 0, ""
     while True:
         seen, began = _extent(path), monotonic()
@@ -256,7 +266,7 @@ async def _follow(path: str, line: Line, holding: Holding, *, at_once: bool, onc
 
 
 async def _rest(
-    path: str, line: Line, holding: Holding, seen: tuple[str, int], began: float, every: float
+    path: str, line: Line, holding: LongPoll, seen: tuple[str, int], began: float, every: float
 ) -> None:
     """Wait until a session is due: something was written or is there, or the hub is to hear."""
     poll = line.hub.poll

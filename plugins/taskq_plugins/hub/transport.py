@@ -22,7 +22,7 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copyfiles import (
     IDENTITY,
     LOG,
-    Kept,
+    CopyFiles,
     content,
     file_digest,
     kept,
@@ -37,7 +37,7 @@ from taskq_plugins.hub.wire import HubError
 
 if TYPE_CHECKING:
     from taskq.views import BackupReport
-    from taskq_plugins.hub.line import Line, Told
+    from taskq_plugins.hub.line import HubReply, Line
 
 _PART_BYTES: Final = 4 * 1024 * 1024
 _WELL: Final = (200, 206)
@@ -83,7 +83,7 @@ def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
         real.close()
 
 
-async def _taken_in(real: Copies, copy: Kept, device: str) -> int:
+async def _taken_in(real: Copies, copy: CopyFiles, device: str) -> int:
     async def ask(asked: Request) -> Answer:
         if isinstance(asked, Declare):
             raise LogError(
@@ -148,7 +148,7 @@ async def _file(line: Line, where: str, place: Path, size: int) -> AsyncIterator
             yield start + await file.write(answer.content[: size - start])
 
 
-async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> Told:
+async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> HubReply:
     answer = await line.request("GET", f"/v1/logs{where}", headers or {})
     if answer.status not in _WELL:
         raise HubError(f"the hub answers {answer.status} to what it has of this device")
@@ -180,7 +180,7 @@ def hub_backed_up(hub: Path, target: Path) -> int:
     return len(copies)
 
 
-def _back_up_copy(copy: Kept, target: Path) -> None:
+def _back_up_copy(copy: CopyFiles, target: Path) -> None:
     source, breaks = Path(copy.path), f"{copy.path}/{BREAKS}"
     for _ in range(_TRIES):
         shutil.rmtree(target, ignore_errors=True)

@@ -19,24 +19,24 @@ from taskq.engine import Border, Replica, segment_lsn
 from taskq.errors import LogError
 from taskq_plugins.hub.messages import (
     CAUSE_CHARACTERS_MAX,
-    Again,
     Answer,
     Append,
     Ask,
+    CopyEnd,
     Declare,
     Enrol,
     Enrolled,
     Given,
-    Handed,
-    Known,
+    HubJob,
     Missing,
+    PlacesKnown,
     Question,
     Refused,
     Request,
+    Resend,
     Seal,
     Stored,
     Sync,
-    Synced,
     Trouble,
 )
 
@@ -62,11 +62,11 @@ _DIGITS: Final = re.compile(r"[0-9]{1,19}\Z")
 _STEM: Final = re.compile(r"(?:none|[0-9a-f]{112})\Z")
 _TAG: Final = re.compile(r"[0-9a-f]{8}\Z")
 #: Fields of a job but for its payload, the last one.
-_OF_JOB: Final = Handed._fields[:-1]
+_OF_JOB: Final = HubJob._fields[:-1]
 _DIGEST: Final = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):\Z")
 
 
-class Way(NamedTuple):
+class HubRoute(NamedTuple):
     """A kind of request: where it goes, what it holds at most, and what it is answered.
 
     Attributes:
@@ -90,13 +90,13 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 WAYS: Final = (
-    Way("POST", "/v1/enrol", (Enrol,), Enrolled, _CODE_BYTES_MAX),
-    Way("POST", "/v1/sync", (Sync,), Synced),
-    Way("POST", f"{_LOG}/ask", (Ask,), Known),
-    Way("PATCH", f"{_LOG}/segments/{{segment}}", (Append, Seal), Stored, PART_BYTES_MAX, True),
-    Way("POST", f"{_LOG}/breaks", (Declare,), Stored),
-    Way("PATCH", f"{_LOG}/again/{{name}}", (Again,), Missing, PART_BYTES_MAX, True),
-    Way("POST", "/v1/down", (Question,), Given),
+    HubRoute("POST", "/v1/enrol", (Enrol,), Enrolled, _CODE_BYTES_MAX),
+    HubRoute("POST", "/v1/sync", (Sync,), CopyEnd),
+    HubRoute("POST", f"{_LOG}/ask", (Ask,), PlacesKnown),
+    HubRoute("PATCH", f"{_LOG}/segments/{{segment}}", (Append, Seal), Stored, PART_BYTES_MAX, True),
+    HubRoute("POST", f"{_LOG}/breaks", (Declare,), Stored),
+    HubRoute("PATCH", f"{_LOG}/again/{{name}}", (Resend,), Missing, PART_BYTES_MAX, True),
+    HubRoute("POST", "/v1/down", (Question,), Given),
 )
 _WAY_OF: Final = {kind: way for way in WAYS for kind in way.asks}
 _STATUS: Final = {
@@ -129,7 +129,7 @@ class OtherProtocol(ValueError):
     """A request of a version that is not spoken here."""
 
 
-def way_to(method: str, path: str) -> tuple[Way, dict[str, Any]] | None:
+def way_to(method: str, path: str) -> tuple[HubRoute, dict[str, Any]] | None:
     for way in WAYS:
         if way.method == method and (match := _pattern(way.path).fullmatch(path)):
             return way, match.groupdict()
@@ -138,7 +138,7 @@ def way_to(method: str, path: str) -> tuple[Way, dict[str, Any]] | None:
 
 def carried(asked: Request | Enrol) -> Carried:
     way = _WAY_OF[type(asked)]
-    if isinstance(asked, Append | Seal | Again):
+    if isinstance(asked, Append | Seal | Resend):
         return _carried_part(way, asked)
     path = way.path.format(log_id=getattr(asked, "log_id", None))
     # The path has it already.
@@ -148,10 +148,10 @@ def carried(asked: Request | Enrol) -> Carried:
     return way.method, path, {"Content-Type": JSON}, body
 
 
-def _carried_part(way: Way, asked: Append | Seal | Again) -> Carried:
+def _carried_part(way: HubRoute, asked: Append | Seal | Resend) -> Carried:
     headers = {"Taskq-Session": str(asked.session), "Content-Type": FRAMES}
     body = b"" if isinstance(asked, Seal) else asked.data
-    if isinstance(asked, Again):
+    if isinstance(asked, Resend):
         headers |= {"Upload-Offset": str(asked.offset), "Upload-Complete": f"?{int(asked.is_last)}"}
         path = way.path.format(log_id=asked.log_id, name=asked.name)
         return way.method, path, headers, body
@@ -190,7 +190,7 @@ def _part(fields: dict[str, Any], headers: Mapping[str, str], body: bytes) -> Re
     if is_last not in ("?0", "?1"):
         raise ValueError("neither the last bytes nor others")
     if segment is None:
-        return read(Again, fields | {"offset": offset, "is_last": is_last == "?1"})
+        return read(Resend, fields | {"offset": offset, "is_last": is_last == "?1"})
     stem = _header(headers, "taskq-stem", _STEM).removeprefix("none")
     behind = Border.at_offset(segment, offset, bytes.fromhex(stem)).as_list()
     if is_last == "?0":
@@ -269,11 +269,11 @@ def decode_given(data: bytes) -> Given:
     try:
         last, *lines = (json.loads(line) for line in (data[start:], *data[:start].splitlines()))
         end = {"kind": "end", "lines": len(lines), "sha256": _sha256(data[:start])}
-        jobs, cancels = list[Handed](), list[tuple[str, int]]()
+        jobs, cancels = list[HubJob](), list[tuple[str, int]]()
         for line in lines:
             if line["kind"] == "enqueue":
                 payload = base64.b64decode(line["payload"], validate=True)
-                jobs.append(Handed._make([*(line[name] for name in _OF_JOB), payload]))
+                jobs.append(HubJob._make([*(line[name] for name in _OF_JOB), payload]))
             elif line["kind"] == "cancel":
                 cancels.append((str(line["id"]), int(line["job"])))
         if last == last | end and _TAG.match(last["outbox"]):

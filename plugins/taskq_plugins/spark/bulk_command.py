@@ -21,7 +21,7 @@ from taskq_plugins.spark.cli import lake_option
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from taskq_plugins.spark.bulk_files import Rows
+    from taskq_plugins.spark.bulk_files import FileRows
     from taskq_plugins.spark.past_jobs import Counted, PastJobs
     from taskq_plugins.spark.sink.options import SinkOptions
     from taskq_plugins.spark.sink.uploads import Published
@@ -165,7 +165,7 @@ def _check_unchanged(file: Path, before: tuple[int, int, int]) -> None:
         raise BadFile(f"{file}: was changed while it was read; nothing was enqueued, try again")
 
 
-def _count(file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None) -> int:
+def _count(file: Path, rows: FileRows, sink: SinkOptions, app: TaskQ | None) -> int:
     from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
 
     encoder = Encoder(sink, app=app, place=file.name)
@@ -178,7 +178,7 @@ def _count(file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None) -> int:
 
 
 def _enqueue(
-    file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
+    file: Path, rows: FileRows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
 ) -> Published:
     from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
     from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415

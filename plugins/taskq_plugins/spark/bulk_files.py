@@ -39,7 +39,7 @@ class BadFile(TaskqError):
     """A file does not match its extension; nothing was enqueued."""
 
 
-class Rows(NamedTuple):
+class FileRows(NamedTuple):
     """An open file.
 
     Attributes:
@@ -56,7 +56,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()) -> Rows:
+def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()) -> FileRows:
     """Open a file by its extension: .parquet, .csv, .jsonl or .ndjson.
 
     ``key`` names the column of keys. ``as_text`` names CSV columns to read as text.
@@ -69,21 +69,21 @@ def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()
     elif ending == ".csv":
         rows = _csv(path, as_text)
     elif ending in {".jsonl", ".ndjson"}:
-        return Rows(None, _lines(path, key))
+        return FileRows(None, _lines(path, key))
     else:
         raise UsageError(f"{path.name}: give a file that ends in .parquet, .csv or .jsonl")
-    return rows if key is None else Rows(rows.total, _keyed(rows.batches, key, path))
+    return rows if key is None else FileRows(rows.total, _keyed(rows.batches, key, path))
 
 
-def _parquet(path: Path) -> Rows:
+def _parquet(path: Path) -> FileRows:
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowException as error:
         raise BadFile(f"{path}: is no Parquet file ({_first_line(error)})") from error
-    return Rows(file.metadata.num_rows, _safe(path, file.iter_batches(BATCH_ROWS)))
+    return FileRows(file.metadata.num_rows, _safe(path, file.iter_batches(BATCH_ROWS)))
 
 
-def _csv(path: Path, as_text: Sequence[str]) -> Rows:
+def _csv(path: Path, as_text: Sequence[str]) -> FileRows:
     kinds: dict[str, pa.DataType] = {
         name: pa.int64() if name in _WHOLE_NUMBERS else pa.string() for name in RESERVED
     }
@@ -106,7 +106,7 @@ def _csv(path: Path, as_text: Sequence[str]) -> Rows:
     unknown = set(as_text) - set(reader.schema.names)
     if unknown:
         raise _no_column(path, min(unknown), reader.schema.names)
-    return Rows(None, _safe(path, iter(reader)))
+    return FileRows(None, _safe(path, iter(reader)))
 
 
 def _safe(path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,7 @@ from taskq.extras import import_arrow, install_line
 from taskq_plugins.spark.errors import missing_package
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.lake.store import Batch, Lake
+    from taskq_plugins.spark.lake.store import Lake, LakeBatch
     from taskq_plugins.spark.run.progress import LogProgress
 
 #: Arrow reads this variable when it is loaded.
@@ -167,7 +167,7 @@ def _print_logs(logs: list[LogProgress], now_ns: int) -> None:
         render.echo(f"… and {len(logs) - len(shown)} more logs; --json lists all")
 
 
-def _document(lake: Lake, batch: Batch | None, logs: list[LogProgress]) -> dict[str, Any]:
+def _document(lake: Lake, batch: LakeBatch | None, logs: list[LogProgress]) -> dict[str, Any]:
     return {
         "lake": str(lake.path),
         "committed_at": documents.moment(lake.committed_at()),

@@ -51,7 +51,7 @@ class Counted(NamedTuple):
         return sum(self.over.values())
 
 
-class Problem(NamedTuple):
+class ReplayProblem(NamedTuple):
     """A job that cannot be enqueued once more, and why."""
 
     job_id: str
@@ -73,7 +73,7 @@ class PastJobs:
     def __init__(self, connection: duckdb.DuckDBPyConnection, where: str) -> None:
         self._duck = connection
         self._where = where
-        self.problems: list[Problem] = []
+        self.problems: list[ReplayProblem] = []
         self.problem_count = 0
 
     def counted(self, sample_rows: int) -> Counted:
@@ -96,13 +96,13 @@ class PastJobs:
             try:
                 tail, payload = _again(row)
             except TaskqError as error:
-                self._note(Problem(row["job_id"], str(error)))
+                self._note(ReplayProblem(row["job_id"], str(error)))
                 continue
             tails.append(tail)
             payloads.append(payload)
         return Entries(payloads, None, tails)
 
-    def _note(self, problem: Problem) -> None:
+    def _note(self, problem: ReplayProblem) -> None:
         self.problem_count += 1
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(problem)

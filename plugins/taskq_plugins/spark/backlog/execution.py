@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taskq import Task, TaskQ
 
 
-class Chunk(NamedTuple):
+class JobChunk(NamedTuple):
     """The jobs of one partition."""
 
     #: ``module:app`` to import
@@ -49,7 +49,7 @@ class Chunk(NamedTuple):
     include: tuple[str, ...] = ()
 
 
-class Report(NamedTuple):
+class ChunkReport(NamedTuple):
     """Results of a chunk's jobs. Jobs without one never began."""
 
     ended: tuple[RemoteOutcome, ...] = ()
@@ -63,19 +63,19 @@ HOLD_SECONDS: Final = 2.5
 RESULT_BYTES_MAX: Final = 32 << 20
 
 
-def run_chunks(chunks: Iterable[Chunk]) -> Iterator[Report]:
+def run_chunks(chunks: Iterable[JobChunk]) -> Iterator[ChunkReport]:
     for chunk in chunks:
-        yield Report(lost=True) if _ran_before() else run_chunk(chunk)
+        yield ChunkReport(lost=True) if _ran_before() else run_chunk(chunk)
 
 
-def run_chunk(chunk: Chunk, clock: Callable[[], float] = monotonic) -> Report:
+def run_chunk(chunk: JobChunk, clock: Callable[[], float] = monotonic) -> ChunkReport:
     try:
         app = _app(chunk.target, chunk.include, chunk.data_dir)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
-        return Report(problem=str(error))
+        return ChunkReport(problem=str(error))
     bench = _Bench(app, chunk, clock)
     bench.run()
-    return Report(tuple(bench.ended))
+    return ChunkReport(tuple(bench.ended))
 
 
 @cache
@@ -106,7 +106,7 @@ class _Bench:
         ended: finished jobs.
     """
 
-    def __init__(self, app: TaskQ, chunk: Chunk, clock: Callable[[], float]) -> None:
+    def __init__(self, app: TaskQ, chunk: JobChunk, clock: Callable[[], float]) -> None:
         self.ended: list[RemoteOutcome] = []
         self._app = app
         self._chunk = chunk

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from taskq.engine import Settlement, kinds
 from taskq.hooks import Inputs, encode_reason
 from taskq.values import SECOND_NS
-from taskq_plugins.spark.backlog.execution import Chunk, Report, run_chunks
+from taskq_plugins.spark.backlog.execution import ChunkReport, JobChunk, run_chunks
 from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
 from taskq_workers.events import Hook, tell
@@ -220,7 +220,7 @@ class Cluster:
                 self._cores = self._context.defaultParallelism
         return self._cores
 
-    async def run(self, chunks: list[Chunk]) -> list[Report]:
+    async def run(self, chunks: list[JobChunk]) -> list[ChunkReport]:
         self.waves += 1
         try:
             loop = asyncio.get_running_loop()
@@ -236,13 +236,13 @@ class Cluster:
         self.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _collect(self, chunks: list[Chunk]) -> list[Report]:
+    def _collect(self, chunks: list[JobChunk]) -> list[ChunkReport]:
         context = self._context
         try:
             # Set in this thread: a Spark job belongs to the group of the thread that starts it.
             context.setJobGroup(self._group, "taskq backlog", interruptOnCancel=True)
             partitions: Any = context.parallelize(chunks, len(chunks))
-            reports: list[Report] = partitions.mapPartitions(run_chunks).collect()
+            reports: list[ChunkReport] = partitions.mapPartitions(run_chunks).collect()
         except Exception as error:
             raise _meaning(error) from error
         return reports
@@ -270,13 +270,13 @@ _WAVE_PARTS: Final = 16
 SUSPECTS_MAX: Final = 100_000
 
 
-class Executors(Protocol):
+class ChunkRunner(Protocol):
     """Runs chunks; see ``Cluster``."""
 
     @property
     def cores(self) -> int: ...
 
-    async def run(self, chunks: list[Chunk]) -> list[Report]: ...
+    async def run(self, chunks: list[JobChunk]) -> list[ChunkReport]: ...
 
     def cancel(self) -> None: ...
 
@@ -299,7 +299,7 @@ class SparkCrew:
         self,
         app: TaskQ,
         port: LoopPort,
-        executors: Executors,
+        executors: ChunkRunner,
         order: WorkerOrder,
         *,
         queues: frozenset[str] | None,
@@ -418,7 +418,7 @@ class SparkCrew:
         elif sent:
             await self._await_reports(sent, [self._packed(chunk, payloads) for chunk in sent])
 
-    async def _await_reports(self, sent: list[list[Delivery]], packed: list[Chunk]) -> None:
+    async def _await_reports(self, sent: list[list[Delivery]], packed: list[JobChunk]) -> None:
         wave = asyncio.current_task()
         try:
             reports = await self._executors.run(packed)
@@ -453,10 +453,10 @@ class SparkCrew:
         for chunk in chunks:
             self.give_back(chunk)
 
-    def _packed(self, chunk: list[Delivery], payloads: Mapping[int, bytes]) -> Chunk:
+    def _packed(self, chunk: list[Delivery], payloads: Mapping[int, bytes]) -> JobChunk:
         jobs = tuple(ship(delivery, payloads.get(delivery.job)) for delivery in chunk)
         order = self._order
-        return Chunk(
+        return JobChunk(
             order.target,
             str(self._app.data_dir),
             order.concurrency,
@@ -481,7 +481,7 @@ class SparkCrew:
 
     # Outcomes.
 
-    def _take(self, chunk: list[Delivery], report: Report) -> None:
+    def _take(self, chunk: list[Delivery], report: ChunkReport) -> None:
         if report.problem:
             self.give_back(chunk)
             self.fail(
@@ -591,7 +591,7 @@ class SparkWorker(Worker):
     #: executors are processes of their own, which open nothing for their jobs
     lends = False
 
-    def __init__(self, app: TaskQ, executors: Executors, order: WorkerOrder, where: str) -> None:
+    def __init__(self, app: TaskQ, executors: ChunkRunner, order: WorkerOrder, where: str) -> None:
         super().__init__(
             app,
             concurrency=executors.cores,

@@ -84,7 +84,7 @@ _LOST: Final = frozenset({"DELETE", "UPDATE"})
 _UNREADABLE: Final = frozenset("%[]{}*?#")
 
 
-class Batch(NamedTuple):
+class LakeBatch(NamedTuple):
     """A micro-batch of the stream that fills the lake."""
 
     #: id of the sequence that batches are numbered in
@@ -107,7 +107,7 @@ class Change(NamedTuple):
     operation: str = ""
 
 
-class Holding(NamedTuple):
+class TableSize(NamedTuple):
     """Size of a table."""
 
     table: str
@@ -248,12 +248,12 @@ class Lake:
         chosen = filter(want, self.data_files(table))
         return [str(files.checked(self.path / table, file)) for file in chosen]
 
-    def holdings(self) -> list[Holding]:
+    def holdings(self) -> list[TableSize]:
         holdings = []
         for name in self.tables():
             there, delta = self.data_files(name), self.delta(name)
             rows, size = sum(file.rows for file in there), sum(file.size_bytes for file in there)
-            holdings.append(Holding(name, rows, len(there), size, delta.version()))
+            holdings.append(TableSize(name, rows, len(there), size, delta.version()))
         return holdings
 
     # -- batches ----------------------------------------------------------------------------------
@@ -267,17 +267,17 @@ class Lake:
         self._told[table] = delta.version(), rest
         return commits
 
-    def batch(self, table: str = JOBS) -> Batch | None:
+    def batch(self, table: str = JOBS) -> LakeBatch | None:
         return next(self.batches(table), None)
 
-    def batches(self, table: str) -> Iterator[Batch]:
+    def batches(self, table: str) -> Iterator[LakeBatch]:
         if not self.has(table):
             return
         for commit in self._commits(table):
             if "batch" in commit:
                 moved = commit.get(deltalog.MOVED)
                 offsets = commit.get("offsets", "") if moved is None else moved
-                yield Batch(commit["stream"], int(commit["batch"]), offsets, moved is None)
+                yield LakeBatch(commit["stream"], int(commit["batch"]), offsets, moved is None)
 
     def stale(self, names: Iterable[str]) -> list[str]:
         last, wanted = self.batch(), frozenset(names)
@@ -441,7 +441,7 @@ class LakeWriter:
             raise LakeDiskError(directory, error) from error
 
     def commit(
-        self, table: str, change: Change, batch: Batch | None = None, *, dates: bool = False
+        self, table: str, change: Change, batch: LakeBatch | None = None, *, dates: bool = False
     ) -> bool:
         """Commit the next version of a table; False if it has the batch, or there is no change.
 

@@ -43,7 +43,7 @@ from taskq_plugins.spark.lake.store import (
     Change,
     cleared,
 )
-from taskq_plugins.spark.source.rows import Reading, read_pieces
+from taskq_plugins.spark.source.rows import RowReader, read_pieces
 from taskq_plugins.spark.tables.fold import KEYS, rows_of, touched_by
 from taskq_plugins.spark.tables.logs import (
     BIRTHS,
@@ -59,8 +59,8 @@ from taskq_plugins.spark.tables.logs import (
 
 if TYPE_CHECKING:
     from taskq.arrow import Piece
-    from taskq_plugins.spark.lake.store import Batch, Lake, LakeWriter
-    from taskq_plugins.spark.run.executor import Executor
+    from taskq_plugins.spark.lake.store import Lake, LakeBatch, LakeWriter
+    from taskq_plugins.spark.run.executor import StepExecutor
 
 #: Records of one share, about ...
 SHARE_ROWS: Final = 150_000
@@ -78,7 +78,7 @@ _NAMES: Final = [
 ]  # fmt: skip
 
 
-class Share(NamedTuple):
+class FoldShare(NamedTuple):
     """Input and output paths of one share."""
 
     number: int
@@ -98,7 +98,7 @@ class Share(NamedTuple):
     targets: Mapping[str, Path]
 
 
-class Folded(NamedTuple):
+class BatchResult(NamedTuple):
     """Result of a batch; ``jobs_open`` counts all jobs that are open now."""
 
     records: int
@@ -109,12 +109,12 @@ class Folded(NamedTuple):
 def commit_batch(
     writer: LakeWriter,
     records: Staged,
-    batch: Batch,
-    executor: Executor,
+    batch: LakeBatch,
+    executor: StepExecutor,
     *,
     drops: bool = False,
     tries: int = 0,
-) -> Folded:
+) -> BatchResult:
     """Fold the staged records of a batch, and commit it.
 
     After a crash between two commits the batch is repeated; tables that have it skip it.
@@ -150,26 +150,26 @@ def commit_batch(
     for table, change in changes.items():
         writer.commit(table, change, batch, dates=table != OPEN_RECORDS)
     still_open = (file.rows for file in lake.data_files(JOBS) if file.part == OPEN)
-    return Folded(sum(file.rows for file in records.files), over, sum(still_open))
+    return BatchResult(sum(file.rows for file in records.files), over, sum(still_open))
 
 
 #: Files that one part makes of a day, at most.
 _TURNS_MAX: Final = 1_000_000
 
 
-class Part(NamedTuple):
+class StagedPart(NamedTuple):
     """Records of a batch that are read and written at once."""
 
     number: int
     pieces: Sequence[Piece]
-    reading: Reading
+    reading: RowReader
     #: where to write
     target: Path
     #: files that name the jobs that were erased
     erased: Sequence[str] = ()
 
 
-def write_part(part: Part) -> None:
+def write_part(part: StagedPart) -> None:
     batches = read_pieces(part.pieces, part.reading)
     for turn, group in enumerate(groups(batches)):
         rows = pa.Table.from_batches(group, part.reading.schema)
@@ -256,7 +256,7 @@ class _Plan:
         probed, self._touched = _with(earlier, waiting), _with(own, waiting)
         self._hits = {table: self._holding(table, probed) for table in _FOLDED}
 
-    def shares(self, tries: int, steps: int = 1) -> list[Share]:
+    def shares(self, tries: int, steps: int = 1) -> list[FoldShare]:
         """Return the shares of the batch: ranges of numbers with about as many records each.
 
         Args:
@@ -280,7 +280,7 @@ class _Plan:
         count = count if count == 1 else max(count, steps)
         inner = sorted({int(jobs[turn * len(jobs) // count]) for turn in range(1, count)})
         return [
-            Share(
+            FoldShare(
                 number=number,
                 first=first,
                 last=last,
@@ -427,7 +427,7 @@ def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
 # -- a share: runs wherever it can read and write the lake's files, here or on an executor --------
 
 
-def fold_share(share: Share) -> None:
+def fold_share(share: FoldShare) -> None:
     logs = logs_of(parquet.read_table(share.logs))
     touched = parquet.read_table(share.touched)
     kept: dict[str, list[pa.Table]] = {table: [] for table in share.files}
@@ -454,14 +454,14 @@ def touched_rows(rows: pa.Table, touched: pa.Table) -> pa.Array:
     return pa.array(mask)
 
 
-def _records(share: Share) -> pa.Table:
+def _records(share: FoldShare) -> pa.Table:
     if not share.records:
         return share.columns.empty_table()
     data = dataset.dataset(list(share.records), schema=share.columns, format="parquet")
     return data.to_table(filter=_range(share))
 
 
-def _range(share: Share) -> pc.Expression | None:
+def _range(share: FoldShare) -> pc.Expression | None:
     job = pc.field("job")
     if share.first is None:
         return None if share.last is None else job < share.last

@@ -26,28 +26,28 @@ from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.run.progress import BASE, held, reached, unread_bytes
 from taskq_plugins.spark.source.options import size_of
 from taskq_plugins.spark.source.positions import Offsets
-from taskq_plugins.spark.source.snapshot import Sight, look
+from taskq_plugins.spark.source.snapshot import FleetSnapshot, look
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from taskq_plugins.spark.run.batch import Folded
+    from taskq_plugins.spark.run.batch import BatchResult
 
 
 @contextmanager
-def open_report(*, as_json: bool) -> Iterator[Report]:
+def open_report(*, as_json: bool) -> Iterator[RunReport]:
     if as_json or not sys.stderr.isatty():
-        yield Report(as_json=as_json)
+        yield RunReport(as_json=as_json)
         return
     from rich.console import Console  # noqa: PLC0415 - as in render
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Report(progress)
+        yield RunReport(progress)
 
 
-class Report:
+class RunReport:
     """A plain line on stderr for each step, or one on a terminal, and the summary on stdout.
 
     As JSON, an object a line for each step; the last one is the summary.
@@ -77,7 +77,7 @@ class Report:
     def starting(self) -> None:
         self._step("starting Spark", "starting")
 
-    def on_batch(self, number: int, folded: Folded, seconds: float) -> None:
+    def on_batch(self, number: int, folded: BatchResult, seconds: float) -> None:
         self._records += folded.records
         self._step(
             f"batch {number}: {folded.records:,} records, {folded.jobs_open:,} jobs open, "
@@ -299,10 +299,10 @@ def _check(tables: tuple[str, ...], engine: str, master: str | None, lake_path: 
 def _turn(
     writer: LakeWriter,
     options: RunOptions,
-    report: Report,
+    report: RunReport,
     engine: str,
     master: str | None,
-    sight: Sight,
+    sight: FleetSnapshot,
 ) -> bool:
     before = reached(writer.lake)
     left_bytes = unread_bytes(before.offsets, options.of_source(), sight)
@@ -312,7 +312,7 @@ def _turn(
         return False
     started = time.monotonic()
 
-    def read(sight: Sight | None = None) -> Summary:
+    def read(sight: FleetSnapshot | None = None) -> Summary:
         if not takes_spark(engine, master, left_bytes):
             return run_increment(writer, options, report, sight=sight)
         return _run(writer, options, report, master)
@@ -354,7 +354,7 @@ def _tell_held(lake: Lake, twice: Mapping[str, str]) -> None:
         raise Failure("\n".join([f"{count} held back, all others were read:", *lines]))
 
 
-def _run(writer: LakeWriter, options: RunOptions, report: Report, master: str | None) -> Summary:
+def _run(writer: LakeWriter, options: RunOptions, report: RunReport, master: str | None) -> Summary:
     from taskq_plugins.spark.run.spark_executor import SparkExecutor  # noqa: PLC0415 - needs pyspark
     from taskq_plugins.spark.session import spark_session  # noqa: PLC0415
 

@@ -31,13 +31,13 @@ from taskq_plugins.spark.lake.store import (
     OPEN_RECORDS,
     RECORDS,
     STEPS,
-    Batch,
     Change,
     Lake,
+    LakeBatch,
     LakeWriter,
 )
 from taskq_plugins.spark.run.progress import positions
-from taskq_plugins.spark.source.snapshot import Sight, Standing
+from taskq_plugins.spark.source.snapshot import FleetSnapshot, LogInventory
 from taskq_plugins.spark.tables.aggregates import (
     FAILED_OUTCOMES,
     KNOWN_BY,
@@ -79,7 +79,7 @@ _TELLING: Final = {
 #: Group columns of such a table: a row depends only on rows with the same values.
 _APART: Final = {"failures": ("task",), "duplicates": ("queue", "key")}
 #: Segment rows by log; most logs have not changed since.
-_segments_known: Final[Memory[str, tuple[Standing, list[dict[str, object]]]]] = Memory()
+_segments_known: Final[Memory[str, tuple[LogInventory, list[dict[str, object]]]]] = Memory()
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 #: Events shared by two branches of a log happened once, and count for the newer one.
@@ -100,7 +100,7 @@ _ONCE: Final = {
 def refresh_tables(
     writer: LakeWriter,
     names: Iterable[str],
-    sight: Sight | None,
+    sight: FleetSnapshot | None,
     on_table: Callable[[str], None] = lambda _: None,
     since: str = "",
 ) -> list[str]:
@@ -266,7 +266,7 @@ def _rolled_up(
 
 
 def _stepped(
-    duck: duckdb.DuckDBPyConnection, lake: Lake, computed: Batch | None
+    duck: duckdb.DuckDBPyConnection, lake: Lake, computed: LakeBatch | None
 ) -> pa.Table | None:
     """Return the steps from new records, without known steps; None if there are none."""
     changes = None if computed is None else lake.changes(RECORDS, computed.number)
@@ -290,7 +290,7 @@ def _lag(
     duck: duckdb.DuckDBPyConnection,
     lake: Lake,
     changes: Changes | None,
-    standings: Iterable[Standing],
+    standings: Iterable[LogInventory],
     as_of_ns: int,
 ) -> pa.Table:
     if changes:
@@ -321,7 +321,7 @@ def _broken(lake: Lake) -> pa.Table:
     return rows
 
 
-def _segments(standings: Iterable[Standing]) -> list[dict[str, object]]:
+def _segments(standings: Iterable[LogInventory]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for standing in standings:
         known = _segments_known.get(standing.log.path)
@@ -331,7 +331,7 @@ def _segments(standings: Iterable[Standing]) -> list[dict[str, object]]:
     return rows
 
 
-def _segments_of(standing: Standing) -> Iterator[dict[str, object]]:
+def _segments_of(standing: LogInventory) -> Iterator[dict[str, object]]:
     log = standing.log
     for place in segment_rows(log, standing.places, standing.end, on_problem=log_problem):
         row = {"device": log.device, "log_id": log.log_id, "segment": place.first_lsn}

@@ -13,7 +13,7 @@ import pyarrow as pa
 PART_BYTES: Final = 4 * 1024 * 1024
 
 
-class Executor(Protocol):
+class StepExecutor(Protocol):
     """Runs the steps of a batch."""
 
     @property

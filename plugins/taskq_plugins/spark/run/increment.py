@@ -24,21 +24,32 @@ from taskq_plugins.spark.lake.store import (
     RECORDS,
     STEPS,
     TOMBSTONES,
-    Batch,
+    LakeBatch,
     LakeWriter,
     compact,
     tombstones,
 )
-from taskq_plugins.spark.run.batch import Folded, Part, commit_batch, stage_records, write_part
+from taskq_plugins.spark.run.batch import (
+    BatchResult,
+    StagedPart,
+    commit_batch,
+    stage_records,
+    write_part,
+)
 from taskq_plugins.spark.run.derived import refresh_tables
 from taskq_plugins.spark.run.errors import failure_of
-from taskq_plugins.spark.run.executor import PART_BYTES, Executor, LocalExecutor, give_back_memory
+from taskq_plugins.spark.run.executor import (
+    PART_BYTES,
+    LocalExecutor,
+    StepExecutor,
+    give_back_memory,
+)
 from taskq_plugins.spark.run.progress import reached, tries, trying
 from taskq_plugins.spark.source.options import ReadOptions, read_options
-from taskq_plugins.spark.source.planning import SHARE_BYTES_MIN, Following, Limits
+from taskq_plugins.spark.source.planning import SHARE_BYTES_MIN, Following, ReadLimits
 from taskq_plugins.spark.source.positions import Offsets
-from taskq_plugins.spark.source.rows import Reading
-from taskq_plugins.spark.source.snapshot import Sight, look
+from taskq_plugins.spark.source.rows import RowReader
+from taskq_plugins.spark.source.snapshot import FleetSnapshot, look
 
 
 @contextmanager
@@ -106,8 +117,8 @@ class RunOptions:
             }
         )
 
-    def reading(self) -> Reading:
-        return Reading(
+    def reading(self) -> RowReader:
+        return RowReader(
             as_bytes(DETAILS), Corrupt(self.corrupt), payload=True, headers=True,
             fails_on_loss=self.fail_on_data_loss,
             body_bytes_max=UNLIMITED if self.payloads == "full" else _BODY_BYTES_MAX,
@@ -123,10 +134,10 @@ class Summary(NamedTuple):
     seconds: float
 
 
-class Listener(Protocol):
+class RunListener(Protocol):
     """Hears how it goes on."""
 
-    def on_batch(self, number: int, folded: Folded, seconds: float) -> None: ...
+    def on_batch(self, number: int, folded: BatchResult, seconds: float) -> None: ...
 
     def on_table(self, name: str) -> None: ...
 
@@ -134,9 +145,9 @@ class Listener(Protocol):
 def run(
     writer: LakeWriter,
     options: RunOptions,
-    listener: Listener,
-    executor: Executor | None = None,
-    sight: Sight | None = None,
+    listener: RunListener,
+    executor: StepExecutor | None = None,
+    sight: FleetSnapshot | None = None,
 ) -> Summary:
     """Read what is new, fold it into the tables, and refresh the derived ones.
 
@@ -151,7 +162,7 @@ def run(
     executor = executor or LocalExecutor()
     batches = records = 0
     with interruptible(executor.cancel) as asked:
-        stream = Stream(writer, options, executor, sight=sight)
+        stream = BatchStream(writer, options, executor, sight=sight)
         while not asked.is_set() and (batch := stream.plan()) is not None:
             began = time.monotonic()
             staged = stream.read(batch)
@@ -165,30 +176,30 @@ def run(
     return Summary(batches, records, tuple(refreshed), time.monotonic() - started)
 
 
-class Stream:
+class BatchStream:
     """The batches of a run: up to where the logs ended when it began, or between given places."""
 
     def __init__(
         self,
         writer: LakeWriter,
         options: RunOptions,
-        executor: Executor,
+        executor: StepExecutor,
         between: tuple[Offsets, Offsets] | None = None,
         erased: Sequence[str] = (),
-        sight: Sight | None = None,
+        sight: FleetSnapshot | None = None,
     ) -> None:
         self._writer = writer
         self._erased = erased or tombstones(writer.lake)
         self._executor = executor
         self._reading = options.reading()
-        self._limits = Limits(min(options.max_bytes, executor.steps * PART_BYTES))
+        self._limits = ReadLimits(min(options.max_bytes, executor.steps * PART_BYTES))
         #: how often the batch was begun before, or one before it, and did not end
         self.tries = 0
         at = reached(writer.lake)
         if between is not None and at.number < 0:
             at = at._replace(offsets=between[0])
         self._at = at
-        self._planned: Batch | None = None
+        self._planned: LakeBatch | None = None
         with _told_as_ours():
             source = options.of_source()
             #: the logs as they were when the run began
@@ -196,7 +207,7 @@ class Stream:
             self._logs = Following(source)
             self._logs.end_here(between and between[1], self.sight)
 
-    def plan(self) -> Batch | None:
+    def plan(self) -> LakeBatch | None:
         if self._planned is not None:
             self._at = self._at.then(self._planned)
         self.tries = max(self.tries, tries(self._writer.lake, self._at.number + 1))
@@ -205,20 +216,20 @@ class Stream:
             size = self._limits.size_bytes
             smaller = max(size >> self.tries, min(size, SHARE_BYTES_MIN))
             with _told_as_ours():
-                end = self._logs.next(self._at.offsets, Limits(smaller))
+                end = self._logs.next(self._at.offsets, ReadLimits(smaller))
             batch = None if end == self._at.offsets else self._at.next(end)
         if batch is not None:
             trying(self._writer.lake, batch.number, self.tries + 1)
         self._planned = batch
         return batch
 
-    def read(self, batch: Batch) -> Staged:
+    def read(self, batch: LakeBatch) -> Staged:
         with _told_as_ours():
             pieces = self._logs.pieces(self._at.offsets, self._at.ends(batch))
 
             def write(target: Path) -> None:
                 parts = [
-                    Part(number, part, self._reading, target, self._erased)
+                    StagedPart(number, part, self._reading, target, self._erased)
                     for number, part in enumerate(pieces)
                 ]
                 self._executor.each(write_part, parts)
@@ -236,7 +247,9 @@ def _told_as_ours() -> Iterator[None]:
         raise failure_of(error) from error
 
 
-def end_run(writer: LakeWriter, options: RunOptions, listener: Listener, sight: Sight) -> list[str]:
+def end_run(
+    writer: LakeWriter, options: RunOptions, listener: RunListener, sight: FleetSnapshot
+) -> list[str]:
     if not writer.lake.has(JOBS):  # no log has a record yet
         return []
     # The rollups' sources may be gone: older days stay unchanged.

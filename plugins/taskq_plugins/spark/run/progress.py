@@ -30,21 +30,21 @@ from taskq_plugins.spark.lake.store import (
     LOG_PART,
     OPEN_RECORDS,
     RECORDS,
-    Batch,
     Lake,
+    LakeBatch,
 )
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.planning import left
 from taskq_plugins.spark.source.positions import (
     DataLoss,
+    LogPosition,
     Offsets,
-    Position,
     loss_handler,
     offsets_from_json,
     offsets_to_json,
 )
 from taskq_plugins.spark.source.resume import go_on, whole_until
-from taskq_plugins.spark.source.snapshot import Sight, Standing, at_lsn, look
+from taskq_plugins.spark.source.snapshot import FleetSnapshot, LogInventory, at_lsn, look
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions
@@ -72,20 +72,20 @@ class Reached(NamedTuple):
     stream: str
     number: int
     offsets: Offsets
-    begun: Batch | None
+    begun: LakeBatch | None
     weight: float = 0
 
-    def next(self, offsets: Offsets) -> Batch:
+    def next(self, offsets: Offsets) -> LakeBatch:
         moved = {log: at for log, at in offsets.items() if self.offsets.get(log) != at}
         weight = self.weight + _weight(moved, len(offsets))
         is_whole = self.number < 0 or weight >= len(offsets)
         text = _text(offsets if is_whole else moved)
-        return Batch(self.stream, self.number + 1, text, is_whole)
+        return LakeBatch(self.stream, self.number + 1, text, is_whole)
 
-    def ends(self, batch: Batch) -> Offsets:
+    def ends(self, batch: LakeBatch) -> Offsets:
         return self.offsets | offsets_of(batch)
 
-    def then(self, batch: Batch) -> Reached:
+    def then(self, batch: LakeBatch) -> Reached:
         offsets = self.ends(batch)
         weight = 0 if batch.is_whole else self.weight + _weight(offsets_of(batch), len(offsets))
         return Reached(batch.stream, batch.number, offsets, None, weight)
@@ -131,7 +131,7 @@ def _found(
 
     ``seen`` is the place known before.
     """
-    behind: list[Batch] = []
+    behind: list[LakeBatch] = []
     for batch in lake.batches(table):
         if seen is not None and (seen.stream, seen.number) == (batch.stream, batch.number):
             at = seen
@@ -148,7 +148,7 @@ def _found(
     return at
 
 
-def reference(lake: Lake, lost: Collection[str]) -> Batch:
+def reference(lake: Lake, lost: Collection[str]) -> LakeBatch:
     there = [table for table in BASE if table not in lost and lake.batch(table)]
     tells = [table for table in there if table in BORDERS]
     if not tells:
@@ -157,7 +157,7 @@ def reference(lake: Lake, lost: Collection[str]) -> Batch:
         )
     number = min(batch.number for table in there if (batch := lake.batch(table)))
     at = _found(lake, tells[0], number=number)
-    return Batch(at.stream, at.number, _text(at.offsets))
+    return LakeBatch(at.stream, at.number, _text(at.offsets))
 
 
 def tries(lake: Lake, number: int) -> int:
@@ -172,7 +172,7 @@ def trying(lake: Lake, number: int, count: int) -> None:
         (lake.path / _TRYING).write_text(f"{number} {count}")
 
 
-def offsets_of(batch: Batch | None) -> Offsets:
+def offsets_of(batch: LakeBatch | None) -> Offsets:
     if batch is None or not batch.offsets:
         return {}
     # In lakes of earlier versions the head of a checkpoint of Spark's stands before.
@@ -183,7 +183,7 @@ def held(offsets: Offsets) -> list[str]:
     return sorted(position.held for position in offsets.values() if position.held)
 
 
-def unread_bytes(offsets: Offsets, options: ReadOptions, sight: Sight) -> int:
+def unread_bytes(offsets: Offsets, options: ReadOptions, sight: FleetSnapshot) -> int:
     """Return how much there is to read; 1 stands for a log to be held, or to be held no more.
 
     Args:
@@ -202,7 +202,7 @@ def unread_bytes(offsets: Offsets, options: ReadOptions, sight: Sight) -> int:
     return gone + sum(_unread(log, position, holds=holds) for log, position in logs)
 
 
-def _unread(standing: Standing, position: Position | None, *, holds: bool) -> int:
+def _unread(standing: LogInventory, position: LogPosition | None, *, holds: bool) -> int:
     if position is None:
         return left(standing, standing.earliest).size_bytes if standing.end.mark.segment else 0
     if position.is_at(standing.latest):
@@ -274,7 +274,7 @@ def log_progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
     return sorted((*there, *gone), key=lambda progress: (progress.device, progress.log_id))
 
 
-def _progress(standing: Standing, position: ReadPosition | None) -> LogProgress:
+def _progress(standing: LogInventory, position: ReadPosition | None) -> LogProgress:
     log, end_lsn = standing.log, standing.end.mark.next_lsn
     here = standing.earliest if position is None else at_lsn(standing, position.lsn + 1)
     return LogProgress(log.device, log.log_id, position, end_lsn, left(standing, here).size_bytes)

@@ -37,7 +37,7 @@ from taskq_plugins.spark.lake.store import (
 )
 from taskq_plugins.spark.run.batch import commit_batch, schemas
 from taskq_plugins.spark.run.executor import LocalExecutor
-from taskq_plugins.spark.run.increment import RunOptions, Stream
+from taskq_plugins.spark.run.increment import BatchStream, RunOptions
 from taskq_plugins.spark.run.progress import BASE, offsets_of, reference
 from taskq_plugins.spark.source.positions import Offsets, loss_handler
 from taskq_plugins.spark.source.resume import go_on
@@ -103,7 +103,7 @@ def _refold(into: Lake, options: RunOptions, offsets: Offsets, erased: Sequence[
     executor = LocalExecutor()
     with into.writer() as writer:
         careless = replace(options, fail_on_data_loss=False)
-        stream = Stream(writer, careless, executor, (at, ends), erased)
+        stream = BatchStream(writer, careless, executor, (at, ends), erased)
         while (batch := stream.plan()) is not None:
             commit_batch(writer, stream.read(batch), batch, executor, drops=options.drops)
 

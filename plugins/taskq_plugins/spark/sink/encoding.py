@@ -16,9 +16,9 @@ from pydantic_core import to_json
 from taskq.errors import TaskqError, UsageError
 from taskq.hooks import encode_loose
 from taskq_plugins.spark.sink.options import (
+    FrameColumns,
     Recipe,
     Recipes,
-    Shape,
     SinkOptions,
     check_payload,
     shape_of,
@@ -287,7 +287,7 @@ class Encoder:
 
     def _learn(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._shape: Shape = shape_of(schema, task=self._options.task)
+        self._shape: FrameColumns = shape_of(schema, task=self._options.task)
         self._names = tuple(name for name in self._shape.reserved if name != "key")
         self._must_name_task = "task" in self._names and not self._options.task
         self._recipes = Recipes(self._options, self._app, self._names)

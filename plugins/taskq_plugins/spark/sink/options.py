@@ -219,7 +219,7 @@ RESERVED: Final[dict[str, tuple[str, Check]]] = {
 }
 
 
-class Shape(NamedTuple):
+class FrameColumns(NamedTuple):
     """The columns of a data frame by use.
 
     Attributes:
@@ -233,7 +233,7 @@ class Shape(NamedTuple):
     has_value: bool
 
 
-def shape_of(schema: pa.Schema, *, task: str) -> Shape:
+def shape_of(schema: pa.Schema, *, task: str) -> FrameColumns:
     """Return the columns' parts. ``task`` is the name that stands for all rows, "" for none."""
     names = list(schema.names)
     twice = {name for name in names if names.count(name) > 1}
@@ -256,7 +256,7 @@ def shape_of(schema: pa.Schema, *, task: str) -> Shape:
     reserved = tuple(name for name in names if name in RESERVED and name != "value")
     if "delay" in reserved and "eta" in reserved:
         raise UsageError("columns 'delay' and 'eta' are both there: a job has one due time")
-    return Shape(reserved, arguments, has_value)
+    return FrameColumns(reserved, arguments, has_value)
 
 
 def _check(name: str, kind: pa.DataType) -> None:
@@ -305,7 +305,7 @@ _SHOWN_TASKS_MAX: Final = 10
 _SOME_KEY: Final = "k"
 
 
-class Row(NamedTuple):
+class RowOptions(NamedTuple):
     """Options of one row's job; None: the default."""
 
     task: str | None = None
@@ -404,7 +404,7 @@ class Recipes:
     Args:
         options: defaults of all rows.
         app: source of defaults and argument checks, or None.
-        names: fields of ``Row`` with a column; rows are tuples of their values.
+        names: fields of ``RowOptions`` with a column; rows are tuples of their values.
     """
 
     def __init__(self, options: SinkOptions, app: TaskQ | None, names: Sequence[str]) -> None:
@@ -420,7 +420,7 @@ class Recipes:
         if recipe is None:
             if len(made) >= RECIPES_MAX:
                 made.clear()
-            said = Row(**dict(zip(self._names, row, strict=True)))
+            said = RowOptions(**dict(zip(self._names, row, strict=True)))
             recipe = made[row] = self._make(said, has_key=has_key)
         return recipe
 
@@ -433,7 +433,7 @@ class Recipes:
             for row, key in zip(rows, keys, strict=False)
         ]
 
-    def _make(self, row: Row, *, has_key: bool) -> Recipe:
+    def _make(self, row: RowOptions, *, has_key: bool) -> Recipe:
         task = self._options.task if row.task is None else row.task
         changes: OptionChanges = {**self._options.changes, **row.changes()}
         if "delay" in changes and "eta" in changes:

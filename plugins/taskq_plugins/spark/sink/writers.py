@@ -32,7 +32,7 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class TaskOutput(WriterCommitMessage):
     """Output of one task.
 
     Attributes:
@@ -77,7 +77,7 @@ class BatchWriter(DataSourceArrowWriter):
         # Files are this writing's own: another of the same name must not remove them.
         self._upload = new_upload("batch")
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskOutput:
         return _write(self._options, self._upload, "", iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -110,12 +110,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskOutput:
         stream, batch_id = _stream_batch()
         return _write(self._options, f"{stream}@{batch_id}", stream, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        streams = {message.stream for message in messages if isinstance(message, Written)}
+        streams = {message.stream for message in messages if isinstance(message, TaskOutput)}
         for stream in streams:
             name = f"{stream}@{batchId}"
             adopts = self._options.adopt
@@ -130,7 +130,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         del batchId
-        for upload in {message.upload for message in messages if isinstance(message, Written)}:
+        for upload in {message.upload for message in messages if isinstance(message, TaskOutput)}:
             discard(self._options.data_dir, upload)
 
 
@@ -149,17 +149,17 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
 
 def _write(
     options: SinkOptions, upload: str, stream: str, batches: Iterator[pa.RecordBatch]
-) -> Written:
+) -> TaskOutput:
     encoder = Encoder(options, options.load_app())
     parts = write_parts(options.data_dir, upload, encoder.all_entries(batches))
-    return Written(upload, stream, tuple((*part,) for part in parts))
+    return TaskOutput(upload, stream, tuple((*part,) for part in parts))
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
     return [
         Part(*part)
         for message in messages
-        if isinstance(message, Written)
+        if isinstance(message, TaskOutput)
         for part in message.parts
     ]
 

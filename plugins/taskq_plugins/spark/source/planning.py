@@ -13,16 +13,23 @@ from taskq_plugins.fleet.places import FleetError, SegmentPlace
 from taskq_plugins.spark.source.positions import (
     Bound,
     DataLoss,
-    Held,
+    LogHeld,
+    LogPosition,
     LogVanished,
     Offsets,
     OptionError,
-    Position,
     loss_handler,
     restored,
 )
 from taskq_plugins.spark.source.resume import Stretch, break_before, go_on, stretches, whole_until
-from taskq_plugins.spark.source.snapshot import Sight, Standing, at_lsn, at_time, look, place_of
+from taskq_plugins.spark.source.snapshot import (
+    FleetSnapshot,
+    LogInventory,
+    at_lsn,
+    at_time,
+    look,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions
@@ -37,12 +44,12 @@ SHARE_BYTES_MIN: Final = 256 * 1024
 class Backlog(NamedTuple):
     """A log with something to read: from ``here`` up to ``target``."""
 
-    standing: Standing
-    here: Position
-    target: Position
+    standing: LogInventory
+    here: LogPosition
+    target: LogPosition
 
 
-class Limits(NamedTuple):
+class ReadLimits(NamedTuple):
     """Upper bounds of one trigger; a single larger frame is read all the same."""
 
     size_bytes: int = UNLIMITED
@@ -51,20 +58,20 @@ class Limits(NamedTuple):
 
 
 class _Step(NamedTuple):
-    here: Position
+    here: LogPosition
     size_bytes: int
     files: int
     records: int
 
 
-class Left(NamedTuple):
+class UnreadRest(NamedTuple):
     """Unread rest of a log."""
 
     size_bytes: int
     records: int
 
 
-def left(standing: Standing, here: Position) -> Left:
+def left(standing: LogInventory, here: LogPosition) -> UnreadRest:
     size = records = 0
     end = standing.end.mark
     places = [place for place in standing.places if here.segment <= place.first_lsn <= end.segment]
@@ -79,10 +86,10 @@ def left(standing: Standing, here: Position) -> Left:
         else:
             next_lsn = edges(standing.log, place).next_lsn
         records += max(next_lsn - max(place.first_lsn, here.lsn if is_here else 0), 0)
-    return Left(size, records)
+    return UnreadRest(size, records)
 
 
-def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], int]:
+def allot(backlogs: Sequence[Backlog], limits: ReadLimits) -> tuple[list[LogPosition], int]:
     """Return (place to read to in each log, index of the last log served or -1).
 
     Logs are served in order, each with an even share; unused shares go to the others. The caller
@@ -100,13 +107,13 @@ def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], 
         records_share = max(records_left // len(waiting), SHARE_RECORDS_MIN)
         has_moved = False
         for n in waiting:
-            share = Limits(
+            share = ReadLimits(
                 min(size_share, size_left),
                 min(files_share, files_left),
                 min(records_share, records_left),
             )
             # A frame that is larger than the share still goes if the trigger has room for it.
-            room = Limits(size_left, records=records_left) if last >= 0 else Limits()
+            room = ReadLimits(size_left, records=records_left) if last >= 0 else ReadLimits()
             step = _advance(backlogs[n]._replace(here=here[n]), share, room)
             if step.here == here[n]:
                 continue
@@ -120,7 +127,7 @@ def allot(backlogs: Sequence[Backlog], limits: Limits) -> tuple[list[Position], 
             return here, last
 
 
-def _advance(backlog: Backlog, share: Limits, frame_max: Limits) -> _Step:
+def _advance(backlog: Backlog, share: ReadLimits, frame_max: ReadLimits) -> _Step:
     standing, here, target = backlog
     size = files = records = 0
     while here.place < target.place and files < share.files and records < share.records:
@@ -158,7 +165,7 @@ def _advance(backlog: Backlog, share: Limits, frame_max: Limits) -> _Step:
     return _Step(_timed(standing, here), size, files, records)
 
 
-def _timed(standing: Standing, here: Position) -> Position:
+def _timed(standing: LogInventory, here: LogPosition) -> LogPosition:
     place = standing.find(here.segment)
     if here.offset != START or here.time_ns or place is None:
         return here
@@ -167,14 +174,16 @@ def _timed(standing: Standing, here: Position) -> Position:
     return here if header is None else here._replace(time_ns=header.created_ns)
 
 
-def _bytes_of(standing: Standing, here: Position, records: int) -> int:
+def _bytes_of(standing: LogInventory, here: LogPosition, records: int) -> int:
     if records >= UNLIMITED // 2:
         return UNLIMITED
     behind = at_lsn(standing, here.lsn + records)
     return max(behind.offset - here.offset, 0) if behind.segment == here.segment else UNLIMITED
 
 
-def _allotting_behind(standing: Standing, here: Position, target: Position) -> Position:
+def _allotting_behind(
+    standing: LogInventory, here: LogPosition, target: LogPosition
+) -> LogPosition:
     if here.segment == target.segment:
         return target
     for place in standing.places:
@@ -184,12 +193,12 @@ def _allotting_behind(standing: Standing, here: Position, target: Position) -> P
 
 
 def _cut(
-    standing: Standing,
-    here: Position,
+    standing: LogInventory,
+    here: LogPosition,
     place: SegmentPlace,
     limit: int,
     room: int,
-) -> Position:
+) -> LogPosition:
     with standing.open(place) as file:
         border = file.last_before(min(here.offset + room + 1, limit), start=here.offset + 8)
         if border is None:
@@ -207,7 +216,7 @@ def _cut(
     return _at(here, offset)._replace(lsn=header.first_lsn, epoch=header.epoch)
 
 
-def _at(here: Position, offset: int) -> Position:
+def _at(here: LogPosition, offset: int) -> LogPosition:
     return here._replace(offset=offset, frame=0)
 
 
@@ -270,7 +279,7 @@ def _piece(stretch: Stretch, start: int, end: int) -> Piece:
 # -- the options, and the logs that are there ------------------------------------------------------
 
 
-def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False) -> Position:
+def beginning(options: ReadOptions, standing: LogInventory, *, is_new: bool = False) -> LogPosition:
     if options.starting_timestamp is not None:
         return at_time(standing, options.starting_timestamp)
     if options.starting_offsets is None or is_new:
@@ -278,7 +287,7 @@ def beginning(options: ReadOptions, standing: Standing, *, is_new: bool = False)
     return bound_of(options.starting_offsets, standing) or standing.earliest
 
 
-def bound_of(bound: Bound, standing: Standing) -> Position | None:
+def bound_of(bound: Bound, standing: LogInventory) -> LogPosition | None:
     if isinstance(bound, str):
         return place_of(standing, bound)
     log = standing.log
@@ -286,7 +295,7 @@ def bound_of(bound: Bound, standing: Standing) -> Position | None:
     return None if given is None else place_of(standing, given)
 
 
-def check_found(options: ReadOptions, sight: Sight) -> None:
+def check_found(options: ReadOptions, sight: FleetSnapshot) -> None:
     if not sight.standings and not sight.has_problems:
         if options.devices is not None:
             names = ", ".join(sorted(options.devices)[:5])
@@ -298,7 +307,7 @@ def check_found(options: ReadOptions, sight: Sight) -> None:
     check_named(options, sight)
 
 
-def check_named(options: ReadOptions, sight: Sight) -> None:
+def check_named(options: ReadOptions, sight: FleetSnapshot) -> None:
     logs = [standing.log for standing in sight.standings]
     known = {name for log in logs for name in (log.log_id, log.device)}
     for option, bound in (
@@ -335,12 +344,12 @@ class Following:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         #: the logs as the last batch was planned, and how far that goes
-        self._planned: tuple[Sight, Offsets] | None = None
+        self._planned: tuple[FleetSnapshot, Offsets] | None = None
         self._on_loss = loss_handler(options.fail_on_data_loss)
         self._targets: Offsets | None = None
-        self._sight: Sight | None = None
+        self._sight: FleetSnapshot | None = None
         #: a look that no batch was planned by
-        self._fresh: Sight | None = None
+        self._fresh: FleetSnapshot | None = None
         #: last log served: the next batch begins after it
         self._served = ""
         #: vanished and restored logs that were reported
@@ -356,7 +365,7 @@ class Following:
         bounds = {standing.log.log_id: bound_of(bound, standing) for standing in sight.standings}
         return {log_id: at for log_id, at in bounds.items() if at and at.segment}
 
-    def end_here(self, ends: Offsets | None = None, sight: Sight | None = None) -> None:
+    def end_here(self, ends: Offsets | None = None, sight: FleetSnapshot | None = None) -> None:
         """Plan nothing after these places, and of no other log.
 
         None as ``ends``: the current ends. ``sight`` is the state of the logs, if known.
@@ -366,14 +375,14 @@ class Following:
             ends = {standing.log.log_id: standing.latest for standing in self._fresh.standings}
         self._targets = dict(ends)
 
-    def next(self, offsets: Offsets, limits: Limits) -> Offsets:
+    def next(self, offsets: Offsets, limits: ReadLimits) -> Offsets:
         return patiently(lambda: self._next(offsets, limits))
 
     def pieces(self, begins: Offsets, ends: Offsets) -> list[list[Piece]]:
         between = patiently(lambda: self._between(begins, ends))
         return pack(between, self._options.target_partition_bytes)
 
-    def _next(self, offsets: Offsets, limits: Limits) -> Offsets:
+    def _next(self, offsets: Offsets, limits: ReadLimits) -> Offsets:
         if self._planned is not None and self._is_at_targets(offsets):
             return offsets
         sight = self._sight = self._fresh or look(self._options)
@@ -422,7 +431,7 @@ class Following:
             for log_id, target in self._targets.items()
         )
 
-    def _backlog(self, standing: Standing, position: Position | None) -> Backlog | None:
+    def _backlog(self, standing: LogInventory, position: LogPosition | None) -> Backlog | None:
         log_id = standing.log.log_id
         if self._targets is not None and log_id not in self._targets:
             return None
@@ -446,17 +455,19 @@ class Following:
         if holds:
             target = whole_until(standing, here, target)
             if target.place == here.place:
-                raise Held(target.held)
+                raise LogHeld(target.held)
         return Backlog(standing, here, target)
 
-    def _tell_restored(self, standing: Standing, was: Position, now: Position | None) -> None:
+    def _tell_restored(
+        self, standing: LogInventory, was: LogPosition, now: LogPosition | None
+    ) -> None:
         if now is not None and now.branch == was.branch:
             return
         if standing.log.log_id not in self._restored:
             self._restored.add(standing.log.log_id)
             _log.warning("%s", restored(was, now))
 
-    def _vanished_of(self, offsets: Offsets, sight: Sight) -> Iterator[tuple[str, str]]:
+    def _vanished_of(self, offsets: Offsets, sight: FleetSnapshot) -> Iterator[tuple[str, str]]:
         """Yield (log, problem) of vanished logs that must not be skipped.
 
         A vanished log whose device has another was replaced: the device began anew.
@@ -506,7 +517,7 @@ class Following:
         return between
 
 
-def _start_of(begin: Position | None, end: Position) -> Position:
+def _start_of(begin: LogPosition | None, end: LogPosition) -> LogPosition:
     """Return where a batch begins in a log, given both of its offsets.
 
     A first batch that is run again is given the offset with which a stream would begin now: with
@@ -518,7 +529,7 @@ def _start_of(begin: Position | None, end: Position) -> Position:
     return end.origin() if is_new and begin.place != end.origin().place else begin
 
 
-def _behind(sight: Sight, ends: Offsets) -> dict[str, Any]:
+def _behind(sight: FleetSnapshot, ends: Offsets) -> dict[str, Any]:
     behind = [
         left(standing, ends.get(standing.log.log_id, standing.earliest))
         for standing in sight.standings
@@ -534,13 +545,13 @@ def _behind(sight: Sight, ends: Offsets) -> dict[str, Any]:
     }
 
 
-def _among(sight: Sight, logs: Offsets) -> dict[str, Standing]:
+def _among(sight: FleetSnapshot, logs: Offsets) -> dict[str, LogInventory]:
     return {
         standing.log.log_id: standing for standing in sight.standings if standing.log.log_id in logs
     }
 
 
-def _cover(there: Mapping[str, Standing], ends: Offsets) -> bool:
+def _cover(there: Mapping[str, LogInventory], ends: Offsets) -> bool:
     return all(
         log_id in there and end.place <= there[log_id].latest.place for log_id, end in ends.items()
     )

@@ -12,7 +12,7 @@ from taskq.values import parse_json
 from taskq_plugins.fleet.inventory import START
 
 if TYPE_CHECKING:
-    from taskq_plugins.fleet.inventory import End
+    from taskq_plugins.fleet.inventory import DurableEnd
 
 _LSN_MAX: Final = 2**63
 _LOGS_MAX: Final = 100_000
@@ -24,7 +24,7 @@ _LIMITS: Final = {
 _NEEDED: Final = frozenset({"segment", "offset"})
 
 
-class Position(NamedTuple):
+class LogPosition(NamedTuple):
     """How far a log was read: everything before ``offset`` of a segment, where frames meet.
 
     ``frame`` is where the frame before that stands (0: none, or not known) and ``time_ns`` its
@@ -49,23 +49,23 @@ class Position(NamedTuple):
     def place(self) -> tuple[int, int]:
         return self.segment, self.offset
 
-    def origin(self) -> Position:
-        begin = Position(self.device, self.from_segment, self.from_offset, self.from_segment, 0)
+    def origin(self) -> LogPosition:
+        begin = LogPosition(self.device, self.from_segment, self.from_offset, self.from_segment, 0)
         return begin.begun()._replace(branch=self.branch)
 
-    def begun(self) -> Position:
+    def begun(self) -> LogPosition:
         return self._replace(from_segment=self.segment, from_offset=self.offset)
 
-    def of(self, stream: Position) -> Position:
+    def of(self, stream: LogPosition) -> LogPosition:
         return self._replace(
             from_segment=stream.from_segment, from_offset=stream.from_offset, branch=stream.branch
         )
 
-    def is_at(self, end: Position) -> bool:
+    def is_at(self, end: LogPosition) -> bool:
         times = (self.time_ns, end.time_ns)
         return self.place == end.place and (0 in times or times[0] == times[1])
 
-    def moved_to(self, end: End) -> Position:
+    def moved_to(self, end: DurableEnd) -> LogPosition:
         mark = end.mark
         return self._replace(
             segment=mark.segment,
@@ -84,10 +84,10 @@ class Lsn(NamedTuple):
 
 
 Edge: TypeAlias = Literal["earliest", "latest"]
-Given: TypeAlias = Position | Lsn | Edge
+Given: TypeAlias = LogPosition | Lsn | Edge
 #: A place for all logs, or by log id or device.
 Bound: TypeAlias = Edge | Mapping[str, Given]
-Offsets: TypeAlias = dict[str, Position]
+Offsets: TypeAlias = dict[str, LogPosition]
 
 
 def parse_bound(text: str) -> Bound:
@@ -110,8 +110,8 @@ def _given(value: object) -> Given:
     return _position(value)
 
 
-def _position(value: dict[str, Any]) -> Position:
-    unknown = set(value) - set(Position._fields)
+def _position(value: dict[str, Any]) -> LogPosition:
+    unknown = set(value) - set(LogPosition._fields)
     if unknown:
         raise ValueError(f"unknown {sorted(unknown)}")
     numbers = {name: _number(value, name, limit) for name, limit in _LIMITS.items()}
@@ -119,7 +119,7 @@ def _position(value: dict[str, Any]) -> Position:
     if type(time_ns) is not int:
         raise TypeError("time_ns is no number")
     device, held = (str(value.get(name, "")) for name in ("device", "held"))
-    position = Position(device, time_ns=time_ns, held=held, **numbers)
+    position = LogPosition(device, time_ns=time_ns, held=held, **numbers)
     return position._replace(offset=max(position.offset, START))
 
 
@@ -131,7 +131,7 @@ def _number(value: dict[str, Any], name: str, limit: int) -> int:
 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
-    plain = Position._field_defaults
+    plain = LogPosition._field_defaults
     return {
         log_id: {
             name: value
@@ -212,7 +212,7 @@ class LogVanished(DataLoss):
         self.lsn = 0
 
 
-class Held(DataLoss):
+class LogHeld(DataLoss):
     """A log of which nothing can be read before something is gone; with its own words."""
 
     def __init__(self, text: str) -> None:
@@ -225,7 +225,7 @@ def loss_handler(mode: str) -> Callable[[LogError], None]:
     return _log_loss if mode == "false" else _raise_loss
 
 
-def restored(was: Position, now: Position | None) -> str:
+def restored(was: LogPosition, now: LogPosition | None) -> str:
     goes_on = "nothing in it is new yet"
     if now is not None:
         place = f"{segment_name(now.segment)}, offset {now.offset}"

@@ -23,20 +23,20 @@ from taskq.errors import UsageError
 from taskq_plugins.spark.source.planning import (
     UNLIMITED,
     Following,
-    Limits,
+    ReadLimits,
     beginning,
     bound_of,
     check_found,
     patiently,
 )
 from taskq_plugins.spark.source.positions import (
+    LogPosition,
     OptionError,
-    Position,
     offsets_from_json,
     offsets_to_json,
 )
-from taskq_plugins.spark.source.rows import Reading, read_pieces
-from taskq_plugins.spark.source.snapshot import Standing, look
+from taskq_plugins.spark.source.rows import RowReader, read_pieces
+from taskq_plugins.spark.source.snapshot import LogInventory, look
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -57,7 +57,7 @@ class Pieces(InputPartition):
         return f"Pieces({self.pieces!r})"
 
 
-def read_partition(partition: InputPartition, reading: Reading) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: InputPartition, reading: RowReader) -> Iterator[pa.RecordBatch]:
     pieces = partition.pieces if isinstance(partition, Pieces) else []
     return read_pieces(pieces, reading)
 
@@ -70,7 +70,7 @@ class BatchReader(DataSourceReader):
         reading: how.
     """
 
-    def __init__(self, options: ReadOptions, reading: Reading) -> None:
+    def __init__(self, options: ReadOptions, reading: RowReader) -> None:
         self._options = options
         self._reading = reading
 
@@ -88,13 +88,13 @@ class BatchReader(DataSourceReader):
         standings = {standing.log.log_id: standing for standing in sight.standings}
         begins = {log_id: beginning(options, log) for log_id, log in standings.items()}
         logs.end_here({log_id: self._end(log) for log_id, log in standings.items()}, sight)
-        ends = logs.next(begins, Limits())
+        ends = logs.next(begins, ReadLimits())
         for end in ends.values():
             if end.held:
                 _log.warning("failOnDataLoss=hold: %s", end.held)
         return logs.pieces(begins, ends)
 
-    def _end(self, standing: Standing) -> Position:
+    def _end(self, standing: LogInventory) -> LogPosition:
         bound = self._options.ending_offsets
         end = None if bound is None else bound_of(bound, standing)
         return min(end or standing.latest, standing.latest, key=lambda at: at.place)
@@ -112,14 +112,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reading: how.
     """
 
-    def __init__(self, options: ReadOptions, reading: Reading) -> None:
+    def __init__(self, options: ReadOptions, reading: RowReader) -> None:
         if options.ending_offsets is not None:
             raise OptionError("endingOffsets", " is for batches: a stream has no end")
         self._options = options
         self._reading = reading
         self._logs = Following(options)
 
-    def __reduce__(self) -> tuple[type[StreamReader], tuple[ReadOptions, Reading]]:
+    def __reduce__(self) -> tuple[type[StreamReader], tuple[ReadOptions, RowReader]]:
         # Tasks need not carry the driver's knowledge of the logs.
         return StreamReader, (self._options, self._reading)
 
@@ -151,9 +151,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         return self._logs.behind()
 
-    def _limits(self, limit: ReadLimit) -> Limits:
+    def _limits(self, limit: ReadLimit) -> ReadLimits:
         if isinstance(limit, ReadAllAvailable):
-            return Limits()
+            return ReadLimits()
         size = self._options.max_bytes_per_trigger or UNLIMITED
         files = self._options.max_files_per_trigger or UNLIMITED
         if isinstance(limit, ReadMaxBytes):
@@ -163,7 +163,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         records = self._options.max_records_per_trigger or UNLIMITED
         if isinstance(limit, ReadMaxRows):
             records = min(records, limit.max_rows)
-        return Limits(size, files, records)
+        return ReadLimits(size, files, records)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return what lies between two offsets; raises as ``Following.pieces``."""

@@ -12,11 +12,19 @@ import pyarrow.compute as pc
 from taskq.arrow import DETAILS, Break, Corrupt, Piece, decode
 from taskq.engine import Kind, kinds, segment_name
 from taskq.errors import LogError
-from taskq_plugins.fleet.inventory import START, Edges, End, SegmentFile, breaks, edges, follows
-from taskq_plugins.fleet.inventory import Break as Declared
+from taskq_plugins.fleet.inventory import (
+    START,
+    DurableEnd,
+    Edges,
+    SegmentFile,
+    breaks,
+    edges,
+    follows,
+)
+from taskq_plugins.fleet.inventory import DeclaredBreak as Declared
 from taskq_plugins.fleet.places import LogPlace, Mark, SegmentPlace
-from taskq_plugins.spark.source.positions import DataLoss, Position, loss_handler
-from taskq_plugins.spark.source.snapshot import Standing, at_lsn, at_time
+from taskq_plugins.spark.source.positions import DataLoss, LogPosition, loss_handler
+from taskq_plugins.spark.source.snapshot import LogInventory, at_lsn, at_time
 
 if TYPE_CHECKING:
     from taskq.engine import FrameHeader
@@ -38,8 +46,8 @@ class Stretch(NamedTuple):
 
 
 def go_on(
-    standing: Standing, position: Position, on_loss: Callable[[LogError], None]
-) -> Position | None:
+    standing: LogInventory, position: LogPosition, on_loss: Callable[[LogError], None]
+) -> LogPosition | None:
     """Return the place to resume reading a log from.
 
     It differs from the position if a recovery or a repair moved frames, if compaction removed the
@@ -61,8 +69,8 @@ def go_on(
 
 
 def _behind_break(
-    standing: Standing, position: Position, on_loss: Callable[[LogError], None]
-) -> Position | None:
+    standing: LogInventory, position: LogPosition, on_loss: Callable[[LogError], None]
+) -> LogPosition | None:
     declared = _declared(standing, position)
     if declared is not None:
         return declared if declared.place < standing.latest.place else None
@@ -72,15 +80,15 @@ def _behind_break(
     return _from_segment(standing, following, position, on_loss)
 
 
-def _declared(standing: Standing, position: Position) -> Position | None:
+def _declared(standing: LogInventory, position: LogPosition) -> LogPosition | None:
     """Return where a hub says that a device went on which was restored; None: it says nothing.
 
     It keeps what a device left, so it is certain which forks came since: those from the one on that
     left the frame which was read last.
     """
-    begin: Position | None = None
+    begin: LogPosition | None = None
     for fork in reversed([fork for fork in breaks(standing.log) if fork.is_fork]):
-        start = Position(position.device, *_place_of(fork), fork.at.segment, 0)
+        start = LogPosition(position.device, *_place_of(fork), fork.at.segment, 0)
         begin = start if begin is None or start.place < begin.place else begin
         try:
             with SegmentFile(
@@ -97,7 +105,7 @@ def _place_of(declared: Declared) -> tuple[int, int]:
     return declared.at.segment, max(declared.at.offset, START)
 
 
-def _gap_before(standing: Standing, first_lsn: int) -> Declared | None:
+def _gap_before(standing: LogInventory, first_lsn: int) -> Declared | None:
     gaps = (
         gap for gap in breaks(standing.log) if (gap.is_fork, gap.at.segment) == (False, first_lsn)
     )
@@ -105,11 +113,11 @@ def _gap_before(standing: Standing, first_lsn: int) -> Declared | None:
 
 
 def _from_segment(
-    standing: Standing,
+    standing: LogInventory,
     following: SegmentPlace,
-    position: Position,
+    position: LogPosition,
     on_loss: Callable[[LogError], None],
-) -> Position | None:
+) -> LogPosition | None:
     gap = _gap_before(standing, following.first_lsn)
     if not (gap is not None and gap.left[:2] == position.place) and not _is_next(
         standing, following, position
@@ -125,7 +133,7 @@ def _from_segment(
     return standing.start_of(following).of(position)
 
 
-def _is_next(standing: Standing, following: SegmentPlace, position: Position) -> bool:
+def _is_next(standing: LogInventory, following: SegmentPlace, position: LogPosition) -> bool:
     if following.first_lsn <= position.lsn:
         return True
     with standing.open(following) as file:
@@ -133,7 +141,7 @@ def _is_next(standing: Standing, following: SegmentPlace, position: Position) ->
     return position.time_ns == (header.created_ns if header is not None else 0) != 0
 
 
-def break_before(standing: Standing, was: Position, here: Position) -> Break | None:
+def break_before(standing: LogInventory, was: LogPosition, here: LogPosition) -> Break | None:
     if here.branch != was.branch:
         forks = (
             fork for fork in breaks(standing.log) if fork.is_fork and _place_of(fork) == here.place
@@ -154,7 +162,7 @@ def break_before(standing: Standing, was: Position, here: Position) -> Break | N
     return _gap(standing, was.lsn, place)
 
 
-def _gap(standing: Standing, lsn: int, place: SegmentPlace) -> Break:
+def _gap(standing: LogInventory, lsn: int, place: SegmentPlace) -> Break:
     declared = _gap_before(standing, place.first_lsn)
     if declared is not None:
         return Break("gap", lsn, place.first_lsn, declared.end_lsn, declared.cause)
@@ -162,7 +170,7 @@ def _gap(standing: Standing, lsn: int, place: SegmentPlace) -> Break:
     return Break("gap", lsn, place.first_lsn, end_lsn, COMPACTION if end_lsn else None)
 
 
-def _compacted(standing: Standing, first_lsn: int) -> int | None:
+def _compacted(standing: LogInventory, first_lsn: int) -> int | None:
     log = standing.log
     columns = pa.schema([DETAILS.field(name) for name in ("kind", "lsn", "token")])
     says = (pc.field("kind") == COMPACTED) & (pc.field("token") >= first_lsn)
@@ -178,7 +186,7 @@ def _compacted(standing: Standing, first_lsn: int) -> int | None:
     return None
 
 
-def _shared(standing: Standing, here: Position) -> int:
+def _shared(standing: LogInventory, here: LogPosition) -> int:
     place = standing.find(here.segment)
     if place is not None and here.offset > START:
         with standing.open(place) as file:
@@ -189,7 +197,7 @@ def _shared(standing: Standing, here: Position) -> int:
     return edges(standing.log, before[-1]).next_lsn if before else 0
 
 
-def next_branch(standing: Standing, position: Position) -> Position | None:
+def next_branch(standing: LogInventory, position: LogPosition) -> LogPosition | None:
     """Return where a log continues on another branch; None if it does not yet.
 
     That is the first frame later than the last one read, by time or by epoch. Records of a device
@@ -211,11 +219,11 @@ def next_branch(standing: Standing, position: Position) -> Position | None:
     return begin.begun()._replace(branch=position.branch + 1)
 
 
-def _loss(position: Position, segment: int, goes_on: str) -> DataLoss:
+def _loss(position: LogPosition, segment: int, goes_on: str) -> DataLoss:
     return DataLoss(position.device, f"segment {segment_name(segment)}", position.lsn, goes_on)
 
 
-def _stands(file: SegmentFile, position: Position) -> bool:
+def _stands(file: SegmentFile, position: LogPosition) -> bool:
     if position.offset > file.size_bytes:
         return False
     if position.frame:
@@ -236,7 +244,7 @@ def _stands(file: SegmentFile, position: Position) -> bool:
     return header is None or header.first_lsn >= position.lsn
 
 
-def _is_last(header: FrameHeader, position: Position) -> bool:
+def _is_last(header: FrameHeader, position: LogPosition) -> bool:
     """Return whether it is the frame that was read last.
 
     Its time decides where a log was restored and went on in its epoch: numbers and places of frames
@@ -247,7 +255,7 @@ def _is_last(header: FrameHeader, position: Position) -> bool:
     )
 
 
-def _moved(standing: Standing, position: Position) -> Position | None:
+def _moved(standing: LogInventory, position: LogPosition) -> LogPosition | None:
     if not position.frame:
         return None
     stood = at_lsn(standing, position.lsn - 1)
@@ -264,8 +272,8 @@ def _moved(standing: Standing, position: Position) -> Position | None:
 
 
 def stretches(
-    standing: Standing,
-    start: Position,
+    standing: LogInventory,
+    start: LogPosition,
     end: tuple[int, int],
     on_loss: Callable[[LogError], None],
     behind: Break | None = None,
@@ -305,7 +313,7 @@ def stretches(
         yield Stretch(standing.log, gone, START, START, start.branch, missing)
 
 
-def _whole_end(standing: Standing, place: SegmentPlace, end: int) -> tuple[int, int]:
+def _whole_end(standing: LogInventory, place: SegmentPlace, end: int) -> tuple[int, int]:
     """Return (offset, lsn) after the last whole frame of a truncated segment.
 
     A segment that grew after the listing is not truncated: it has at least the listed bytes.
@@ -322,7 +330,7 @@ def _whole_end(standing: Standing, place: SegmentPlace, end: int) -> tuple[int, 
     return offset + header.size, header.next_lsn
 
 
-def whole_until(standing: Standing, start: Position, end: Position) -> Position:
+def whole_until(standing: LogInventory, start: LogPosition, end: LogPosition) -> LogPosition:
     reached: Stretch | None = None
     try:
         for stretch in stretches(standing, start, end.place, loss_handler("hold")):
@@ -337,12 +345,12 @@ def whole_until(standing: Standing, start: Position, end: Position) -> Position:
             return held._replace(segment=reached.place.first_lsn, offset=reached.end, frame=0)
         offset, header = last
         mark = Mark(reached.place.first_lsn, reached.end, header.next_lsn, header.epoch)
-        return held.moved_to(End(mark, offset, header.time_ns))
+        return held.moved_to(DurableEnd(mark, offset, header.time_ns))
     return end
 
 
 def _check_gap(
-    standing: Standing,
+    standing: LogInventory,
     before: Edges,
     place: SegmentPlace,
     on_loss: Callable[[LogError], None],

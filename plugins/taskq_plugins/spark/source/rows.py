@@ -29,7 +29,7 @@ from taskq.errors import FormatError, LogError
 from taskq_plugins.fleet.inventory import durable_end, segments
 from taskq_plugins.fleet.places import LogPlace
 from taskq_plugins.spark.source.positions import DataLoss, Unreadable
-from taskq_plugins.spark.source.snapshot import Standing, at_lsn
+from taskq_plugins.spark.source.snapshot import LogInventory, at_lsn
 
 #: Columns that the choice is made by.
 NEEDED: Final = ("job", "queue")
@@ -86,7 +86,7 @@ class _LogJobs:
         self._place = LogPlace(piece.device, path, piece.log_id, piece.tag, 0)
         self._queues = queues
         self._known: dict[int, bool] = {}
-        self._standing: Standing | None = None
+        self._standing: LogInventory | None = None
         self._reader: LogReader | None = None
 
     def learn(self, jobs: Iterable[int], wanted: Iterable[bool]) -> None:
@@ -106,7 +106,7 @@ class _LogJobs:
     def _look_near(self, job: int) -> None:
         if self._standing is None:
             places = segments(self._place, on_problem=lambda _: None)
-            self._standing = Standing(self._place, places, durable_end(self._place, places))
+            self._standing = LogInventory(self._place, places, durable_end(self._place, places))
         standing = self._standing
         try:
             position = at_lsn(standing, job)
@@ -150,7 +150,7 @@ _log: Final = logging.getLogger("taskq")
 JOINED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
-class Reading(NamedTuple):
+class RowReader(NamedTuple):
     """How rows are read; everything that an executor needs to know.
 
     ``schema`` is what Spark expects, exactly.
@@ -165,11 +165,11 @@ class Reading(NamedTuple):
     body_bytes_max: int = UNLIMITED
 
 
-def read_pieces(pieces: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBatch]:
+def read_pieces(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordBatch]:
     return _joined(_all_rows(pieces, reading), reading.schema)
 
 
-def _all_rows(pieces: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBatch]:
+def _all_rows(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordBatch]:
     queues = QueueFilter(reading.queues) if reading.queues is not None else None
     missing = () if queues is None else set(NEEDED) - set(reading.schema.names)
     schema = pa.schema([*reading.schema, *map(DETAILS.field, sorted(missing))])
@@ -185,7 +185,7 @@ def _all_rows(pieces: Sequence[Piece], reading: Reading) -> Iterator[pa.RecordBa
         queues.close()
 
 
-def _decoded(piece: Piece, schema: pa.Schema, reading: Reading) -> Iterator[pa.RecordBatch]:
+def _decoded(piece: Piece, schema: pa.Schema, reading: RowReader) -> Iterator[pa.RecordBatch]:
     try:
         yield from decode(
             piece,

@@ -14,8 +14,8 @@ from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import (
     BREAKS,
     START,
-    Break,
-    End,
+    DeclaredBreak,
+    DurableEnd,
     SegmentFile,
     breaks,
     durable_end,
@@ -24,7 +24,7 @@ from taskq_plugins.fleet.inventory import (
 )
 from taskq_plugins.fleet.places import (
     SETTLED_NS,
-    Facts,
+    FileFacts,
     LogPlace,
     LogTwice,
     Mark,
@@ -34,19 +34,19 @@ from taskq_plugins.fleet.places import (
     find_logs,
     log_problem,
 )
-from taskq_plugins.spark.source.positions import Given, Lsn, OptionError, Position, Unreadable
+from taskq_plugins.spark.source.positions import Given, LogPosition, Lsn, OptionError, Unreadable
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions
 
 #: Logs by path as they stood, and what the system said of their files: most are silent mostly.
-_seen: Final[Memory[str, tuple[dict[str, Facts], Standing]]] = Memory()
+_seen: Final[Memory[str, tuple[dict[str, FileFacts], LogInventory]]] = Memory()
 #: A search by halves ends in a stretch of this size, which is hopped through.
 _HALVING_ENDS_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class LogInventory:
     """One log as it was found: its segments, and how far it may be read.
 
     ``left_out`` are segments that are there but cannot be used, where that is to be passed over.
@@ -55,25 +55,25 @@ class Standing:
 
     log: LogPlace
     places: list[SegmentPlace]
-    end: End
+    end: DurableEnd
     left_out: frozenset[int] = frozenset()
 
     @cached_property
-    def latest(self) -> Position:
-        return Position(self.log.device, *self.end.mark, self.end.frame, self.end.time_ns)
+    def latest(self) -> LogPosition:
+        return LogPosition(self.log.device, *self.end.mark, self.end.frame, self.end.time_ns)
 
     @cached_property
-    def breaks(self) -> list[Break]:
+    def breaks(self) -> list[DeclaredBreak]:
         return breaks(self.log)
 
     @property
-    def earliest(self) -> Position:
+    def earliest(self) -> LogPosition:
         if not self.places or not self.end.mark.segment:
             return self.latest.begun()
         return self.start_of(self.places[0]).begun()
 
-    def start_of(self, place: SegmentPlace) -> Position:
-        return Position(self.log.device, place.first_lsn, START, place.first_lsn, place.epoch)
+    def start_of(self, place: SegmentPlace) -> LogPosition:
+        return LogPosition(self.log.device, place.first_lsn, START, place.first_lsn, place.epoch)
 
     def find(self, first_lsn: int) -> SegmentPlace | None:
         return next((place for place in self.places if place.first_lsn == first_lsn), None)
@@ -88,20 +88,20 @@ class Standing:
         return place.size_bytes if place.first_lsn < mark.segment else START
 
 
-class Sight(NamedTuple):
+class FleetSnapshot(NamedTuple):
     """The logs of a directory at a moment, in nanoseconds since 1970.
 
     ``has_problems``: some could not be used and were left out.
     """
 
-    standings: list[Standing]
+    standings: list[LogInventory]
     has_problems: bool
     at_ns: int
     #: problem of a held log by id: two directories have it with different content
     twice: Mapping[str, str] = MappingProxyType({})
 
 
-def look(options: ReadOptions) -> Sight:
+def look(options: ReadOptions) -> FleetSnapshot:
     if not Path(options.path).is_dir():
         raise OptionError("path", f": {options.path!r} is no directory: give one with task logs")
     problems: list[LogError] = []
@@ -118,7 +118,7 @@ def look(options: ReadOptions) -> Sight:
         log_problem(error)
 
     logs = find_logs(Path(options.path), options.devices, on_problem=on_problem)
-    standings: list[Standing] = []
+    standings: list[LogInventory] = []
     for log in logs:
         if (seen := _as_seen(log)) is not None:
             standings.append(seen)
@@ -135,12 +135,12 @@ def look(options: ReadOptions) -> Sight:
         left_out = frozenset[int]()
         if len(problems) > known:
             left_out = frozenset(segment_paths(log)) - {place.first_lsn for place in places}
-        standings.append(Standing(log, places, end, left_out))
+        standings.append(LogInventory(log, places, end, left_out))
         _remember(standings[-1], at_ns)
-    return Sight(standings, bool(problems), at_ns, twice)
+    return FleetSnapshot(standings, bool(problems), at_ns, twice)
 
 
-def _as_seen(log: LogPlace) -> Standing | None:
+def _as_seen(log: LogPlace) -> LogInventory | None:
     facts, standing = _seen.get(log.path) or ({}, None)
     # It is another as soon as anything happens in the log's own directory.
     if standing is None or standing.log is not log:
@@ -148,7 +148,7 @@ def _as_seen(log: LogPlace) -> Standing | None:
     return standing if all(facts_of(path) == fact for path, fact in facts.items()) else None
 
 
-def _remember(standing: Standing, at_ns: int) -> None:
+def _remember(standing: LogInventory, at_ns: int) -> None:
     """Remember a log whose inspection is final and that has not changed for a while.
 
     Any change of a log that may be read to its end changes its facts.
@@ -162,7 +162,7 @@ def _remember(standing: Standing, at_ns: int) -> None:
         _seen[path] = facts, standing
 
 
-def place_of(standing: Standing, given: Given) -> Position:
+def place_of(standing: LogInventory, given: Given) -> LogPosition:
     if given == "earliest":
         return standing.earliest
     if given == "latest":
@@ -172,7 +172,7 @@ def place_of(standing: Standing, given: Given) -> Position:
     return _at_border(standing, given._replace(device=standing.log.device)).begun()
 
 
-def _at_border(standing: Standing, position: Position) -> Position:
+def _at_border(standing: LogInventory, position: LogPosition) -> LogPosition:
     place = standing.find(position.segment)
     if place is None or position.frame:
         return position
@@ -183,7 +183,7 @@ def _at_border(standing: Standing, position: Position) -> Position:
     return position._replace(offset=last[0], lsn=last[1].first_lsn, epoch=last[1].epoch)
 
 
-def at_lsn(standing: Standing, lsn: int) -> Position:
+def at_lsn(standing: LogInventory, lsn: int) -> LogPosition:
     places = [place for place in standing.places if place.first_lsn <= standing.end.mark.segment]
     if not places:
         return standing.latest
@@ -196,7 +196,7 @@ def at_lsn(standing: Standing, lsn: int) -> Position:
             if header.next_lsn > lsn:
                 return position._replace(offset=offset, lsn=header.first_lsn, epoch=header.epoch)
             mark = Mark(place.first_lsn, offset + header.size, header.next_lsn, header.epoch)
-            position = position.moved_to(End(mark, offset, header.time_ns))
+            position = position.moved_to(DurableEnd(mark, offset, header.time_ns))
     following = next((segment for segment in places if segment.first_lsn > place.first_lsn), None)
     if following is not None:
         return standing.start_of(following)
@@ -215,7 +215,7 @@ def _halve(file: SegmentFile, lsn: int, end: int) -> int:
     return low
 
 
-def at_time(standing: Standing, time_ns: int) -> Position:
+def at_time(standing: LogInventory, time_ns: int) -> LogPosition:
     """Return the first frame of that time or later; the end without such a frame.
 
     Log time may go back, so headers are scanned from the segment that passed the time first.

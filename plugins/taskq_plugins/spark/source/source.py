@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from taskq_plugins.spark.source.options import ReadOptions
-    from taskq_plugins.spark.source.rows import Reading
+    from taskq_plugins.spark.source.rows import RowReader
 
 
 class TaskqSource(DataSource):
@@ -55,14 +55,14 @@ class TaskqSource(DataSource):
 
         return stream_writer(self.options, schema, overwrite)
 
-    def _read(self, schema: StructType) -> tuple[ReadOptions, Reading]:
+    def _read(self, schema: StructType) -> tuple[ReadOptions, RowReader]:
         from taskq.arrow import Corrupt  # noqa: PLC0415
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
         from taskq_plugins.spark.source.readers import arrow_schema  # noqa: PLC0415
-        from taskq_plugins.spark.source.rows import Reading  # noqa: PLC0415
+        from taskq_plugins.spark.source.rows import RowReader  # noqa: PLC0415
 
         options = read_options(self.options)
-        reading = Reading(
+        reading = RowReader(
             arrow_schema(schema),
             Corrupt(options.corrupt_mode),
             options.include_payload,

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from taskq.engine import FailureKind
 from taskq_plugins.spark.source.resume import COMPACTION
-from taskq_plugins.spark.source.snapshot import Standing
+from taskq_plugins.spark.source.snapshot import LogInventory
 
 if TYPE_CHECKING:
     import duckdb
@@ -130,7 +130,7 @@ BREAKS: Final = pa.schema(
 )
 
 
-def breaks(records: pa.Table, logs: Iterable[Standing]) -> pa.Table:
+def breaks(records: pa.Table, logs: Iterable[LogInventory]) -> pa.Table:
     """Return one row for each declared break, and for each found while reading.
 
     ``records`` are of kind "break"; ``logs`` bring the breaks from before the first read.

@@ -83,7 +83,7 @@ _ATTEMPT: Final = pa.schema(
 )  # fmt: skip
 
 
-class Folded(NamedTuple):
+class FoldResult(NamedTuple):
     """Result of a fold: the columns of jobs with a row.
 
     Attributes:
@@ -107,7 +107,7 @@ class Folded(NamedTuple):
     passed: Ints
 
 
-def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> Folded:
+def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> FoldResult:
     """Fold the records of some jobs.
 
     ``records`` holds all records of these jobs and rows of kind "told", in any order; ``logs`` the
@@ -127,7 +127,7 @@ def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> Folded:
     bodies = {"reason": reason.take(pa.array(rows)), "result": result.take(pa.array(rows))}
     kept, passed = jobs.kept(exists, state)
     attempts = _shown(pa.concat_tables([early, _claimed(jobs)]), rows)
-    return Folded(
+    return FoldResult(
         jobs.events, jobs.born[rows], jobs.placed[rows], state[rows], chosen | bodies, attempts,
         kept, state[jobs.events.of[kept]], passed,
     )  # fmt: skip
@@ -434,7 +434,7 @@ _PARTS: Final = pa.array(
 )
 
 
-class Rows(NamedTuple):
+class JobRows(NamedTuple):
     """Rows of the jobs that a batch touches, with the columns ``part`` and ``date``."""
 
     jobs: pa.Table
@@ -449,7 +449,7 @@ def touched_by(records: pa.Table) -> pa.Table:
     return chosen.select(KEYS).group_by(KEYS, use_threads=False).aggregate([])
 
 
-def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> Rows:
+def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> JobRows:
     """Fold the records of some jobs.
 
     Args:
@@ -459,10 +459,10 @@ def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> Rows:
     """
     folded = fold(records, logs)
     jobs = _jobs(folded)
-    return Rows(jobs, _attempts(jobs, folded.attempts), _kept(folded))
+    return JobRows(jobs, _attempts(jobs, folded.attempts), _kept(folded))
 
 
-def _kept(folded: Folded) -> pa.Table:
+def _kept(folded: FoldResult) -> pa.Table:
     events = folded.events
     rows = events.records.take(pa.array(events.row[folded.kept]))
     needed = rows.append_column(PART_COLUMN, _PARTS.take(pa.array(folded.kept_states)))
@@ -474,7 +474,7 @@ def _kept(folded: Folded) -> pa.Table:
     return pa.concat_tables([needed, pa.Table.from_pylist(over, needed.schema)])
 
 
-def _jobs(folded: Folded) -> pa.Table:
+def _jobs(folded: FoldResult) -> pa.Table:
     tried, count = folded.attempts, len(folded.born)
     offsets = np.searchsorted(tried["of"].to_numpy(), np.arange(count + 1)).astype(np.int32)
     lists = pa.ListArray.from_arrays(pa.array(offsets), _structs(tried.drop_columns(["of"])))
