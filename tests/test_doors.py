@@ -77,7 +77,8 @@ def private_names(path: Path, own: str) -> Iterator[str]:
     private = PRIVATE if own == "taskq.cli" else PRIVATE + ROOMS
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith(private))
+            modules = (alias.name for alias in node.names if not alias.name.startswith(own))
+            yield from (module for module in modules if module.startswith(private))
         if not isinstance(node, ast.ImportFrom) or (node.module or "").startswith(own):
             continue
         for alias in node.names:
