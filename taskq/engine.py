@@ -36,11 +36,9 @@ if TYPE_CHECKING:
     from taskq.log.format.frames import Cursor, Gap, Scanner, segment_lsn, segment_name
     from taskq.log.format.record import LogRecord, places
     from taskq.log.inbox.writer import PartWriter
-    from taskq.log.journal.durable import DurableLog
-    from taskq.log.journal.replica import Replica
-    from taskq.log.machine.access import read_private
+    from taskq.log.journal.replica import Border, DurableLog, Replica
+    from taskq.log.machine.access import open_file, read_file, read_private
     from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
-    from taskq.log.machine.door import open_file, read_file
     from taskq.log.machine.ports import Clock, Disk, replace_file, write_all
     from taskq.log.read.reader import LogReader
     from taskq.log.read.readers import NamedReader
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
         Settlement,
         Turn,
     )
-    from taskq.log.segments.borders import Border
     from taskq.log.segments.identity import Identity
     from taskq.log.state.facets import Sight
     from taskq.log.store.port import LoopPort
@@ -145,18 +142,15 @@ _HOMES: Final = {
     "taskq.log.format.frames": "Cursor Gap Scanner segment_lsn segment_name",
     "taskq.log.format.record": "LogRecord places",
     "taskq.log.inbox.writer": "PartWriter",
-    "taskq.log.journal.durable": "DurableLog",
-    "taskq.log.journal.replica": "Replica",
-    "taskq.log.machine.access": "read_private",
+    "taskq.log.journal.replica": ("Border DurableLog Replica"),
+    "taskq.log.machine.access": ("open_file read_file read_private"),
     "taskq.log.machine.disk": "LocalDisk PatientDisk SystemClock",
-    "taskq.log.machine.door": "open_file read_file",
     "taskq.log.machine.ports": "Clock Disk replace_file write_all",
     "taskq.log.read.reader": "LogReader",
     "taskq.log.read.readers": "NamedReader",
     "taskq.log.read.timeline": "StepView",
     "taskq.log.read.timetravel": "Moment",
     "taskq.log.requests": "Ask ClaimRequest Duplicate Ended EnqueueSpec Item Settlement Turn",
-    "taskq.log.segments.borders": "Border",
     "taskq.log.segments.identity": "Identity",
     "taskq.log.state.facets": "Sight",
     "taskq.log.store.port": "LoopPort",

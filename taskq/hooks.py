@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taskq.connection.settings import HubSettings, load_settings
     from taskq.core.schedules import ScheduleState
     from taskq.flows.inputs import Inputs
-    from taskq.log.format.history import encode_lines
+    from taskq.log.format.carried import encode_lines
     from taskq.reading.record import Choice
     from taskq.reading.stream import look_at_readers, look_at_records
     from taskq.schedules import views_of
@@ -90,7 +90,7 @@ _HOMES: Final = {
     "taskq.connection.settings": "HubSettings load_settings",
     "taskq.core.schedules": "ScheduleState",
     "taskq.flows.inputs": "Inputs",
-    "taskq.log.format.history": "encode_lines",
+    "taskq.log.format.carried": "encode_lines",
     "taskq.reading.stream": "look_at_readers look_at_records",
     "taskq.reading.record": "Choice",
     "taskq.schedules": "views_of",

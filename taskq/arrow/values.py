@@ -17,7 +17,7 @@ from taskq.core.errors import TaskqError
 from taskq.core.views import AttemptView
 from taskq.engine import LogConfig
 from taskq.log.format.bodies import original_size
-from taskq.log.format.history import ATTEMPTS_KEPT, decode_history, encode_history
+from taskq.log.format.carried import ATTEMPTS_KEPT, decode_history, encode_history
 from taskq.log.segments.bodystore import BodyStore
 
 if TYPE_CHECKING:

@@ -80,8 +80,7 @@ def run(coroutine: Coroutine[Any, Any, R]) -> R:
     Raises:
         UsageError: a finalizer or a signal handler calls in the midst of a commit.
     """
-    from taskq.log.machine.reports import refuse_inside  # noqa: PLC0415 - see the module's docstring
-    from taskq.log.machine.threads import Pending  # noqa: PLC0415 - likewise
+    from taskq.log.machine.threads import Pending, refuse_inside  # noqa: PLC0415 - as above
 
     try:
         refuse_inside("a blocking call")

@@ -449,7 +449,7 @@ class Connection:
     def close(self) -> None:
         """Drain and close, blocking until every request is answered. Legal twice."""
         if self.current is not None:
-            from taskq.log.machine.reports import refuse_inside  # noqa: PLC0415 - it is loaded
+            from taskq.log.machine.threads import refuse_inside  # noqa: PLC0415 - it is loaded
 
             refuse_inside(self.path)
         with self._lock:
@@ -573,7 +573,7 @@ class Connection:
             )
         _check_threads()
         tracing.look()
-        from taskq.log.machine.reports import refuse_inside  # noqa: PLC0415 - as below
+        from taskq.log.machine.threads import refuse_inside  # noqa: PLC0415 - as below
         from taskq.log.store.store import open_store  # noqa: PLC0415 - see the module's docstring
 
         refuse_inside(self.path)

@@ -35,7 +35,7 @@ from taskq.core.model import SECOND_NS, State
 from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.log.decide.steps import NewStep
-from taskq.log.format.steps import Stepped
+from taskq.log.format.flows import Stepped
 from taskq.log.read.flows import End, look_at_body, look_at_steps
 from taskq.log.requests import Item
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX

@@ -23,7 +23,7 @@ from taskq.core.values import NamedTuple
 from taskq.durable.attempt import CALL, IN_PLACE_NS, warned
 from taskq.durable.steps import StepAttempt
 from taskq.flows.flow import Failed
-from taskq.log.format.steps import Stepped
+from taskq.log.format.flows import Stepped
 from taskq.log.read.flows import ENDS_MAX, End, SignalSeen, look_at_ends, look_at_signals
 from taskq.log.requests import Item
 

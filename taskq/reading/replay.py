@@ -21,9 +21,9 @@ from taskq.core.values import dataclass
 from taskq.log.decide.steps import Fork
 from taskq.log.format.bodies import Compression
 from taskq.log.format.codec import PREFIX
+from taskq.log.format.flows import Stepped
 from taskq.log.format.options import encode_extras
 from taskq.log.format.record import LogRecord
-from taskq.log.format.steps import Stepped
 from taskq.log.read.jobs import EVERY, JobFilter, PastJob, past_jobs
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import Duplicate, Item

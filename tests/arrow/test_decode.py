@@ -34,9 +34,9 @@ from taskq.log.format.carried import (
     encode_queue,
     encode_tally,
 )
+from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
 from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
-from taskq.log.format.steps import Stepped, awaits_option, encode_signal, encode_step
 from tests.arrow.rows_of_log import Row, decoded_rows
 from tests.arrow.segmentfiles import (
     EPOCH,

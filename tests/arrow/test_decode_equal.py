@@ -22,9 +22,9 @@ from taskq.core.schedules import ScheduleState, Ticked
 from taskq.log.format import codec
 from taskq.log.format.bodies import compress
 from taskq.log.format.carried import Carried, encode_carried, encode_compacted, encode_queue
+from taskq.log.format.flows import Stepped, encode_step
 from taskq.log.format.notes import encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
-from taskq.log.format.steps import Stepped, encode_step
 from taskq.log.read.reader import LogReader, open_journal
 from taskq.log.requests import EnqueueSpec
 from tests.arrow.rows_of_log import (

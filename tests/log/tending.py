@@ -9,7 +9,7 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.jobtable import META_BACK, META_EXPIRES, STATE_MASK
 from taskq.core.kinds import RUNNING
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.format.steps import decode_step
+from taskq.log.format.flows import decode_step
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.world import Process

@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 
 from taskq.core.views import AttemptView
-from taskq.log.format.history import encode_history
+from taskq.log.format.carried import encode_history
 from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import Log, log_rows, logs_of
 from tests.pipeline.rowmaking import COLUMNS

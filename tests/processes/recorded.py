@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from taskq.core.values import NamedTuple
-from taskq.log.machine.door import make_directory
+from taskq.log.machine.access import make_directory
 from tests.log.world import PATH
 from tests.machine.crashable import CrashableDisk, Machine
 from tests.machine.machine import parent

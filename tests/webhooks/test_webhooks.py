@@ -16,7 +16,7 @@ from pydantic import AfterValidator
 
 from taskq import DeadLetter, TaskQ, retry
 from taskq.errors import UsageError
-from taskq.log.machine.reports import inside
+from taskq.log.machine.threads import inside
 from taskq.shards import Shards
 from taskq_plugins.webhooks import TOLERANCE_SECONDS, Webhooks, is_genuine, key_of, signed
 from tests.programs import run_forked

@@ -18,8 +18,8 @@ from taskq import JobHandle, TaskQ, current_job, progress, progress_sync, retry
 from taskq.core.errors import JobNotFound
 from taskq.core.views import ProgressView
 from taskq.errors import UsageError
+from taskq.log.machine.owners import JOBS_MAX, ProgressBoard
 from taskq.log.machine.peers import PROGRESS
-from taskq.log.machine.progress import JOBS_MAX, ProgressBoard
 from taskq.log.read.diagnosis import find_progress
 from taskq.log.read.reader import open_journal
 from taskq.views import Progress

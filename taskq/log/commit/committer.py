@@ -31,7 +31,7 @@ from taskq.log.decide.context import Batch
 from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
 from taskq.log.machine.ports import INTEREST_GROWTH, Peers
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import ClaimRequest, Op, Request, Trait, ops_that
 from taskq.log.segments.segments import SegmentGone

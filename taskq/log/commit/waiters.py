@@ -9,7 +9,7 @@ from taskq.core.errors import JobNotFound, LogFailed, TaskqError
 from taskq.core.model import Durability
 from taskq.log.commit.answers import failure
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.requests import Answer, ClaimRequest, Op, Outcome, Request
 from taskq.log.segments.segments import Extent, SegmentGone
 from taskq.log.state.facets import NO_JOB, Facets

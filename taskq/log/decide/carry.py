@@ -29,14 +29,14 @@ from taskq.log.format.carried import (
     encode_compacted,
     encode_queue,
     encode_tally,
+    key_hash_of,
 )
-from taskq.log.format.keys import key_hash_of
+from taskq.log.format.flows import again, fold_step
 from taskq.log.format.notes import encode_rated, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, rerouted, unexpiring
-from taskq.log.format.steps import again, fold_step
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Edit, Floor, Rewrite
-from taskq.log.state.fold_rare import fold_carried
+from taskq.log.state.fold import fold_carried
 
 if TYPE_CHECKING:
     from taskq.log.decide.context import Batch, Context

@@ -19,7 +19,7 @@ from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.flows import is_of_flow
 from taskq.log.format.options import enqueue_extras, queue_of, unexpiring
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
-from taskq.log.state.fold_rare import fold_carried
+from taskq.log.state.fold import fold_carried
 
 if TYPE_CHECKING:
     from taskq.log.decide.context import Batch, Context

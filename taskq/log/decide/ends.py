@@ -20,11 +20,17 @@ from taskq.core.kinds import CANCEL, DEATHS, RELEASE, REMOVALS, SUCCESS
 from taskq.core.model import REASON_BYTES_MAX, State
 from taskq.core.records import Cause, Flag
 from taskq.log.format import codec
+from taskq.log.format.carried import key_hash_of
 from taskq.log.format.codec import FLAGS_AT
-from taskq.log.format.flows import FLOW_FLAG, encode_unlocks, is_of_flow, takes_of
-from taskq.log.format.keys import key_hash_of
+from taskq.log.format.flows import (
+    FLOW_FLAG,
+    Stepped,
+    encode_step,
+    encode_unlocks,
+    is_of_flow,
+    takes_of,
+)
 from taskq.log.format.options import UNREAD_KEY, encode_key_hash
-from taskq.log.format.steps import Stepped, encode_step
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 
 #: What the record is called by which a job undoes its steps.

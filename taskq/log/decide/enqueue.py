@@ -18,7 +18,7 @@ from taskq.log.format.notes import UploadProgress
 from taskq.log.format.options import encode_extras, encode_replaces, enqueue_extras, queue_of
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Duplicate, EnqueueSpec, Item, Plain, Slice
-from taskq.log.state.fold_rare import enqueued_meta
+from taskq.log.state.fold import enqueued_meta
 
 if TYPE_CHECKING:
     from taskq.log.decide.context import Batch, Context

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from taskq.core.records import Cause
 from taskq.core.values import dataclass
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 
 if TYPE_CHECKING:
     from taskq.core.folds.lanes import Lane

@@ -17,9 +17,9 @@ from taskq.core.records import Cause, Flag
 from taskq.log.decide.ends import Ends, check_claim
 from taskq.log.decide.sizes import bundle_size
 from taskq.log.format import codec
+from taskq.log.format.carried import OPTIONS_BYTES_MAX
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.columns import plain_records
-from taskq.log.format.history import OPTIONS_BYTES_MAX
 from taskq.log.machine.ports import INTEREST_OUTCOME
 from taskq.log.requests import Bundle, Delivery, Done, Duplicate, Ended, Op, Settlement
 

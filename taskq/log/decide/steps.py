@@ -19,11 +19,11 @@ from taskq.core.records import STEPS_FEATURE, Cause
 from taskq.core.values import NamedTuple
 from taskq.log.decide.ends import Ends, check_claim
 from taskq.log.format import codec
-from taskq.log.format.flows import encode_needs
-from taskq.log.format.steps import (
+from taskq.log.format.flows import (
     Stepped,
     awaits_option,
     decode_step,
+    encode_needs,
     encode_signal,
     encode_step,
 )

@@ -7,21 +7,86 @@ payload, a key or a header gets them from there as from the original.
 from __future__ import annotations
 
 import struct
+import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import FormatError
+from taskq.core.folds.dedup import key_hash
 from taskq.core.kinds import CARRYING
-from taskq.core.model import State
+from taskq.core.model import LINES_BYTES_MAX, State
 from taskq.core.records import Flag, Kind, Option
 from taskq.core.values import NamedTuple
+from taskq.core.views import AttemptView
 from taskq.log.format import codec
-from taskq.log.format.codec import CRC_SIZE, KIND_AT, option
+from taskq.log.format.codec import CRC_SIZE, KIND_AT, OPTION, QUEUE_SIZE_AT, option
 from taskq.log.format.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks
-from taskq.log.format.history import OPTIONS_BYTES_MAX
 from taskq.log.format.options import decode_key_hash, each_option, encode_key_hash
 
 if TYPE_CHECKING:
     from taskq.core.folds.lanes import Lane
+
+#: Attempts that are kept, bytes of them together, and bytes of one reason.
+ATTEMPTS_KEPT: Final = 20
+HISTORY_BYTES_MAX: Final = 32 * 1024
+REASON_KEPT_BYTES: Final = 1_024
+_ATTEMPT: Final = struct.Struct("<IQqqBH")
+#: All options of a record have 65 535 bytes, and those of a flow or a key come first.
+OPTIONS_BYTES_MAX: Final = 2**16 - 1
+_LINES_STORED_MAX: Final = 60_000
+#: Outcomes by their number, which never changes.
+OUTCOMES: Final = ("", "succeeded", "retried", "dead", "released", "lost", "cancelled", "expired")
+
+
+def encode_history(attempts: Sequence[AttemptView]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    for attempt in reversed(attempts[-ATTEMPTS_KEPT:]):
+        part = _encode(attempt)
+        size += len(part)
+        if size > HISTORY_BYTES_MAX:
+            break
+        parts.append(part)
+    return b"".join(reversed(parts))
+
+
+def decode_history(data: bytes) -> list[AttemptView]:
+    attempts: list[AttemptView] = []
+    at = 0
+    while at + _ATTEMPT.size <= len(data):
+        number, owner, started_ns, ended_ns, outcome, size = _ATTEMPT.unpack_from(data, at)
+        at += _ATTEMPT.size
+        attempts.append(
+            AttemptView(
+                number=number,
+                owner=owner,
+                started_ns=started_ns,
+                ended_ns=ended_ns,
+                outcome=OUTCOMES[outcome] if outcome < len(OUTCOMES) else "",
+                reason=data[at : at + size].decode("utf-8", "replace"),
+            )
+        )
+        at += size
+    return attempts[-ATTEMPTS_KEPT:]
+
+
+def _encode(attempt: AttemptView) -> bytes:
+    reason = attempt.reason.encode("utf-8", "replace")[:REASON_KEPT_BYTES]
+    reason = reason.decode("utf-8", "ignore").encode()
+    outcome = OUTCOMES.index(attempt.outcome) if attempt.outcome in OUTCOMES else 0
+    fixed = _ATTEMPT.pack(
+        attempt.number, attempt.owner, attempt.started_ns, attempt.ended_ns, outcome, len(reason)
+    )
+    return fixed + reason
+
+
+def encode_lines(text: str) -> bytes:
+    """Return the option LINES: as much of what an attempt logged as is kept, the latest of it."""
+    data = text.encode("utf-8", "replace")[-LINES_BYTES_MAX:]
+    while len(stored := zlib.compress(data, 1)) > _LINES_STORED_MAX:
+        data = data[len(data) // 8 :]
+    return option(Option.LINES, stored)
+
 
 _I64: Final = struct.Struct("<q")
 _CLAIM: Final = struct.Struct("<QQ")
@@ -223,3 +288,26 @@ def _encode_options(carried: Carried) -> bytes:
     if carried.lines and sum(map(len, parts)) + len(carried.lines) + 3 <= OPTIONS_BYTES_MAX:
         parts.append(option(Option.LINES, carried.lines))
     return b"".join(parts)
+
+
+_KEY: Final = int(Option.KEY)
+
+
+def key_hash_of(data: bytes, at: int = 0) -> int:
+    """Return the hash of an ENQUEUED record's key, 0 if it has none.
+
+    Every settlement of a job with a key asks for it, and so does the index for each such record:
+    that is why it makes no ``Extras``, nor goes by ``each_option``.
+    """
+    start = at + codec.BORN.size
+    queue_end = start + data[at + QUEUE_SIZE_AT]
+    place = queue_end + data[at + QUEUE_SIZE_AT + 1]
+    end = place + codec.PREFIX.unpack_from(data, at)[3]
+    while place + OPTION.size <= end:
+        tag, length = OPTION.unpack_from(data, place)
+        place += OPTION.size
+        if tag == _KEY:
+            key = data[place : min(place + length, end)]
+            return key_hash(data[start:queue_end], key)
+        place += length
+    return 0

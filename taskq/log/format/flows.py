@@ -8,16 +8,22 @@ and ``SHAPE`` see ``Option`` and ``core.shapes``.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.flows import FlowPart, Policy, needs_of
+from taskq.core.folds.agenda import apply_begun, apply_signal, apply_step
 from taskq.core.folds.jobtable import META_FLOW
-from taskq.core.records import Flag, Option
+from taskq.core.folds.steps import Form, Signal
+from taskq.core.kinds import SIGNAL, STEP
+from taskq.core.records import PACKED, Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.codec import FLAGS_AT, option
-from taskq.log.format.options import each_option
+from taskq.log.format.codec import CRC_SIZE, FLAGS_AT, KIND_AT, option
+from taskq.log.format.options import each_option, find_option
+
+if TYPE_CHECKING:
+    from taskq.core.folds.agenda import Agenda
 
 #: All options of a record together: their length is a u16.
 OPTIONS_BYTES_MAX: Final = 2**16 - 1
@@ -147,3 +153,173 @@ def takes_of(record: bytes) -> Takes:
             jobs, ends = _FLOW.unpack_from(value)
             takes = takes._replace(root=Root(jobs, ends, value[_FLOW.size :]))
     return takes._replace(inputs=tuple(inputs))
+
+
+_NUMBER: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+_I64: Final = struct.Struct("<q")
+#: Those that most steps have, as plain numbers.
+_STEP: Final = int(Option.STEP)
+_BEGAN: Final = int(Option.BEGAN)
+_STEP_OPTION: Final = struct.Struct("<BHI")
+_BEGAN_OPTION: Final = struct.Struct("<BHq")
+_CHECKED: Final = int(Flag.CHECKED)
+_PLACED: Final = codec.LAYOUTS[STEP]
+#: Where the place of a step stands; and its token, or the number of a signal.
+_PLACE_AT: Final = codec.JOB.size
+_TOKEN_AT: Final = codec.JOB.size - _U64.size
+#: Behind the jobs that a step enqueued, if they go on when the job is cancelled.
+_DETACHED: Final = b"\1"
+#: Where a record says how long its options are.
+_OPTIONS_SIZE_AT: Final = struct.calcsize("<IBB")
+_U16: Final = struct.Struct("<H")
+
+
+class Stepped(NamedTuple):
+    """Hold what a STEP_DONE or a SIGNAL_SENT record says besides job, attempt and token."""
+
+    name: str
+    #: which call of this name it is, from 1; 0 of a signal
+    number: int = 0
+    form: int = Form.STEP
+    #: which of the job's steps it is, from 0
+    place: int = 0
+    #: of a step: the signal that it took; of a signal that is told again: its first record
+    signal: int = 0
+    once: str = ""
+    began_ns: int = 0
+    #: of one that was written again: when it was done
+    ended_ns: int = 0
+    #: jobs that it enqueued: the first, and how many
+    first: int = 0
+    jobs: int = 0
+    #: JSON, as it is stored
+    body: bytes = b""
+    #: how the body is stored
+    flags: int = 0
+    #: whether the jobs go on if this one is cancelled
+    is_detached: bool = False
+
+    @property
+    def title(self) -> str:
+        """Return what people know it by, as ``page#3``."""
+        return f"{self.name}#{self.number}" if self.number else self.name
+
+
+def encode_step(step: Stepped, attempt: int, job: int, token: int, lsn: int) -> bytes:
+    options = _named(step)
+    if step.signal:
+        options += option(Option.TAKES, _U64.pack(step.signal))
+    if step.began_ns:
+        options += _BEGAN_OPTION.pack(_BEGAN, _I64.size, step.began_ns)
+    if step.jobs:
+        detached = _DETACHED if step.is_detached else b""
+        options += option(Option.INPUTS, _RUN.pack(step.first, step.jobs) + detached)
+    fixed = _PLACED.pack(
+        0, STEP, step.form, len(options), _CHECKED | step.flags, attempt, job, token, step.place
+    )
+    return codec.encode_checked(fixed[4:] + options, step.body, lsn)
+
+
+def encode_signal(signal: Stepped, job: int, lsn: int) -> bytes:
+    return codec.encode(
+        SIGNAL, 0, job, signal.signal, lsn=lsn, options=_named(signal), body=signal.body
+    )
+
+
+def _named(step: Stepped) -> bytes:
+    name = step.name.encode("utf-8", "surrogatepass")
+    options = _STEP_OPTION.pack(_STEP, _NUMBER.size + len(name), step.number) + name
+    if step.once:
+        options += option(Option.ONCE, step.once.encode("utf-8", "surrogatepass"))
+    return options
+
+
+def decode_step(record: bytes) -> Stepped:
+    """Return what a STEP_DONE or SIGNAL_SENT record says.
+
+    Raises:
+        FormatError: an option has another length.
+    """
+    length, kind, form, options_size, flags = codec.PREFIX.unpack_from(record)
+    fixed = codec.FIXED_SIZES[kind]
+    number = place = signal = began_ns = ended_ns = first = jobs = 0
+    name = once = b""
+    is_detached = False
+    try:
+        for tag, value in each_option(record, fixed, options_size):
+            if tag == _STEP:
+                number, name = _NUMBER.unpack_from(value)[0], value[_NUMBER.size :]
+            elif tag == _BEGAN:
+                (began_ns,) = _I64.unpack(value)
+            elif tag == Option.ONCE:
+                once = value
+            elif tag == Option.TAKES:
+                (signal,) = _U64.unpack(value)
+            elif tag == Option.ENDED:
+                (ended_ns,) = _I64.unpack(value)
+            elif tag == Option.INPUTS:
+                first, jobs = _RUN.unpack_from(value)
+                is_detached = value[_RUN.size :] == _DETACHED
+    except struct.error as error:
+        raise FormatError(
+            f"an option of a {'step' if kind == STEP else 'signal'} is cut short: use a newer taskq"
+        ) from error
+    if kind == STEP:
+        (place,) = _NUMBER.unpack_from(record, _PLACE_AT)
+    else:
+        (signal,) = _U64.unpack_from(record, _TOKEN_AT)
+    body = record[fixed + options_size : length - CRC_SIZE]
+    return Stepped(
+        name.decode("utf-8", "replace"), number, form, place, signal,
+        once.decode("utf-8", "replace"), began_ns, ended_ns, first, jobs, body, flags & PACKED,
+        is_detached,
+    )  # fmt: skip
+
+
+def job_of(record: bytes) -> int:
+    job: int = _U64.unpack_from(record, codec.JOB_AT)[0]
+    return job
+
+
+def again(record: bytes, token: int | None, ended_ns: int, lsn: int) -> bytes:
+    """Return the record as it is written once more at ``lsn``.
+
+    ``token`` is the number of a signal, or that of a step; None: as it is. A step that does not say
+    when it was done says so from now on.
+    """
+    again = bytearray(record[:-CRC_SIZE])
+    if token is not None:
+        _U64.pack_into(again, _TOKEN_AT, token)
+    if record[KIND_AT] == STEP and not decode_step(record).ended_ns:
+        size = codec.PREFIX.unpack_from(record)[3]
+        end = codec.FIXED_SIZES[STEP] + size
+        again[end:end] = ended = option(Option.ENDED, _I64.pack(ended_ns))
+        _U16.pack_into(again, _OPTIONS_SIZE_AT, size + len(ended))
+    return codec.encode_checked(bytes(again[4:]), b"", lsn)
+
+
+def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
+    if not _U64.unpack_from(record, _TOKEN_AT)[0] and record[KIND_AT] == STEP:
+        return  # its job has ended
+    step, job = decode_step(record), job_of(record)
+    once = step.once.encode("utf-8", "surrogatepass")
+    if record[KIND_AT] == STEP:
+        called = (step.first, step.jobs) if step.jobs and not step.is_detached else None
+        title = step.name, step.number
+        more = title, called, step.form
+        apply_step(agenda, job, step.place, location, step.signal, once, *more)
+    else:
+        name = step.name.encode("utf-8", "surrogatepass")
+        apply_signal(agenda, job, Signal(step.signal or lsn, name, once, location))
+
+
+def awaits_option(packed: bytes) -> bytes:
+    return option(Option.AWAITS, packed)
+
+
+def fold_begun(record: bytes, agenda: Agenda) -> None:
+    """Let the agenda know what a running job begins to wait for."""
+    size = codec.PREFIX.unpack_from(record)[3]
+    packed = find_option(record, codec.JOB.size, size, Option.AWAITS)
+    apply_begun(agenda, job_of(record), packed)

@@ -29,9 +29,9 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, decode_carried, find_moment
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, STATE_AT
+from taskq.log.format.flows import Stepped, decode_step
 from taskq.log.format.notes import UploadProgress, decode_adopted, decode_rated, decode_ticked
 from taskq.log.format.options import decode_key_hash, enqueue_extras, find_option
-from taskq.log.format.steps import Stepped, decode_step
 
 if TYPE_CHECKING:
     from taskq.log.format.frames import Frame

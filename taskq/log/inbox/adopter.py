@@ -21,7 +21,7 @@ from taskq.log.format.notes import UploadProgress
 from taskq.log.inbox.directory import Inbox
 from taskq.log.inbox.manifest import Ended, Part, Upload
 from taskq.log.inbox.parts import PartFile, UploadReader
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.requests import AdoptOrder, Op
 
 if TYPE_CHECKING:

@@ -46,9 +46,9 @@ from taskq.log.inbox.manifest import (
     stream_batch,
     upload_of,
 )
-from taskq.log.machine.door import NotAFile
+from taskq.log.machine.access import NotAFile
 from taskq.log.machine.ports import Clock, Disk, write_all, write_file
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.segments.identity import check_writable
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from taskq.log.machine import forks, syscalls
-from taskq.log.machine.door import make_directory, open_file
+from taskq.log.machine.access import make_directory, open_file
 
 #: Reads up to this size keep the GIL.
 _SMALL_READ: Final = 16 * 1024

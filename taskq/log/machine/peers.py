@@ -30,8 +30,8 @@ from typing import Final
 
 from taskq.core.errors import LogError
 from taskq.log.machine import forks, syscalls
-from taskq.log.machine.door import make_directory, make_pipe, open_file, open_pipe, read_file
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.access import make_directory, make_pipe, open_file, open_pipe, read_file
+from taskq.log.machine.threads import Reporter
 
 _log: Final = Reporter("taskq")
 _SLOT: Final = struct.Struct("<QB7x")

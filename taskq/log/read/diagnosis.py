@@ -27,9 +27,8 @@ from taskq.core.why import (
     why,
 )
 from taskq.log.journal.lock import flock_holders, process_state
-from taskq.log.machine.owners import owner_view, owner_views
+from taskq.log.machine.owners import owner_view, owner_views, read_told
 from taskq.log.machine.peers import PROGRESS
-from taskq.log.machine.progress import read_told
 from taskq.log.read.flows import awaited, failed_inputs
 from taskq.log.state.story import Story, job_not_found, read_story
 

@@ -20,8 +20,7 @@ from taskq.core.records import Cause
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import JOB_AT, KIND_AT
-from taskq.log.format.flows import Takes
-from taskq.log.format.steps import Stepped, decode_step
+from taskq.log.format.flows import Stepped, Takes, decode_step
 from taskq.log.state.story import Story, find_end, read_outcome, read_story, tell
 
 if TYPE_CHECKING:

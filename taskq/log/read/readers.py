@@ -22,7 +22,7 @@ from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.log.format.codec import crc32
 from taskq.log.machine.ports import Disk, replace_file, write_all
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.segments.identity import read_identity
 
 _log: Final = Reporter("taskq")

@@ -18,8 +18,7 @@ from taskq.core.folds.jobtable import STATE_MASK, Chunk
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.values import dataclass
 from taskq.core.views import JobView
-from taskq.log.format.carried import decode_carried, is_carrying
-from taskq.log.format.history import encode_history
+from taskq.log.format.carried import decode_carried, encode_history, is_carrying
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
 from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter, Rewrite
 from taskq.log.segments.segments import hop

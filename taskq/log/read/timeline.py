@@ -27,10 +27,9 @@ from taskq.core.records import Cause
 from taskq.core.values import NamedTuple, dataclass
 from taskq.core.views import AttemptView
 from taskq.log.format import codec
-from taskq.log.format.carried import Carried
+from taskq.log.format.carried import Carried, decode_history
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Gap
-from taskq.log.format.history import decode_history
 from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.machine.owners import decode_description, owner_view
 from taskq.log.state.story import read_story

@@ -22,7 +22,7 @@ from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Frame, Gap
-from taskq.log.journal.chain import compactions
+from taskq.log.journal.recovery import compactions
 from taskq.log.machine.ports import Clock
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from taskq.log.segments.index import Entry, IndexBuilder, IndexDamaged, IndexFil
 from taskq.log.segments.segments import SegmentFiles, hop
 
 if TYPE_CHECKING:
-    from taskq.log.segments.place import Place
+    from taskq.log.segments.segments import Place
 
     Answer = TypeVar("Answer")
 

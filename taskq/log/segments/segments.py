@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from taskq.core.errors import FormatError, LogDamaged, LogError, refusal
 from taskq.core.values import NamedTuple
@@ -18,6 +18,8 @@ from taskq.log.machine.ports import Disk, write_all, write_file
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from taskq.core.views import Damage
+    from taskq.log.machine.meters import Meters
 
 # Segments that are not part of the log any more, and whose files are still to be removed.
 
@@ -520,3 +522,30 @@ def hop(
     files: SegmentFiles, segment: int, offset: int, size: int
 ) -> Iterator[tuple[int, codec.FrameHeader]]:
     return files.scanner(segment, size, 0, sealed=True).hop(offset)
+
+
+class Place(Protocol):
+    """The log's files, and where the log ends as far as one process knows: its ``Journal``.
+
+    Attributes:
+        segment, offset, next_lsn: of the end.
+        meters: what this process did so far.
+    """
+
+    disk: Disk
+    path: str
+    files: SegmentFiles
+    segment: int
+    offset: int
+    next_lsn: int
+    meters: Meters
+
+    @property
+    def lost(self) -> tuple[Damage, ...]: ...
+    def start(self) -> Cursor: ...
+    def end(self) -> Cursor: ...
+    def mark_before(self, lsn: int) -> Cursor | None:
+        """Return a frame of this process at or before a record, and near it, if it knows of one."""
+
+    def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
+        """(location of the segment's first byte, frame or damage) from the cursor to the end."""

@@ -25,10 +25,9 @@ from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
 from taskq.log.format.notes import UploadProgress
 from taskq.log.format.record import LogRecord, decode_record
 from taskq.log.machine.owners import owner_views
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.segments.segments import SegmentGone
-from taskq.log.state.fold import fold_damaged, fold_frame, fold_steps
-from taskq.log.state.fold_rare import Watch
+from taskq.log.state.fold import Watch, fold_damaged, fold_frame, fold_steps
 from taskq.log.state.snapshot import AGENDA, DEDUP, load_newest
 from taskq.log.state.story import find_end, is_job, tell
 from taskq.log.state.uploads import UploadsSeen

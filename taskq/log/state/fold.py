@@ -7,32 +7,420 @@ is made for any.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from taskq.core.errors import FormatError
-from taskq.core.folds.dedup import Dedup, key_hash
-from taskq.core.folds.jobtable import META_EXPIRES
-from taskq.core.kinds import BIRTH, CLAIM, CLAIMS, ENDS, REPEAT, STEPS, SUCCESS
-from taskq.core.model import PRIORITY_MAX
-from taskq.core.records import Flag, Option
-from taskq.log.format import codec
-from taskq.log.format.codec import JOB_AT, KIND_AT
-from taskq.log.format.flows import held_needs
-from taskq.log.format.options import decode_times, each_option
-from taskq.log.state.fold_rare import (
-    Watch,
-    enqueued_meta,
-    fold_carried_run,
-    fold_claim,
-    fold_end,
-    fold_free_key,
-    fold_other,
+from taskq.core.folds.agenda import (
+    apply_carried,
+    apply_carried_run,
+    apply_requeued,
+    apply_tallied,
+    apply_waiting,
+    forget_dead,
 )
+from taskq.core.folds.dedup import Dedup, key_hash
+from taskq.core.folds.jobtable import (
+    ATTEMPT_MASK,
+    ATTEMPT_SHIFT,
+    META_DURABLE_CLAIM,
+    META_EXPIRES,
+    META_FLOW,
+    META_KEYED,
+)
+from taskq.core.folds.lanes import Lane
+from taskq.core.kinds import (
+    BIRTH,
+    CARRYING,
+    CLAIM,
+    CLAIMS,
+    DEATH,
+    DEATHS,
+    EDITS,
+    ENDS,
+    OF_STEPS,
+    READY,
+    REMOVALS,
+    REPEAT,
+    RETURNS,
+    REVIVALS,
+    STEPS,
+    SUCCESS,
+)
+from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
+from taskq.core.records import Flag, Kind, Option
+from taskq.core.schedules import apply_ticked
+from taskq.log.format import codec
+from taskq.log.format.carried import Carried, decode_carried, decode_queue, key_hash_of
+from taskq.log.format.codec import FLAGS_AT, JOB_AT, KIND_AT, OPTION
+from taskq.log.format.flows import (
+    _UNLOCKS,
+    FLOW_FLAG,
+    decode_needs,
+    decode_unlocks,
+    fold_begun,
+    fold_step,
+    held_needs,
+)
+from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATE_TAG, decode_rated, decode_ticked
+from taskq.log.format.options import (
+    decode_key_hash,
+    decode_times,
+    each_option,
+    enqueue_extras,
+    find_option,
+)
+from taskq.log.format.record import check_known
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.log.format.frames import Frame
+
+    At: TypeAlias = tuple[int, int, int]
+
+_DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
+_CARRIED_SIZE: Final = codec.WHOLE.size
+#: Of a CARRIED record: its length, job, token, since when it is ready, when it was enqueued.
+_RUN: Final = struct.Struct("<I12xQQqq")
+#: What stands between length and job of a ready one that was never claimed and holds no result.
+_PLAIN_CARRIED: Final = codec.WHOLE.pack(
+    0, REPEAT, READY, 0, Flag.CHECKED | Flag.DROP_RESULT, 0, 0, 0, 0, 0
+)[4:16]
+#: What an ENQUEUED record has between its length and its names.
+_BORN_HEAD: Final = 12
+
+
+class Watch:
+    """Jobs that somebody waits for, and the locations of the records that settled them.
+
+    Attributes:
+        jobs: those that are not settled, as far as the log was seen.
+        settled: (job, location) of the others.
+        dead: those among the settled that may still be requeued or purged.
+    """
+
+    __slots__ = ("dead", "jobs", "settled")
+
+    def __init__(self) -> None:
+        self.jobs: set[int] = set()
+        self.settled: list[tuple[int, int]] = []
+        self.dead: set[int] = set()
+
+    def see(self, job: int, location: int, kind: int = 0) -> None:
+        self.jobs.discard(job)
+        self.settled.append((job, location))
+        if kind in DEATHS:
+            self.dead.add(job)
+
+    def see_again(self, job: int, location: int = 0) -> None:
+        """A dead letter was purged by the record there, or is ready again."""
+        if job not in self.dead:
+            return
+        self.dead.discard(job)
+        self.settled = [end for end in self.settled if end[0] != job]
+        if location:
+            self.settled.append((job, location))
+        else:
+            self.jobs.add(job)
+
+    def take(self) -> list[tuple[int, int]]:
+        settled, self.settled = self.settled, []
+        self.dead.clear()
+        return settled
+
+
+def enqueued_meta(flags: int) -> int:
+    meta = 0
+    if flags & _DURABLE_CLAIM:
+        meta = META_DURABLE_CLAIM
+    if flags & _KEYED:
+        meta |= META_KEYED
+    if flags & FLOW_FLAG:
+        meta |= META_FLOW
+    return meta
+
+
+def fold_free_key(
+    data: bytes, at: int, options_size: int, job: int, time_ns: int, dedup: Dedup
+) -> None:
+    """A job that ends frees its key, unless it holds it for a while longer."""
+    hashed = decode_key_hash(data, at, options_size)
+    if hashed:
+        dedup.apply_free(hashed, job, time_ns)
+    elif find_option(data, at, options_size, Option.KEY_HASH):
+        dedup.apply_free_unread(job, time_ns)
+
+
+def fold_other(
+    kind: int,
+    record: bytes,
+    lsn: int,
+    location: int,
+    header: codec.FrameHeader,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+    watch: Watch | None,
+) -> None:
+    """Apply one record of a kind that the loop in ``fold`` leaves to this.
+
+    Raises:
+        FormatError: what it holds does not fit, or its type must not be passed over.
+    """
+    if kind in CARRYING:
+        carried = decode_carried(record)
+        fold_carried(kind, carried, location, header.time_ns, agenda, dedup)
+        if watch is not None:
+            _watch_carried(kind, carried, location, watch)
+    elif kind in REMOVALS:
+        _fold_purged(record, location, agenda, watch)
+    elif kind in STEPS:
+        step_ns = codec.STEP.unpack_from(record)[6]
+        for facet in (agenda, dedup):
+            if facet is not None:
+                facet.apply_clock(step_ns)
+        if agenda is not None:
+            agenda.begin_frame(header.first_lsn, header.time_ns)
+    elif kind not in _ON_AGENDA:
+        check_known(kind, lsn)
+    elif agenda is not None:
+        _ON_AGENDA[kind](record, agenda, (header.time_ns, lsn, location))
+
+
+def _fold_step(record: bytes, agenda: Agenda, at: At) -> None:
+    fold_step(record, *at[1:], agenda)
+
+
+def _fold_back(record: bytes, agenda: Agenda, at: At) -> None:
+    time_ns = at[0]
+    _, _, _, options_size, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
+    if not options_size:
+        agenda.apply_back(job, attempt, due_ns, time_ns)
+        return
+    packed, needs = None, None
+    for tag, value in each_option(record, codec.BACK.size, options_size):
+        if tag == Option.AWAITS:
+            packed = value
+        elif tag == Option.NEEDS:
+            needs = decode_needs(value)
+    if packed is None:
+        agenda.apply_back(job, attempt, due_ns, time_ns)
+    else:
+        apply_waiting(agenda, job, attempt, due_ns, time_ns, packed, needs)
+
+
+def _fold_extension(record: bytes, agenda: Agenda, _: At) -> None:
+    options_size = codec.PREFIX.unpack_from(record)[3]
+    fold_claim(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
+
+
+def _fold_tally(record: bytes, agenda: Agenda, _: At) -> None:
+    succeeded, _, cancelled, expired = codec.TALLY.unpack_from(record)[6:]
+    lane = agenda.queues.lane(min(record[5], PRIORITY_MAX), record[codec.TALLY.size : -4])
+    apply_tallied(lane, succeeded, cancelled, expired)
+
+
+def _fold_floor(record: bytes, agenda: Agenda, _: At) -> None:
+    agenda.floor_lsn = max(agenda.floor_lsn, codec.MARK.unpack_from(record)[6])
+
+
+#: What records do that only the agenda keeps.
+_ON_AGENDA: Final[dict[int, Callable[[bytes, Agenda, At], None]]] = {
+    **dict.fromkeys(RETURNS, _fold_back),
+    **dict.fromkeys(OF_STEPS, _fold_step),
+    Kind.EXTENDED: _fold_extension,
+    Kind.WAIT_BEGUN: lambda record, agenda, _: fold_begun(record, agenda),
+    Kind.CANCEL_ASKED: lambda record, agenda, _: agenda.apply_cancel_asked(
+        *codec.JOB.unpack_from(record)[6:]
+    ),
+    Kind.PAUSED: lambda record, agenda, _: agenda.queues.apply_paused(decode_queue(record)),
+    Kind.RESUMED: lambda record, agenda, _: agenda.queues.apply_resumed(decode_queue(record)),
+    Kind.TALLIED: _fold_tally,
+    Kind.COMPACTED: _fold_floor,
+    Kind.TICKED: lambda record, agenda, _: apply_ticked(agenda.schedules, decode_ticked(record)),
+    Kind.RATED: lambda record, agenda, _: fold_rated(record, agenda),
+}
+
+
+def _watch_carried(kind: int, carried: Carried, location: int, watch: Watch) -> None:
+    if kind in REVIVALS:
+        watch.see_again(carried.job)
+    elif carried.job in watch.jobs and carried.state not in LIVE_STATES:
+        watch.see(carried.job, location, DEATH if carried.state is State.DEAD else kind)
+
+
+def _fold_purged(record: bytes, location: int, agenda: Agenda | None, watch: Watch | None) -> None:
+    job = codec.JOB.unpack_from(record)[6]
+    if agenda is not None:
+        forget_dead(agenda, job)
+        agenda.steps.drop(job)
+        if codec.PREFIX.unpack_from(record)[3]:
+            room = len(record) - codec.JOB.size
+            fold_end(record, codec.JOB.size, room, job, location, agenda)
+    if watch is not None:
+        watch.see_again(job, location)
+
+
+def fold_carried(
+    kind: int,
+    carried: Carried,
+    location: int,
+    time_ns: int,
+    agenda: Agenda | None,
+    dedup: Dedup | None,
+) -> None:
+    """Apply a CARRIED, REQUEUED or EDITED record that has been decoded."""
+    if agenda is not None:
+        _carry_agenda(kind, carried, location, agenda)
+    if dedup is not None:
+        _carry_key(kind, carried, location, time_ns, dedup)
+
+
+def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) -> None:
+    born = carried.born
+    _, _, priority, _, flags, _, queue_size, task_size = codec.BORN.unpack_from(born)
+    extras = enqueue_extras(born)
+    names = born[14 : codec.BORN.size + queue_size + task_size]
+    names += extras.concurrency_key
+    lane = agenda.queues.lane(min(priority, PRIORITY_MAX), names)
+    meta = enqueued_meta(flags)
+    expires = carried.expires_ns or extras.expires_ns, extras.expires_is_wall
+    due = carried.due_ns, carried.due_is_wall
+    if kind in REVIVALS:
+        if carried.awaiting:
+            agenda.steps.apply_told(carried.job, carried.awaiting, agenda.times.shift_ns)
+        apply_requeued(agenda, carried.job, location, lane, meta)
+        agenda.flows.apply_again(carried.job, carried.waited)
+    elif kind not in EDITS or not agenda.apply_edited(
+        carried.job,
+        location,
+        lane,
+        carried.state,
+        due,
+        carried.ready_ns,
+        carried.needs,
+        carried.awaiting,
+    ):
+        meta |= min(carried.attempt << ATTEMPT_SHIFT, ATTEMPT_MASK)
+        apply_carried(
+            agenda, carried.job, location, lane, meta, carried.state,
+            expires, due, (carried.token, *carried.claim),
+            carried.lease_ns, carried.ended_ns, since_ns=carried.ready_ns, needs=carried.needs,
+            awaiting=carried.awaiting,
+        )  # fmt: skip
+        if carried.cancel_wanted:
+            agenda.apply_cancel_asked(carried.job, carried.token)
+    if extras.concurrency_key:
+        agenda.queues.retire(lane)  # nothing came into it, if the job is dead or known
+
+
+def _carry_key(kind: int, carried: Carried, location: int, time_ns: int, dedup: Dedup) -> None:
+    if kind in EDITS:
+        dedup.edits += 1
+    hashed = key_hash_of(carried.born)
+    if not hashed:
+        return
+    if kind in REVIVALS:
+        # What is left of its window is no hold for as long as it lives again.
+        dedup.apply_dropped(hashed, carried.job)
+    elif carried.left_key:
+        dedup.apply_dropped(carried.left_key, carried.job)
+    if not dedup.apply_moved(hashed, carried.job, location):
+        _take_key(carried, hashed, location, time_ns, dedup)
+
+
+def _take_key(carried: Carried, hashed: int, location: int, time_ns: int, dedup: Dedup) -> None:
+    flags = carried.born[FLAGS_AT]
+    until_settled = carried.state in LIVE_STATES and bool(flags & _KEYED)
+    window_ns = max(carried.key_until_ns - time_ns, 0)
+    if until_settled or window_ns:
+        dedup.apply_taken(
+            hashed, carried.job, location, window_ns, time_ns, until_settled=until_settled
+        )
+
+
+def fold_carried_run(
+    data: bytes, at: int, end: int, lsn: int, where: int, agenda: Agenda
+) -> tuple[int, int]:
+    """Apply the carried jobs of one lane that start here and were never claimed.
+
+    A million that compaction wrote again are read back like this. Returns what follows, and its
+    lsn; one that is no such job is applied alone.
+    """
+    start, born_at = at, at + _CARRIED_SIZE + 4
+    names_end = born_at + 12
+    if names_end <= end:
+        names_end += data[names_end - 2] + data[names_end - 1]
+    head, born = data[at + 4 : at + JOB_AT], data[born_at:names_end]
+    jobs: list[int] = []
+    locations: list[int] = []
+    since: list[int] = []
+    job = 0
+    if len(born) >= _BORN_HEAD and head == _PLAIN_CARRIED and not any(born[2:4]):
+        size, unpack = names_end - born_at, _RUN.unpack_from
+        while at + _CARRIED_SIZE + 4 + size <= end:
+            length, number, token, ready_ns, enqueued_ns = unpack(data, at)
+            begin = at + _CARRIED_SIZE + 4
+            if data[at + 4 : at + JOB_AT] != head or data[begin : begin + size] != born:
+                break
+            if token or number <= job or at + length > end:
+                break
+            job = number
+            jobs.append(job)
+            locations.append(where + at)
+            since.append(ready_ns or enqueued_ns)
+            at += length
+    if len(jobs) < 2:  # noqa: PLR2004 - one alone is no run
+        length = codec.LENGTH.unpack_from(data, start)[0]
+        record = data[start : start + length]
+        fold_carried(REPEAT, decode_carried(record), where + start, 0, agenda, None)
+        return start + length, lsn + 1
+    lane: Lane = agenda.queues.lane(min(born[1], PRIORITY_MAX), born[10:])
+    flags = int.from_bytes(born[4:8], "little")
+    apply_carried_run(agenda, jobs, locations, lane, enqueued_meta(flags), since)
+    return at, lsn + len(jobs)
+
+
+def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: Agenda) -> None:
+    """Apply the option UNLOCKS of a record that ends a job, if that is its first; it is at ``at``.
+
+    ``location`` is that of the record, of which ``room`` bytes are left there.
+
+    Raises:
+        FormatError: the option is longer than that, or holds no whole numbers.
+    """
+    tag, length = OPTION.unpack_from(data, at)
+    if tag == _UNLOCKS:
+        if OPTION.size + length > room or length % 8:
+            raise FormatError(
+                f"option UNLOCKS has {length} bytes in a record that ends job {job} and has room "
+                f"for {room}: use a newer taskq"
+            )
+        start = at + OPTION.size
+        unlocks = decode_unlocks(data[start : start + length])
+        agenda.flows.apply_end(job, location, unlocks, agenda.left_of_calls)
+
+
+def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda) -> None:
+    """The options of a claim or an extension; ``at`` is where its record starts.
+
+    Raises:
+        FormatError: one of them has another length.
+    """
+    for tag, value in each_option(data, at + codec.JOB.size, options_size):
+        if tag == _LEASE and len(value) == _I64.size:
+            deadline_ns = _I64.unpack(value)[0]
+            if deadline_ns and job in agenda.running:
+                agenda.leases.apply_until(job, deadline_ns)
+        elif tag == _RATE_TAG:
+            if len(value) != _RATE.size:
+                raise FormatError(f"option RATE has {len(value)} bytes: use a newer taskq")
+            agenda.apply_rated(job, *_RATE.unpack(value))
+
+
+def fold_rated(record: bytes, agenda: Agenda) -> None:
+    """The claims of a group were made at these times, whatever of them was seen here."""
+    key, times = decode_rated(record, agenda.times.shift_ns)
+    agenda.groups.restore(key, times, agenda.moment)
 
 
 # Runs of plain claims and successes, folded together.

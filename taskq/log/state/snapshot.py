@@ -37,14 +37,13 @@ from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.columns import column, joined, lower_halves, packed, upper_halves
 from taskq.log.format.frames import Cursor
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from taskq.log.machine.ports import Disk
-    from taskq.log.segments.place import Place
-    from taskq.log.segments.segments import SegmentFiles
+    from taskq.log.segments.segments import Place, SegmentFiles
 
 
 # The files of snapshots: this comment is the specification of their format.

@@ -34,11 +34,10 @@ from taskq.core.kinds import (
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import PACKED, Cause
 from taskq.core.views import AttemptView, JobView
-from taskq.log.format.carried import Carried
+from taskq.log.format.carried import Carried, decode_history
 from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
 from taskq.log.format.flows import Takes, takes_of
 from taskq.log.format.frames import Cursor, Gap
-from taskq.log.format.history import decode_history
 from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.machine.ports import replace_file
 from taskq.log.requests import Outcome

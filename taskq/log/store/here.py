@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskq.core.errors import LogError, OutcomeUnknown
 from taskq.log.commit.survey import BatchNeeds
-from taskq.log.machine.reports import inside, refuse_inside
+from taskq.log.machine.threads import inside, refuse_inside
 from taskq.log.requests import Answer, Item, Op, Request
 
 if TYPE_CHECKING:

@@ -35,9 +35,8 @@ from taskq.core.records import PACKED_MIN, Cause
 from taskq.core.views import CompactReport, JobView, LogStats, Waiting
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.runs import LINE_WIDTH, answer, together
-from taskq.log.format.steps import Stepped
-from taskq.log.machine.reports import Reporter, errands, refuse_inside
-from taskq.log.machine.threads import Pending
+from taskq.log.format.flows import Stepped
+from taskq.log.machine.threads import Pending, Reporter, errands, refuse_inside
 from taskq.log.read.gauges import age_ns
 from taskq.log.requests import (
     AdoptOrder,
@@ -72,6 +71,26 @@ from taskq.log.store.waking import Bell
 
 if TYPE_CHECKING:
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
+    from taskq.log.format.flows import Stepped
+    from taskq.log.requests import (
+        Answer,
+        Bundle,
+        Cancel,
+        Delivery,
+        Done,
+        Duplicate,
+        Edit,
+        Ended,
+        EnqueueSpec,
+        Enrolment,
+        Item,
+        Letter,
+        Outcome,
+        Plain,
+        Steer,
+        Turn,
+    )
+    from taskq.log.segments.segments import Extent
     from taskq.log.state.facets import Sight
     from taskq.log.store.mailbox import Mailbox
 

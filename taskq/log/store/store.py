@@ -21,9 +21,8 @@ from taskq.log.config import LogConfig
 from taskq.log.machine import forks
 from taskq.log.machine.access import enter, exposures
 from taskq.log.machine.forks import fill_standard
-from taskq.log.machine.owners import Stall, publish, publish_stall
-from taskq.log.machine.progress import ProgressBoard
-from taskq.log.machine.reports import Reporter, drain, inside, refuse_inside
+from taskq.log.machine.owners import ProgressBoard, Stall, publish, publish_stall
+from taskq.log.machine.threads import Reporter, drain, inside, refuse_inside
 from taskq.log.requests import Ask
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort

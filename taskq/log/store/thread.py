@@ -27,7 +27,7 @@ from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_CANCEL
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request
 from taskq.log.store.here import Here
 from taskq.log.store.mailbox import Mailbox, run_chore

@@ -21,10 +21,9 @@ from taskq.core.kinds import CARRYING
 from taskq.core.model import State
 from taskq.log.decide.steps import Again
 from taskq.log.format import codec
-from taskq.log.format.carried import decode_carried
+from taskq.log.format.carried import decode_carried, key_hash_of
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Frame, Gap, segment_name
-from taskq.log.format.keys import key_hash_of
 from taskq.log.format.notes import chunks_of
 from taskq.log.format.options import without_body
 from taskq.log.inbox.directory import Inbox

@@ -19,8 +19,8 @@ from taskq.core.values import dataclass
 from taskq.core.views import OwnerView
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
+from taskq.log.journal.journal import STEP_NS
 from taskq.log.journal.lock import process_state
-from taskq.log.journal.logtime import STEP_NS
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.access import denied, exposures, refuse_foreign, whose
 from taskq.log.machine.disk import LocalDisk, SystemClock

@@ -13,14 +13,12 @@ from taskq.core.kinds import BIRTH, CARRYING, DEATH, DEATHS, ENDS, STEP, after
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 from taskq.core.records import Flag, Option
 from taskq.log.format import codec
-from taskq.log.format.carried import decode_carried, find_moment
+from taskq.log.format.carried import decode_carried, encode_history, find_moment
 from taskq.log.format.codec import FLAGS_AT, KIND_AT, FrameHeader
-from taskq.log.format.flows import FLOW_FLAG, is_of_flow, takes_of
+from taskq.log.format.flows import FLOW_FLAG, is_of_flow, job_of, takes_of
 from taskq.log.format.frames import Frame, Gap
-from taskq.log.format.history import encode_history
 from taskq.log.format.options import enqueue_extras, unexpiring
 from taskq.log.format.record import LogRecord, decode_record, places
-from taskq.log.format.steps import job_of
 from taskq.log.requests import Rewrite
 from taskq.log.state.story import end_of, read_story, tell
 

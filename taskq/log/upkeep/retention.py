@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.requests import LETTERS_MAX, Op
 

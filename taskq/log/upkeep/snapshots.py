@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import LogError
 from taskq.log.journal.recovery import is_marked_failed
 from taskq.log.machine.ports import write_all
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.state.snapshot import (
     AGENDA,
     DEDUP,

@@ -19,7 +19,7 @@ from taskq.log.commit.answers import failure
 from taskq.log.commit.chores import Chore
 from taskq.log.commit.room import with_reserve
 from taskq.log.format.frames import segment_name
-from taskq.log.machine.reports import Reporter
+from taskq.log.machine.threads import Reporter
 from taskq.log.requests import Op, Order
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.state.story import note_dropped

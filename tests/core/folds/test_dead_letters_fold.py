@@ -9,7 +9,7 @@ from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
-from taskq.log.state.fold_rare import Watch
+from taskq.log.state.fold import Watch
 from tests.core.frozen import Columns
 
 SECOND = 1_000_000_000

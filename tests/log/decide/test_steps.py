@@ -17,7 +17,7 @@ from taskq.log.config import QueuePolicy
 from taskq.log.decide import cancel
 from taskq.log.decide import steps as decided
 from taskq.log.decide.steps import NewSignal, NewStep
-from taskq.log.format.steps import Stepped
+from taskq.log.format.flows import Stepped
 from taskq.log.read.flows import READ_BYTES_MAX, look_at_body, look_at_steps
 from taskq.log.read.selection import letters
 from taskq.log.read.timeline import StepView, steps_of

@@ -38,7 +38,7 @@ from tests.machine.crashable import PowerLost, ProcessKilled
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from taskq.log.format.steps import Stepped
+    from taskq.log.format.flows import Stepped
     from taskq.log.requests import Delivery
 
 pytestmark = grows

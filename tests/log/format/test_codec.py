@@ -27,8 +27,7 @@ from taskq.log.format.options import (
 from taskq.log.format.record import LogRecord, decode_record
 from taskq.log.format.salvage import salvage
 from taskq.log.requests import EnqueueSpec
-from taskq.log.state.fold import fold_frame
-from taskq.log.state.fold_rare import Watch
+from taskq.log.state.fold import Watch, fold_frame
 from tests.effort import grows, some
 
 NOW = 1_700_000_000_000_000_000

@@ -24,10 +24,10 @@ from taskq.log.format.carried import (
     encode_queue,
     encode_tally,
 )
+from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
 from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces, rerouted
 from taskq.log.format.record import LogRecord, decode_record
-from taskq.log.format.steps import Stepped, awaits_option, encode_signal, encode_step
 from taskq.log.requests import EnqueueSpec
 
 _LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -25,8 +25,7 @@ from taskq.log.format.options import each_option
 from taskq.log.format.record import decode_record, places
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.indexes import SegmentIndexes
-from taskq.log.state.fold import fold_records
-from taskq.log.state.fold_rare import Watch
+from taskq.log.state.fold import Watch, fold_records
 from taskq.log.state.story import Story
 from tests.log.golden.write import HERE
 from tests.tables import ROOT, specified

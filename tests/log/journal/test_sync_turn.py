@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taskq.log.journal.syncturn import SyncTurn
+from taskq.log.journal.lock import SyncTurn
 from taskq.log.machine.disk import LocalDisk
 
 pytestmark = pytest.mark.disk

@@ -12,8 +12,8 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.errors import LogError
+from taskq.log.machine.access import make_directory, make_pipe, open_file, open_pipe, replace_file
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.machine.door import make_directory, make_pipe, open_file, open_pipe, replace_file
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.health import check_health
 

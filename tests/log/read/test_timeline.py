@@ -12,8 +12,7 @@ from taskq.core.records import Kind
 from taskq.core.views import AttemptView
 from taskq.errors import JobNotFound
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.format.carried import Carried, encode_carried
-from taskq.log.format.history import encode_history
+from taskq.log.format.carried import Carried, encode_carried, encode_history
 from taskq.log.format.record import decode_record
 from taskq.log.read.reader import LogReader
 from taskq.log.read.timeline import events_of, timeline

@@ -1,6 +1,6 @@
 """A lost or cut segment is reported by verify, health and openers; a whole log never is.
 
-The log itself declares its segments (``taskq.log.journal.chain``), so that a loss differs from
+The log itself declares its segments (``taskq.log.journal.recovery``), so that a loss differs from
 compaction.
 """
 
@@ -14,7 +14,7 @@ import pytest
 from taskq.core.views import VerifyReport
 from taskq.log.format import codec
 from taskq.log.format.frames import Gap
-from taskq.log.journal.chain import find_losses
+from taskq.log.journal.recovery import find_losses
 from taskq.log.read.reader import verify
 from taskq.log.segments import segments as files
 from taskq.log.segments.segments import SegmentGone

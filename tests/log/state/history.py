@@ -15,7 +15,7 @@ from taskq.log.format import codec
 from taskq.log.format.frames import Frame, Scanner
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.requests import EnqueueSpec
-from taskq.log.state.fold_rare import enqueued_meta
+from taskq.log.state.fold import enqueued_meta
 
 LOG_ID: Final = UUID(int=0x1234)
 SEED: Final = codec.segment_seed(LOG_ID, 1)

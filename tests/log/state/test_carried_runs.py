@@ -16,8 +16,7 @@ from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.options import encode_extras
 from taskq.log.requests import EnqueueSpec
-from taskq.log.state.fold import fold_records
-from taskq.log.state.fold_rare import Watch
+from taskq.log.state.fold import Watch, fold_records
 from tests.log.state.history import BASE, EPOCH, START_NS
 
 _FIRST: Final = 1_000

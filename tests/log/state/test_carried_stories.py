@@ -12,8 +12,7 @@ from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format import codec
-from taskq.log.format.carried import Carried, encode_carried
-from taskq.log.format.history import encode_history
+from taskq.log.format.carried import Carried, encode_carried, encode_history
 from taskq.log.state.story import find_end, is_job, read_outcome, tell
 from tests.log.world import Process, World
 

@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from taskq.log.machine import forks, owners, peers, syscalls
+from taskq.log.machine.access import replace_file
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.machine.door import replace_file
 from taskq.log.machine.ports import Disk
 from taskq.log.store import thread
 

@@ -25,7 +25,7 @@ from taskq.core.model import Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.commit.committer import Committer
 from taskq.log.config import LogConfig
-from taskq.log.journal.tail import Tail
+from taskq.log.journal.journal import Tail
 from taskq.log.machine.threads import Pending
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store import here

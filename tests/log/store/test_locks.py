@@ -17,8 +17,7 @@ import taskq.log
 from taskq import TaskQ
 from taskq.connection.blocking import blocking
 from taskq.errors import UsageError
-from taskq.log.machine.reports import REPORTS_MAX, Aside, inside
-from taskq.log.machine.threads import Pending
+from taskq.log.machine.threads import REPORTS_MAX, Aside, Pending, inside
 from tests.effort import within
 
 
@@ -56,7 +55,7 @@ def test_a_handler_that_enqueues_never_waits_for_one_that_waits_for_it(
     @app.task
     def alert() -> None: ...
 
-    monkeypatch.setattr("taskq.log.journal.tail.SLOW_SYNC_NS", 0)
+    monkeypatch.setattr("taskq.log.journal.journal.SLOW_SYNC_NS", 0)
     handler = Handler(alert.enqueue_sync)
     logging.getLogger("taskq").addHandler(handler)
     try:
