@@ -42,7 +42,7 @@ from taskq.durable.steps import (
     is_async_function,
     parameters_of,
 )
-from taskq.durable.waits import EventTimeout, OnFailure, Part, Run
+from taskq.durable.waits import DurableRun, EventTimeout, OnFailure, Part
 from taskq.flows.flow import Failed
 
 __all__ = [
@@ -156,7 +156,7 @@ def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
             kept, or does not fit the function's return type today. The job is dead at once.
         UsageError: no job runs here.
     """
-    here = Run.here("step")
+    here = DurableRun.here("step")
     policy = _policy(name, fn, kwargs) if kwargs else None
     return here.step(StepCall(name, here.number(name, Form.STEP, fn), fn, args, kwargs, policy))
 
@@ -193,7 +193,7 @@ def step_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -
 
     With a ``timeout`` it runs in another thread.
     """
-    here = Run.here("step", in_thread=True)
+    here = DurableRun.here("step", in_thread=True)
     policy = _policy(name, fn, kwargs) if kwargs else None
     number = here.number(name, Form.STEP, fn)
     return here.step_in_thread(StepCall(name, number, fn, args, kwargs, policy))
@@ -233,7 +233,7 @@ def as_step(
 
         @functools.wraps(fn)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            here = Run.here(title, in_thread=in_thread)
+            here = DurableRun.here(title, in_thread=in_thread)
             number = here.number(title, Form.STEP, fn)
             do = here.step_in_thread if in_thread else here.step
             return do(StepCall(title, number, fn, args, kwargs, policy))
@@ -290,7 +290,7 @@ def undo(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Und
         InvalidStep: as ``step``.
         UsageError: no job runs here.
     """
-    here = Run.here("undo")
+    here = DurableRun.here("undo")
     policy = (_policy(name, fn, kwargs) if kwargs else None) or UNDO_POLICY
     number = here.number(name, Form.UNDO, fn)
     return Undo(here, StepCall(name, number, fn, args, kwargs, policy))
@@ -298,7 +298,7 @@ def undo(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Und
 
 def undo_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Undo:
     """Do as ``undo`` by ``with`` in a task that runs in a thread."""
-    Run.here("undo", in_thread=True)
+    DurableRun.here("undo", in_thread=True)
     return undo(name, fn, *args, **kwargs)
 
 
@@ -309,12 +309,12 @@ def sleep(duration: Duration) -> Part[None]:
         InvalidStep: that is no duration.
         UsageError: no job runs here.
     """
-    return Run.here("sleep").sleep(_span(duration, "sleep"))
+    return DurableRun.here("sleep").sleep(_span(duration, "sleep"))
 
 
 def sleep_sync(duration: Duration) -> None:
     """Do as ``sleep`` in a task that runs in a thread."""
-    run(Run.here("sleep", in_thread=True).sleep(_span(duration, "sleep")))
+    run(DurableRun.here("sleep", in_thread=True).sleep(_span(duration, "sleep")))
 
 
 @overload
@@ -359,7 +359,7 @@ def event(
         EventTimeout: none came in time.
         InvalidStep: as ``step``.
     """
-    here = Run.here("event")
+    here = DurableRun.here("event")
     return here.event(name, kind, _limit(timeout), where)
 
 
@@ -391,7 +391,7 @@ def event_sync(
     where: Callable[[Any], object] | None = None,
 ) -> Any:
     """Do as ``event`` in a task that runs in a thread."""
-    here = Run.here("event", in_thread=True)
+    here = DurableRun.here("event", in_thread=True)
     return run(here.event(name, kind, _limit(timeout), where))
 
 
@@ -430,12 +430,12 @@ def call(calls: Any, *, on_failure: OnFailure = "raise", detach: bool = False) -
         InvalidStep: a call has a key, the number of calls differs from an earlier attempt's, or
             they are over TRANSACTION_BYTES_MAX together.
     """
-    return Run.here("call").call(calls, on_failure, detach=detach)
+    return DurableRun.here("call").call(calls, on_failure, detach=detach)
 
 
 def call_sync(calls: Any, *, on_failure: OnFailure = "raise", detach: bool = False) -> Any:
     """Do as ``call`` in a task that runs in a thread."""
-    return run(Run.here("call", in_thread=True).call(calls, on_failure, detach=detach))
+    return run(DurableRun.here("call", in_thread=True).call(calls, on_failure, detach=detach))
 
 
 @overload
@@ -480,7 +480,7 @@ def first(*parts: Part[Any]) -> Any:
         EventTimeout: an event's ``timeout`` came first.
         InvalidStep: one of them is something else.
     """
-    return Run.here("first").first(parts)
+    return DurableRun.here("first").first(parts)
 
 
 @overload
@@ -497,7 +497,7 @@ def first_sync(*parts: Part[R]) -> R: ...
 
 def first_sync(*parts: Part[Any]) -> Any:
     """Do as ``first`` in a task that runs in a thread; its waits are made by the async names."""
-    return run(Run.here("first", in_thread=True).first(parts))
+    return run(DurableRun.here("first", in_thread=True).first(parts))
 
 
 def version(current: str, *, before: str | None = None) -> Coroutine[Any, Any, str]:
@@ -515,7 +515,7 @@ def version(current: str, *, before: str | None = None) -> Coroutine[Any, Any, s
     Raises:
         InvalidStep: a version is not a short text.
     """
-    here = Run.here("version")
+    here = DurableRun.here("version")
     for text in (current, before):
         if text is not None:
             try:
@@ -527,7 +527,7 @@ def version(current: str, *, before: str | None = None) -> Coroutine[Any, Any, s
 
 def version_sync(current: str, *, before: str | None = None) -> str:
     """Do as ``version`` in a task that runs in a thread."""
-    Run.here("version", in_thread=True)
+    DurableRun.here("version", in_thread=True)
     return run(version(current, before=before))
 
 

@@ -100,7 +100,7 @@ class Part(Coroutine[Any, Any, T]):
         self._coroutine.close()
 
 
-class Run(StepAttempt):
+class DurableRun(StepAttempt):
     """An attempt that waits."""
 
     def sleep(self, span_ns: int) -> Part[None]:

@@ -37,7 +37,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 #: Reaction to the failure of an input.
 OnFailure: TypeAlias = Literal["cancel", "run", "wait"]
-Node: TypeAlias = "Leaf | Chain | Group"
+Node: TypeAlias = "Leaf | Chain | Parallel"
 #: Parts within parts.
 _NESTED_MAX: Final = 4 * DEPTH_MAX
 #: Parts in a flow's text.
@@ -61,7 +61,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Parallel:
     """Parts that run side by side."""
 
     members: tuple[Node, ...]
@@ -86,7 +86,7 @@ def begins_open(node: Node) -> bool:
     """Return whether the part takes the result of another part."""
     if isinstance(node, Leaf):
         return node.takes
-    if isinstance(node, Group):
+    if isinstance(node, Parallel):
         return any(map(begins_open, node.members))
     return begins_open(node.parts[0])
 
@@ -272,7 +272,7 @@ def group(*members: Any) -> Any:
     Raises:
         UsageError: a part is neither a call, a step nor a flow.
     """
-    return _flow_or_step(Group(_members("group", members)))
+    return _flow_or_step(Parallel(_members("group", members)))
 
 
 @overload
@@ -313,7 +313,7 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
     Raises:
         UsageError: a part is neither a call, a step nor a flow.
     """
-    node = Group(_members("chord", (members,)))
+    node = Parallel(_members("chord", (members,)))
     return _flow_or_step(Chain((node, _node("chord", callback)), _policy(on_failure)))
 
 
@@ -379,7 +379,7 @@ def _policy(on_failure: str) -> Policy:
 def _text(node: Node) -> str:
     if isinstance(node, Leaf):
         return node.call.name
-    if isinstance(node, Group):
+    if isinstance(node, Parallel):
         return f"({listed(map(_text, node.members), _SHOWN)})"
     return " → ".join(_text(part) for part in node.parts[:_SHOWN]) + (
         " …" if len(node.parts) > _SHOWN else ""
@@ -439,7 +439,7 @@ def _expand(node: Node, before: _Link | None, nested: int) -> _Link:
         raise UsageError(f"the flow nests parts over {_NESTED_MAX} deep: make it flatter")
     if isinstance(node, Leaf):
         return _expand_leaf(node, before)
-    if isinstance(node, Group):
+    if isinstance(node, Parallel):
         links = [_expand(member, before, nested + 1) for member in node.members]
         shape = list_of(link.shape for link in links)
         missing = next((link.dropped_by for link in links if link.dropped_by), "")

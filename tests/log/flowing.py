@@ -7,7 +7,7 @@ from typing import Any
 from taskq.calls.call import Options, make_call
 from taskq.core.flows import Policy
 from taskq.core.records import Flag
-from taskq.flows.flow import Chain, Group, Leaf, Node, make_plan
+from taskq.flows.flow import Chain, Leaf, Node, Parallel, make_plan
 
 
 def call(name: str = "part") -> Any:
@@ -27,4 +27,4 @@ def items_of(node: Node) -> list[Any]:
 
 
 def chord(count: int, policy: Policy = Policy.CANCEL) -> Chain:
-    return Chain((Group(tuple(leaf() for _ in range(count))), step()), policy)
+    return Chain((Parallel(tuple(leaf() for _ in range(count))), step()), policy)

@@ -25,7 +25,7 @@ from taskq import TaskQ, chord, durable, retry
 from taskq.core import kinds
 from taskq.core.folds.steps import Form
 from taskq.core.records import Cause, Kind
-from taskq.durable.waits import Run
+from taskq.durable.waits import DurableRun
 from taskq.log.format.flows import takes_of
 from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader
@@ -129,7 +129,7 @@ def die_at(count: int) -> None:
         return call
 
     for name in ("_begin", "_record", "_wait", "_ends"):
-        setattr(Run, name, counted(getattr(Run, name)))
+        setattr(DurableRun, name, counted(getattr(DurableRun, name)))
 
 
 async def work(path: Path) -> None:

@@ -11,7 +11,7 @@ from taskq.core.errors import TaskqError
 from taskq.core.flows import Policy
 from taskq.core.model import State
 from taskq.core.records import Cause, Kind
-from taskq.flows.flow import Chain, Group, Node
+from taskq.flows.flow import Chain, Node, Parallel
 from taskq.log.read.flows import look_at_ends, look_at_ties
 from taskq.log.read.selection import letters
 from taskq.log.requests import Delivery, Op, Settlement
@@ -121,7 +121,7 @@ class Crashing:
         policy = draw.choice(list(Policy))
         if draw.random() < 0.5:
             members = tuple(self.node(depth + 1) for _ in range(draw.randint(0, 4)))
-            return Chain((Group(members), step()), policy)
+            return Chain((Parallel(members), step()), policy)
         return Chain((self.node(depth + 1), step(), self.node(depth + 1)), policy)
 
     def act(self) -> None:

@@ -20,7 +20,7 @@ from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate
 from taskq.core.records import Cause, Kind
-from taskq.flows.flow import Chain, Group
+from taskq.flows.flow import Chain, Parallel
 from taskq.log.commit import chores as errand
 from taskq.log.requests import (
     ClaimRequest,
@@ -109,9 +109,9 @@ class LimitedMix(Mix):
     def put_flow(self, process: Process) -> None:
         pick = self.random
         policy = pick.choice(list(Policy))
-        members = Group(tuple(leaf() for _ in range(pick.choice([1, 2, 4]))))
+        members = Parallel(tuple(leaf() for _ in range(pick.choice([1, 2, 4]))))
         node = Chain(
-            (members, step(), Group((step(), step())), step())[: pick.randrange(2, 5)], policy
+            (members, step(), Parallel((step(), step())), step())[: pick.randrange(2, 5)], policy
         )
         items = []
         for spec, body, extras in items_of(node):
