@@ -110,10 +110,7 @@ def _number(name: str, text: str) -> Callable[[F], F]:
     help="The task log's directory. Repeatable.  [env var: TASKQ_DATA_DIR]",
 )
 @click.option("--burst", is_flag=True, help="Stop once no job is ready and none runs.")
-@_number(
-    "--max-jobs",
-    "Stop after so many jobs; with --processes, a new process takes its place.",
-)
+@_number("--max-jobs", "Stop after so many jobs; with --processes, a new process takes its place.")
 @click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0),
@@ -123,8 +120,7 @@ def _number(name: str, text: str) -> Callable[[F], F]:
     help="What running jobs get to finish when the worker is stopped.",
 )
 @_number(
-    "--processes",
-    "So many worker processes; one that dies is started again. SIGHUP replaces them.",
+    "--processes", "So many worker processes; one that dies is started again. SIGHUP replaces them."
 )
 @click.option("--reload", is_flag=True, help="Start again when a .py file changes here.")
 @click.option(

@@ -551,10 +551,7 @@ class Worker:
             host.feed.limits, host.feed.weights = self._task_limits, self._weights
             self._undo.callback(store.port().when_closed(partial(stranded.of, part.app)))
             gates = part.gates = Gates(
-                part.app,
-                host,
-                queues=self.queues,
-                changed=self._tell_what_it_serves,
+                part.app, host, queues=self.queues, changed=self._tell_what_it_serves
             )
             self._deaths.append(DeathHooks(part.app, self._on_dead))
             part.beside += [self._deaths[-1], gates.probes]

@@ -39,11 +39,7 @@ class StrayWatch:
     """
 
     def __init__(
-        self,
-        app: TaskQ,
-        queues: frozenset[str] | None,
-        *,
-        look_seconds: float = LOOK_SECONDS,
+        self, app: TaskQ, queues: frozenset[str] | None, *, look_seconds: float = LOOK_SECONDS
     ) -> None:
         self._app = app
         self._queues = queues

@@ -77,10 +77,7 @@ def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseExceptio
 
 
 def _granted(
-    task: Task[..., Any],
-    delivery: Delivery,
-    error: BaseException,
-    wish: Retry | Snooze | Discard,
+    task: Task[..., Any], delivery: Delivery, error: BaseException, wish: Retry | Snooze | Discard
 ) -> Settlement:
     is_alone = members(error) == (wish,)
     if is_a(wish, Retry):

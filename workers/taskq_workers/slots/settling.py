@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from taskq import Delivery
 from taskq.engine import Kind, Settlement, kinds
-from taskq.errors import (
-    AppendFailed,
-    DuplicateKey,
-    StaleDelivery,
-    TaskqError,
-    UsageError,
-)
+from taskq.errors import AppendFailed, DuplicateKey, StaleDelivery, TaskqError, UsageError
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.slots.feed import PASSING, Pause
