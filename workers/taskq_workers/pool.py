@@ -21,12 +21,12 @@ from taskq.values import checked_queues, whole
 from taskq.views import Serving
 from taskq_workers.events import Hook
 from taskq_workers.gates.gates import Gates
-from taskq_workers.runs.executors import Children, Executors, Plans, checked_limits, drain_seconds
+from taskq_workers.runs.executors import Children, Executors, Plans, drain_seconds, make_limits
 from taskq_workers.runs.guards import Keeper, end_children_of, forbid_stop
 from taskq_workers.runs.joblogs import note_jobs
 from taskq_workers.runs.lifespans import LifespanHolder
 from taskq_workers.runs.loader import import_included
-from taskq_workers.runs.tracing import measured, traced_runs
+from taskq_workers.runs.tracing import make_tracer, measuring_hook
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.draining import CancelListener, LastUploads, tell_drain
 from taskq_workers.services.loopwatch import LoopWatch
@@ -261,7 +261,7 @@ class Worker:
         on_event: Hook | None = None,
         on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
-        self._room = checked_limits(
+        self._room = make_limits(
             concurrency,
             thread_limit=thread_limit,
             process_limit=process_limit,
@@ -577,8 +577,8 @@ class Worker:
         keeper = self._keeper
         assert keeper is not None
         self._places = Executors(self._room, self._lifespans.resources, self._children)
-        hook = measured(stores, self._hook)
-        traced = traced_runs(hook)
+        hook = measuring_hook(stores, self._hook)
+        traced = make_tracer(hook)
         wraps = [] if traced is None else [traced.wrap]
         if self.app.hooks.middleware:
             # Imported when an app has some: few have.

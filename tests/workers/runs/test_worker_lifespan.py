@@ -16,7 +16,7 @@ from taskq import Inject, TaskQ, injected
 from taskq.errors import InvalidCall, TaskqError, UsageError
 from taskq_workers import Worker
 from taskq_workers.runs import lifespans
-from taskq_workers.runs.lifespans import LifespanHolder, bound, resources_in_thread
+from taskq_workers.runs.lifespans import LifespanHolder, bind_resources, resources_in_thread
 from tests.workers import lent_jobs
 from tests.workers.lent_jobs import app
 
@@ -352,7 +352,7 @@ def test_a_process_without_a_loop_gets_the_resources_from_a_thread(app: TaskQ) -
 
     with resources_in_thread(app) as resources:
         database.rows.append(1)
-        assert bound(count, resources)(add=2) == 3
+        assert bind_resources(count, resources)(add=2) == 3
         assert events == ["open"]
     assert events == ["open", "close"]
 
@@ -362,7 +362,7 @@ def test_tasks_that_take_nothing_keep_their_bare_function(app: TaskQ) -> None:
     async def plain(row: int) -> None: ...
 
     with resources_in_thread(app) as resources:
-        assert bound(plain, resources) is plain.fn
+        assert bind_resources(plain, resources) is plain.fn
 
 
 SECONDS = 30

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from taskq import JobContext, Task, TaskQ, hooks, telemetry
 from taskq.hooks import default_app, main_module_name, relay_to, running_job
@@ -35,22 +35,22 @@ from taskq_workers.children.wire import (
     Outlet,
     Ready,
     Work,
-    packed,
+    pack,
     receive,
 )
 from taskq_workers.runs.guards import MARK, end_child, importing, keep_from_children
-from taskq_workers.runs.joblogs import configure_logging, heard, note_jobs, send_lines_to
-from taskq_workers.runs.lifespans import bound, bound_names, resources_in_thread
+from taskq_workers.runs.joblogs import capture_lines, configure_logging, note_jobs, send_lines_to
+from taskq_workers.runs.lifespans import bind_resources, resource_parameters, resources_in_thread
 from taskq_workers.runs.loader import import_included, load_app
 from taskq_workers.runs.reasons import summary
-from taskq_workers.runs.timeouts import TimeLimits, limited, tell_deadline, too_long_softly
+from taskq_workers.runs.timeouts import TimeLimits, tell_deadline, too_long_softly, with_limits
 from taskq_workers.slots.shipping import (
     RemoteOutcome,
     Shipped,
     Unpacker,
-    failed,
-    given_back,
-    succeeded,
+    remote_failure,
+    remote_release,
+    remote_success,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def main(work: int, life: int, parent: int) -> None:
     _leave_signals_to_the_worker()
     _die_with(parent, life)
     channel = socket.socket(fileno=work)
-    outfit: Outfit | None = receive(channel)
+    inbox = channel.makefile("rb")
+    outfit: Outfit | None = receive(inbox)
     if outfit is None:
         return
     sys.argv = list(outfit.argv)
@@ -88,23 +89,22 @@ def main(work: int, life: int, parent: int) -> None:
     try:
         bench.find_target()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
-        channel.sendall(
-            packed(ChildProblem(f"a child process cannot import the app: {text_of(error)}"))
-        )
+        reason = f"a child process cannot import the app: {text_of(error)}"
+        channel.sendall(pack(ChildProblem(reason)))
         return
-    channel.sendall(packed(Ready(os.getpid())))
+    channel.sendall(pack(Ready(os.getpid())))
     with contextlib.suppress(ConnectionError):  # the worker died, and is followed
-        _serve(channel, bench, tells_memory=outfit.tells_memory)
+        _serve(channel, inbox, bench, tells_memory=outfit.tells_memory)
     bench.close()
 
 
-def _serve(channel: socket.socket, bench: _Bench, *, tells_memory: bool) -> None:
+def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memory: bool) -> None:
     work: Work | None
     outlet = Outlet(channel)
     relay_to(outlet.tell)
     send_lines_to(outlet.log)
     pid = os.getpid()
-    while (work := receive(channel)) is not None:
+    while (work := receive(inbox)) is not None:
         # A context of its own for each job: what it sets there ends with it.
         context = copy_context()
         ended = context.run(bench.run, work)
@@ -185,10 +185,10 @@ class _Bench:
             task = self._task(delivery.task, work.module)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
             reason = f"a child process cannot import {work.module}: {summary(error)}"
-            return given_back(0, delivery, reason)
+            return remote_release(0, delivery, reason)
         if task is None:
             reason = f"a child process finds no task {delivery.task!r} in {work.module}"
-            return given_back(0, delivery, reason)
+            return remote_release(0, delivery, reason)
         telemetry.enter(work.trace)
         return self._run(task, delivery, self._app_over(task.app, work.log))
 
@@ -208,21 +208,21 @@ class _Bench:
         try:
             args, kwargs = task.decode(delivery.payload)
             called = True
-            with heard(job, task.keep_log):
+            with capture_lines(job, task.keep_log):
                 value = self._call(task, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - no job may stop its process
-            return failed(0, task, delivery, error, monotonic() - since, called=called)
+            return remote_failure(0, task, delivery, error, monotonic() - since, called=called)
         try:
-            return succeeded(0, task, job, value, monotonic() - since)
+            return remote_success(0, task, job, value, monotonic() - since)
         except Exception as error:  # noqa: BLE001 - likewise
-            return failed(0, task, delivery, error, monotonic() - since, called=True)
+            return remote_failure(0, task, delivery, error, monotonic() - since, called=True)
 
     def _call(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function, soft = self._function(task), task.soft_timeout
         tell_deadline(task.timeout)
         if task.is_async:
             # The hard limit is the worker's, which kills this process.
-            call = function if soft is None else limited(function, TimeLimits(None, soft))
+            call = function if soft is None else with_limits(function, TimeLimits(None, soft))
             return self._awaited(call(*args, **kwargs))
         if soft is None:
             value = function(*args, **kwargs)
@@ -238,13 +238,13 @@ class _Bench:
 
     def _function(self, task: Task[..., Any]) -> Callable[..., Any]:
         """Return the task's function with its resources; lifespans are entered once."""
-        if not bound_names(task):
+        if not resource_parameters(task):
             return task.fn
         resources = self._resources.get(id(task.app))
         if resources is None:
             resources = self._open.enter_context(resources_in_thread(task.app))
             self._resources[id(task.app)] = resources
-        return bound(task, resources)
+        return bind_resources(task, resources)
 
     def _task(self, name: str, module: str) -> Task[..., Any] | None:
         task = self._tasks.get(name)

@@ -36,14 +36,14 @@ from taskq_workers.children.wire import (
     Outfit,
     Ready,
     Work,
-    packed,
+    pack,
 )
 from taskq_workers.runs.guards import ADVICE, signal_name
 from taskq_workers.runs.joblogs import chosen_logging, keep_line
 from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
 from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
 from taskq_workers.slots.feed import Pause
-from taskq_workers.slots.shipping import RemoteOutcome, given_back, ship
+from taskq_workers.slots.shipping import RemoteOutcome, remote_release, ship
 
 if TYPE_CHECKING:
     from taskq import JobContext, Task, TaskQ
@@ -121,7 +121,7 @@ class Child:
         self._watch_exit()
         if is_frozen():
             self._killer = loop.call_later(FROZEN_START_SECONDS, self._give_up)
-        self._send(packed(outfit))
+        self._send(pack(outfit))
 
     @property
     def pid(self) -> int:
@@ -134,7 +134,7 @@ class Child:
         self.jobs += 1
         self._reason = None
         self._job = self._loop.create_future()
-        self._send(packed(work))
+        self._send(pack(work))
         return self._job
 
     def leave(self) -> None:
@@ -369,7 +369,7 @@ class ProcessRunner:
             child = await self._take()
         except NoChild as error:
             self._warn(task.name, str(error))
-            return given_back(0, delivery, str(error))
+            return remote_release(0, delivery, str(error))
         # The payload differs from the record if it was packed, or completed by an earlier job.
         given = None if payload == delivery.stored_payload else payload
         child.on_told = lambda message: _hear(job, message)

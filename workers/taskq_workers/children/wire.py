@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import threading
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
 
 from taskq.values import NamedTuple
 from taskq_workers.runs.joblogs import Logging
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _LENGTH: Final = Struct("<Q")
 #: No message is longer; a length over it says that the other end has lost its mind.
 MESSAGE_BYTES_MAX: Final = 1 << 31
-_READ_BYTES: Final = 1 << 16
 
 
 class Outfit(NamedTuple):
@@ -93,7 +92,7 @@ class LostChild(Exception):
     """Raised where what comes from the other end is no message."""
 
 
-def packed(message: Outfit | Work | Message) -> bytes:
+def pack(message: Outfit | Work | Message) -> bytes:
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
@@ -125,29 +124,14 @@ class Inlet:
         return messages
 
 
-def receive(channel: socket.socket) -> Any:
+def receive(channel: BinaryIO) -> Any:
     """Wait for one message; None once the other end is closed."""
-    head = _exactly(channel, _LENGTH.size)
-    if head is None:
+    head = channel.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
         return None
-    body = _exactly(channel, _LENGTH.unpack(head)[0])
-    return None if body is None else pickle.loads(body)  # noqa: S301 - see above
-
-
-def _exactly(channel: socket.socket, size: int) -> bytes | None:
-    if size <= _READ_BYTES:
-        piece = channel.recv(size)
-        if len(piece) == size:
-            return piece
-    else:
-        piece = b""
-    whole = bytearray(piece)
-    while len(whole) < size:
-        piece = channel.recv(min(size - len(whole), 1 << 20))
-        if not piece:
-            return None
-        whole += piece
-    return bytes(whole)
+    (length,) = _LENGTH.unpack(head)
+    body = channel.read(length)
+    return None if len(body) < length else pickle.loads(body)  # noqa: S301 - see above
 
 
 # Progress of jobs in a child process, on its way to the worker.
@@ -172,7 +156,7 @@ class Outlet:
         """Send how the job ended; what it told last and was not sent is of no use any more."""
         with self._guard:
             self._latest = None
-            self._channel.sendall(packed(message))
+            self._channel.sendall(pack(message))
 
     def tell(self, fraction: float, message: str) -> None:
         """Send how far the job is, now or soon."""
@@ -186,13 +170,13 @@ class Outlet:
     def log(self, line: str) -> None:
         """Send a line at once: it is wanted most of a job that does not end by itself."""
         with self._guard:
-            self._channel.sendall(packed(Logged(line)))
+            self._channel.sendall(pack(Logged(line)))
 
     def _send(self, progress: JobProgress) -> None:
         self._timer = threading.Timer(PAUSE_SECONDS, self._on_time)
         self._timer.daemon = True
         self._timer.start()
-        self._channel.sendall(packed(progress))
+        self._channel.sendall(pack(progress))
 
     def _on_time(self) -> None:
         with self._guard:

@@ -14,7 +14,7 @@ from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import TaskqError
 from taskq_workers.gates.probes import Probes
 from taskq_workers.slots.rounds import LogShare
-from taskq_workers.slots.settling import settled
+from taskq_workers.slots.settling import as_settlement
 from taskq_workers.slots.slots import Slot, Slots
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Gates:
         return self._store.wall_ns()
 
     def give_back(self, deliveries: list[Delivery], cause: Cause) -> None:
-        self._settler.outcomes.extend(given_back(delivery, cause) for delivery in deliveries)
+        self._settler.outcomes.extend(release_for(delivery, cause) for delivery in deliveries)
         self._settler.flush_soon()
 
     def is_running(self, tasks: set[str]) -> bool:
@@ -192,7 +192,7 @@ class Gates:
             if delivery is None or delivery.task not in tasks:
                 continue
             if self._app.tasks[delivery.task].while_running:
-                slot.stop(lambda running: given_back(running, Cause.CONDITION))
+                slot.stop(lambda running: release_for(running, Cause.CONDITION))
 
     def network_conditions(self, queue: str) -> list[Condition]:
         from taskq.conditions.network import Online  # noqa: PLC0415
@@ -224,17 +224,17 @@ class Gates:
         if settlement.kind is kinds.RELEASE:
             return settlement
         breaker = self._breakers.get(delivery.queue)
-        latest = map(settled, reversed(self._settler.outcomes))
+        latest = map(as_settlement, reversed(self._settler.outcomes))
         fails = breaker is not None and breaker.failed(error, latest)
         if settlement.kind is not kinds.RETRY and settlement.cause is not Cause.EXHAUSTED:
             return settlement  # it wants no other attempt anyway
         if fails:
-            return given_back(delivery, Cause.BREAKER)
+            return release_for(delivery, Cause.BREAKER)
         gate = self._by_task.get(task.name)
         if gate is not None and is_network_failure(error):
             try:
                 if await gate.has_lost_network():
-                    return given_back(delivery, Cause.CONDITION)
+                    return release_for(delivery, Cause.CONDITION)
             except asyncio.CancelledError:
                 # The worker ends, or somebody stopped the job: it has failed before that.
                 return settlement
@@ -314,5 +314,5 @@ class Gates:
         )
 
 
-def given_back(delivery: Delivery, cause: Cause) -> Settlement:
+def release_for(delivery: Delivery, cause: Cause) -> Settlement:
     return Settlement(kinds.RELEASE, delivery, None, 0, cause)

@@ -14,7 +14,7 @@ from taskq import _native as native
 from taskq.engine import Flag, LogReader, strays_of
 from taskq.errors import LogError, TaskqError, UsageError
 from taskq.views import WAITING_STATES, Check, Serving, Waiting
-from taskq_workers.runs.lifespans import bound_names
+from taskq_workers.runs.lifespans import resource_parameters
 from taskq_workers.runs.loader import load_app
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _tasks(target: str, app: TaskQ) -> Check:
 
 def _look_at(app: TaskQ, task: Task[..., Any]) -> None:
     task.check()
-    injected = bound_names(task)
+    injected = resource_parameters(task)
     if injected and not app.hooks.lifespans:
         raise UsageError(
             f"{task.name} takes {', '.join(injected)} from a lifespan, and the app has none: "

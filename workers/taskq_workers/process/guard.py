@@ -405,6 +405,7 @@ class Guard:
     def _pass(self, _: WorkerProcess, __: int) -> None: ...
 
 
+_ENDS: Final = frozenset(Event) - {Event.READY}
 #: (life of a process, event) -> action.
 TABLE: Final[dict[tuple[ProcessLife, Event], Callable[[Guard, WorkerProcess, int], None]]] = {
     (ProcessLife.STARTING, Event.READY): Guard._serve,
@@ -415,20 +416,11 @@ TABLE: Final[dict[tuple[ProcessLife, Event], Callable[[Guard, WorkerProcess, int
     (ProcessLife.SERVING, Event.DONE): Guard._follow,
     (ProcessLife.SERVING, Event.DIED): Guard._died,
     (ProcessLife.COMING, Event.READY): Guard._take_over,
-    (ProcessLife.COMING, Event.DONE): Guard._keep_old,
-    (ProcessLife.COMING, Event.WRONG): Guard._keep_old,
-    (ProcessLife.COMING, Event.REFUSED): Guard._keep_old,
-    (ProcessLife.COMING, Event.DIED): Guard._keep_old,
-    (ProcessLife.LEAVING, Event.READY): Guard._pass,
-    (ProcessLife.LEAVING, Event.DONE): Guard._pass,
-    (ProcessLife.LEAVING, Event.WRONG): Guard._pass,
-    (ProcessLife.LEAVING, Event.REFUSED): Guard._pass,
-    (ProcessLife.LEAVING, Event.DIED): Guard._pass,
+    **{(ProcessLife.COMING, event): Guard._keep_old for event in _ENDS},
+    **{(ProcessLife.LEAVING, event): Guard._pass for event in Event},
+    **{(ProcessLife.STOPPING, event): Guard._fail for event in _ENDS},
     (ProcessLife.STOPPING, Event.READY): Guard._pass,
     (ProcessLife.STOPPING, Event.DONE): Guard._pass,
-    (ProcessLife.STOPPING, Event.WRONG): Guard._fail,
-    (ProcessLife.STOPPING, Event.REFUSED): Guard._fail,
-    (ProcessLife.STOPPING, Event.DIED): Guard._fail,
 }
 
 

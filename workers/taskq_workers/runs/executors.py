@@ -26,15 +26,15 @@ from taskq.errors import UsageError
 from taskq.hooks import running_job
 from taskq.values import Duration, NamedTuple, dataclass, seconds, whole
 from taskq_workers.runs.guards import end_child, refuse_while_importing
-from taskq_workers.runs.joblogs import chosen_logging, hearing
-from taskq_workers.runs.lifespans import bound
+from taskq_workers.runs.joblogs import chosen_logging, with_log
+from taskq_workers.runs.lifespans import bind_resources
 from taskq_workers.runs.timeouts import (
     TimeLimits,
     left_of,
-    limited,
     limits_of,
     tell_deadline,
     too_long,
+    with_limits,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ExecutorLimits:
     target: str = ""
 
 
-def checked_limits(
+def make_limits(
     concurrency: int,
     *,
     thread_limit: int | None = None,
@@ -425,12 +425,12 @@ class Executors:
         """Plan how jobs of the task are run."""
         if task.runs_in == "process":
             call = self.processes.caller(task)
-            return planned(task, call, decode=_undecoded, is_remote=True)
-        function, limits = bound(task, self._resources), limits_of(task)
+            return make_plan(task, call, decode=_undecoded, is_remote=True)
+        function, limits = bind_resources(task, self._resources), limits_of(task)
         if task.is_async and limits is not None:
-            function, limits = limited(function, limits), None
+            function, limits = with_limits(function, limits), None
         if not task.runs_in:
-            return planned(task, function)
+            return make_plan(task, function)
         if task.is_async:
             # On a loop of its own it can be cancelled, so that its thread is free again.
             function = _on_own_loop(function)
@@ -440,7 +440,7 @@ class Executors:
             return run(function, args, kwargs, limits)
 
         call = _awaiting(call_in_thread, limits) if task.may_await else call_in_thread
-        return planned(task, call)
+        return make_plan(task, call)
 
     @property
     def lingering(self) -> int:
@@ -459,7 +459,7 @@ class Executors:
             self._processes.close()
 
 
-def planned(
+def make_plan(
     task: Task[..., Any],
     call: Callable[..., Awaitable[Any]],
     *,
@@ -495,7 +495,7 @@ def _awaiting(
         async def rest() -> Any:
             return await value
 
-        return await (rest() if limits is None else limited(rest, limits)())
+        return await (rest() if limits is None else with_limits(rest, limits)())
 
     return call_and_await
 
@@ -541,13 +541,13 @@ class Plans(dict[str, RunPlan]):
             plan = self._executors.plan(task)
         except UsageError as error:
             # Registered since the worker's start, which would have refused it.
-            plan = planned(task, _refusing(error))
+            plan = make_plan(task, _refusing(error))
         for wrap in self._wraps:
             plan = plan._replace(call=wrap(plan.call, task))
         if task.keep_log or chosen_logging().prints:
             # Even a None is settled with its lines, which only what packs results waits for.
-            heard = hearing(plan.call, task.keep_log)
-            plan = plan._replace(call=heard, none_is_kept=False, packs=True)
+            call = with_log(plan.call, task.keep_log)
+            plan = plan._replace(call=call, none_is_kept=False, packs=True)
         return plan
 
 

@@ -262,7 +262,7 @@ def send_lines_to(send: Callable[[str], None]) -> None:
 
 
 @contextlib.contextmanager
-def heard(job: JobContext, room: int) -> Iterator[None]:
+def capture_lines(job: JobContext, room: int) -> Iterator[None]:
     """Keep what the job logs here in ``room`` bytes, if any; log what it prints to the last."""
     if room:
         _listen()
@@ -276,11 +276,11 @@ def heard(job: JobContext, room: int) -> Iterator[None]:
             prints.log([rest])
 
 
-def hearing(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Awaitable[Any]]:
-    """Wrap what runs a task's jobs, so that they are ``heard``."""
+def with_log(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Awaitable[Any]]:
+    """Wrap a task's calls, so that the lines of their jobs are captured."""
 
     async def run(*args: Any, **kwargs: Any) -> Any:
-        with heard(running_job.get(), room):
+        with capture_lines(running_job.get(), room):
             return await call(*args, **kwargs)
 
     return run

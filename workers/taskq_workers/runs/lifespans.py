@@ -48,7 +48,7 @@ EXIT_SECONDS: Final = 10.0
 CANCEL_SECONDS: Final = 1.0
 
 
-def bound_names(task: Task[..., Any]) -> dict[str, Any]:
+def resource_parameters(task: Task[..., Any]) -> dict[str, Any]:
     try:
         return task.signature.injected
     except UsageError:
@@ -57,9 +57,9 @@ def bound_names(task: Task[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def bound(task: Task[..., Any], resources: Resources) -> Callable[..., Any]:
+def bind_resources(task: Task[..., Any], resources: Resources) -> Callable[..., Any]:
     """Return the function with its resources filled in; the bare function if it takes none."""
-    wanted = bound_names(task)
+    wanted = resource_parameters(task)
     return partial(task.fn, **resources.arguments(task.name, wanted)) if wanted else task.fn
 
 
@@ -90,8 +90,8 @@ class LifespanHolder:
             _log.warning("jobs run on executors, where the app's middleware does not stand")
         for task in self._app.tasks.values():
             if self._lends:
-                bound(task, self.resources)
-            elif bound_names(task):
+                bind_resources(task, self.resources)
+            elif resource_parameters(task):
                 raise UsageError(
                     f"{task.name} takes what a lifespan yields, and executors open nothing for "
                     f"their jobs: leave it out of the app that is served there"

@@ -78,7 +78,7 @@ class Measures:
 _by_meter: WeakKeyDictionary[Meter, Measures] = WeakKeyDictionary()
 
 
-def counted(meter: Meter, stores: Iterable[Store], hook: Hook | None) -> Hook:
+def counting_hook(meter: Meter, stores: Iterable[Store], hook: Hook | None) -> Hook:
     """Return a hook that measures attempts, then calls the user's.
 
     The instruments of a meter are made once, for all workers.

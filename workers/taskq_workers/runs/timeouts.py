@@ -52,7 +52,7 @@ def too_long_softly(seconds: float) -> SoftTimeout:
     return SoftTimeout(f"not done within its soft_timeout of {seconds:g} s")
 
 
-def limited(
+def with_limits(
     function: Callable[..., Coroutine[Any, Any, Any]], limits: TimeLimits
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return the function with its limits: SoftTimeout is raised in it, then it is cancelled.

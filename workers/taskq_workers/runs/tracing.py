@@ -120,16 +120,16 @@ class TracedRuns:
         return attempt, around
 
 
-def measured(stores: Iterable[Store], hook: Hook | None) -> Hook | None:
+def measuring_hook(stores: Iterable[Store], hook: Hook | None) -> Hook | None:
     meter = telemetry.meter()
     if meter is None:
         return hook
-    from taskq_workers.runs.measures import counted  # noqa: PLC0415 - only who measures needs it
+    from taskq_workers.runs.measures import counting_hook  # noqa: PLC0415 - only who measures needs it
 
-    return counted(meter, stores, hook)
+    return counting_hook(meter, stores, hook)
 
 
-def traced_runs(hook: Hook | None) -> TracedRuns | None:
+def make_tracer(hook: Hook | None) -> TracedRuns | None:
     """Return what traces a worker's attempts from now on; None if nothing is traced."""
     tracer = telemetry.tracer()
     return None if tracer is None else TracedRuns(tracer, hook)

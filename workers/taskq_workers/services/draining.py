@@ -94,18 +94,18 @@ class CancelListener:
                 if job is not None and job.delivery is delivery:
                     job.ask_cancel()
                 _log.info("job %s is cancelled while it runs", delivery.job_id)
-                slot.stop(cancelled)
+                slot.stop(cancellation)
                 return
         buffer = slots.feed.buffer
         for delivery in buffer:
             if (delivery.job, delivery.token) == ask:
                 buffer.remove(delivery)
-                slots.put(cancelled(delivery), monotonic())
+                slots.put(cancellation(delivery), monotonic())
                 return
         held = None if slots.gates is None else slots.gates.withdraw(ask)
         if held is not None:
-            slots.put(cancelled(held), monotonic())
+            slots.put(cancellation(held), monotonic())
 
 
-def cancelled(delivery: Delivery) -> Settlement:
+def cancellation(delivery: Delivery) -> Settlement:
     return Settlement(kinds.CANCEL, delivery, None, 0, Cause.ASKED)

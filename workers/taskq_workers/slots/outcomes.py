@@ -171,7 +171,7 @@ def settle_suspended(
     return Settlement(kinds.RELEASE, delivery, waits, 0, Cause.WAITS)
 
 
-async def unwound(job: JobContext | None, settlement: Settlement) -> Settlement:
+async def unwind_steps(job: JobContext | None, settlement: Settlement) -> Settlement:
     """Return how a job ends or waits whose steps are undone first; else the settlement itself."""
     steps = getattr(job, "durable", None)
     is_end = settlement.kind in (kinds.DEATH, kinds.CANCEL)

@@ -24,7 +24,7 @@ from taskq.errors import TaskqError
 from taskq.hooks import Inputs
 from taskq.values import dataclass
 from taskq_workers.slots.feed import Feed, Quota
-from taskq_workers.slots.settling import settled
+from taskq_workers.slots.settling import as_settlement
 
 if TYPE_CHECKING:
     from taskq import Delivery, Task, TaskQ
@@ -412,7 +412,7 @@ class Rounds:
             try:
                 share.port.succeed_soon(some, on_error)
             except TaskqError as error:
-                _refuse(map(settled, some), on_error, error)
+                _refuse(map(as_settlement, some), on_error, error)
 
     def settle_soon(self, items: list[Settlement], on_error: OnError) -> None:
         for share, some in self._apart(items, lambda settlement: settlement.delivery.tag):

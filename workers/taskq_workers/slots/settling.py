@@ -15,7 +15,13 @@ from taskq.errors import AppendFailed, DuplicateKey, StaleDelivery, TaskqError, 
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.slots.feed import PASSING, Pause
-from taskq_workers.slots.outcomes import reject, release, settle_bad_result, settle_failure, unwound
+from taskq_workers.slots.outcomes import (
+    reject,
+    release,
+    settle_bad_result,
+    settle_failure,
+    unwind_steps,
+)
 from taskq_workers.slots.shipping import RemoteOutcome, settlement_of
 
 if TYPE_CHECKING:
@@ -34,7 +40,7 @@ OUTCOMES_MAX: Final = 256
 _SUCCESS: Final = kinds.SUCCESS
 
 
-def settled(outcome: Settlement | Delivery) -> Settlement:
+def as_settlement(outcome: Settlement | Delivery) -> Settlement:
     return outcome if isinstance(outcome, Settlement) else Settlement(_SUCCESS, outcome)
 
 
@@ -100,7 +106,7 @@ class Settler:
         successes: list[Delivery] = []
         items: list[Settlement] = []
         if self.observers:
-            items = [settled(outcome) for outcome in outcomes]
+            items = [as_settlement(outcome) for outcome in outcomes]
             self._tell(items)
         else:
             for outcome in outcomes:
@@ -118,7 +124,7 @@ class Settler:
             for part in _parts(items):
                 self._port.settle_soon(part, self._on_error)
         except TaskqError as error:
-            for outcome in [*map(settled, successes), *items]:
+            for outcome in [*map(as_settlement, successes), *items]:
                 self._on_error(outcome, error)
         self._flushed(len(outcomes))
 
@@ -130,7 +136,7 @@ class Settler:
         await self._settle_what_is_left()
 
     def surrender(self) -> list[Settlement]:
-        items = [*map(settled, self.outcomes), *self._again]
+        items = [*map(as_settlement, self.outcomes), *self._again]
         self.outcomes.clear()
         self._again = []
         self.refused = 0
@@ -262,22 +268,22 @@ async def _settled(
             return settlement_of(value, delivery)
         # Jobs that middleware has enqueued here come first: it waits for the ids.
         children = [connection.packer.loose(pending.call) for pending, *_ in job.children or ()]
-        return await stored_success(
+        return await store_success(
             connection, task, delivery, value.body, [*children, *value.children]
         )
     steps = getattr(job, "durable", None)
     problem = None if steps is None else steps.problem()
     if problem is not None:
-        return await unwound(job, settle_failure(task, delivery, problem))
+        return await unwind_steps(job, settle_failure(task, delivery, problem))
     try:
         body = task.encode_result(value)
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
         return settle_bad_result(task, delivery, value, error)
     loose = [connection.packer.loose(pending.call) for pending, *_ in job.children or ()]
-    return await stored_success(connection, task, delivery, body, loose)
+    return await store_success(connection, task, delivery, body, loose)
 
 
-async def stored_success(
+async def store_success(
     connection: Connection,
     task: Task[..., Any],
     delivery: Delivery,

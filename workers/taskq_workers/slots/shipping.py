@@ -116,7 +116,7 @@ class Unpacker:
         return delivery
 
 
-def pickled_error(error: BaseException) -> bytes:
+def pickle_error(error: BaseException) -> bytes:
     """Return the error as it travels, with its causes; empty if it is too large or refuses."""
     import pickle  # noqa: PLC0415 - most workers have no children
 
@@ -129,26 +129,26 @@ def pickled_error(error: BaseException) -> bytes:
     return b""
 
 
-def error_of(ended: RemoteOutcome) -> BaseException:
+def error_of(outcome: RemoteOutcome) -> BaseException:
     """Return what the job raised, as far as that is known here."""
-    if ended.error:
+    if outcome.error:
         import pickle  # noqa: PLC0415 - as above
 
         # It is the user's, and may not be importable here.
         with contextlib.suppress(BaseException):
-            error, causes = pickle.loads(ended.error)  # noqa: S301 - from our own child
+            error, causes = pickle.loads(outcome.error)  # noqa: S301 - from our own child
             if is_a(error, BaseException):
                 set_causes(causes)
                 return error
-    return RuntimeError((ended.body or b"").decode("utf-8", "replace").partition("\n")[0])
+    return RuntimeError((outcome.body or b"").decode("utf-8", "replace").partition("\n")[0])
 
 
-def settlement_of(ended: RemoteOutcome, delivery: Delivery) -> Settlement:
-    kind, cause = Kind(ended.kind), Cause(ended.cause)
-    return Settlement(kind, delivery, ended.body, ended.delay_ns, cause)
+def settlement_of(outcome: RemoteOutcome, delivery: Delivery) -> Settlement:
+    kind, cause = Kind(outcome.kind), Cause(outcome.cause)
+    return Settlement(kind, delivery, outcome.body, outcome.delay_ns, cause)
 
 
-def failed(
+def remote_failure(
     number: int,
     task: Task[..., Any],
     delivery: Delivery,
@@ -159,29 +159,31 @@ def failed(
 ) -> RemoteOutcome:
     """Return the end of a job that raised; ``called`` is false if its arguments were not had."""
     settlement = None if called else settle_unreadable(delivery, error)
-    end = ended(number, settlement or settle_failure(task, delivery, error), seconds)
-    return end._replace(error=pickled_error(error))
+    end = remote_outcome(number, settlement or settle_failure(task, delivery, error), seconds)
+    return end._replace(error=pickle_error(error))
 
 
-def succeeded(
+def remote_success(
     number: int, task: Task[..., Any], job: JobContext, value: object, seconds: float
 ) -> RemoteOutcome:
     delivery, packer = job.delivery, job.app.connection.packer
     try:
         body = task.encode_result(value)
     except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
-        return ended(number, settle_bad_result(task, delivery, value, error), seconds)
+        return remote_outcome(number, settle_bad_result(task, delivery, value, error), seconds)
     children = tuple(packer.loose(pending.call) for pending, *_ in job.children or ())
-    return ended(number, Settlement(kinds.SUCCESS, delivery, body), seconds, children)
+    return remote_outcome(number, Settlement(kinds.SUCCESS, delivery, body), seconds, children)
 
 
-def given_back(number: int, delivery: Delivery, reason: str) -> RemoteOutcome:
+def remote_release(number: int, delivery: Delivery, reason: str) -> RemoteOutcome:
     """Return the end of a job that cannot be run here, and may be elsewhere; burns no attempt."""
     delay_ns = ELSEWHERE_SECONDS * SECOND_NS
-    return ended(number, Settlement(kinds.RELEASE, delivery, encode_reason(reason), delay_ns), 0.0)
+    return remote_outcome(
+        number, Settlement(kinds.RELEASE, delivery, encode_reason(reason), delay_ns), 0.0
+    )
 
 
-def ended(
+def remote_outcome(
     number: int, settlement: Settlement, seconds: float, children: tuple[Loose, ...] = ()
 ) -> RemoteOutcome:
     return RemoteOutcome(

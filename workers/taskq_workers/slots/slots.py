@@ -30,10 +30,10 @@ from taskq_workers.slots.outcomes import (
     settle_suspended,
     settle_unreadable,
     unless_too_old,
-    unwound,
+    unwind_steps,
 )
 from taskq_workers.slots.rounds import LogFeed, LogShare, LogSource, Rounds
-from taskq_workers.slots.settling import OUTCOMES_MAX, Settler, settle_success, settled
+from taskq_workers.slots.settling import OUTCOMES_MAX, Settler, as_settlement, settle_success
 from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Slot:
                 settler.flush()
             self.since, since = monotonic(), self.since
             if hook is not None:
-                tell(hook, settled(outcome), self.since - since)
+                tell(hook, as_settlement(outcome), self.since - since)
             if _changed(before) or self.task.cancelling():
                 # No other job may meet the context variables or the cancellation that it left.
                 slots.replace(self)
@@ -428,7 +428,7 @@ class Slots:
             port = self._port if rounds is None else rounds.port_of(settlement.delivery)
             settlement = await unless_too_old(port, task, settlement)
         job = running_job.get(None)
-        settlement = await unwound(job, settlement)
+        settlement = await unwind_steps(job, settlement)
         return with_lines(settlement, job) if task.keep_log else settlement
 
     def forsake(self) -> None:

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskq import JobContext
 from taskq.hooks import running_job
 from taskq_workers.runs.loader import load_app
-from taskq_workers.runs.timeouts import limited, limits_of
+from taskq_workers.runs.timeouts import limits_of, with_limits
 from taskq_workers.slots.shipping import (
     RemoteOutcome,
     Shipment,
     Shipped,
     Unpacker,
-    failed,
-    given_back,
-    succeeded,
+    remote_failure,
+    remote_release,
+    remote_success,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class _Bench:
             if task is None:
                 # An executor has an older copy of the app: another may take the job in a while.
                 what = f"an executor's copy of the app has no task {delivery.task!r}"
-                self._end(given_back(number, delivery, what))
+                self._end(remote_release(number, delivery, what))
                 continue
             if task.is_async:
                 waiting.append((number, delivery, task))
@@ -150,7 +150,7 @@ class _Bench:
         job = JobContext(delivery, self._app)
         running_job.set(job)
         limits = limits_of(task) if task.is_async else None
-        call = task.fn if limits is None else limited(task.fn, limits)
+        call = task.fn if limits is None else with_limits(task.fn, limits)
         try:
             args, kwargs = task.decode(delivery.payload)
             called = True
@@ -159,9 +159,9 @@ class _Bench:
                 value = await value
         except BaseException as error:  # noqa: BLE001 - no job may stop its executor
             seconds = self._clock() - since
-            self._end(failed(number, task, delivery, error, seconds, called=called))
+            self._end(remote_failure(number, task, delivery, error, seconds, called=called))
         else:
-            self._end(succeeded(number, task, job, value, self._clock() - since))
+            self._end(remote_success(number, task, job, value, self._clock() - since))
 
     def _end(self, ended: RemoteOutcome) -> None:
         self._room_bytes -= len(ended.body or b"")

@@ -28,7 +28,7 @@ from taskq_workers.slots.outcomes import (
     settle_failure,
     settle_unreadable,
 )
-from taskq_workers.slots.settling import Settler, stored_success
+from taskq_workers.slots.settling import Settler, store_success
 from taskq_workers.slots.shipping import RemoteJob, RemoteOutcome, settlement_of, ship
 
 if TYPE_CHECKING:
@@ -522,7 +522,7 @@ class SparkCrew:
     async def _store(self, delivery: Delivery, ended: RemoteOutcome) -> None:
         task, connection = self._app.tasks[delivery.task], self._app.connection
         try:
-            settlement = await stored_success(
+            settlement = await store_success(
                 connection, task, delivery, ended.body, list(ended.children)
             )
         except Exception as error:  # noqa: BLE001 - no job may stop its worker
