@@ -413,11 +413,11 @@ def edges(log: LogPlace, place: SegmentPlace) -> Edges:
     known = _edges.get(key)
     if known is None:
         with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
-            known = _edges[key] = _inventory_look(file, place)
+            known = _edges[key] = _read_edges(file, place)
     return known
 
 
-def _inventory_look(file: SegmentFile, place: SegmentPlace) -> Edges:
+def _read_edges(file: SegmentFile, place: SegmentPlace) -> Edges:
     header = file.header()
     created_ns = header.created_ns if header is not None else 0
     last = file.last_before(place.size_bytes)

@@ -154,7 +154,7 @@ class Lake:
         if bucket:
             lake.bucket = bucket
             where.mkdir(parents=True, exist_ok=True)
-            # This process may be the writer, and is up to date.
+            # A running writer has the newest copy.
             with suppress(LakeBusy), writer_lock(where):
                 bucket.pull()
         if create:

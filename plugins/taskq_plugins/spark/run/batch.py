@@ -222,6 +222,20 @@ class _Plan:
         self._paths = [str(lake.path / RECORDS / file.path) for file in records.files]
         self._known = {table: before.data_files(table) for table in _FOLDED}
         named = _read(self._paths, _NAMES, records.schema)
+        before_logs = self._read_logs(named)
+        self._forks = _forks(self._logs, before_logs)
+        self._jobs = named["job"]
+        waiting = self._waiting(self._logs, self._changed(named, before_logs))
+        own = touched_by(named)
+        born = named.filter(pc.is_in(named["kind"], pa.array(sorted(BIRTHS)))).select(KEYS)
+        # All records of jobs born in this batch are in it.
+        earlier = own.join(born, KEYS, join_type="left anti")
+        probed, self._touched = _with(earlier, waiting), _with(own, waiting)
+        self._hits = {table: self._holding(table, probed) for table in _FOLDED}
+
+    def _read_logs(self, named: pa.Table) -> dict[LogKey, Log]:
+        """Set the state of the logs after the batch; return that of the moved logs before it."""
+        schema = self._records.schema
         parts = [file for file in self._known[OPEN_RECORDS] if file.part == LOG_PART]
         known = self._read_files(OPEN_RECORDS, parts, [*_NAMES, "value"])
         # Logs without new records keep their state.
@@ -230,31 +244,22 @@ class _Plan:
         plain = named.filter(pc.not_equal(named["kind"], BREAK))
         new = [plain.append_column("value", pa.nulls(plain.num_rows, old["value"].type))]
         if plain.num_rows < named.num_rows:
-            new.append(_read(self._paths, [*_NAMES, "value"], records.schema, _BREAKS))
+            new.append(_read(self._paths, [*_NAMES, "value"], schema, _BREAKS))
         self._moved = log_rows(pa.concat_tables([old, *new]))
-        logs, before_logs = logs_of(self._moved), logs_of(old)
-        self._forks = _forks(logs, before_logs)
+        self._logs = logs_of(self._moved)
         rows = pa.concat_tables([known.filter(pc.invert(has_moved)), self._moved])
-        full = {field.name: _column(rows, field) for field in records.schema}
-        self.log_rows = in_part(pa.table(full, records.schema), LOG_PART)
-        stepped = (
-            named.filter(pc.is_in(named["kind"], pa.array(sorted(STEPS))))
-            .group_by(LOG)
-            .aggregate([])
-            .to_pylist()
-        )
+        full = {field.name: _column(rows, field) for field in schema}
+        self.log_rows = in_part(pa.table(full, schema), LOG_PART)
+        return logs_of(old)
+
+    def _changed(self, named: pa.Table, before_logs: Mapping[LogKey, Log]) -> set[LogKey]:
+        """Return the branches whose waiting jobs change: by a clock step, a fork, or a gap."""
+        is_step = pc.is_in(named["kind"], pa.array(sorted(STEPS)))
+        stepped = named.filter(is_step).group_by(LOG).aggregate([]).to_pylist()
         changed = {(log["log_id"], log["branch"]) for log in stepped}
         changed |= {(log_id, branch - 1) for log_id, branch in self._forks}
-        changed |= {past_gap for past_gap, _ in _past_gaps(logs) - _past_gaps(before_logs)}
-        self._logs = logs
-        own = touched_by(named)
-        born = named.filter(pc.is_in(named["kind"], pa.array(sorted(BIRTHS)))).select(KEYS)
-        waiting = self._waiting(logs, changed)
-        self._jobs = named["job"]
-        # All records of jobs born in this batch are in it.
-        earlier = own.join(born, KEYS, join_type="left anti")
-        probed, self._touched = _with(earlier, waiting), _with(own, waiting)
-        self._hits = {table: self._holding(table, probed) for table in _FOLDED}
+        gaps = _past_gaps(self._logs) - _past_gaps(before_logs)
+        return changed | {branch for branch, _ in gaps}
 
     def shares(self, tries: int, steps: int = 1) -> list[FoldShare]:
         """Return the shares of the batch: ranges of numbers with about as many records each.

@@ -145,7 +145,7 @@ def _advance(backlog: Backlog, share: ReadLimits, frame_max: ReadLimits) -> _Ste
             room = min(room, _bytes_of(standing, here, share.records - records))
         cut = None if place is None or rest <= room else _cut(standing, here, place, limit, room)
         whole = cut is None or cut.offset >= limit
-        moved = cut if cut is not None and not whole else _allotting_behind(standing, here, target)
+        moved = cut if cut is not None and not whole else _next_place(standing, here, target)
         count = 0
         if place is not None and share.records < UNLIMITED:
             last = (
@@ -181,9 +181,7 @@ def _bytes_of(standing: LogInventory, here: LogPosition, records: int) -> int:
     return max(behind.offset - here.offset, 0) if behind.segment == here.segment else UNLIMITED
 
 
-def _allotting_behind(
-    standing: LogInventory, here: LogPosition, target: LogPosition
-) -> LogPosition:
+def _next_place(standing: LogInventory, here: LogPosition, target: LogPosition) -> LogPosition:
     if here.segment == target.segment:
         return target
     for place in standing.places:

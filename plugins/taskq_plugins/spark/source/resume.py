@@ -278,9 +278,10 @@ def stretches(
     on_loss: Callable[[LogError], None],
     behind: Break | None = None,
 ) -> Iterator[Stretch]:
-    """Yield the bytes from ``start`` to ``end`` by segment, with the segment before each.
+    """Yield the bytes from ``start`` to ``end`` by segment, each with the break before it.
 
-    If the last segments are gone, an empty stretch names the missing part.
+    ``behind`` is the break before the first. If the last segments are gone, an empty stretch names
+    the missing part.
     """
     last, end_offset = end
     before: Edges | None = None
