@@ -58,10 +58,8 @@ if TYPE_CHECKING:
     from taskq.log.state.facets import Sight
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
-    from taskq.log.upkeep.backup import back_up, restore
-    from taskq.log.upkeep.excerpt import excerpt
+    from taskq.log.upkeep.backup import back_up, excerpt, repair_directory, restore
     from taskq.log.upkeep.health import check_health, check_start
-    from taskq.log.upkeep.repair import repair_directory
 
 __all__ = [
     "Ask",
@@ -155,10 +153,8 @@ _HOMES: Final = {
     "taskq.log.state.facets": "Sight",
     "taskq.log.store.port": "LoopPort",
     "taskq.log.store.store": "Store",
-    "taskq.log.upkeep.backup": "back_up restore",
-    "taskq.log.upkeep.excerpt": "excerpt",
+    "taskq.log.upkeep.backup": ("back_up excerpt repair_directory restore"),
     "taskq.log.upkeep.health": "check_health check_start",
-    "taskq.log.upkeep.repair": "repair_directory",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from taskq.log.read.diagnosis import Standing
     from taskq.log.read.gauges import Minute, Pace
     from taskq.log.read.timeline import JobEvent
-    from taskq.log.upkeep.backup import BackupReport
+    from taskq.log.upkeep.backup import BackupReport, RepairReport
     from taskq.log.upkeep.health import Check
-    from taskq.log.upkeep.repair import RepairReport
     from taskq.reading.dead import Swept
     from taskq.reading.replay import Replayed, ReplayReport
     from taskq.reading.stream import ReaderView
@@ -98,9 +97,8 @@ _HOMES: Final = {
     "taskq.flows.handle": "FlowProgress",
     "taskq.log.read.gauges": "Minute Pace",
     "taskq.log.read.timeline": "JobEvent",
-    "taskq.log.upkeep.backup": "BackupReport",
+    "taskq.log.upkeep.backup": ("BackupReport RepairReport"),
     "taskq.log.upkeep.health": "Check",
-    "taskq.log.upkeep.repair": "RepairReport",
     "taskq.reading.dead": "Swept",
     "taskq.reading.stream": "ReaderView",
     "taskq.reading.replay": "ReplayReport Replayed",

@@ -16,7 +16,7 @@ from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
-from taskq.log.upkeep.repair import repair_directory
+from taskq.log.upkeep.backup import repair_directory
 from taskq_plugins.hub import wire
 from taskq_plugins.hub.line import check_url
 from taskq_plugins.hub.messages import NOWHERE, Sync

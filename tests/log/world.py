@@ -34,7 +34,7 @@ from taskq.log.state.facets import Facets
 from taskq.log.state.story import records, tell
 from taskq.log.store.here import Here
 from taskq.log.store.mailbox import Mailbox
-from taskq.log.upkeep.repair import RepairReport, survey_damage, write_repaired
+from taskq.log.upkeep.backup import RepairReport, survey_damage, write_repaired
 from taskq.testing.sandbox import FakeClock
 from tests.effort import every
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled

@@ -22,15 +22,27 @@ from pathlib import Path
 from typing import Final
 
 from taskq.core.errors import LogError, refusal
+from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, kinds_that
+from taskq.core.model import State
+from taskq.core.records import PACKED, Body, Flag
 from taskq.core.values import NamedTuple, dataclass
+from taskq.core.views import Damage
 from taskq.log.config import LogConfig
-from taskq.log.format.frames import segment_lsn
+from taskq.log.format import codec
+from taskq.log.format.carried import decode_carried, encode_carried
+from taskq.log.format.codec import KIND_AT, NO_LINK, Link, SegmentHeader
+from taskq.log.format.frames import Cursor, Frame, Gap, segment_lsn, segment_name
+from taskq.log.format.options import without_body, without_secret_headers
+from taskq.log.format.record import places
+from taskq.log.format.salvage import salvage
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.access import enter
 from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.machine.owners import owner_view
+from taskq.log.machine.peers import known_owners
 from taskq.log.machine.ports import Disk, write_all, write_file
-from taskq.log.read.reader import LogReader
+from taskq.log.read.reader import LogReader, concerned_jobs, describe_damage, everything
 from taskq.log.segments.identity import (
     BACKUP,
     FILE,
@@ -39,6 +51,7 @@ from taskq.log.segments.identity import (
     write_identity,
 )
 from taskq.log.segments.segments import SegmentGone
+from taskq.text import hidden
 
 #: Begun anew so often at most when compaction took what was to be copied.
 _TRIES: Final = 8
@@ -395,3 +408,348 @@ class Copier:
     def _note(self, name: str) -> None:
         self._files.append(name)
         self._new.append(name)
+
+
+_OF_JOBS: Final = OF_JOBS - CARRYING
+_WITH_REASON: Final = kinds_that(lambda row: row.body is Body.REASON)
+_WITH_RESULT: Final = kinds_that(lambda row: row.body is Body.RESULT)
+#: A record that every fold passes over, in place of one that tells of a job from before.
+_LEFT_OUT: Final = codec.PREFIX.pack(codec.PREFIX.size, 255, 0, 0, 0)
+
+
+class Excerpt(NamedTuple):
+    """A segment of an excerpt."""
+
+    #: of its file
+    name: str
+    data: bytes
+
+
+def excerpt(
+    journal: Journal, since_ns: int, *, bodies: bool, hides: bool = False
+) -> Iterator[Excerpt]:
+    """Yield the frames from a moment on, as segments that verify clean and that every reader takes.
+
+    Lsns, epochs and times are those of the log, and so are job ids. What is told of jobs from
+    before the moment is left out: they have no beginning there.
+
+    Args:
+        journal: the log, open for reading.
+        since_ns: frames before it are left out.
+        bodies: whether payloads and results are in it. Reasons of failures are, in any case.
+        hides: leave what names call secret out of headers and reasons.
+    """
+    known: set[int] = set()
+    segment: _Segment | None = None
+    link = NO_LINK
+    for base, item in everything(journal):
+        if not isinstance(item, Frame) or item.header.time_ns < since_ns:
+            continue
+        source = journal.files.segment_at(base)
+        if segment is None or segment.source != source:
+            if segment is not None:
+                link = segment.link()
+                yield segment.whole()
+            first_lsn = item.header.first_lsn if segment is None else source
+            segment = _Segment(journal, source, first_lsn, item, link)
+        segment.add(item, _records(item, known, bodies=bodies, hides=hides))
+    if segment is not None:
+        yield segment.whole()
+
+
+class _Segment:
+    """An in the making."""
+
+    def __init__(
+        self, journal: Journal, source: int, first_lsn: int, frame: Frame, link: Link
+    ) -> None:
+        self.source = source
+        self._lsn = first_lsn
+        self._seed = codec.segment_seed(journal.identity.log_id, first_lsn)
+        header = frame.header
+        log_id = journal.identity.log_id.bytes
+        head = SegmentHeader(first_lsn, header.epoch, log_id, header.time_ns, link)
+        self._data = bytearray(codec.encode_segment_header(head))
+        self._last = 0
+
+    def add(self, frame: Frame, records: list[bytes]) -> None:
+        header, self._last = frame.header, len(self._data)
+        self._data += codec.encode_frame(
+            b"".join(records), header.records, header.first_lsn, header.epoch, header.time_ns,
+            header.synced_through, self._seed, self._last,
+        )  # fmt: skip
+
+    def link(self) -> Link:
+        crc = codec.LENGTH.unpack_from(self._data, self._last + codec.FRAME_HEADER_SIZE - 4)[0]
+        return Link(self._last, crc)
+
+    def whole(self) -> Excerpt:
+        return Excerpt(segment_name(self._lsn), bytes(self._data))
+
+
+def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> list[bytes]:
+    records = []
+    for lsn, at, length in places(frame):
+        record = frame.data[at : at + length]
+        kind = record[KIND_AT]
+        if kind == BIRTH:
+            known.add(lsn)
+        elif kind in CARRYING:
+            known.add(decode_carried(record).job)
+        elif kind in _OF_JOBS and codec.JOB.unpack_from(record)[6] not in known:
+            records.append(_LEFT_OUT)
+            continue
+        record = record if bodies else _bare(record, kind, lsn)
+        records.append(_discreet(record, kind, lsn) if hides else record)
+    return records
+
+
+def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
+    if kind == BIRTH:
+        parts = codec.decode_born(record)
+        options = without_secret_headers(parts.options)
+        return codec.encode_born(parts._replace(options=options), lsn)
+    if kind in CARRYING:
+        carried = decode_carried(record)
+        body = carried.body
+        if body is not None and carried.state is State.DEAD:
+            body = hidden(body.decode(errors="replace")).encode()
+        born = _discreet(carried.born, BIRTH, carried.job)
+        return encode_carried(kind, carried._replace(born=born, body=body), lsn)
+    length, _, _, size, flags = codec.PREFIX.unpack_from(record)
+    if kind in _WITH_REASON and flags & Flag.CHECKED:
+        at = codec.FIXED_SIZES[kind] + size
+        reason = record[at : length - codec.CRC_SIZE].decode(errors="replace")
+        return codec.encode_checked(record[codec.LENGTH.size : at], hidden(reason).encode(), lsn)
+    return record
+
+
+def _bare(record: bytes, kind: int, lsn: int) -> bytes:
+    if kind == BIRTH:
+        return without_body(record, lsn)
+    if kind in _WITH_RESULT:
+        _, _, cause, size, _, attempt, job, token = codec.JOB.unpack_from(record)
+        options = record[codec.JOB.size : codec.JOB.size + size]
+        return codec.encode_job(kind, cause, attempt, job, token, None, lsn, options)
+    if kind in CARRYING:
+        carried = decode_carried(record)
+        body = None if carried.state is State.SUCCEEDED else carried.body
+        bare = carried._replace(
+            born=_bare(carried.born, BIRTH, carried.job),
+            body=body,
+            flags=carried.flags & ~PACKED,
+        )
+        return encode_carried(kind, bare, lsn)
+    return record
+
+
+#: Processes that have the log open and are named.
+_NAMED_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairReport:
+    """Damage of a log, and what a repair leaves out.
+
+    Attributes:
+        damage: as ``verify`` finds it; parts of size 0 are gaps between segments.
+        lost_jobs: ids of jobs that are gone, as far as other records name them.
+        lost_records: records that cannot be saved, whatever they said.
+    """
+
+    damage: tuple[Damage, ...]
+    lost_jobs: tuple[str, ...] = ()
+    lost_records: int = 0
+
+
+def survey_damage(journal: Journal) -> RepairReport:
+    damage: list[Damage] = []
+    saved: set[int] = set()
+    for base, item in everything(journal):
+        if isinstance(item, Gap):
+            damage.append(describe_damage(journal, base, item))
+            saved.update(lsn for _, lsn, _ in _salvaged(journal, base, item))
+    damage += journal.lost
+    lost = sum(part.lost for part in damage)
+    jobs = [
+        job
+        for job in concerned_jobs(journal, damage)
+        if job not in saved and any(part.first_lsn <= job < part.next_lsn for part in damage)
+    ]
+    return RepairReport(
+        damage=tuple(damage),
+        lost_jobs=tuple(f"{journal.tag}-{job}" for job in jobs),
+        lost_records=lost,
+    )
+
+
+def repair_directory(path: str, target: str | None = None) -> RepairReport:
+    """Copy what reads of a damaged log into a new directory; without one only look at the damage.
+
+    Nothing is written if there is no damage. The new log goes on in an epoch of its own, so that
+    its job ids are never those of jobs that are lost.
+
+    Raises:
+        LogError: a process has the log open, or something is in the target.
+    """
+    directory = os.path.realpath(path)
+    if target is not None:
+        _refuse_if_open(directory)
+    with LogReader.open(directory) as reader:
+        report = survey_damage(reader.journal)
+    if target is not None and report.damage:
+        above = max(part.next_lsn for part in report.damage) - 1
+        restore(directory, target, above, copier=_Mender)
+    return report
+
+
+def _refuse_if_open(path: str) -> None:
+    owners = Path(path) / "owners"
+    alive = [owner_view(owners, owner) for owner in known_owners(owners)]
+    names = [f"{view.pid} ({view.name} on {view.host})" for view in alive if view.alive]
+    if names:
+        raise LogError(
+            f"{path} is open in process {', '.join(names[:_NAMED_MAX])}: stop "
+            f"{'it' if len(names) == 1 else f'all {len(names)}'}, then repair"
+        )
+
+
+class _Mender(Copier):
+    """A copy of what reads of a log."""
+
+    def _once(self) -> End:
+        for folder in ("readers", "inbox", "inbox/done"):
+            self._folder(folder, self._names(folder))
+        with LogReader.open(self._source) as reader:
+            journal = reader.journal
+            segments = write_repaired(journal, self._disk, f"{self._target}/log", NEW)
+            for segment in segments:
+                self._note(f"log/{segment_name(segment)}")
+            return End(tuple(segments), 0, journal.next_lsn)
+
+
+def write_repaired(journal: Journal, disk: Disk, directory: str, ending: str = "") -> list[int]:
+    """Write what reads of each segment to a file of its name in a directory; returns which.
+
+    Each names the end of the one before it as that stands there.
+    """
+    written: list[int] = []
+    link = NO_LINK
+    for segment in list(journal.files.lsns):
+        path = f"{directory}/{segment_name(segment)}{ending}"
+        end = _write_segment(journal, disk, segment, link, path)
+        if end == NO_LINK:  # nothing of it reads
+            disk.remove(path)
+        else:
+            written.append(segment)
+            link = end
+    disk.sync_directory(directory)
+    return written
+
+
+def _write_segment(journal: Journal, disk: Disk, segment: int, link: Link, path: str) -> Link:
+    header = _segment_header(journal, segment)._replace(link=link)
+    seed = journal.files.seed(segment)
+    end = NO_LINK
+    descriptor = disk.open(path, create=True)
+    try:
+        disk.truncate(descriptor, 0)
+        write_all(disk, descriptor, codec.encode_segment_header(header), 0)
+        offset = codec.SEGMENT_HEADER.size
+        for frame, body in _readable(journal, segment, header):
+            data = codec.encode_frame(
+                body, frame.records, frame.first_lsn, frame.epoch, frame.time_ns,
+                frame.synced_through, seed, offset,
+            )  # fmt: skip
+            write_all(disk, descriptor, data, offset)
+            head = codec.decode_frame_header(data, 0, seed, offset)
+            assert head is not None
+            end = Link(offset, head.crc)
+            offset += len(data)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+    return end
+
+
+def _readable(
+    journal: Journal, segment: int, header: codec.SegmentHeader
+) -> Iterator[tuple[codec.FrameHeader, bytes]]:
+    """Yield headers and bodies of the frames to write, none of which fills a gap of numbers."""
+    time_ns = header.created_ns
+    for base, item in _items(journal, segment):
+        if isinstance(item, Frame):
+            head = item.header
+            time_ns = head.time_ns
+            yield head, bytes(item.data[item.at : item.at + head.body_size])
+            continue
+        for frame, first_lsn, records in _runs(journal, base, item):
+            # Where the frame's header is lost, its time lies between those around it.
+            is_known = frame.body_crc != 0
+            yield (
+                frame._replace(
+                    records=len(records),
+                    first_lsn=first_lsn,
+                    epoch=header.epoch,
+                    time_ns=frame.time_ns if is_known else time_ns,
+                ),
+                b"".join(records),
+            )
+
+
+def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
+    header = journal.files.header(segment)
+    if header is not None:
+        return header
+    for _, item in _items(journal, segment):
+        if isinstance(item, Frame):
+            return codec.SegmentHeader(
+                segment, item.header.epoch, journal.identity.log_id.bytes, item.header.time_ns
+            )
+    return codec.SegmentHeader(
+        segment, journal.epoch, journal.identity.log_id.bytes, journal.time_ns
+    )
+
+
+def _items(journal: Journal, segment: int) -> Iterator[tuple[int, Frame | Gap]]:
+    files, end = journal.files, journal.end()
+    # What stands after the log's end was never answered for.
+    size = end.offset if segment == end.segment else files.size(segment)
+    start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+    return files.frames(start, Cursor(segment, size, segment))
+
+
+def _salvaged(
+    journal: Journal, base: int, gap: Gap
+) -> Iterator[tuple[codec.FrameHeader, int, bytes]]:
+    """Yield (damaged frame's header, lsn, record) of each record that is whole by its own CRC."""
+    readable = journal.files.damaged_frame(base, gap)
+    if readable is None:
+        return
+    header, body, _ = readable
+    end = gap.next_lsn
+    if end == gap.first_lsn:
+        # Nothing behind it in its segment tells where it ended.
+        segment = journal.files.segment_at(base)
+        end = next((lsn for lsn in journal.files.lsns if lsn > segment), codec.LSN_MAX)
+    for lsn, _, record in salvage(body, gap.first_lsn):
+        if lsn < end:
+            yield header, lsn, record
+
+
+def _runs(
+    journal: Journal, base: int, gap: Gap
+) -> Iterator[tuple[codec.FrameHeader, int, list[bytes]]]:
+    """Yield the same, those together whose numbers follow one another: a frame can hold them."""
+    records: list[bytes] = []
+    first = 0
+    last: codec.FrameHeader | None = None
+    for header, lsn, record in _salvaged(journal, base, gap):
+        if last is not None and lsn != first + len(records):
+            yield last, first, records
+            last = None
+        if last is None:
+            last, first, records = header, lsn, []
+        records.append(record)
+    if last is not None:
+        yield last, first, records

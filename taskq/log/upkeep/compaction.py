@@ -29,7 +29,7 @@ from taskq.log.format.options import without_body
 from taskq.log.inbox.directory import Inbox
 from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
-from taskq.log.upkeep.keeper import Needed, Retained, extent
+from taskq.log.upkeep.retention import Needed, Retained, extent
 
 if TYPE_CHECKING:
     from taskq.log.commit.chores import InnerPort, InnerRequest, Steps

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.model import SECOND_NS
+from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
+from taskq.core.kinds import BIRTH, CARRYING, DEATH, DEATHS, ENDS, LAST, STEP, after
+from taskq.core.model import LIVE_STATES, PASSING_STATES, SECOND_NS, TIME_NS_MAX, State
+from taskq.core.records import Flag, Option
 from taskq.core.values import NamedTuple
+from taskq.log.format import codec
+from taskq.log.format.carried import decode_carried, encode_history, find_moment
+from taskq.log.format.codec import FLAGS_AT, KIND_AT, SEGMENT_HEADER, STATE_AT, FrameHeader
+from taskq.log.format.flows import FLOW_FLAG, is_of_flow, job_of, takes_of
+from taskq.log.format.frames import Frame, Gap
+from taskq.log.format.options import enqueue_extras, unexpiring
+from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.machine.threads import Reporter
 from taskq.log.read.readers import HUB_READER, reader_positions
-from taskq.log.requests import LETTERS_MAX, Op
+from taskq.log.requests import LETTERS_MAX, Op, Rewrite
+from taskq.log.state.story import end_of, read_story, tell
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -280,3 +294,426 @@ def _scan(
         elif rest:
             rest.add(group, second, job)
     return old, -1
+
+
+_LETTER: Final = after(State.RUNNING, DEATH)
+_BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD)
+#: Records of a frame that are looked at in one step.
+_RECORDS: Final = 1_024
+
+
+#: Of a number that holds an offset and, below it, a job and a bit more.
+_JOB_BITS: Final = 64
+_JOB_MASK: Final = (1 << 63) - 1
+
+
+class Needed:
+    """Jobs whose record stands in the segment, in the order of their offsets once sorted.
+
+    Attributes:
+        dues: of scheduled jobs: (moment, whether that is wall time).
+        expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
+        waits, expires: whether there may be any such jobs.
+        steps: (offset, job, whether it has ended) of steps and signals in the segment.
+    """
+
+    def __init__(self) -> None:
+        #: offset, job and whether it is settled, in one number: a million of them take 44 MB
+        self._keys: list[int] = []
+        self.dues: dict[int, tuple[int, bool]] = {}
+        self.expiries: dict[int, int] = {}
+        self.waits = self.expires = False
+        self.steps: list[tuple[int, int, bool]] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, job: int, offset: int, meta: int) -> None:
+        self._keys.append(offset << _JOB_BITS | job << 1 | (not meta))
+        self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
+        self.expires = self.expires or bool(meta & META_EXPIRES)
+
+    def sort(self) -> None:
+        self._keys.sort()
+        self.steps.sort()
+
+    def jobs(self) -> set[int]:
+        return {key >> 1 & _JOB_MASK for key in self._keys}
+
+    def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield (job, offset, whether it was alive) of those at these offsets, each once."""
+        keys, before = self._keys, -1
+        last = bisect_left(keys, end << _JOB_BITS)
+        for number in range(bisect_left(keys, first << _JOB_BITS), last):
+            key = keys[number]
+            offset = key >> _JOB_BITS
+            if offset != before:
+                yield key >> 1 & _JOB_MASK, offset, not key & 1
+            before = offset
+
+
+def extent(journal: Journal, segment: int) -> tuple[int, int]:
+    """Return (bytes, lsn behind its records) of a segment, as far as it is known here."""
+    following = min((lsn for lsn in journal.files.lsns if lsn > segment), default=0)
+    if following:
+        return journal.files.size(segment), following
+    return journal.offset, journal.next_lsn
+
+
+class Retained:
+    """Decides which finished jobs stay.
+
+    Args:
+        committer: of this process.
+        keep_seconds: how long they stay after their end, where neither their queue nor the job
+            says otherwise; None for ever.
+        drops_finished: none of them stays.
+        now_ns: wall time.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        *,
+        keep_seconds: float | None,
+        drops_finished: bool,
+        now_ns: int,
+    ) -> None:
+        self._committer = committer
+        self._journal = committer.journal
+        self._keep_ns = _nanoseconds(keep_seconds)
+        self._queues = {
+            name: _nanoseconds(policy.keep_seconds)
+            for name, policy in committer.config.queues.items()
+            if policy.keep_seconds is not None
+        }
+        self._drops_finished = drops_finished
+        self._now_ns = now_ns
+        self._kept: dict[int, LogRecord] = {}
+
+    def find(self, segment: int, needed: Needed) -> Iterator[None]:
+        """Add the finished jobs that stay, by where their record stands in the segment."""
+        self._kept = {}
+        files = self._journal.files
+        size, following = extent(self._journal, segment)
+        # An epoch may begin any number of lsns further on.
+        births = _Births(segment, min(following, files.bound(segment)))
+        scanner = files.scanner(segment, size, segment, sealed=True)
+        for frame in scanner.frames(codec.SEGMENT_HEADER.size):
+            if not isinstance(frame, Gap):
+                yield from self._look(frame, births)
+        agenda = self._committer.facets.need_agenda()
+        for number, (job, offset) in enumerate(births.open()):
+            if not number % 64:
+                yield
+            if self._drops_finished and job not in births.keeps:
+                continue
+            if agenda.table.find(job) is None and agenda.dead.find(job) is None:
+                end = _end(self._journal, job, following)
+                if end is not None and self._is_kept(end, births.keeps.get(job, self._keep_ns)):
+                    self._keep(job, offset, end, needed)
+        for job, (offset, end) in births.kept.items():
+            self._keep(job, offset, end, needed)
+        yield from self._find_steps(births, following, needed)
+
+    def _find_steps(self, births: _Births, following: int, needed: Needed) -> Iterator[None]:
+        """Add the steps of finished jobs that stay, or that were written again behind."""
+        for number, (job, offsets) in enumerate(births.steps.items()):
+            if not number % 64:
+                yield
+            if job in self._kept or self._stands_behind(job, following):
+                needed.steps += ((offset, job, True) for offset in offsets)
+
+    def _look(self, frame: Frame, births: _Births) -> Iterator[None]:
+        header = frame.header
+        base = frame.offset + codec.FRAME_HEADER_SIZE - frame.at
+        for number, (lsn, at, length) in enumerate(places(frame)):
+            if not number % _RECORDS:
+                yield
+            kind = frame.data[at + 4]
+            if kind == BIRTH:
+                births.born(lsn, base + at)
+                if self._drops_finished:
+                    is_special = frame.data[at + FLAGS_AT] & FLOW_FLAG != 0
+                else:
+                    is_special = bool(self._queues or frame.data[at + 6] or frame.data[at + 7])
+                if is_special:
+                    self._note_keep(births, lsn, frame.data[at : at + length])
+            elif kind in CARRYING:
+                self._look_at_carried(births, frame, base, at, length)
+            elif kind == STEP:
+                births.steps[job_of(frame.data[at : at + length])].append(base + at)
+            elif kind in ENDS:
+                self._look_at_end(births, frame.data[at : at + length], lsn, header)
+
+    def _stands_behind(self, job: int, following: int) -> bool:
+        agenda = self._committer.facets.need_agenda()
+        if agenda.table.find(job) is not None or agenda.dead.find(job) is not None:
+            return False
+        story = read_story(self._journal, job)
+        return story is not None and story.end is not None and story.told_lsn >= following
+
+    def _look_at_end(self, births: _Births, record: bytes, lsn: int, header: FrameHeader) -> None:
+        job = codec.JOB.unpack_from(record)[6]
+        offset = births.ended(job)
+        # A dead letter is known to the agenda, until it is one no more.
+        if not offset or record[KIND_AT] in DEATHS:
+            return
+        if job in births.keeps:
+            end = _final(record, lsn, header.epoch, header.time_ns)
+            if self._is_kept(end, births.keeps[job]):
+                births.kept[job] = (offset, end)
+                return
+        births.steps.pop(job, None)
+
+    def _look_at_carried(
+        self, births: _Births, frame: Frame, base: int, at: int, length: int
+    ) -> None:
+        record = frame.data[at : at + length]
+        carried = decode_carried(record)
+        if carried.state is State.ABSENT or carried.state is State.DEAD:
+            return
+        births.ended(carried.job)  # where it stood before, if that is here
+        births.carried[carried.job] = base + at
+        self._note_keep(births, carried.job, carried.born)
+        if carried.state in LIVE_STATES:
+            return
+        births.ended(carried.job)
+        end = _final(record, 0, 0, carried.ended_ns)
+        if self._drops_finished and carried.job not in births.keeps:
+            return
+        if self._is_kept(end, births.keeps.get(carried.job, self._keep_ns)):
+            births.kept[carried.job] = (base + at, end)
+
+    def _note_keep(self, births: _Births, job: int, born: bytes) -> None:
+        """Remember a job that is kept for another time than the rest."""
+        keep_ns = self.own_keep_ns(born)
+        if keep_ns:
+            births.keeps[job] = keep_ns
+
+    def own_keep_ns(self, born: bytes) -> int:
+        """Return how long a job is kept that says so itself, or its queue does; else 0."""
+        if is_of_flow(born) and self._is_taken_in(born):
+            return TIME_NS_MAX
+        if self._drops_finished:
+            return 0
+        _, _, _, size, _, _, queue_size, task_size = codec.BORN.unpack_from(born)
+        start = codec.BORN.size
+        keep_ns = find_moment(born, start + queue_size + task_size, size, Option.KEEP)
+        if not keep_ns and self._queues:
+            queue = born[start : start + queue_size].decode("utf-8", "replace")
+            keep_ns = self._queues.get(queue, 0)
+        return keep_ns
+
+    def _is_taken_in(self, born: bytes) -> bool:
+        """Return whether a job may still want the result: it waits or runs, or is a dead letter."""
+        agenda = self._committer.facets.need_agenda()
+        return any(
+            agenda.table.find(job) is not None or agenda.dead.find(job) is not None
+            for job in takes_of(born).unlocks
+        )
+
+    def _is_kept(self, end: LogRecord, keep_ns: int) -> bool:
+        return not keep_ns or end.time_ns + keep_ns > self._now_ns
+
+    def _keep(self, job: int, offset: int, end: LogRecord, needed: Needed) -> None:
+        self._kept[job] = end
+        needed.add(job, offset, 0)
+
+    # -- what is known of a job -------------------------------------------------------------------
+
+    def keeps(self, job: int) -> bool:
+        return job in self._kept
+
+    def look_again(self, job: int, born: bytes, following: int) -> None:
+        """Keep a job of the segment before ``following`` that has ended since ``find``, too."""
+        own_ns = self.own_keep_ns(born)
+        if own_ns or not self._drops_finished:
+            end = _end(self._journal, job, following)
+            if end is not None and self._is_kept(end, own_ns or self._keep_ns):
+                self._kept[job] = end
+
+    def kept_item(self, job: int, location: int, born: bytes, enqueued_ns: int) -> Rewrite | None:
+        end = self._kept.get(job)
+        return None if end is None else self._item(job, location, born, enqueued_ns, end)
+
+    def dead_item(
+        self, job: int, location: int, born: bytes, enqueued_ns: int, died_seconds: int
+    ) -> Rewrite:
+        end = _end(self._journal, job)
+        if end is not None and end_of(end)[0] is State.DEAD:
+            return self._item(job, location, born, enqueued_ns, end)
+        return Rewrite(
+            job,
+            location,
+            _LETTER,
+            unexpiring(born, job),
+            enqueued_ns,
+            ended_ns=died_seconds * SECOND_NS,
+        )
+
+    def history(self, job: int, attempt: int) -> bytes:
+        if not attempt:
+            return b""
+        view = tell(self._journal, job, self._now_ns)
+        return encode_history(view.attempts) if view is not None else b""
+
+    def _item(
+        self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord
+    ) -> Rewrite:
+        state, body, flags, ended_ns = end_of(end)
+        born, expires_ns = self._expiry(job, born)
+        return Rewrite(
+            job, location, state, born, enqueued_ns, end.attempt,
+            expires_ns=expires_ns, ended_ns=ended_ns,
+            history=self.history(job, end.attempt), body=body, flags=flags & _BODY_FLAGS,
+            lines=end.lines,
+        )  # fmt: skip
+
+    def _expiry(self, job: int, born: bytes) -> tuple[bytes, int]:
+        extras = enqueue_extras(born)
+        view = tell(self._journal, job, self._now_ns) if extras.expires_ns else None
+        if view is None or not view.expires_ns:
+            return unexpiring(born, job), 0
+        return born, 0 if extras.expires_is_wall else view.expires_ns
+
+
+class _Births:
+    """Jobs that came into being in a segment, and which of them ended there.
+
+    Attributes:
+        carried: jobs that were written again here, and where.
+        keeps: nanoseconds, of jobs that are kept for another time than the rest.
+        kept: jobs that ended here and stay: where they stand, and their end.
+        steps: jobs -> where steps of theirs stand here.
+    """
+
+    def __init__(self, first_lsn: int, next_lsn: int) -> None:
+        self._first = first_lsn
+        self._offsets = array("I", bytes(4 * (next_lsn - first_lsn)))
+        self.carried: dict[int, int] = {}
+        self.keeps: dict[int, int] = {}
+        self.kept: dict[int, tuple[int, LogRecord]] = {}
+        self.steps: defaultdict[int, list[int]] = defaultdict(list)
+
+    def born(self, job: int, offset: int) -> None:
+        self._offsets[job - self._first] = offset
+
+    def ended(self, job: int) -> int:
+        """Return the job's offset, 0 if it was not born here; it is not ``open`` any more."""
+        offset = self.carried.pop(job, 0)
+        number = job - self._first
+        if 0 <= number < len(self._offsets):
+            offset = offset or self._offsets[number]
+            self._offsets[number] = 0
+        return offset
+
+    def open(self) -> Iterator[tuple[int, int]]:
+        """Yield (job, offset) of those that did not end here."""
+        for number, offset in enumerate(self._offsets):
+            if offset:
+                yield self._first + number, offset
+        yield from self.carried.items()
+
+
+def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecord | None:
+    """Return the record that ended a job; None if it lives, or is a dead letter that was purged.
+
+    None also if all that is known of the job was written again at ``following`` or behind.
+    """
+    story = read_story(journal, job)
+    return None if story is None or story.told_lsn >= following else story.end
+
+
+def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
+    return decode_record(record, lsn, epoch, time_ns)
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else max(int(seconds * SECOND_NS), 1)
+
+
+#: Frames that are read in one step.
+_FRAMES: Final = 32
+
+
+class _Seen:
+    """Part of a segment that has been read.
+
+    Attributes:
+        offset, next_lsn: where to read on.
+        ended_ns: when the first job ended that is kept as long as the log says; 0 if none did.
+        over_ns: when the first of those may go that were written again and are kept for a time of
+            their own; 0 if there are none.
+    """
+
+    def __init__(self, segment: int) -> None:
+        self.offset, self.next_lsn = SEGMENT_HEADER.size, segment
+        self.ended_ns = self.over_ns = 0
+
+    def look(self, frame: Frame, own_keep_ns: Callable[[bytes], int]) -> bool:
+        data = frame.data
+        for _, at, length in places(frame):
+            kind = data[at + KIND_AT]
+            if kind in LAST:
+                self.ended_ns = _first(self.ended_ns, frame.header.time_ns)
+                return True
+            if kind in CARRYING and data[at + STATE_AT] in PASSING_STATES:
+                carried = decode_carried(data[at : at + length])
+                own_ns = own_keep_ns(carried.born)
+                if own_ns:
+                    self.over_ns = _first(self.over_ns, carried.ended_ns + own_ns)
+                else:
+                    self.ended_ns = _first(self.ended_ns, carried.ended_ns)
+        return self.ended_ns > 0
+
+
+class Endings:
+    """The first ends in each segment, as far as they were asked for."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._seen: dict[int, _Seen] = {}
+
+    def steps(self, segment: int, own_keep_ns: Callable[[bytes], int]) -> Iterator[None]:
+        """Read on, to the first end in a segment.
+
+        ``own_keep_ns`` tells of an ENQUEUED record how long that job is kept, 0 if the log's time
+        counts.
+
+        Raises:
+            SegmentGone: another process compacted it.
+        """
+        files = self._journal.files
+        self._seen = {lsn: seen for lsn, seen in self._seen.items() if lsn in files}
+        seen = self._seen.setdefault(segment, _Seen(segment))
+        if seen.ended_ns:
+            return
+        size, _ = extent(self._journal, segment)
+        scanner = files.scanner(segment, size, seen.next_lsn, sealed=True)
+        for number, item in enumerate(scanner.frames(seen.offset), 1):
+            if isinstance(item, Gap):
+                seen.offset, seen.next_lsn = item.resume, item.next_lsn
+            else:
+                seen.offset, seen.next_lsn = item.end, item.header.next_lsn
+                if seen.look(item, own_keep_ns):
+                    return
+            if not number % _FRAMES:
+                yield
+
+    def any(self, segment: int, now_ns: int) -> bool:
+        """Return whether something in a segment, all of which is past the log's time, is to go."""
+        seen = self._seen[segment]
+        return seen.ended_ns > 0 or 0 < seen.over_ns <= now_ns
+
+    def are_due(self, segment: int, keep_seconds: float | None, now_ns: int) -> bool:
+        seen = self._seen[segment]
+        if keep_seconds is None:
+            return 0 < seen.over_ns <= now_ns
+        wait_ns = self._journal.config.segment_age_of(keep_seconds) * SECOND_NS
+        early_ns = keep_seconds * SECOND_NS - wait_ns
+        return 0 < seen.ended_ns <= now_ns - wait_ns or 0 < seen.over_ns <= now_ns + early_ns
+
+
+def _first(known_ns: int, moment_ns: int) -> int:
+    return min(known_ns or moment_ns, moment_ns)

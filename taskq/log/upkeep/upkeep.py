@@ -24,9 +24,17 @@ from taskq.log.requests import Op, Order
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.state.story import note_dropped
 from taskq.log.upkeep.compaction import Compaction
-from taskq.log.upkeep.endings import Endings
-from taskq.log.upkeep.keeper import Retained
-from taskq.log.upkeep.retention import NEARLY_FULL, Due, Pinned, due, last_due, past, purge_steps
+from taskq.log.upkeep.retention import (
+    NEARLY_FULL,
+    Due,
+    Endings,
+    Pinned,
+    Retained,
+    due,
+    last_due,
+    past,
+    purge_steps,
+)
 from taskq.log.upkeep.snapshots import Snapshots
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from taskq import TaskLog, TaskQ, retry
 from taskq.cli.main import main
 from taskq.errors import JobFailed
 from taskq.log.read.reader import LogReader
-from taskq.log.upkeep.excerpt import excerpt
+from taskq.log.upkeep.backup import excerpt
 
 SECONDS = 30
 PRIVATE = "the patient is well"

@@ -15,7 +15,7 @@ from taskq.log.format.frames import Frame, Gap
 from taskq.log.read.reader import verify
 from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
-from taskq.log.upkeep.repair import survey_damage
+from taskq.log.upkeep.backup import survey_damage
 from tests.effort import grows, some
 from tests.log.world import PATH, PLAIN, Process, World
 
