@@ -126,7 +126,8 @@ if not TYPE_CHECKING:  # or the type checker would take every name for one of ou
         return value
 
     def _missing(name: str, asker: str) -> Exception:
-        # Of an import statement Python shows no AttributeError, but "cannot import name" alone.
+        # For an import statement Python hides an AttributeError and shows only "cannot import
+        # name".
         kind = ImportError if asker.startswith("<frozen importlib") else AttributeError
         # A submodule in lower case is on its way, and must not wait for these.
         for home in ("errors", "views") if name[:1].isupper() else ():

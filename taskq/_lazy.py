@@ -44,7 +44,7 @@ def looking_up(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 class _Later(ModuleType):
-    """Stands for a module while others import it; what is asked of it later, that one is asked."""
+    """Stands for a module while others import it; later access goes to the real module."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -56,7 +56,7 @@ class _Later(ModuleType):
 
 
 class _Types(_Later):
-    """Likewise of a module of types: an empty class for each name meanwhile."""
+    """A postponed module of types: an empty class stands for each name meanwhile."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -69,7 +69,7 @@ class _Types(_Later):
 
 
 class _Functions(_Later):
-    """Likewise of a module of functions: one for each name meanwhile, which calls the real one."""
+    """A postponed module of functions: each name is a function that calls the real one."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.islower() or sys.modules.get(self.__name__) is not self:
@@ -86,7 +86,7 @@ _TURN: Final = Lock()
 
 @contextmanager
 def postponed(*modules: _Later) -> Iterator[None]:
-    """Let what is imported inside take these for the modules of their names."""
+    """Put stand-ins for modules in place while the block imports others."""
     later = {module.__name__: module for module in modules if module.__name__ not in sys.modules}
     sys.modules.update(later)
     try:
@@ -102,7 +102,7 @@ def import_without_types(package: str, types: str) -> None:
 
     Args:
         package: its full name.
-        types: name of the module in it. What the package says of them is not evaluated.
+        types: name of the module in it. The package's own type hints are not evaluated.
     """
     whole = f"{package}.{types}"
     if package in sys.modules or whole in sys.modules:

@@ -1,4 +1,4 @@
-"""Let a public name go: for a minor version it works on, and says what to write instead."""
+"""Deprecate a public name: it works for one more minor version, with a warning."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import warnings
 
 
 def _deprecated(since: str, instead: str) -> None:
-    """Warn whoever called the function that calls this one, at the line of the call.
+    """Warn the caller of the deprecated function that calls this one, at the line of the call.
 
-    What is deprecated since 1.4 goes with 1.5; a test fails when it is still there then.
+    A name deprecated since 1.4 goes with 1.5; a test fails if it is still there then.
 
     Args:
         since: the version that deprecates it, such as "1.4".

@@ -1,7 +1,7 @@
 """The door of the engine, for commands, workers and plugins: everything below it is private.
 
 It defines nothing, it names. What is named here is kept for one minor version after it has been
-deprecated; the rooms behind it, ``taskq.log`` and ``taskq.core``, may change on any day.
+deprecated; ``taskq.log`` and ``taskq.core`` below it may change on any day.
 
 - open a log: ``Store`` to write, ``LogReader`` to read, both by a ``LogConfig``; a ``LoopPort``
   takes requests from an event loop (``Settlement``, ``ClaimRequest``, ``EnqueueSpec``, …);

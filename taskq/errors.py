@@ -7,7 +7,7 @@
     │   ├── InvalidCall         arguments do not fit the task's signature
     │   ├── InvalidStep         a step or wait that no attempt can do as it is written
     │   ├── PayloadTooLarge     a payload, result or transaction is over its limit
-    │   ├── CompressionUnavailable  a body is, or is to be, compressed by what is not installed
+    │   ├── CompressionUnavailable  the compression of a body is not installed
     │   ├── UnknownTask         a name that this app has not registered
     │   ├── InvalidJobId        no text that could be a job id (also a JobNotFound)
     │   └── WrongLog            a job id of another task log (also a JobNotFound)
@@ -21,14 +21,14 @@
     │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
     │   ├── LogDamaged          bytes that were once durable no longer read back
     │   │   └── UploadDamaged   the files of an upload are not what was published
-    │   ├── MomentGone          compaction removed what would tell the state at that moment
+    │   ├── MomentGone          compaction removed the records of that moment
     │   ├── ReaderBusy          somebody else reads the log under that name
     │   ├── ReaderFellBehind    compaction removed what the reader has not read yet
     │   ├── ReaderMismatch      the log holds other records where the reader had come to
     │   └── LogClosed           used after close()
     ├── StaleDelivery           this claim is over: the job was taken back or settled
     ├── DuplicateKey            another job holds the key, and on_conflict is "raise"
-    ├── JobNotFound             no such job in this log; the base of all that say so
+    ├── JobNotFound             no such job in this log; base of the id errors
     ├── NotDead                 only a dead letter can be requeued or purged, and once
     ├── NotWaiting              only a job that waits can be edited
     ├── JobSettled              a signal for a job that never runs again

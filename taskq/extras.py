@@ -6,8 +6,8 @@ import importlib
 import sys
 from typing import Any, Final
 
-#: What the package is called among installed ones. No index has it before there is a release, so
-#: that a line which has pip look the name up there would install whatever a stranger put there.
+#: Name of the distribution. No index has it before a release, so a command with this name alone
+#: would install a stranger's package.
 DISTRIBUTION: Final = "taskq-local"
 _CLONE: Final = "PATH/TO/THE/CLONE"
 
@@ -33,8 +33,8 @@ class _NoPandas:
 def import_arrow() -> Any:
     """Import pyarrow for a command; pandas, where it is installed, does not follow.
 
-    pyarrow looks for it at the first list that it makes an array of, once: half a second. Whoever
-    asks for a frame of pandas' still gets one.
+    pyarrow imports pandas once, at its first array of a list: half a second. A later request for a
+    pandas frame still works.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -50,10 +50,10 @@ def import_arrow() -> Any:
 
 
 def missing(what: str, package: str | None, extra: str) -> str:
-    """Return what to tell of a package that is not installed: whose extra it is, and how to get it.
+    """Return the message about a missing package: its extra, and the command that installs it.
 
     Args:
-        what: needs it, as the beginning of the sentence.
+        what: the part that needs it; the beginning of the sentence.
         package: by the name that is imported; None if nobody knows.
         extra: of this distribution, which brings it.
     """
@@ -79,7 +79,7 @@ def install_line(extra: str = "") -> str:
 def _source() -> tuple[str, bool]:
     """Return the folder, file or address that pip installed taskq from, and if it is edited there.
 
-    As https://packaging.python.org/en/latest/specifications/direct-url/ has it.
+    See https://packaging.python.org/en/latest/specifications/direct-url/.
     """
     import json  # noqa: PLC0415 - only errors need them
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415

@@ -1,12 +1,12 @@
 """The door of an app, for workers, plugins, commands and ``taskq.testing``.
 
 ``app.tasks``, ``app.hooks`` (what else it declares), ``app.settings`` and ``app.connection`` (its
-port, packer and tag) are the app's own. Here stands what those need who run its jobs, or make and
-read jobs without its tasks. It defines nothing, it names; the rooms behind it, ``taskq.app``,
-``taskq.calls``, ``taskq.connection`` and the like, may change on any day.
+port, packer and tag) are the app's own. This module names the helpers for running its jobs, and for
+making and reading jobs without its tasks. It defines nothing; ``taskq.app``, ``taskq.calls``,
+``taskq.connection`` and so on may change on any day.
 
 - run a job: ``running_job`` is the context variable of the job that code runs for, ``Resources``
-  what lifespans yielded, ``Inputs`` what a step takes in, ``encode_reason`` why it failed
+  the values of lifespans, ``Inputs`` the inputs of a step, ``encode_reason`` the cause of a failure
 - make one: ``Options``, ``encode_loose``, ``key_bytes``
 - read: ``look_at_records``, ``look_at_readers``, ``views_of`` schedules
 - beside a loop: ``off_loop`` does on a thread what blocks, ``blocking`` makes a ``_sync`` twin

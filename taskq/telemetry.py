@@ -1,14 +1,14 @@
 """Traces and metrics of jobs, by OpenTelemetry's conventions for messaging.
 
 An enqueue is a span ``send QUEUE`` of the kind PRODUCER, whose context travels in the job's headers
-(``traceparent``). Each attempt is a span ``process QUEUE`` of the kind CONSUMER: a child of that
-span, so that one trace tells the whole story, and linked to it, as the conventions ask, so that it
-is found where a backend cuts traces short. Jobs that are to be enqueued together with something
-else, children of a task for instance, are ``create QUEUE``. A step that runs is ``step NAME``
-within the span of its attempt; one that answers from the log is none.
+(``traceparent``). Each attempt is a span ``process QUEUE`` of the kind CONSUMER: a child of the
+first span, so that one trace shows the whole job, and linked to it, as the conventions ask, for
+backends that cut traces short. Jobs enqueued together with something else, such as children of a
+task, are ``create QUEUE``. A running step is ``step NAME`` within the span of its attempt; a step
+answered from the log has no span.
 
-Measured are ``messaging.client.sent.messages`` and ``messaging.client.operation.duration`` here;
-what a worker measures is in ``taskq_workers``.
+This module measures ``messaging.client.sent.messages`` and ``messaging.client.operation.duration``;
+the measures of workers are in ``taskq_workers``.
 
 Nothing is traced or measured, and opentelemetry not even imported, unless the program has a tracer
 or a meter provider: these are looked at when a log is opened and when a worker starts. A program
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-#: What traces and measures call taskq.
+#: Name of taskq in traces and measures.
 SYSTEM: Final = tracing.SYSTEM
 
 
 def use(provider: TracerProvider | None) -> None:
-    """Make spans with this provider from now on, whatever the program's own is; None: make none.
+    """Trace with this provider from now on, instead of the program's own; None: do not trace.
 
     Workers that run already go on as before.
 
@@ -134,7 +134,7 @@ class Sending(Generic[R]):
 
 
 def created(call: Call[R]) -> Call[R]:
-    """The call with a span of its own, for one that is enqueued together with others later on."""
+    """Return the call with a span of its own, for a call that is enqueued later with others."""
     if tracing.tracer is None:
         return call
     span = _producer("create", (call,))
@@ -200,7 +200,7 @@ def _producer(operation: str, calls: Sequence[Call[Any]]) -> Span:
 
 
 def _attributes(operation: str, calls: Sequence[Call[Any]]) -> dict[str, str | int]:
-    """Return what is said of an enqueue; its queue and its task only if all calls have the same."""
+    """Return the attributes of an enqueue; queue and task only if all calls have the same."""
     attributes: dict[str, str | int] = {
         "messaging.system": tracing.SYSTEM,
         "messaging.operation.name": operation,
@@ -246,7 +246,7 @@ def _carrier_of(span: Span) -> dict[str, str]:
 
 def _stamped(call: Call[R], headers: Mapping[str, str]) -> Call[R]:
     extras = call.extras or Extras()
-    # What the caller set goes first: it may hand on a context of its own.
+    # The caller's headers win: it may hand on a context of its own.
     together = {**headers, **extras.headers}
     if headers_bytes(together) > HEADERS_BYTES_MAX:
         return call  # the caller's headers matter more

@@ -1,6 +1,6 @@
-"""What others wrote, as it may be shown: it drives no terminal, makes up no lines, tells no secret.
+"""Make foreign text safe to show: no terminal codes, no faked lines, no secrets.
 
-What a name calls secret is only told to be set, also in text that quotes it: ``password=…``.
+A value with a secret's name is shown as ``(set)``, also in text that quotes it: ``password=…``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 # The patterns are compiled when they are first used, by ``re`` itself: a start uses none of them.
 
-#: What stands in place of a secret.
+#: The text in place of a secret.
 _SET: Final = "(set)"
 _TOLD_BY: Final = (
     r"(?i)secret|token(?!s)|passw|passphrase|credential|authoriz|cookie|bearer"
@@ -24,7 +24,7 @@ _IN_URL: Final = r"//[^/@\s]*@"
 _BEARER: Final = r"(?i)\b(bearer)\s+[\w.~+/=-]+"
 #: A name and what stands between it and its value, as programs, JSON and Python's repr write them.
 _NAMED: Final = r"""(?<![\w-])([\w-]++)["']?\s*+[=:]\s*+"""
-#: The value. Of what begins with a bracket nobody can say where it ends.
+#: The value; a value with an opening bracket extends to the end of the line.
 _VALUE: Final = (
     r"""(?i)[\[{(][^\n]*+|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'"""
     r"""|(?:(?:basic|digest)\s+)?[^\s,;&)\]}]++"""

@@ -1,4 +1,4 @@
-"""Name what a log tells its readers: frozen values, made of one look each, and the same as JSON."""
+"""The values that readers of a log get: frozen, each of one snapshot, and the same as JSON."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""Run plain jobs in C, for who asks for it when taskq is installed and when it runs.
+"""Run plain jobs in C, if ``TASKQ_NATIVE=1`` is set at installation and at run time.
 
-Python is the truth. What the extension does its callers do without it, and but for the time nobody
-can tell. It keeps nothing between two calls, and leaves to Python all that is not plain.
-``TASKQ_NATIVE=1`` turns it on; what was compiled from other sources than these is not used.
+Python is the reference: each function in C has a twin in Python, with the same results. The
+extension keeps no state between calls, and hands every case that is not plain to Python. A binary
+of another ``VERSION`` is not used.
 
-- ``Encoder`` and ``Decoder`` are what ``ArgumentCodec`` is called by
-- ``submit`` puts a job into the line of ``LoopPort``, ``answer_all`` answers those of a ``Run``
+- ``Encoder`` and ``Decoder`` encode and decode for ``ArgumentCodec``
+- ``submit`` puts a job into the queue of ``LoopPort``, ``answer_all`` answers the jobs of a ``Run``
 - ``new_handle`` makes the ``JobHandle`` of an answer
 - ``run_jobs`` runs the jobs of a ``Slot`` up to the first that suspends, fails or returns a value
-- ``take``, ``born_records``, ``plain_records``, ``whole_records``, ``claimed`` and ``unclaimed`` do
-  for runs of jobs what the functions of these names do: on the storage thread, a column at a time
+- ``take``, ``born_records``, ``plain_records``, ``whole_records``, ``claimed`` and ``unclaimed``
+  are twins of the Python functions of these names, for runs of jobs: on the storage thread, a
+  column at a time
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-#: Of the sources in C beside this, which say the same; raised whenever they change.
+#: Version of the C sources in this folder, which hold the same number; raised with each change.
 VERSION: Final = 8
-#: What ``run_jobs`` returns in place of a job: none is left, the loop is to turn, the slot is over.
+#: Results of ``run_jobs`` without a job: no job is left, the loop must turn, the slot has ended.
 EMPTY, TURN, SPOILT = 0, 1, 2
 
 
 def _load() -> ModuleType | None:
-    """Return the extension; None where there is none, or nobody asks for it."""
+    """Return the extension; None if it is missing or not asked for."""
     if os.environ.get("TASKQ_NATIVE") != "1":
         return None
     try:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 else:
     plain = _load()
 
-#: Whether it is used; else ``plain`` is None.
+#: True if the extension is used; otherwise ``plain`` is None.
 is_on: bool = plain is not None
 
 

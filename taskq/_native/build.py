@@ -17,7 +17,7 @@ from typing import Any, Final
 
 FOLDER: Final = Path(__file__).parent
 SOURCES: Final = ("module.c", "slots.c", "calls.c", "codecs.c", "columns.c")
-#: Of CPython; for others the API is another.
+#: Versions of CPython; others have another API.
 PYTHONS: Final = ((3, 11), (3, 14))
 COMPILE_SECONDS_MAX: Final = 120
 

@@ -109,7 +109,7 @@ class AppWorker(Protocol):
         """Start, and return once stopped."""
 
     async def stop(self) -> None:
-        """Drain: claim no more, let running jobs finish, cancel those that outlast the time."""
+        """Drain: claim no more, let running jobs finish, cancel them after ``drain_timeout``."""
 
     def request_stop(self) -> None:
         """Begin to drain, and return at once."""
@@ -160,19 +160,19 @@ OneAround = TypeVar("OneAround", bound="AroundFunction")
 class TaskQ(LogHolder):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
-    What is not given comes from the settings: ``TASKQ_…`` in the environment, then files, of which
-    none is the working directory's if the log's directory is named.
+    Other options come from the settings: ``TASKQ_…`` in the environment, then files. Files of the
+    working directory count only if nobody names the log's directory.
 
     Args:
         data_dir: the directory; made when it is missing.
-        include: full names of the modules that hold the app's tasks. Whoever runs its jobs imports
-            them, when the app's own module is whole: they may import it.
+        include: full names of the modules that hold the app's tasks. Workers import them after the
+            app's own module, so they may import it.
         settings: used instead of the environment and the files.
         shards: several logs in place of one, below their root if ``data_dir`` is None.
         options: see ``LogOptions``.
 
     Attributes:
-        hooks: what it declares for those who run its jobs.
+        hooks: its declarations for workers: tasks, lifespans, middleware, schedules.
 
     Raises:
         UsageError: a setting is wrong.
@@ -308,15 +308,15 @@ class TaskQ(LogHolder):
 
         ``@app.cron("*/5 * * * *", tz="Europe/Berlin", catch_up="last", jitter="30s")``
 
-        Each tick is written once, however many workers run with it. Workers tick all schedules of
-        their app, whatever queues they serve; one that is to end by itself (burst) ticks none.
+        Each tick is written once, by one of the workers. A worker ticks all schedules of its app,
+        also for queues that it does not serve; a burst worker ticks none.
 
         Args:
             expression: five fields, or six with the seconds first.
-            tz: the time zone that it is in, by name.
-            name: of the schedule, else that of its task. What the log knows goes by it.
-            args: with which the task is called.
-            kwargs: likewise.
+            tz: name of its time zone, such as "Europe/Berlin".
+            name: of the schedule in the log; its task's name if None.
+            args: positional arguments of the call.
+            kwargs: its keyword arguments.
             choices: see ``ScheduleChoices``.
 
         Raises:
@@ -384,19 +384,20 @@ class TaskQ(LogHolder):
         probe: Condition | Check | None = None,
         is_failure: Callable[[BaseException], bool] = is_network_failure,
     ) -> None:
-        """Let a queue back off as a whole after so many network failures in a row.
+        """Let a queue back off as a whole after several network failures in a row.
 
-        While it does, its jobs wait and burn no attempt; then one of them is tried, after pauses
-        that grow, or at once when the network is seen to come back. Each worker process counts for
-        itself. Call it before workers start.
+        Meanwhile its jobs wait and burn no attempt. One job is tried after each pause, or at once
+        when the network comes back; the pauses grow. Each worker process counts for itself. Call it
+        before workers start.
 
         Args:
             queue: name of the queue.
-            failures: how many in a row.
+            failures: number of failures in a row.
             pause: before the first try; each further one waits twice as long.
             pause_max: the longest pause.
             probe: a condition, such as ``online(...)``, that must hold before a try.
-            is_failure: which errors count; by default those of connections, names, timeouts.
+            is_failure: whether an error counts; by default errors of connections, names and
+                timeouts do.
 
         Raises:
             UsageError: an argument is wrong, or the queue has another breaker already.
@@ -424,8 +425,8 @@ class TaskQ(LogHolder):
         """Stand around each attempt of a job, on the worker's loop; a decorator like ``lifespan``.
 
         ``async def session(job: JobContext) -> AsyncIterator[None]`` yields once. A job's error is
-        raised there; one that is not raised on is forgotten, and the job succeeds with None. The
-        first that was declared is the outermost; a worker takes them up at its start.
+        raised at the ``yield``; if the middleware swallows it, the job succeeds with None. The
+        first declaration is the outermost. A worker reads the list at its start.
 
         Raises:
             UsageError: the function is no async generator function, or takes something unknown.
@@ -436,7 +437,7 @@ class TaskQ(LogHolder):
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to write instead of what apps of other libraries have."""
+            """Name our counterpart of another library's attribute."""
             raise no_attribute(self, "an app", name, APPS, "app")
 
     async def enqueue(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
@@ -569,11 +570,11 @@ class TaskQ(LogHolder):
     def job(self, job: JobId) -> JobHandle[Any]:
         """Return the handle of a job that is in the log, by its id or the number at its end.
 
-        ``task.job(id)`` gives one that knows the type of the result. A number opens the log.
+        ``task.job(id)`` returns a handle with the type of the result. A number opens the log.
 
         Raises:
             InvalidJobId: the text is no job id.
-            WrongLog: the id is of another log; told at first use if the app is not open yet.
+            WrongLog: the id is of another log; raised at first use if the app is not open yet.
         """
         return self._handle(job, None)
 
@@ -600,7 +601,7 @@ class TaskQ(LogHolder):
     def over(self, path: str | os.PathLike[str]) -> TaskQ:
         """Return the same app over the log of another directory: same tasks, hooks, schedules.
 
-        What it enqueues goes there; so does what a job enqueues that one of its workers runs.
+        Its enqueues go there, and so do enqueues of jobs that its workers run.
         """
         from taskq.app.logs import over  # noqa: PLC0415 - few apps have several logs
 
@@ -687,9 +688,10 @@ class TaskQ(LogHolder):
         """Call a function or a task with each ``DeadLetter`` that a worker of this app makes.
 
         A decorator. A task's job is on disk together with the death, or neither is; the death of
-        such a job makes none. A function runs in the worker's loop once the death is on disk; what
-        it raises is logged, and a kill before it loses it. Told are jobs that died here, and those
-        of killed workers that were taken back here; with ``tasks``, those of the tasks so named.
+        such a job makes none. A function runs in the worker's loop once the death is on disk; its
+        errors are logged, and a kill in between loses the call. It gets jobs that died in this
+        worker or that this worker took back from killed ones; with ``tasks``, only jobs of these
+        tasks.
         """
         self._own_task(hook) if isinstance(hook, Task) else None
         self.hooks.add_death_hook(hook, tasks)

@@ -1,4 +1,4 @@
-"""What a running task can ask about its own job."""
+"""The context of a running job: ``current_job()``, its progress, and signals to it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ MESSAGE_CHARACTERS_MAX: Final = 500
 
 
 class _Relay:
-    """Send what jobs tell from a process that has no log open; see ``relay_to``."""
+    """Sends progress from a process that has no log open; see ``relay_to``."""
 
     send: Callable[[float, str], None] | None = None
 
 
 def relay_to(send: Callable[[float, str], None]) -> None:
-    """Have all jobs of this process tell ``send`` how far they are: it has no log open itself.
+    """Send progress of all jobs of this process to ``send``: a child process has no log open.
 
-    Its worker hands that on with ``tell``, and the job's own context there.
+    Its worker passes it to ``tell`` with the job's own context.
     """
     _Relay.send = send
 
@@ -57,11 +57,10 @@ def is_remote() -> bool:
 
 
 def tell(job: JobContext, fraction: float, message: object = "") -> None:
-    """Let others see how far a running job is. From any thread; writes nothing itself.
+    """Publish a job's progress, from any thread; the storage thread writes it.
 
-    No job fails for what it tells while it does its work: a fraction outside 0 to 1 is the nearer
-    of them, one that is not a number yet (NaN, of 0 things done of 0) is 0, and of a long message
-    the beginning is told.
+    Odd values do not fail the job: a fraction is clipped to 0 to 1, NaN counts as 0 (0 of 0 things
+    are done), and a long message is cut.
 
     Raises:
         UsageError: the fraction is no number at all.
@@ -94,7 +93,7 @@ def _shortened(message: str) -> str:
 
 R = TypeVar("R")
 
-#: The job that code runs for; set by whoever runs it.
+#: The job that code runs for; set by its worker.
 running_job: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
 _here: Final[ContextVar[TaskQ]] = ContextVar("taskq_app_here")
 
@@ -196,9 +195,9 @@ class JobContext:
 
     @property
     def cancel_asked(self) -> bool:
-        """Return whether this job was cancelled: for functions in threads, which none can stop.
+        """Return whether this job was cancelled: for functions in threads, which cannot be stopped.
 
-        What such a function still does counts for nothing, so it may return at once.
+        The rest of such a function counts for nothing, so it may return at once.
         """
         # Set only where it is asked: most jobs are not cancelled, and should not pay for it.
         return getattr(self, "_cancel_asked", False)
@@ -208,11 +207,11 @@ class JobContext:
         self._cancel_asked = True
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Tell how far this job is; ``job.progress()`` shows it in any process.
+        """Report how far this job is; ``job.progress()`` returns it in any process.
 
-        Costs some microseconds: it is written by another thread, ten times a second at most, and
-        nothing of it is kept once the job is over. A fraction outside 0 to 1 counts as the nearer
-        of them, and of a message the first 500 characters are told.
+        A call takes some microseconds: another thread writes the latest report, ten times a second
+        at most, and nothing is kept after the job's end. A fraction is clipped to 0 to 1, a message
+        to 500 characters.
 
         Raises:
             UsageError: the fraction is no number.
@@ -277,7 +276,7 @@ class JobContext:
     def resolve(self, answers: list[int | Duplicate]) -> None:
         """Give the pending jobs their ids, in the order they were asked for.
 
-        Behind them may come jobs that were asked for in a child process: nobody waits for those.
+        More answers may follow, of jobs that a child process asked for: nobody waits for them.
         """
         for (pending, *_), answer in zip(self.children or (), answers, strict=False):
             task = pending.call.task
@@ -288,9 +287,9 @@ class JobContext:
 
 
 class _Elsewhere:
-    """Says what to write instead of what the jobs of other libraries have.
+    """Names our counterpart of another library's attribute.
 
-    A descriptor for each: with ``__getattr__`` every look at an attribute would cost more.
+    A descriptor for each name: ``__getattr__`` would make every access to an attribute slower.
     """
 
     def __init__(self, name: str) -> None:
@@ -319,7 +318,7 @@ def current_job() -> JobContext:
 
 
 async def progress(fraction: float, message: str = "") -> None:
-    """Tell how far the running job is, from 0 to 1, and what it does now.
+    """Report the running job's progress, from 0 to 1, with a message.
 
     ::
 
@@ -349,11 +348,11 @@ def progress_sync(fraction: float, message: str = "") -> None:
 class SoftTimeout(TimeoutError, CancelledError):
     """Raised inside a task once its ``soft_timeout`` is over, so that it can clean up and end.
 
-    What the task raises then is judged as any failure is; what it returns is its result. The hard
-    ``timeout`` still holds.
+    An error of the task then counts as any failure does, and a returned value is its result. The
+    hard ``timeout`` still holds.
 
-    A ``CancelledError`` besides, since ``asyncio.TaskGroup`` and ``asyncio.wait_for`` only take
-    that for a reason to end what they started: by any other error it would be left running.
+    It is a ``CancelledError`` too, because ``asyncio.TaskGroup`` and ``asyncio.wait_for`` end their
+    children only for that; for any other error they would leave them running.
     """
 
     def __init__(self, message: str = "the task's soft_timeout is over") -> None:
@@ -368,10 +367,10 @@ class ChildDied(RuntimeError):
 
 
 _log: Final = logging.getLogger("taskq")
-#: By the name of an event and that of a task, as far as runs in this process came to it: what reads
-#: the signal, by its type.
+#: Event name -> task name -> type of the value -> its reader, as far as runs in this process met
+#: them.
 event_readers: Final[dict[str, dict[str, dict[Any, Callable[[bytes], object]]]]] = {}
-#: What ``encode_loose`` puts around a single value.
+#: The wrapping of a single value by ``encode_loose``.
 _HEAD, _TAIL = b'{"value":', b"}"
 
 

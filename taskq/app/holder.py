@@ -1,8 +1,8 @@
-"""What TaskLog and TaskQ both do with their log.
+"""The methods that TaskLog and TaskQ share: reading, editing and upkeep of a log.
 
-A read of the past may take seconds, so it is done on a thread of its own, from the files. What was
-read there may not be on disk yet: the answer waits for a look of the storage thread, which is told
-only what is durable. What few programs need is imported where they ask for it.
+A read of the past may take seconds, so a thread of its own reads the files. These may hold records
+that are not synced yet: the answer waits for one look of the storage thread, which sees durable
+records only. Rare needs are imported inside their methods.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LogHolder:
 
     @property
     def dead(self) -> DeadLetters:
-        """The log's dead letters: list, requeue, purge; with shards those of all."""
+        """The log's dead letters: list, requeue, purge; over all shards."""
         from taskq.reading.dead import DeadLetters  # noqa: PLC0415 - few ask
 
         return DeadLetters(*(log._connection for log in self.logs()))
@@ -86,14 +86,14 @@ class LogHolder:
     async def pause(self, queue: str) -> bool:
         """Let no worker, of any process, claim from the queue until it is resumed.
 
-        Jobs can still be enqueued; those that run go on. It holds across restarts, and a queue that
-        has no jobs yet may be paused, too.
+        Jobs can still be enqueued, and running jobs go on. A pause survives restarts, and a queue
+        may be paused before its first job.
 
         Returns:
             False if it was paused already.
 
         Raises:
-            UsageError: that is no name of a queue.
+            UsageError: the name is no queue's.
             LogError: the log could not be opened or written.
         """
         return await self._set_paused(queue, paused=True)
@@ -104,7 +104,7 @@ class LogHolder:
         """Let workers claim from the queue again; False if it was not paused.
 
         Raises:
-            UsageError: that is no name of a queue.
+            UsageError: the name is no queue's.
             LogError: the log could not be opened or written.
         """
         return await self._set_paused(queue, paused=False)
@@ -121,21 +121,20 @@ class LogHolder:
         limit: int | None = None,
         dry_run: bool = False,
     ) -> Swept:
-        """Cancel the waiting jobs that fit; those that run are left and counted.
+        """Cancel the waiting jobs that match; running jobs are left and counted.
 
-        It is done in slices of some hundreds, of which each is all or none. Jobs that are enqueued
-        meanwhile stay.
+        It works in slices of some hundred jobs, each all or none. Jobs enqueued meanwhile stay.
 
         Args:
             queue: name of their queue.
             task: name of their task.
-            before: enqueued before a datetime with a time zone, or so long ago.
+            before: enqueued before a datetime with a time zone, or longer ago than a duration.
             state: "scheduled" or "ready"; None for both.
-            limit: at most so many, the oldest first.
+            limit: most jobs, the oldest first; None for all.
             dry_run: change nothing, and count.
 
         Raises:
-            UsageError: an argument is wrong, or there is none: that would cancel everything.
+            UsageError: an argument is wrong, or no filter is given: that would cancel everything.
             LogError: the log could not be opened or written.
         """
         from taskq.log.read.selection import WaitingFilter  # noqa: PLC0415 - few ask
@@ -179,30 +178,30 @@ class LogHolder:
         priority: int | None = None,
         queue: str | None = None,
     ) -> bool:
-        """Let a job that waits be due at another time, or wait in another place; all or nothing.
+        """Change when, where and with which priority a waiting job is due; all or nothing.
 
         ``await app.edit(job, delay="2h", priority=9)``
 
-        Its payload, key, expiry and attempts stay as they are. In its new place it stands by its
-        age, as if it had been enqueued there.
+        Its payload, key, expiry and attempts stay as they are. In its new queue it is ordered by
+        its age, as if it had been enqueued there.
 
         Args:
             job: a handle, an id, or the number at its end.
-            run_now: it is ready at once, whatever it waited for: its delay, eta or backoff.
-            delay: it is due so long from now.
-            eta: it is due then; a datetime with a time zone.
+            run_now: make it ready at once, despite its delay, eta or backoff.
+            delay: make it due after this duration.
+            eta: make it due then; a datetime with a time zone.
             priority: 0 to 9.
-            queue: name of the queue that it moves to. It takes its key there with it.
+            queue: name of the queue that it moves to, with its key.
 
         Returns:
-            False if it waits so already.
+            False if nothing changed.
 
         Raises:
-            UsageError: an argument is wrong, or there is none; or the job waits for other jobs of
-                its flow, and was to be due.
+            UsageError: an argument is wrong or none is given; or the job waits for other jobs of
+                its flow, so its time cannot be changed.
             JobNotFound: the log has no such job.
             WrongLog: the id is of another log.
-            NotWaiting: it is settled, or some worker claimed it meanwhile.
+            NotWaiting: it is settled, or a worker claimed it meanwhile.
             KeyHeld: in that queue another job holds its key.
         """
         from taskq.reading.editing import edit_job, wanted  # noqa: PLC0415 - few ask
@@ -214,10 +213,10 @@ class LogHolder:
     edit_sync = blocking(edit)
 
     async def signal(self, job: JobId, name: str, value: Any = None, *, once: str = "") -> bool:
-        """Tell a job something: ``durable.event(name)`` in it returns the value, now or later.
+        """Send a value to a job: ``durable.event(name)`` in it returns the value, now or later.
 
-        The value is at most 64 KiB of JSON. False if the job has had a signal that is known by the
-        text ``once``.
+        The value is at most 64 KiB of JSON. Returns False if the job already got a signal with the
+        same text ``once``.
 
         Raises:
             JobSettled: it never runs again.
@@ -237,12 +236,12 @@ class LogHolder:
         """Count the jobs of the log and of each of its queues; with shards the sums over all.
 
         Args:
-            at: as it was then: a datetime with a time zone, or an lsn (as after its frame). None:
-                now.
+            at: the moment to count at: a datetime with a time zone, an lsn (the end of its frame),
+                or None for now.
 
         Raises:
-            UsageError: the moment is none, or still to come.
-            MomentGone: compaction removed what would tell it.
+            UsageError: the moment is no datetime or lsn, or lies in the future.
+            MomentGone: compaction removed the records of that moment.
         """
         logs = self.logs()
         if len(logs) > 1 and isinstance(at, int):
@@ -260,7 +259,7 @@ class LogHolder:
     async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
         """Return the next ready jobs in the order of their claims, without claiming them.
 
-        What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
+        Payloads over 1 MiB are left out, and damaged ones; the view's ``problem`` names the cause.
         """
         from taskq.reading.dead import checked_limit  # noqa: PLC0415 - few ask
 
@@ -356,17 +355,17 @@ class LogHolder:
         """Read the log's records in order, from the oldest that is kept; then as they are written.
 
         ``async for record in log.stream(reader="billing")`` goes on where "billing" stopped: its
-        position is kept in the directory, saved every 1 000 records or 50 ms and put on disk every
-        second. What was handled since then comes once more after a kill, or a loss of power.
+        position is kept in the directory, saved every 1 000 records or 50 ms and synced every
+        second. Records handled since then come once more after a kill or a power loss.
 
-        A record wakes the stream within milliseconds, whichever process wrote it; with durability
+        A record wakes the stream within milliseconds, from any process; with durability
         "interval" it comes once it is on disk.
 
         Args:
             reader: name to go on under; one process at a time. A new one begins at the start.
             from_lsn: begin at this record, or the next after it.
-            from_time: begin at the first record of this time (with a time zone) or later, as the
-                log tells the time.
+            from_time: begin at the first record of this time (with a time zone) or later, by the
+                log's clock.
             follow: wait for more at the end, instead of ending there.
             kinds: only these, for example ["succeeded", "dead"]; None for all.
             queues: only records of jobs in these queues.
@@ -376,7 +375,7 @@ class LogHolder:
             on_damage: "raise", or "skip" to log a warning and pass over what does not read back.
 
         Raises:
-            UsageError: an argument is wrong. What follows is raised where the stream is read.
+            UsageError: an argument is wrong. The errors below are raised while reading the stream.
             ReaderBusy: somebody else reads under that name.
             ReaderFellBehind: compaction removed what would come next.
             ReaderMismatch: the log was cut or replaced since the reader stopped.
@@ -400,7 +399,7 @@ class LogHolder:
         return Stream(self._connection, start, choice, follow=follow, on_damage=on_damage)
 
     async def readers(self) -> list[ReaderView]:
-        """Return the named readers, in the order of their names, and how far behind each is."""
+        """Return the named readers with their lag, in the order of their names."""
         from taskq.reading.stream import reader_views  # noqa: PLC0415
 
         port = await self._connection.port()
@@ -444,7 +443,7 @@ class LogHolder:
         """Remove a named reader: compaction keeps nothing for it any more.
 
         Raises:
-            UsageError: there is none of that name.
+            UsageError: no reader has that name.
             ReaderBusy: somebody reads under the name now.
         """
         from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
@@ -469,26 +468,26 @@ class LogHolder:
         everything: bool = False,
         on_job: Callable[[Replayed], object] | None = None,
     ) -> ReplayReport:
-        """Enqueue jobs that are over once more, in the order in which they were enqueued.
+        """Enqueue finished jobs once more, in the order of their first enqueue.
 
-        The new ones have payload, queue, task, priority, attempts and headers of the old, and the
-        header ``replay_of`` with the old one's id. They are due at once, expire never and hold no
-        key. The old ones stay as they are, so replaying twice enqueues twice. Some hundred jobs
-        make a transaction: one that fails leaves those before it enqueued.
+        A copy has payload, queue, task, priority, attempts and headers of the original, and its id
+        in the header ``replay_of``. It is due at once, never expires and holds no key. The
+        originals stay as they are, so replaying twice enqueues twice. A transaction holds some
+        hundred jobs: if one fails, the earlier ones stay enqueued.
 
         Args:
             since: only jobs enqueued then or later: a datetime, or a span back from now ("2h").
             before: only jobs enqueued before then.
-            task: only jobs of this task; "" for bytes that no task owns.
+            task: only jobs of this task; "" for jobs of a ``TaskLog``, which have no task.
             queue: only jobs of this queue.
-            state: what became of them: "succeeded", "dead", "cancelled", "expired", or a list.
-            limit: at most so many, the oldest first.
-            dry_run: tell which, and enqueue nothing.
-            everything: allow that none of the choices above is made.
+            state: their final state: "succeeded", "dead", "cancelled", "expired", or a list.
+            limit: most jobs, the oldest first; None for all.
+            dry_run: report the jobs, and enqueue nothing.
+            everything: allow a call without any filter.
             on_job: called with each job once it is enqueued, or cannot be.
 
         Raises:
-            UsageError: a choice is wrong, or there is none.
+            UsageError: a filter is wrong, or none is given.
             LogError: the log could not be read or written.
         """
         from taskq.reading.replay import past_of, replay_all  # noqa: PLC0415
@@ -508,12 +507,12 @@ class LogHolder:
     ) -> CompactReport:
         """Remove the oldest segments as far as the log's policy allows, beside live processes.
 
-        What is needed of them is written again first: unsettled jobs, dead letters, held keys and
-        what is kept of finished jobs. The segment that is written to now always stays.
+        Records still needed are written again first: unsettled jobs, dead letters, held keys and
+        finished jobs within their retention. The current segment always stays.
 
         Args:
-            keep: how long finished jobs are kept, instead of what the log says.
-            dry_run: change nothing, and tell what would be done.
+            keep: how long finished jobs are kept; the log's own ``keep`` if None.
+            dry_run: change nothing, and report the plan.
 
         Raises:
             LogError: the log could not be written, or another process is at it for too long.
@@ -527,15 +526,15 @@ class LogHolder:
     async def adopt(self) -> int:
         """Enqueue the jobs of all uploads that were published (``taskq.log.inbox``).
 
-        Workers do it by themselves; this is for whoever wants to see it done. If another process is
-        at it, this waits until nothing is left. Adopting needs no worker, and no other process.
+        Workers do it by themselves; call it to wait for the end. If another process is adopting,
+        this waits until nothing is left. It needs no worker.
 
         Returns:
-            Jobs that came into being through this process meanwhile.
+            Number of jobs that this process enqueued.
 
         Raises:
-            UploadDamaged: an upload was refused; all others were adopted.
-            LogError: the log could not be written; what was adopted stands, and the rest waits.
+            UploadDamaged: an upload was refused; the others were adopted.
+            LogError: the log could not be written; adopted jobs stay, and the rest waits.
         """
         ports = [await log._connection.port() for log in self.logs()]
         return sum([await port.adopt() for port in ports])

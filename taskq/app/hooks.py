@@ -1,4 +1,4 @@
-"""Hold what an app declares for those who run its jobs: its tasks, and what stands around them."""
+"""Hold an app's declarations for its workers: tasks, lifespans, middleware, hooks, schedules."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class Around:
-    """A function of an app that stands around something.
+    """A lifespan or middleware: a function whose context manager is entered around jobs.
 
     Attributes:
-        name: for errors, with what it is: "the lifespan database".
+        name: for errors, such as "the lifespan database".
 
     Args:
         kind: "lifespan" or "middleware".
-        subject: what it may take as its first argument, for errors: "app" or "job".
+        subject: name of its first argument in errors: "app" or "job".
         function: as the app's author wrote it.
 
     Raises:
-        UsageError: the function is none of the kinds above, or takes something unknown.
+        UsageError: the function is no async generator function, or takes something unknown.
     """
 
     def __init__(self, kind: str, subject: str, function: AroundFunction) -> None:
@@ -58,10 +58,10 @@ class Around:
         self._takes_subject = bool(self._signature.names)
 
     def resources(self, entered: Resources) -> dict[str, Any]:
-        """Return what it takes of what lifespans have yielded, by parameter.
+        """Return its injected arguments, by parameter.
 
         Raises:
-            UsageError: that is not there.
+            UsageError: no lifespan yielded one of them.
         """
         return entered.arguments(self._signature.task, self._signature.injected)
 
@@ -82,10 +82,10 @@ class Around:
 
 
 class StepDone(NamedTuple):
-    """Tell of a step that a job has done.
+    """A finished step of a job, for ``app.on_step``.
 
     ``name`` and ``number`` are the step's; ``form`` is "step", "sleep", "event", "timeout" or
-    "call"; ``seconds`` is how long its function ran, 0 where none did.
+    "call"; ``seconds`` is the run time of its function, 0 without one.
     """
 
     job_id: str
@@ -99,20 +99,19 @@ class StepDone(NamedTuple):
 
 
 class Hooks:
-    """Keep what an app declares; its decorators write it, workers and plugins read it.
+    """Holds an app's declarations: decorators write them, workers and plugins read them.
 
     All views of an app share it, see ``taskq.app.logs``.
 
     Attributes:
-        tasks: by all of their names. Never changed but replaced, since workers on other threads
-            look into it.
-        renewed: told when there is a new task, or a new form of one.
-        included: modules with tasks, which whoever runs the jobs imports.
+        tasks: by all of their names. Replaced as a whole, since workers on other threads read it.
+        renewed: listeners for a new task, or a new form of one.
+        included: modules with tasks, which workers import.
         lifespans, middleware: the first is the outermost.
-        deaths: who hears of dead letters, and the tasks whose letters it wants; None for all.
-        steps: who hears of each step that a job has done.
+        deaths: functions for dead letters, each with its tasks; None for all tasks.
+        steps: functions for finished steps.
         breakers: by the names of their queues.
-        schedules: what is enqueued by the clock.
+        schedules: tasks enqueued by the clock.
     """
 
     def __init__(self, include: Iterable[str] = ()) -> None:
@@ -133,7 +132,7 @@ class Hooks:
         return self
 
     def add_task(self, task: Task[..., Any]) -> None:
-        """Take up a task, and tell those who run jobs.
+        """Add a task, and notify running workers.
 
         Raises:
             UsageError: one of its names is taken.
@@ -152,10 +151,10 @@ class Hooks:
         self.renewed.tell()
 
     def add_step_hook(self, hook: Callable[[StepDone], object]) -> None:
-        """Tell a function of each step that a job has done.
+        """Call a function with each finished step.
 
         Raises:
-            UsageError: it is an async one.
+            UsageError: the function is async.
         """
         if inspect.iscoroutinefunction(hook):
             raise UsageError(
@@ -176,10 +175,10 @@ class Hooks:
                 logger.exception("an on_step hook failed on job %s; it goes on", done.job_id)
 
     def include(self, modules: Iterable[str]) -> None:
-        """Let whoever runs the jobs import these modules, too.
+        """Have workers import these modules, too.
 
         Raises:
-            UsageError: a text in place of a list, or a name that no module can have.
+            UsageError: a text is given in place of a list, or a name is no module's.
         """
         self.included += [name for name in checked_modules(modules) if name not in self.included]
 

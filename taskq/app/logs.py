@@ -107,10 +107,10 @@ class ByJob:
 
 
 class ByKey:
-    """Routes as ``ByJob`` does; what is decided together lies together, see ``shards.layout``.
+    """Routes calls to shards by their keys and limits; see ``taskq.shards``.
 
-    Calls that no key or limit binds go to the log of the job that makes them, else all of a process
-    into one: an fsync of it serves all who wait.
+    A call without key and limit goes to the log of the job that makes it, else to one log for the
+    whole process, so that one fsync serves all its callers.
     """
 
     def __init__(self, app: TaskQ, shards: Shards) -> None:
@@ -242,10 +242,10 @@ class _OwnCalls(Packer):
 
 
 class _OwnHooks(Hooks):
-    """The hooks of one shard: those of its app, but for the schedules of other shards."""
+    """The hooks of one shard: its app's, without the schedules of other shards."""
 
     def __init__(self, hooks: Hooks, shards: Shards, index: int) -> None:
-        # What is not its own is looked up where it is, as the app may declare more.
+        # Other attributes are looked up in the app's hooks, which may still grow.
         self._hooks = hooks
         self.schedules = _OwnSchedules(hooks.schedules, shards, index)
 

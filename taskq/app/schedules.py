@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Listeners:
-    """Functions that are called, on whatever thread, each time that something happened."""
+    """Functions to call at each change, on any thread."""
 
     def __init__(self) -> None:
         self._all: list[Callable[[], object]] = []
@@ -49,14 +49,14 @@ class Listeners:
             listener()
 
 
-#: What becomes of ticks that no worker was there for.
+#: The treatment of ticks missed while no worker ran.
 CatchUp: TypeAlias = Literal["skip", "last", "all"]
-#: What becomes of a tick while the job of an earlier one waits or runs.
+#: The treatment of a tick while an earlier tick's job waits or runs.
 Overlap: TypeAlias = Literal["allow", "skip"]
 
 _CATCH_UPS: Final = ("skip", "last", "all")
 _OVERLAPS: Final = ("allow", "skip")
-#: What the jobs of one request of ticks take in the log at most, ...
+#: Most bytes of the jobs of one request of ticks, ...
 _TURN_BYTES: Final = TRANSACTION_BYTES_MAX // 2
 #: ... and, about, the frame and the headers of each.
 _ITEM_BYTES: Final = 1_024
@@ -68,9 +68,9 @@ class ScheduleChoices(TypedDict, total=False):
     #: "last": of the ticks that were missed while no worker ran, one is made up for; "all": each,
     #: up to CATCH_UP_MAX; "skip": none
     catch_up: CatchUp
-    #: each tick comes later by up to so long; how much is the same in all processes
+    #: longest delay of a tick; the delay of one tick is the same in all processes
     jitter: Duration
-    #: "skip": no job for a tick while that of an earlier one waits or runs
+    #: "skip": no job for a tick while the job of an earlier tick waits or runs
     overlap: Overlap
 
 
@@ -195,7 +195,7 @@ class Schedule:
         return turns
 
     def next_due_ns(self, done_ns: int) -> int | None:
-        """Return when the first tick behind ``done_ns`` is to be written; None: never."""
+        """Return when the first tick after ``done_ns`` is due; None: never."""
         from taskq.schedules import next_due_ns  # noqa: PLC0415 - as above
 
         return next_due_ns(self.name, self.rule, self.jitter_ns, done_ns)
@@ -227,7 +227,7 @@ class Planned:
     """The schedules of one app, by name.
 
     Attributes:
-        listeners: who wants to hear of new ones.
+        listeners: functions to call for each new schedule.
     """
 
     def __init__(self) -> None:

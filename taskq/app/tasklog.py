@@ -98,10 +98,10 @@ class TaskLog(LogHolder):
         """Take up to ``count`` jobs, highest priority first; each counts an attempt.
 
         Args:
-            count: at most so many.
+            count: most deliveries to return.
             queues: names of the queues to take from; None for all.
-            wait: how long to wait while there is no job at all; None for ever. The log is looked
-                at once at least, however long that takes.
+            wait: how long to wait for a first job; None for ever. It looks at least once, even if
+                that takes longer.
             lease: how long a delivery may take before another claimer takes its job back, unless
                 ``extend`` is called in time; None: as long as this process lives.
 
@@ -203,7 +203,7 @@ class TaskLog(LogHolder):
     release_sync = blocking(release)
 
     async def extend(self, delivery: Delivery, seconds: Duration = 30) -> None:
-        """Let a delivery take so long from now, whether it had a lease or not.
+        """Extend a delivery's lease to this duration from now; give it one if it had none.
 
         A delivery whose lease has ended is still its holder's until a claimer takes the job back.
 
@@ -229,11 +229,11 @@ class TaskLog(LogHolder):
         return LogTransaction(self._connection)
 
     async def cancel(self, job_id: str) -> bool:
-        """Withdraw a job that waits, ask for the end of one that runs; False when it is settled.
+        """Withdraw a waiting job, ask a running job to end; False if it is settled.
 
-        True means that it does not run again. Whoever holds the delivery of a job that runs learns
-        of it by ``cancel_asked``, or by ``extend``, which raises; whether it then gives the
-        delivery back or fails it, the job ends as cancelled. Only ``ack`` stands.
+        True means that it does not run again. The holder of a running job's delivery sees it by
+        ``cancel_asked``, or by ``extend``, which raises. ``release`` and ``nack`` then end the job
+        as cancelled; ``ack`` still counts.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -256,7 +256,7 @@ class TaskLog(LogHolder):
     cancel_asked_sync = blocking(cancel_asked)
 
     async def get(self, job_id: str) -> JobView:
-        """Return everything the log says of a job.
+        """Return everything the log holds about a job.
 
         Raises:
             JobNotFound: the log has no such job.

@@ -87,7 +87,7 @@ class StepMaker:
     """Gives a task its ``step``.
 
     A descriptor: of a generic method, the type checker would infer the first parameter's type from
-    what the step is passed to.
+    the receiver of the step.
     """
 
     def __get__(
@@ -118,8 +118,8 @@ class Enqueuer(Generic[P, R]):
         )
         self._extras = chosen.extras(None, chosen.fixed_concurrency_key(task.name))
         self.spec = chosen.spec(task.name, flags)
-        #: what each enqueue needs: a look at an attribute of this class costs as much as a call,
-        #: because of ``__getattr__``
+        #: attributes of the hot path in one tuple: an access to an attribute costs as much as a
+        #: call here, because of ``__getattr__``
         self._hot = (
             task, task.app, self._connection, self._is_plain, self.spec, self._extras,
             self._submit(),
@@ -128,7 +128,7 @@ class Enqueuer(Generic[P, R]):
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to write instead of what tasks of other libraries have."""
+            """Name our counterpart of another library's attribute."""
             task = self.__dict__.get("_task", self).__dict__.get("name", "task")
             raise no_attribute(self, "a task", name, TASKS, task.rpartition(".")[2])
 
@@ -427,7 +427,7 @@ class Task(Enqueuer[P, R]):
         self.requires: tuple[Condition, ...] = ()
         self.while_running = False
         self.limit: Limit | None = None
-        #: bytes of what an attempt logs that are kept with its outcome
+        #: most bytes of an attempt's log lines that are kept with its outcome
         self.keep_log = 0
         self.on_dead = on_dead
         # Built at the first call: annotations may name what the module defines further down.
@@ -481,7 +481,7 @@ class Task(Enqueuer[P, R]):
 
     @functools.cached_property
     def takes_anything(self) -> bool:
-        """Return whether its first parameter says nothing of what it takes."""
+        """Return whether its first parameter accepts any value."""
         hint = self.signature.hints()[self.signature.names[0]]
         while hint is list or get_origin(hint) is list:
             hint = next(iter(get_args(hint)), Any)
@@ -642,7 +642,7 @@ def limit_of(name: str, choices: TaskChoices) -> Limit | None:
 class TaskChoices(JobOptions, total=False):
     """The keywords of ``@task(...)``; all may be left out."""
 
-    #: what jobs call the task; ``module.function`` unless given
+    #: name of the task in jobs; ``module.function`` unless given
     name: str
     #: earlier names, still run
     aliases: tuple[str, ...] | list[str]
@@ -670,11 +670,11 @@ class TaskChoices(JobOptions, total=False):
     rate: str | None
     #: "thread" or "process"; None: sync functions in a thread, async ones in the event loop
     runs_in: RunsIn | None
-    #: keep so much of what an attempt logs with its outcome, the latest of it: "64KB" at most
+    #: keep the last lines that an attempt logs with its outcome, up to this size: "64KB" at most
     keep_log: Size | None
     #: run only once the claim is on disk, so that a power loss cannot make it run twice
     durable_claim: bool
-    #: what must hold before a job of it runs, see ``taskq.conditions``; until then it waits
+    #: conditions that must hold before a job runs, see ``taskq.conditions``; until then it waits
     requires: Sequence[Condition | Check]
     #: with ``requires``: a job that runs when a condition is lost is stopped, and waits again
     while_running: bool

@@ -162,9 +162,9 @@ class _Transaction(ABC, Generic[P]):
         run(self.__aexit__(*exc))
 
     def cancel(self, job: str | JobHandle[Any]) -> PendingCancel:
-        """Withdraw a job that waits by then, and ask for the end of one that runs.
+        """Withdraw a waiting job, or ask a running job to end.
 
-        One that this transaction gives back waits by then.
+        A delivery that the same transaction releases counts as waiting.
 
         Leaving the block raises ``JobNotFound`` if there is no such job, and ``WrongLog`` if it is
         of another log: then nothing of the transaction was written.
@@ -220,11 +220,11 @@ class _Transaction(ABC, Generic[P]):
 
     @abstractmethod
     def _answer(self, pending: P, answer: int | Duplicate) -> None:
-        """Tell a new job what it became."""
+        """Give a new job its id."""
 
 
 class LogTransaction(_Transaction[PendingPut]):
-    """Of a ``TaskLog``: deliveries are settled, jobs cancelled and put, all of it or nothing.
+    """A transaction of a ``TaskLog``: settle deliveries, cancel and put jobs, all or nothing.
 
     Leaving the block raises what any part meets: ``StaleDelivery``, ``JobNotFound``,
     ``DuplicateKey``, ``PayloadTooLarge``, … Then nothing was written.
@@ -237,7 +237,7 @@ class LogTransaction(_Transaction[PendingPut]):
         *,
         compress: Compression | None = None,
     ) -> None:
-        """End a delivery well; the arguments are those of ``TaskLog.ack``."""
+        """End a delivery well; arguments as in ``TaskLog.ack``."""
         packing = None
         if result is not None:
             check_bytes("the result", result)
@@ -247,7 +247,7 @@ class LogTransaction(_Transaction[PendingPut]):
         self._settle(Settlement(SUCCESS, delivery, result), packing)
 
     def nack(self, delivery: Delivery, reason: str = "", delay: Duration | None = None) -> None:
-        """End a delivery badly; the arguments are those of ``TaskLog.nack``."""
+        """End a delivery badly; arguments as in ``TaskLog.nack``."""
         self._settle(failed(delivery, reason, delay))
 
     def release(self, delivery: Delivery, delay: Duration = 0) -> None:
@@ -275,7 +275,7 @@ class LogTransaction(_Transaction[PendingPut]):
 
 
 class AppTransaction(_Transaction[PendingJob[Any]]):
-    """Of a ``TaskQ``: calls are enqueued and jobs cancelled, all of it or nothing.
+    """A transaction of a ``TaskQ``: enqueue calls and cancel jobs, all or nothing.
 
     ``async with app.transaction() as tx``, or ``with`` in code that runs no event loop. Leaving the
     block raises what any part meets, and then nothing was written.

@@ -1,11 +1,10 @@
-"""From coroutines to blocking calls, and back: twins for code without a loop, threads for one.
+"""Blocking twins of coroutines (``enqueue_sync``), and threads for blocking work beside a loop.
 
-A twin runs the coroutine on a loop that one daemon thread of the process keeps for them all,
-and blocks the calling thread meanwhile. It takes and returns what the coroutine does, so that there
-is one implementation, one docstring and one signature.
+A twin runs the coroutine on the loop of one daemon thread of the process, and blocks the calling
+thread meanwhile. Its arguments and result are the coroutine's, so both share one docstring.
 
-asyncio is imported by the calls that need it: it takes longer than all that declares an app, which
-many programs do that start no loop.
+asyncio is imported by the calls that need it: importing it takes longer than declaring an app, and
+many programs that declare one start no loop.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ def need_loop(*who: str) -> asyncio.AbstractEventLoop:
     """Return the event loop of asyncio that runs in this thread.
 
     Args:
-        who: needs it, if that is not what is awaited; the beginning of a sentence.
+        who: the beginning of the error's sentence, if the awaited call should not be named.
 
     Raises:
-        UsageError: none does; it says what to do under trio.
+        UsageError: no loop runs; the message has a way out for trio.
     """
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
@@ -132,7 +131,7 @@ def refuse_in_loop(call: str, instead: str) -> None:
     """Raise if an event loop runs in this thread.
 
     Raises:
-        UsageError: one does; it says what to write instead.
+        UsageError: one does; the message names the coroutine to await.
     """
     if "asyncio" not in sys.modules:  # then nobody runs one
         return

@@ -1,7 +1,7 @@
-"""One directory as one object holds it: opened at first use, in this process, once.
+"""An app's connection to one directory: opens its store at first use, and packs bodies.
 
-So is the store's code imported, on the thread that opens it: half of what taskq is made of, which a
-program that only declares tasks never needs. Whoever minds the first enqueue opens the app before.
+The thread that opens the store also imports its code, half of taskq: programs that only declare
+tasks do without. A program that needs a fast first enqueue opens the app before.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _OURS: Final = frozenset({"taskq", "taskq_plugins", "taskq_workers"})
 def install() -> None:
     """Let a ``UsageError`` that ends the program show the caller's line last, and none of ours.
 
-    What else ends it is shown as before, by whoever shows it.
+    Other errors go to the previous ``sys.excepthook``.
     """
     if getattr(sys.excepthook, "__name__", "") != _show.__name__:
         sys.excepthook = functools.wraps(_show)(functools.partial(_show, sys.excepthook))
 
 
 def end_at_caller(error: UsageError) -> None:
-    """Cut the traceback behind the last line that is neither ours nor of the standard library."""
+    """Cut the traceback after the last line that is neither ours nor of the standard library."""
     last: TracebackType | None = None
     trace = error.__traceback__
     while trace is not None:
@@ -65,7 +65,7 @@ def end_at_caller(error: UsageError) -> None:
         trace = trace.tb_next
     if last is not None:
         last.tb_next = None
-    # What we met on the way to it, such as an error of a library, says nothing more.
+    # Its context, such as an error of a library, adds nothing.
     error.__suppress_context__ = True
     if error.__cause__ is not None and not _is_of_caller(error.__cause__):
         error.__cause__ = None
@@ -111,7 +111,7 @@ def _show(
     show(kind, error, trace)
 
 
-#: A job that is not packed yet: with what becomes of its body, and the name of that in errors.
+#: A job before packing: item, compression of its body, and the body's name in errors.
 Loose: TypeAlias = tuple[Item, "Compression | None", str]
 
 R = TypeVar("R")
@@ -300,7 +300,7 @@ _PAUSE_SECONDS_TOLD: Final = 4 * _PAUSE_SECONDS
 #: Room that a step finds before it runs: enough for most results.
 _STEP_BYTES: Final = 64 * 1024
 
-#: Where pytest runs it is loaded, and says so if a test opens a log of production.
+#: Loaded where pytest runs: it reports a test that opens a production log.
 _PYTEST_PLUGIN: Final = "taskq.testing.plugin"
 
 #: A directory that holds this has logs below it, and is none; see ``taskq.shards``.
@@ -327,13 +327,14 @@ class Connection:
     Attributes:
         path: absolute path of the directory.
         config: what the store is opened with.
-        current: the store, None before the first use; ``usable`` tells whether it still serves.
+        current: the store, None before the first use; ``usable`` is False once it is closed or
+            failed.
         packer: packs what goes into the log, and unpacks what comes out.
         is_routed: calls of its app may go to other logs.
         refusal: why the directory is no log to open; "" if it is one.
-        wait_begins: at most one function of a worker of this process, for all connections: called
-            with the handle of a job whose result is waited for, returns what is called at the end
-            of the wait, or None.
+        wait_begins: at most one function, set by a worker of this process: it is called with the
+            handle of a job whose result a caller awaits, and returns a function for the end of the
+            wait, or None.
     """
 
     wait_begins: ClassVar[list[Callable[[JobHandle[Any]], Callable[[], object] | None]]] = []
@@ -391,7 +392,7 @@ class Connection:
             return self._store_locked()
 
     async def opened(self) -> Store:
-        """Return the open store; opens it on a thread, once for all that wait for it."""
+        """Return the open store; opens it on a thread, once for all callers."""
         store = self.current
         if store is not None and store.usable:
             return store
@@ -587,7 +588,7 @@ class Connection:
         return store
 
     def _tell_tests(self) -> None:
-        # On the caller's thread: what is told names the caller's line.
+        # On the caller's thread: the report names the caller's line.
         plugin = sys.modules.get(_PYTEST_PLUGIN)
         if plugin is not None and not self._closed:
             plugin.on_open(self.path, caller)
@@ -636,7 +637,7 @@ os.register_at_fork(after_in_child=_renew_all_after_fork)
 
 
 def _check_threads() -> None:
-    """Refuse threads that are none: a log's own would never run beside the one that waits for it.
+    """Refuse green threads: the log's thread would never run while its caller waits.
 
     Raises:
         UsageError: eventlet has put others in their place.

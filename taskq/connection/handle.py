@@ -77,7 +77,7 @@ class JobHandle(Generic[R]):
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to write instead of what jobs of other libraries have."""
+            """Name our counterpart of another library's attribute."""
             raise no_attribute(self, "a job", name, JOBS, "job")
 
     async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
@@ -124,7 +124,7 @@ class JobHandle(Generic[R]):
     result_sync = blocking(result)
 
     async def view(self) -> JobView:
-        """Return everything the log says of the job.
+        """Return everything the log holds about the job.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -143,11 +143,11 @@ class JobHandle(Generic[R]):
     async def cancel(self) -> bool:
         """Withdraw the job if it waits, stop it if it runs; False when it is settled already.
 
-        True means that it does not run again, whatever happens to its worker. One that runs is
-        stopped by its own process, within 100 ms if that is not busy: an async task is cancelled
-        and may clean up, a child process is killed, and a function in a thread goes on unheard.
-        ``result()`` tells when it is over: it raises ``JobCancelled``, or returns what the task
-        returned if that came first.
+        True means that it does not run again, even if its worker dies. A running job is stopped by
+        its own process, within 100 ms if that is not busy: an async task is cancelled and may clean
+        up, a child process is killed, and a function in a thread goes on, but its outcome is
+        dropped. ``result()`` then raises ``JobCancelled``, or returns the result if the task was
+        faster.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -260,7 +260,7 @@ class JobHandle(Generic[R]):
         if task is None and view is not None:
             task = self._app.tasks.get(view.task)
         if body is None:
-            # The job says what it was enqueued with, also where its task is not registered.
+            # The job's own flag counts, also if its task is not registered.
             stores_result = view.stores_result if view is not None else True
             if not stores_result or (task is not None and not task.store_result):
                 raise ResultGone(self.id)

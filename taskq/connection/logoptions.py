@@ -1,4 +1,7 @@
-"""The options of ``TaskLog.open``."""
+"""Options of a log, and the files that settings come from: read without pydantic.
+
+A program without settings need not import pydantic-settings, a third of its loaded code.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class QueueOptions(TypedDict, total=False):
 class LogOptions(TypedDict, total=False):
     """Options for opening a log; all may be left out."""
 
-    #: what an awaited enqueue survives
+    #: the crash that an awaited enqueue survives
     durability: Durability | str
     #: with durability "interval": the longest time until the next fsync
     interval: Duration
@@ -49,15 +52,15 @@ class LogOptions(TypedDict, total=False):
     lock_wait: Duration
     #: keep other processes out
     exclusive: bool
-    #: what ``taskq workers`` calls the process
+    #: name of the process in ``taskq workers``
     name: str
-    #: how payloads and results are compressed, where nothing else is said
+    #: how payloads and results are compressed, unless task or queue say otherwise
     compress: Compression
     #: a body that would become larger is not decompressed
     decompressed_bytes_max: int
     #: how long finished jobs are kept after their end; "never": they never go
     keep: Duration
-    #: the log's size beyond which the oldest finished jobs go, whatever their age
+    #: the log's size beyond which the oldest finished jobs go, even if they are young
     keep_bytes: int | None
     #: likewise, the number of full segments
     keep_segments: int | None
@@ -73,14 +76,13 @@ class LogOptions(TypedDict, total=False):
     starvation: Duration | None
     #: most dedup keys that are held at a time; an enqueue with another is refused
     keys_max: int
-    #: what is other in some queues, by their names; JSON in the environment
+    #: exceptions for single queues, by their names; JSON in the environment
     queues: Mapping[str, QueuePolicy | QueueOptions]
-    #: who may use a log that is made here, "private" (its user) or "group"; as its directory says,
-    #: unless given
+    #: access to a new log: "private" (its user) or "group"; as its directory, unless given
     mode: Mode | None
 
 
-#: What is called otherwise in ``LogConfig``.
+#: Options with another name in ``LogConfig``.
 _UNITS: Final = {
     "interval": "interval_seconds",
     "keep": "keep_seconds",
@@ -216,21 +218,21 @@ def _durability(value: Durability | str) -> Durability:
 
 
 def unknown_option(name: str) -> UsageError:
-    """Return the error of an unknown option, which lists those that there are."""
+    """Return the error of an unknown option, which lists the known ones."""
     known = LogOptions.__annotations__
     return UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
 
 
 PREFIX: Final = "TASKQ_"
-#: What begins so and is read elsewhere: ``taskq._native``, before there is an app.
+#: Variables with the prefix that are no settings: ``taskq._native`` reads them at import.
 NO_SETTINGS: Final = frozenset({"TASKQ_NATIVE"})
 #: In the log's directory, in the working directory and in the user's configuration.
 TOML: Final = "taskq.toml"
 #: In the working directory: other programs' too.
 DOTENV, PYPROJECT = ".env", "pyproject.toml"
-#: Of the working directory; those of a later file give way.
+#: Files of the working directory; an earlier one wins.
 NEAR: Final = (DOTENV, TOML, PYPROJECT)
-#: The log's directory where nothing is said.
+#: The log's directory unless given.
 DATA_DIR_DEFAULT: Final = "taskq-data"
 #: From which level on ``taskq worker`` writes to stderr, likewise.
 LOG_LEVEL_DEFAULT: Final = "warning"
@@ -341,7 +343,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def has_no_settings(data_dir: str | os.PathLike[str] | None) -> bool:
-    """Return whether no place says anything of taskq; those of other users are told later."""
+    """Return whether neither environment nor files set anything."""
     if any(name[: len(PREFIX)].upper() == PREFIX for name in os.environ.keys() - NO_SETTINGS):
         return False
     return not any(_speaks(place.path) for place in settings_places(data_dir))

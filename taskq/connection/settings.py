@@ -1,11 +1,10 @@
-"""What an app is configured with: code, ``TASKQ_…``, and files of the log, of here, of the user.
+"""Settings of an app: from code, ``TASKQ_…`` variables, and three places for files.
 
-The log's own ``taskq.toml`` goes before ``.env``, ``taskq.toml`` and ``pyproject.toml`` of the
-working directory, which nobody reads who names the log's directory: a program may be started
-anywhere. Those name no hub either. ``taskq/taskq.toml`` of the user's configuration comes last.
+The log's own ``taskq.toml`` wins over ``.env``, ``taskq.toml`` and ``pyproject.toml`` of the
+working directory. These are ignored if the log's directory is given, since a program may be started
+anywhere, and they may not name a hub. ``taskq/taskq.toml`` of the user's configuration comes last.
 
-Imported when an app is made that is told something, by its maker or by one of these places:
-pydantic-settings takes 0.1 s.
+Imported only if code, environment or a file sets anything: pydantic-settings takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _seconds_or_never(value: Duration | None) -> float | None:
 
 
 def _seconds_or_always(value: Duration) -> float:
-    # None stands for what the log says.
+    # None stands for the log's own value.
     return ALWAYS_SECONDS if value == NEVER else _seconds(value)
 
 
@@ -170,23 +169,23 @@ class HubSettings(BaseModel):
     token_file: Path | None = None
     #: the token itself, where the environment is where secrets are kept
     token: SecretStr | None = None
-    #: certificates of who may have signed the hub's, unless the machine knows them
+    #: certificates of the hub's authority, unless the machine trusts it already
     ca: Path | None = None
-    #: so long the hub has had what may go here
+    #: how long the hub must have had records before they may go here
     grace: Annotated[float, BeforeValidator(_seconds)] = 2 * 86_400.0
     #: longest time that something is not sent, and that a hub hears nothing
     every: Annotated[float, BeforeValidator(_seconds)] = 30.0
     poll: Annotated[float, BeforeValidator(_seconds)] = 900.0
     #: whether frames are compressed on the way, "zlib" or "none"
     compress: Literal["none", "zlib"] = "zlib"
-    #: what machine this is; that of /etc/machine-id, in a container none, unless given
+    #: id of this machine; unless given, from /etc/machine-id, and empty in a container
     machine: str | None = None
     #: names of tasks that the hub may ask for, such as photos.*; none unless said
     accept: tuple[str, ...] = ()
-    #: what must hold while anything is sent: "on_power", "unmetered", "online"
+    #: conditions for sending: "on_power", "unmetered", "online"
     requires: tuple[Literal["on_power", "unmetered", "online"], ...] = ()
-    #: what goes over a line that is paid by volume: "never" anything, "tail" for records within
-    #: metered_bytes_per_day, "all" as over any other
+    #: traffic over a metered line: "never" any, "tail" for records within metered_bytes_per_day,
+    #: "all" as over other lines
     metered: Literal["never", "tail", "all"] = "tail"
     metered_bytes_per_day: ByteSize = ByteSize(5 * 2**20)
     #: bytes that are sent in a second; as fast as the line is, unless given
@@ -224,9 +223,9 @@ else:
 
 
 class Settings(BaseSettings, _LogSettings):
-    """Settings of a TaskQ; the first place that has one wins, in the order of the module's title.
+    """Settings of a TaskQ; the first source wins, in the order of the module's title.
 
-    Durations are seconds or text such as "5m". Options of the log are those of ``LogOptions``.
+    Durations are seconds or text such as "5m". Options of the log are as in ``LogOptions``.
     """
 
     model_config = SettingsConfigDict(
@@ -249,7 +248,7 @@ class Settings(BaseSettings, _LogSettings):
     #: how: lines for people, or a JSON document each
     log_format: Literal["text", "json"] = LOG_FORMAT_DEFAULT
     compress: Compression = "none"
-    #: what workers take up of other packages, in this order: entry points of ``taskq.plugins``
+    #: plugins of other packages for workers, in this order: entry points of ``taskq.plugins``
     plugins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
     queues: dict[str, QueueSettings] = Field(default_factory=dict)
     #: the hub of this machine; TASKQ_HUB_URL, TASKQ_HUB_TOKEN_FILE, TASKQ_HUB_TOKEN
@@ -260,7 +259,7 @@ class Settings(BaseSettings, _LogSettings):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that they come from, those that set nothing left out; absolute paths."""
+        """Absolute paths of the files that set something."""
         return self._files
 
     @classmethod
@@ -289,10 +288,10 @@ class Settings(BaseSettings, _LogSettings):
 
 
 def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str, Any]]]:
-    """Return what each file sets that may, nearest first; empty ones are left out.
+    """Return the settings of each file, nearest first, without empty ones.
 
     Raises:
-        UsageError: a file of taskq's own is broken or says what is no setting, or is another's.
+        UsageError: a file of taskq's own is broken, has an unknown setting, or is another user's.
     """
     near = [(place, _table(place)) for place in settings_places(data_dir)[1:]]
     named = next((said["data_dir"] for _, said in near if "data_dir" in said), None)
@@ -378,10 +377,10 @@ def _no_setting(name: str, known: Iterable[str]) -> str:
 
 
 def _check_hub(place: SettingsFile, hub: dict[str, Any]) -> None:
-    """See that the file is this user's own; its paths go from its folder.
+    """Check that the file is this user's own, and resolve its paths from its folder.
 
     Raises:
-        UsageError: it is not: another user may not say where this one's data goes.
+        UsageError: it is another user's: that user could send the data elsewhere.
     """
     if not place.is_near and place.path.stat().st_uid not in {0, os.geteuid()}:
         raise UsageError(f"{place.path} is another user's: it may have no [hub]: take that out")
@@ -395,7 +394,7 @@ def _warn(problem: str) -> None:
 
 
 def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Return the files that settings come from, those that set nothing left out; absolute paths.
+    """Return the absolute paths of the files that set something.
 
     Args:
         data_dir: the log's directory, if code or a command line names it.
@@ -404,13 +403,13 @@ def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]
 
 
 def silent_settings(data_dir: Path, given: Mapping[str, Any]) -> Settings:
-    """Return the settings where code alone said something, whatever others say by now."""
+    """Return the settings of an app configured by code alone; files are not read."""
     read = {name: _read(name, value) for name, value in given.items()}
     return Settings.model_construct(data_dir=data_dir, **read)
 
 
 def load_settings(base: Settings | None, **given: Any) -> Settings:
-    """Return the settings, with what is given and not None in place of theirs.
+    """Return the settings, overridden by the given values that are not None.
 
     Raises:
         UsageError: a setting is wrong; the message names it and its variable.

@@ -1,4 +1,4 @@
-"""Whether this process traces and measures, looked at where every enqueue passes.
+"""The process's tracer and meter, as module variables that every enqueue reads.
 
 See ``taskq.telemetry``.
 """
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
 
 SYSTEM: Final = "taskq"
-#: Where the environment names a provider, which the API then loads by itself.
+#: Variables that name a provider, which the API then loads by itself.
 _PROVIDER_VARIABLES: Final = ("OTEL_PYTHON_TRACER_PROVIDER", "OTEL_PYTHON_METER_PROVIDER")
 _NOTHING: Final = frozenset(
     {"NoOpTracerProvider", "ProxyTracerProvider", "NoOpMeterProvider", "_ProxyMeterProvider"}
 )
 
-#: What makes spans; None: nothing is traced.
+#: The tracer; None: nothing is traced.
 tracer: Tracer | None = None
-#: What makes instruments; None: nothing is measured.
+#: The meter; None: nothing is measured.
 meter: Meter | None = None
-#: Whether there is either, or an app with several logs: the hot path looks at this, and at nothing
-#: else. All are set by ``look``, ``choose`` and ``choose_meter``.
+#: True with a tracer, a meter or an app of several logs: the only flag that the hot path reads.
+#: ``look``, ``choose`` and ``choose_meter`` set all of these.
 is_on = False
 is_traced = False
 _is_routed = False
@@ -38,7 +38,7 @@ def look() -> None:
     """Trace and measure from now on if the program has providers; costs nothing if it has none."""
     if (_is_chosen or tracer is not None) and (_is_meter_chosen or meter is not None):
         return
-    # Whoever set a provider has imported one of these.
+    # A program that set a provider has imported one of these.
     modules, named = sys.modules, any(name in os.environ for name in _PROVIDER_VARIABLES)
     if not _is_chosen and tracer is None and (named or "opentelemetry.trace" in modules):
         from opentelemetry import trace  # noqa: PLC0415 - most programs never need it
@@ -51,7 +51,7 @@ def look() -> None:
 
 
 def choose(provider: TracerProvider | None) -> None:
-    """Trace with this provider from now on, whatever the program's own is; None: not at all.
+    """Trace with this provider from now on, instead of the program's own; None: do not trace.
 
     Raises:
         UsageError: it is no provider.
@@ -75,7 +75,7 @@ def choose_meter(provider: MeterProvider | None) -> None:
 
 
 def take_the_long_way() -> None:
-    """Have every enqueue of this process pass where an app may say which log it goes to."""
+    """Send every enqueue of this process through its app's choice of a log."""
     global _is_routed, is_on  # noqa: PLW0603 - as above
     _is_routed = is_on = True
 

@@ -1,4 +1,4 @@
-"""What PyInstaller needs to know of taskq; it asks for the folder through ``pyinstaller40``."""
+"""The folder of PyInstaller's hook for taskq, found by the entry point ``pyinstaller40``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Testing what enqueues and what runs, without waiting and without leaving anything behind.
+"""Helpers for tests of applications: no waiting, and nothing left on disk.
 
-For tests of applications: a ``Sandbox`` moves an app into a log in memory with a clock that stands
-still; ``drain`` runs what is ready; ``assert_enqueued`` looks at what was enqueued. pytest finds
-the fixtures ``taskq_app`` and ``taskq_sandbox`` by itself.
+A ``Sandbox`` moves an app into a log in memory with a clock that stands still; ``drain`` runs ready
+jobs; ``assert_enqueued`` checks enqueued jobs. pytest finds the fixtures ``taskq_app`` and
+``taskq_sandbox`` by itself.
 """
 
 from __future__ import annotations

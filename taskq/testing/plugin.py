@@ -28,7 +28,7 @@ _configs: Final[list[pytest.Config]] = []
 
 
 class RealLogWarning(UserWarning):
-    """A test opened a log that outlives it: perhaps that of production."""
+    """A test opened a log that outlives it: perhaps the production log."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,9 +64,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def on_open(path: str, caller: Callable[[], FrameType]) -> None:
-    """Say so if a log is opened that is not made for a test: called before anything is touched.
+    """Report a log that was not made for the test, before anything is touched.
 
-    What lies in pytest's own temporary directory (``tmp_path``) goes with the test.
+    Logs in pytest's own temporary directory (``tmp_path``) go with the test.
 
     Args:
         path: absolute path of the log's directory.
@@ -133,7 +133,7 @@ def _is_temporary(path: str) -> bool:
         return False
     base: Path = factory.getbasetemp()
     if hasattr(config, "workerinput"):
-        base = base.parent  # what the processes of pytest-xdist share
+        base = base.parent  # values that the processes of pytest-xdist share
     return Path(path).resolve().is_relative_to(base)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Jobs that one drain runs; more enqueue one another for ever.
 DRAINED_MAX: Final = 100_000
-#: Failures that an error tells of.
+#: Failures that an error lists.
 _DRAINING_SHOWN_MAX: Final = 5
 #: A float of seconds may fall a little short of a moment in nanoseconds.
 _LATER_SECONDS: Final = 0.001
@@ -75,14 +75,15 @@ async def drain(
     ahead: FakeClock | None = None,
     raises: bool = True,
 ) -> Drained:
-    """Run the jobs that are ready, and those that they enqueue, until none is left.
+    """Run the ready jobs, and the jobs that they enqueue, until none is left.
 
-    They run in this event loop (sync ones in threads), in the order of a worker with so many slots.
+    They run in this event loop (sync ones in threads), in the order of a worker with
+    ``concurrency`` slots.
 
     Args:
         app: whose jobs.
         queues: names of the queues to drain; None for all.
-        concurrency: how many run at a time.
+        concurrency: number of jobs at a time.
         ahead: the app's clock, to be moved to when the next job is due, as long as one is.
         raises: whether a failed attempt makes this raise at the end.
 
@@ -133,7 +134,7 @@ _UPTIME_SECONDS: Final = 1_000
 
 
 class MovedClock:
-    """A clock that tells the logs that go by it when it was moved."""
+    """A clock that wakes the logs that use it when it is moved."""
 
     def __init__(self) -> None:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -146,7 +147,7 @@ class MovedClock:
         for connection in self._connections:
             store = connection.current
             if store is not None and store.usable:
-                # What has fallen due by now must not wait for its time as it was before.
+                # Jobs due by now must not wait for the old time.
                 store.mailbox.wake_up()
 
 
@@ -212,7 +213,7 @@ class TravelClock(MovedClock):
         return self._machine.steady_ns() + self._ahead_ns
 
     def advance(self, duration: Duration) -> None:
-        """Let so much more time have passed, on both clocks."""
+        """Move both clocks ahead by a duration."""
         self._ahead_ns += nanoseconds(duration, "advance")
         self._moved()
 
@@ -223,7 +224,7 @@ class TravelClock(MovedClock):
 
 
 def use_clock(app: TaskQ, clock: Clock) -> None:
-    """Let an app's log tell the time by this clock; before the app is opened.
+    """Give an app's log this clock; before the app is opened.
 
     Raises:
         UsageError: the app is open.
@@ -271,15 +272,15 @@ def enqueued(
     app: TaskQ | None = None,
     state: State | None = None,
 ) -> list[EnqueuedJob]:
-    """Return the jobs of a task, or all of them, oldest first; at most the newest 10 000.
+    """Return the jobs of a task, or all jobs, oldest first; at most the newest 10 000.
 
     Args:
         task: the task or its name; None for all, which needs ``app``.
-        app: whose log to look at; that of the task if None.
+        app: the app with the log; the task's app if None.
         state: only jobs in this state; None for any, settled ones included.
 
     Raises:
-        UsageError: it cannot be told which app is meant.
+        UsageError: no app is given, and the task is given by its name alone.
     """
     name = task if isinstance(task, str) or task is None else task.name
     if app is None:
@@ -300,19 +301,19 @@ def enqueued(
 def assert_enqueued(
     task: Task[..., Any] | str, *args: Any, taskq_app: TaskQ | None = None, **kwargs: Any
 ) -> EnqueuedJob:
-    """The newest job of this task that was enqueued with these arguments, whatever became of it.
+    """Return the newest job of this task with these arguments, in any state.
 
-    Arguments that are not given may be anything: ``assert_enqueued(send)`` is content with any
-    call of it, ``assert_enqueued(send, subject="hi")`` with any of that subject.
+    Other arguments may be anything: ``assert_enqueued(send)`` accepts any call,
+    ``assert_enqueued(send, subject="hi")`` any call with that subject.
 
     Args:
         task: the task, or its name.
         args: positional arguments that it must have.
-        taskq_app: whose log to look at; that of the task if None.
+        taskq_app: the app with the log; the task's app if None.
         kwargs: arguments by name.
 
     Raises:
-        AssertionError: there is none; it lists those there are.
+        AssertionError: no job matches; the message lists the others.
     """
     __tracebackhide__ = True
     known = _known(taskq_app, task, args, kwargs)
@@ -329,10 +330,10 @@ def assert_enqueued(
 def assert_not_enqueued(
     task: Task[..., Any] | str, *args: Any, taskq_app: TaskQ | None = None, **kwargs: Any
 ) -> None:
-    """No job of this task was enqueued with these arguments; see ``assert_enqueued``.
+    """Check that no job of this task has these arguments; see ``assert_enqueued``.
 
     Raises:
-        AssertionError: there is one; it lists those that fit.
+        AssertionError: there is one; the message lists the matching jobs.
     """
     __tracebackhide__ = True
     known = _known(taskq_app, task, args, kwargs)
@@ -412,7 +413,7 @@ def _listed(jobs: list[EnqueuedJob]) -> str:
 
 #: A file system in memory, where the machine has one.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh directory of our own is made in it
-#: Of the names of the directories that are made there.
+#: Prefix of the directories that are made there.
 PREFIX: Final = "taskq-test-"
 
 
@@ -420,7 +421,7 @@ def _new_directory() -> str:
     """Make a directory in memory, or else where temporary ones are."""
     try:
         return tempfile.mkdtemp(prefix=PREFIX, dir=_MEMORY)
-    except OSError:  # there is none, or it is not for us: read-only, as in hardened containers
+    except OSError:  # it is missing or read-only, as in hardened containers
         return tempfile.mkdtemp(prefix=PREFIX)
 
 
@@ -436,14 +437,13 @@ class Sandbox:
             box.clock.advance("1h")
             await box.drain()
 
-    The log is a real one, written by the same code, in a directory in memory (``/dev/shm``; where
-    there is none, a temporary one), and never synced. So arguments and results always make the way
-    through their encoding, and keys, retries and schedules are those of production. The clock
-    stands still until it is moved.
+    The log is a real one, written by the same code, in a directory in memory (``/dev/shm``; without
+    it, a temporary one), and never synced. So arguments and results are always encoded and decoded,
+    and keys, retries and schedules work as in production. The clock stands still until it is moved.
 
     Args:
         app: closed, or not used yet; it goes back to its own directory afterwards.
-        clock: what it tells the time by; a new ``FakeClock`` if None.
+        clock: the log's clock; a new ``FakeClock`` if None.
 
     Attributes:
         app: the app.
@@ -523,7 +523,7 @@ class Sandbox:
     async def signal(
         self, job: JobHandle[Any] | str, name: str, value: Any = None, *, once: str = ""
     ) -> bool:
-        """Tell a job something that it waits for; see ``TaskQ.signal``."""
+        """Send a value to a waiting job; see ``TaskQ.signal``."""
         return await self.app.signal(job, name, value, once=once)
 
     signal_sync = blocking(signal)
