@@ -25,30 +25,30 @@ MAILBOX_MAX: Final = 20_000
 SEGMENT_BYTES_MIN: Final = 64 * 1024
 #: Locations hold 31 bits of offset.
 SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
-#: Where no file is to be had for the next segment, one grows on up to this size.
+#: If no file can be made for the next segment, one grows on up to this size.
 STRETCHED_BYTES_MAX: Final = 2**31 - 64 * 1024 * 1024
-#: Ids to leave out after a loss, so that one seen before it never names another job. The log is
-#: fsynced before half as many records hang in the air, whatever the durability.
+#: Ids to leave out after a loss, so that an id seen earlier never names another job. The log is
+#: fsynced before half as many records hang in the air, with any durability.
 LSN_SKIP: Final = 2**20
-#: Enqueues leave so many bytes of the disk free, and the reserve is so large, unless other figures
-#: are given; of a small disk each is at most one part in so many.
+#: Bytes of the disk that enqueues leave free, and of the reserve, unless other figures are given;
+#: on a small disk each is at most this part of it.
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
 RESERVE_BYTES: Final = 1024 * 1024
 TINY_DISK_PARTS: Final = 50
-#: Enqueues leave so many files to be made on the disk, with the same for a small one.
+#: Files that enqueues leave to be made on the disk, with the same for a small one.
 MIN_FREE_FILES: Final = 64
 #: How long finished jobs are kept unless another time is given.
 KEEP_SECONDS: Final = 7 * 86_400.0
-#: A log with a limit of bytes or of time has at least so many segments, so that it can shrink in
-#: small steps.
+#: A log with a limit of bytes or of time has at least this number of segments, so that it can
+#: shrink in small steps.
 KEEP_PARTS: Final = 8
-#: For what is kept for a short time a segment is not sealed more often than this.
+#: A short retention never seals segments more often than this.
 SEAL_SECONDS_MIN: Final = 10.0
 #: A job that waits longer rises one priority, unless another window is given.
 STARVATION_SECONDS: Final = STARVATION_NS / SECOND_NS
 #: Dedup keys that are held at a time, unless another limit is given.
 KEYS_MAX: Final = 50_000_000
-#: In place of None, where that stands for what the log says.
+#: Stands for None in places where that means the log's own figure.
 ALWAYS_SECONDS: Final = TIME_NS_MAX / SECOND_NS
 
 
@@ -71,7 +71,7 @@ def check_dead_max(dead_max: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """Exceptions for one queue of a log; None: there is none.
+    """Exceptions for one queue of a log; None: no exception.
 
     Attributes:
         compress: how payloads and results are compressed.
@@ -99,10 +99,10 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Options of one open log, in its own units; ``LogOptions`` says what each of them means.
+    """Options of one open log, in its own units; ``LogOptions`` documents each of them.
 
-    A span or size that is None is for ever, or without a limit; ``min_free_bytes``,
-    ``reserve_bytes``, ``segment_age_seconds`` and ``mode`` then go by the disk, or what is kept.
+    A span or size of None is for ever, or without a limit; ``min_free_bytes``, ``reserve_bytes``,
+    ``segment_age_seconds`` and ``mode`` then follow the disk, or the retention.
     """
 
     durability: Durability = Durability.FSYNC
@@ -127,11 +127,11 @@ class LogConfig:
     starvation_seconds: float | None = STARVATION_SECONDS
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
     mode: Mode | None = None
-    #: tells the time in place of the machine's: ``taskq.testing.use_clock`` sets it
+    #: the time in place of the machine's: ``taskq.testing.use_clock`` sets it
     clock: Clock | None = None
 
     def segment_age_of(self, keep_seconds: float) -> float:
-        """Return how long a segment goes on after the first end in it, for what is kept so long."""
+        """Return how long a segment goes on after the first end in it, with such a retention."""
         if self.segment_age_seconds is not None:
             return min(self.segment_age_seconds, keep_seconds)
         return min(keep_seconds, max(keep_seconds / KEEP_PARTS, SEAL_SECONDS_MIN))
@@ -139,7 +139,7 @@ class LogConfig:
     def segment_bytes_on(self, disk: Disk, path: str) -> int:
         """Size at which a segment is sealed: small beside a limit for the whole log, or its disk.
 
-        What is needed of a segment is written again before it goes, on a disk that may be full.
+        The needed part of a segment is written again before it goes, on a disk that may be full.
         """
         limits = [self.segment_bytes]
         if self.keep_bytes is not None:

@@ -1,7 +1,7 @@
-"""What callers hand to the storage thread, and what they get back.
+"""Requests of callers to the storage thread, and their answers.
 
-A request is a tuple ``(op, port, future, operand)``: tuples, since building one object more for
-each job costs as much as encoding it.
+A request is a tuple ``(op, port, future, operand)``: one more object for each job would cost as
+much as encoding it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class Trait(enum.IntFlag):
-    """Properties of an operation that hold whatever its operand is."""
+    """Properties of an operation, for any operand."""
 
     #: it is decided on the agenda
     AGENDA = 1
-    #: it is decided on the table of keys, whatever its operand
+    #: decided on the table of keys
     KEYS = 2
     #: it brings jobs, new ones or dead ones written again: refused first when the disk gets full
     GROWS = 4
@@ -49,12 +49,12 @@ class Trait(enum.IntFlag):
     #: follows is decided: the end waits for all. A loss of power ends a claim with its holder,
     #: extended or not.
     AT_ONCE = 16
-    #: it is done behind its batch's frame, and sees what the others of the batch wrote
+    #: done after its batch's frame: it sees what the others of the batch wrote
     BEHIND = 32
 
 
 class Op(enum.IntEnum):
-    """The operations of the mailbox; ``operations`` decides them, ``sizes`` tells their bytes."""
+    """The operations of the mailbox; ``operations`` decides them, ``sizes`` counts their bytes."""
 
     _value_: int
     traits: Trait
@@ -68,14 +68,10 @@ class Op(enum.IntEnum):
     ENQUEUE = 0, Trait.GROWS
     #: operand [(spec, body, extras), …] or Plain -> [lsn or Duplicate, …]; one transaction
     ENQUEUE_MANY = 1, Trait.GROWS
-    #: operand Run, which is its own future -> an lsn for each of its jobs
-    ENQUEUE_RUN = 9, Trait.GROWS
     #: operand ClaimRequest -> [Delivery, …]
     CLAIM = 2, Trait.AGENDA | Trait.PATIENT
     #: operand [Settlement, …] -> [None or TaskqError, …]
     SETTLE = 3, Trait.AGENDA
-    #: the same where each has children
-    SETTLE_PARENTS = 58, Trait.AGENDA | Trait.GROWS
     #: operand lsn -> Cancel
     CANCEL = 4, Trait.AGENDA
     #: operand lsn -> Outcome, once the job is settled
@@ -84,10 +80,12 @@ class Op(enum.IntEnum):
     LOOK = 6, Trait.BEHIND
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
     SETTLE_SOON = 7, Trait.AGENDA | Trait.PATIENT
+    #: operand that makes a LogStats of the sight, the queues' numbers and the engine's
+    STATS = 8, Trait.BEHIND
+    #: operand Run, which is its own future -> an lsn for each of its jobs
+    ENQUEUE_RUN = 9, Trait.GROWS
     #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_SOON
     SUCCEED_SOON = 10, Trait.AGENDA | Trait.PATIENT
-    #: what makes a LogStats of the sight, the queues' numbers and the engine's
-    STATS = 8, Trait.BEHIND
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
     FOLLOW = 16, Trait.BEHIND | Trait.PATIENT
     #: of compaction: operand [Rewrite or Again, …] -> how many must be looked at again
@@ -100,7 +98,7 @@ class Op(enum.IntEnum):
     DROP = 27, Trait.AGENDA | Trait.KEYS
     #: operand Slice of an upload -> UploadProgress, how far it has come then
     ADOPT = 29, Trait.GROWS | Trait.AT_ONCE
-    #: operand (Delivery, nanoseconds) -> None; the claim ends so long from now
+    #: operand (Delivery, nanoseconds until the claim ends) -> None
     EXTEND = 32, Trait.AGENDA | Trait.AT_ONCE
     #: operand Bundle -> Done
     TRANSACT = 33, Trait.AGENDA
@@ -112,7 +110,7 @@ class Op(enum.IntEnum):
     PAUSE = 42, Trait.AGENDA
     #: operand name of a queue -> whether it was paused before
     RESUME = 43, Trait.AGENDA
-    #: operand Withdrawal -> [lsn, …] of those that were cancelled
+    #: operand Withdrawal -> [lsn, …] of the cancelled jobs
     WITHDRAW = 44, Trait.AGENDA
     #: operand Edit -> whether it changed anything, or None: it is not as it was found
     EDIT = 45, Trait.AGENDA | Trait.KEYS | Trait.GROWS
@@ -122,23 +120,25 @@ class Op(enum.IntEnum):
     ENROL = 49, Trait.AGENDA
     #: operand Steer -> whether that was new
     STEER = 50, Trait.AGENDA
+    #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
+    #: LSN_SKIP above it
+    SKIP = 51, Trait.BEHIND
     #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
     SETTLE_FOR = 52, Trait.AGENDA
     #: operand NewStep that was done -> Stepped: it has the room that new jobs must leave
     STEP = 53, Trait.AGENDA
-    #: operand NewStep for which nothing was done yet -> Stepped; None: no signal has come
-    ASK = 56, Trait.AGENDA | Trait.GROWS
-    #: operand (Delivery, its waits packed) -> None: they begin
-    WAIT = 59, Trait.AGENDA | Trait.GROWS
     #: operand NewSignal -> whether it is new
     SIGNAL = 54, Trait.AGENDA | Trait.GROWS
     #: operand Fork -> lsn
     FORK = 55, Trait.AGENDA | Trait.GROWS
-    #: operand bytes -> None, if new jobs may take so many
+    #: operand NewStep for which nothing was done yet -> Stepped; None: no signal has come
+    ASK = 56, Trait.AGENDA | Trait.GROWS
+    #: operand bytes -> None, if new jobs may take them
     ROOM = 57, Trait.GROWS | Trait.AT_ONCE
-    #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
-    #: LSN_SKIP above it
-    SKIP = 51, Trait.BEHIND
+    #: as SETTLE, if each has children
+    SETTLE_PARENTS = 58, Trait.AGENDA | Trait.GROWS
+    #: operand (Delivery, its waits packed) -> None: they begin
+    WAIT = 59, Trait.AGENDA | Trait.GROWS
 
 
 def ops_that(trait: Trait) -> frozenset[int]:
@@ -192,7 +192,7 @@ class EnqueueSpec:
         # A single attempt must not run twice, so its claim has to be on disk before it runs.
         self.flags = int(flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else 0))
         self.route = queue_bytes + task_bytes
-        #: what a lane is known by beside its priority; see ``Queues.lane``
+        #: key of a lane besides its priority; see ``Queues.lane``
         self.lane_key = bytes((len(queue_bytes), len(task_bytes))) + self.route
         #: everything of the record between its length and its body, when it has no options
         self.tail = codec.enqueue_tail(
@@ -263,13 +263,13 @@ class ClaimRequest:
     """Wishes of a claimer. Lives as long as the claim waits.
 
     Attributes:
-        count: at most so many deliveries.
+        count: most deliveries.
         queues: names, or None for all.
         tasks: names of the tasks it knows, or None for any job, also those put as bytes.
         wait_until_ns: steady time to give up at with an empty list; None to wait for ever.
         limits: of tasks, by their names; always the same mapping until one of them changes.
         weights: how the queues share the claims; None: by priority and age alone.
-        lease_ns: the claims end so long after they were made, unless extended; 0: with their owner.
+        lease_ns: time after which the claims end, unless extended; 0: with their owner.
     """
 
     count: int
@@ -335,11 +335,11 @@ class Delivery(_DeliveryFields):
 
     @property
     def payload(self) -> bytes:
-        """The bytes that were enqueued.
+        """The enqueued bytes.
 
         Raises:
-            LogDamaged: they do not decompress to what they were.
-            PayloadTooLarge: decompressed they would be over DECOMPRESSED_BYTES_MAX.
+            LogDamaged: they do not decompress.
+            PayloadTooLarge: decompressed they are over DECOMPRESSED_BYTES_MAX.
             CompressionUnavailable: they are compressed in a way that is not installed here.
         """
         flags = self.record[FLAGS_AT] & PACKED
@@ -381,8 +381,8 @@ class Settlement(NamedTuple):
 
     ``kind`` is SUCCEEDED, RETRIED, DEAD, RELEASED or CANCELLED. ``body`` is the result or reason.
     ``delay_ns`` is counted from the settling frame. ``children`` are enqueued in the same frame, or
-    not at all. ``flags`` are those of a result that is not stored as it was given (``bodies``).
-    ``lines`` is the option of what the attempt logged.
+    not at all. ``flags`` are the result's encoding (``bodies``). ``lines`` is the option with
+    the attempt's log.
     """
 
     kind: Kind
@@ -398,8 +398,8 @@ class Settlement(NamedTuple):
 class Ended(NamedTuple):
     """End of a job on another machine, which ran it from a copy of its record.
 
-    ``state`` is SUCCEEDED, DEAD, CANCELLED or EXPIRED; ``attempt`` is the one that it ended in. The
-    rest is as of ``Settlement``.
+    ``state`` is SUCCEEDED, DEAD, CANCELLED or EXPIRED; ``attempt`` is its last. The other
+    fields are like ``Settlement``'s.
     """
 
     job: int
@@ -431,7 +431,7 @@ class Done(NamedTuple):
 class Outcome(NamedTuple):
     """A settled job: its state, and its result (SUCCEEDED, None if not kept) or reason (DEAD).
 
-    ``flags`` say how the result is stored; 0: as it was given.
+    ``flags`` are how the result is stored; 0: unchanged.
     """
 
     state: State
@@ -481,7 +481,7 @@ class Letter(NamedTuple):
     #: its ENQUEUED record, without due time
     born: bytes
     enqueued_ns: int
-    #: attempts that no record tells of any more, packed
+    #: attempts whose records are gone, packed
     history: bytes = b""
 
     @property
@@ -509,7 +509,7 @@ class Turn(NamedTuple):
     seen_ns: int
     #: up to where it is done with after this
     done_ns: int
-    #: of the ticks; none if all that are due are skipped
+    #: the ticks' moments; empty if all due ticks are skipped
     moments: tuple[int, ...]
     items: tuple[Item, ...]
 
@@ -531,7 +531,7 @@ class Steer(NamedTuple):
 
 # -- compaction ------------------------------------------------------------------------------------
 
-#: Totals of so many lanes go into one batch.
+#: Lanes whose totals go into one batch.
 TALLIES_MAX: Final = 1_000
 
 
@@ -546,9 +546,9 @@ class Order(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """A job to be written again, as it was when it was found.
+    """A job to be written again, as it was found.
 
-    ``location`` is that of the record that is about to go, which holds the job's ENQUEUED record;
+    ``location`` is where the record stands that is about to go, with the job's ENQUEUED record;
     ``state`` is ABSENT for a job that is settled and forgotten, whose key alone is still held.
     """
 
@@ -561,14 +561,14 @@ class Rewrite(NamedTuple):
     #: of a scheduled job: when it is due, in shifted time unless ``due_is_wall``
     due_ns: int = 0
     due_is_wall: bool = False
-    #: of one that no worker has claimed: when it expires, if that shifts: in shifted time, but wall
-    #: time for one that is over
+    #: of a job that no worker has claimed: when it expires, if that shifts: in shifted time, but
+    #: wall time for a job that is over
     expires_ns: int = 0
     ended_ns: int = 0
     history: bytes = b""
     body: bytes | None = None
     flags: int = 0
-    #: of one that ended: what its last attempt logged, packed
+    #: of a job that ended: the log of its last attempt, packed
     lines: bytes = b""
 
 
@@ -578,15 +578,15 @@ class Edit(NamedTuple):
     item: Rewrite
     priority: int | None = None
     queue: bytes | None = None
-    #: a moment and True if it is wall time, else so many nanoseconds from now; 0: at once
+    #: a moment and True if it is wall time, else nanoseconds from now; 0: at once
     due: tuple[int, bool] | None = None
 
 
 class Floor(NamedTuple):
     """Report of compaction when it is done with a segment.
 
-    ``lsn`` is the first that is kept; ``uploads`` are ids of those that are adopted in part, whose
-    progress is written again if it stands before that.
+    ``lsn`` is the first that is kept; ``uploads`` are ids of partly adopted uploads, whose progress
+    is written again if it stands before that.
     """
 
     lsn: int

@@ -1,5 +1,5 @@
 """Group commit: the requests of one turn of the lock become one frame.
 
-Begin with ``committer``. ``answers`` go out when they are as durable as what they were derived
-from; ``waiters`` wait for the log to say more. May import decide, read and what stands below them.
+Begin with ``committer``. An answer goes out when it is as durable as its source; ``waiters`` wait
+for the log to grow. May import decide, read and the folders below them.
 """

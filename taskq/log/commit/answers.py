@@ -15,11 +15,11 @@ SOON: Final = frozenset({int(Op.SETTLE_SOON), int(Op.SUCCEED_SOON)})
 
 
 class Answers:
-    """Answers that were not handed out yet.
+    """Answers that are not handed out yet.
 
     Attributes:
-        now: those that may go out at once.
-        later: those that must wait until the log is durable up to ``later_lsn``.
+        now: answers that may go out at once.
+        later: answers that wait until the log is durable up to ``later_lsn``.
     """
 
     __slots__ = ("later", "later_lsn", "now")
@@ -57,14 +57,14 @@ class Answers:
 
 
 class Undecided:
-    """Requests that a committer has and did not decide; whoever takes them answers them.
+    """Requests that a committer has and did not decide; the thread that takes them answers them.
 
     While one thread waits for the lock another may answer for it.
 
     Attributes:
-        in_flight: those of the batch that waits for the lock.
-        held: those for the next batch: settlements that the disk refused, which nobody waits for,
-            and what needs a fold that is still being built.
+        in_flight: the batch that waits for the lock.
+        held: requests for the next batch: settlements that the disk refused and no caller waits
+            for, and requests that need a fold that is still being built.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the log does of itself between batches, and how it asks for batches as any caller does."""
+"""Upkeep of the log between batches, and how it asks for batches of its own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Steps = Generator["InnerRequest | None", None, None]
 
-#: How often somebody who waits for another process looks whether it is done.
+#: Seconds between two looks whether another process is done, for a caller that waits for it.
 _TURN_NS: Final = SECOND_NS // 20
-#: What is done between two batches: so long, or so many of the smallest steps.
+#: Work between two batches: seconds, or the number of the smallest steps.
 _STEP_NS: Final = SECOND_NS // 1_000
 STEPS_MAX: Final = 64
 
@@ -75,13 +75,13 @@ class InnerPort:
 
 
 class Chore(ABC):
-    """Work in steps that one process of those that share a directory does at a time.
+    """Work in steps that one of the processes sharing a directory does at a time.
 
-    The storage thread takes a step between batches, and while there is nothing else to do. A class
-    of its own says what the steps are, when there are any, and what trouble comes to.
+    The storage thread takes a step between batches, and while it has nothing else to do. A subclass
+    defines the steps, when there are any, and how trouble is reported.
 
     Args:
-        lock_path: a file that whoever is at it holds locked.
+        lock_path: a file that the process at work holds locked.
     """
 
     def __init__(self, journal: Journal, lock_path: str) -> None:
@@ -126,9 +126,9 @@ class Chore(ABC):
         return max(at_ns - self._journal.clock.steady_ns(), 0) / SECOND_NS
 
     def step(self) -> list[Request]:
-        """Do a millisecond's worth; returns what is to be committed in the next batch, mostly none.
+        """Work for a millisecond; return the requests for the next batch, mostly none.
 
-        Raises nothing: trouble is logged, told to who asked, and looked at again later.
+        Raises nothing: trouble is logged, reported to the caller of an order, and retried later.
         """
         try:
             if self._steps is None:
@@ -180,7 +180,7 @@ class Chore(ABC):
         return False
 
     def _stop(self, pause_ns: int) -> None:
-        """End the steps, if any are left, and look again after so long."""
+        """End the steps, if any are left, and look again after ``seconds``."""
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.close()

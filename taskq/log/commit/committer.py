@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 _log: Final = Reporter("taskq")
-#: How often a process looks whether the log's files are still those that it has open, while it
-#: writes nothing; each batch looks by itself.
+#: Nanoseconds between two looks whether the log's files are still the open ones, while nothing is
+#: written; each batch looks by itself.
 LOOK_AROUND_NS: Final = SECOND_NS
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _CLAIM: Final = int(Op.CLAIM)
@@ -63,8 +63,8 @@ class Committer:
     """The storage side of one process.
 
     Attributes:
-        answers: those on their way out.
-        waiters: who waits for what the log does not hold yet.
+        answers: answers on their way out.
+        waiters: requests that wait for records that the log does not hold yet.
         undecided: requests that wait for the lock, or for the next batch.
     """
 
@@ -80,7 +80,8 @@ class Committer:
         self.peers = peers
         self.config = config
         self.operations = Operations(journal, self.facets, peers.owner, description)
-        #: what the log's files or its lock are refused for, until a batch is decided again
+        #: the error for which the log's files or its lock are refused, until a batch is decided
+        #: again
         self.trouble: LogError | None = None
         #: whether somebody builds on, between batches, what takes long to build
         self.builds_in_steps = False
@@ -91,25 +92,25 @@ class Committer:
         self.gauges = Gauges(journal)
         #: jobs of dead owners that were given back or ended
         self.taken_back = 0
-        #: how much of the log those who wait have been shown
+        #: the end of the log that waiters have seen
         self._seen = journal.segment, journal.offset
-        #: whom to wake for what was appended since the last ``take_interest``
+        #: bits of the processes to wake for appended records, since the last ``take_interest``
         self._interest = 0
         self._expiring = False
-        #: behind the claims of jobs that may not run twice: they wait for the disk in every mode
+        #: end of the claims of jobs that may not run twice: they wait for the disk in every mode
         self._claims_lsn = self._tend_at_ns = 0
 
     @property
     def has_company(self) -> bool:
-        """Return whether anybody waits for what a batch brings, or for what is half done."""
+        """Return whether anybody waits for a batch, or work is left over."""
         owes = self.answers.now or self.answers.later or self.undecided.held
         listens = self.waiters.has_any or self.operations.has_listeners
         return bool(owes or listens or self.facets.unfinished)
 
     def look_again(self) -> None:
-        """Forget what an interrupted commit may have left half done; the log has it, or has not.
+        """Drop the state of an interrupted commit, which may or may not be in the log.
 
-        If so, others may sleep who wait for it, and it may not be on disk.
+        Other processes may still have to be woken for it, and it may not be on disk.
         """
         self.journal.distrust()
         self.facets.discard()
@@ -122,7 +123,7 @@ class Committer:
     # -- one batch --------------------------------------------------------------------------------
 
     def commit(self, requests: list[Request], needs: BatchNeeds | None = None) -> None:
-        """Decide and append everything, or answer every request with what went wrong."""
+        """Decide and append everything, or answer every request with the error."""
         if self.undecided.held or needs is None:
             requests = [*self.undecided.take_held(), *requests]
             needs = BatchNeeds.of(requests)
@@ -164,14 +165,14 @@ class Committer:
         except OSError as error:
             self._make_do(self.undecided.take_in_flight(), error)
             return
-        # Some callers may have been told meanwhile that the lock was not to be had.
+        # Some callers may have got a LogLocked error meanwhile.
         self._decide(self.undecided.take_in_flight(), needs)
         # Without the lock: what is waited for may have to be looked up in all of the log.
         if self.waiters.outcomes.waiting:
             self._answer_watchers()
 
     def _decide(self, requests: list[Request], needs: BatchNeeds) -> None:
-        """Make a frame of them and give the lock back, or see to those that cannot be in one."""
+        """Write a frame and give the lock back, or handle requests that fit into none."""
         refusal: OSError | None = None
         try:
             refusal = self._locked(requests, needs)
@@ -218,7 +219,9 @@ class Committer:
         """Answer a request that is no part of a frame; without the lock, but for a skip."""
         op, port, future, operand = request
         try:
-            if again:  # who compacted may have died before it could tell where the log ends now
+            if (
+                again
+            ):  # a compacting process may have died before it published where the log ends now
                 self.journal.lock()
                 self.journal.unlock()
             if op == _SKIP:
@@ -340,7 +343,7 @@ class Committer:
         except Exception as error:
             self.answers.go_back_to(before)
             self.waiters.claims, self._claims_lsn = claims, claims_lsn
-            # What was applied is thrown away with the fold, and folded anew.
+            # The fold is discarded with the batch's changes, and built anew.
             self.facets.discard(broken=not isinstance(error, (OSError, TaskqError)))
             self.operations.forget()
             if not isinstance(error, OSError):
@@ -373,9 +376,9 @@ class Committer:
             self._expiring = self.operations.cancels.expire(batch)
 
     def _take_back(self, batch: Batch, *, ends: bool) -> None:
-        """Give back the jobs of owners that died; who claims ``ends`` those without attempts, too.
+        """Give back the jobs of dead owners; bury a job without attempts if it ``ends`` jobs.
 
-        Not whoever comes by, such as a command: it knows of nobody who is to be told.
+        A passing command does not bury: it knows of no hook for dead letters.
         """
         dead = self.owners.dead_if_due(self.journal.clock.steady_ns())
         if dead:
@@ -389,7 +392,7 @@ class Committer:
             agenda.ages.note(batch.first_lsn, agenda.moment)
 
     def look_around(self) -> None:
-        """While nothing is written: everyone who waits is told if the log's files are gone."""
+        """Fail all waiters if the log's files are gone; while nothing is written."""
         try:
             self.journal.check_files()
             self._tend(self.journal.clock.steady_ns())
@@ -428,7 +431,7 @@ class Committer:
             self.answers.later_lsn = max(self.answers.later_lsn, batch.lsn)
         orphans = agenda is not None and agenda.steps.orphans
         if self.waiters.claims and not orphans:
-            # Not before the others: a holder that is late, but in this batch, still has its claim.
+            # Extensions come first: a late holder in this batch still has its claim.
             self.taken_back += operations.claims.take_back_over(batch)
             operations.tell_of_deaths(batch)
             self._note_frame(batch)
@@ -453,7 +456,7 @@ class Committer:
                 return
             value = self.operations.table[op](batch, operand)
         except TaskqError as error:
-            # One that names a job waits until that job is on disk.
+            # An error that names a job waits until that job is on disk.
             answers = self.answers.later if isinstance(error, DuplicateKey) else self.answers.now
             answers.append((port, future, error))
             return
@@ -525,9 +528,10 @@ class Committer:
         ]
 
     def _give_up(self, requests: list[Request], error: OSError) -> None:
-        """The disk refused: callers are told, and what can wait is tried again.
+        """Answer a batch that the disk refused: with the error, or it is tried again.
 
-        For room claims and watchers wait as long as they may; nothing else gets better by itself.
+        Claims and watchers wait for room as long as they may; other errors do not pass by
+        themselves.
         """
         failed = AppendFailed(self.journal.path, error)
         known = {id(claim[2]) for claim in self.waiters.claims}
@@ -556,9 +560,9 @@ class Committer:
             self._answer_watchers()
 
     def has_news(self) -> bool:
-        """Return whether the log holds what those who wait here have not been shown.
+        """Return whether the log holds records that waiters here have not seen.
 
-        The journal may know of it already: who looks at the log for another reason moves its end.
+        The journal may know of them already: reading the log for another reason moves its end, too.
         """
         journal = self.journal
         return self._seen != (journal.segment, journal.offset) or journal.has_grown()
@@ -578,7 +582,7 @@ class Committer:
         return bool(self.answers.later) and self.answers.later_lsn > durable_lsn
 
     def rest(self) -> None:
-        """Have all of the log on disk, and let it say so; nothing if it says so already.
+        """Sync the whole log and publish that; do nothing if that is published already.
 
         Raises:
             OSError: the disk refused.

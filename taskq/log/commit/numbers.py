@@ -1,4 +1,4 @@
-"""Tell what the engine of a process did so far, in numbers."""
+"""Counters of a process's engine."""
 
 from __future__ import annotations
 

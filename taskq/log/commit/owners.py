@@ -19,11 +19,11 @@ class OtherOwners:
         self._facets = facets
         self._peers = peers
         self._looked_ns = 0
-        #: whether some of the dead hold jobs still, for a batch takes back only so many
+        #: whether some of the dead still hold jobs: a batch takes back a limited number
         self.left = False
 
     def all(self) -> set[int]:
-        """Return those that hold claims, as far as this process has folded the log."""
+        """Return the owners of claims, as far as this process has folded the log."""
         agenda = self._facets.agenda
         if agenda is None:
             return set()
@@ -40,7 +40,7 @@ class OtherOwners:
         return self.dead()
 
     def forget(self, dead: set[int]) -> None:
-        """Remove the files of those that hold nothing any more; look for the others again."""
+        """Remove the files of owners that hold nothing any more; look for the others again."""
         left = dead & self.all()
         self.left = bool(left)
         for owner in dead - left:

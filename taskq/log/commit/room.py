@@ -1,14 +1,13 @@
-"""Room on the disk: new jobs are refused before it is full, and what ends jobs goes on.
+"""Room on the disk: new jobs are refused before it is full, and jobs still end.
 
 Three things stand between the log and a full disk. Enqueues are refused while fewer than
-``min_free`` bytes are free. What makes the log no longer than it must be (settlements, cancels,
-expiry, what is given back, upkeep) still appends. And when the disk takes no more at all, the
-reserve is given up for those: a file whose only use is that it can be removed. It is made again
-once there is room for it besides ``min_free``; until then enqueues are refused, or they would take
-what was freed for the others.
+``min_free`` bytes are free. Settlements, cancels, expiry, releases and upkeep still append, since
+they let the log shrink. When the disk takes nothing at all, the reserve is freed for them: a file
+whose only use is its removal. It is made again once there is room for it besides ``min_free``;
+until then enqueues are refused, or they would take the space that was freed for the others.
 
-Nothing here needs the writer lock, and a crash at any step leaves a log that is whole: the reserve
-is there, or too small, or gone, and the next look says which.
+Nothing here needs the writer lock, and a crash at any step leaves a whole log: the next look finds
+the reserve there, too small, or gone.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ T = TypeVar("T")
 
 RESERVE_FILE: Final = "reserve"
 _PROBE_FILE: Final = "reserve.tmp"
-#: What is refused first: the operations that bring jobs, new ones or dead ones written again.
+#: Operations that are refused first: they bring new jobs, or write dead ones again.
 GROWING: Final = ops_that(Trait.GROWS)
-#: What a disk or a quota that is used up says.
+#: Errors of a disk or a quota that is used up.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: The soonest and the latest next look, and how fast the disk is taken to fill up in between.
 _LOOK_NS_MIN: Final = SECOND_NS // 20
 _LOOK_NS_MAX: Final = SECOND_NS
-#: So long after somebody was refused the log tries to make room.
+#: Seconds after a refusal in which the log tries to make room.
 _SOUGHT_NS: Final = 5 * SECOND_NS
 _FILL_BYTES_PER_SECOND: Final = 4 * 1024**3
-#: Besides what was asked for, a batch may hold claims, expiries and what dead owners left.
+#: Bytes that a batch may hold besides its requests: claims, expiries and jobs of dead owners.
 _MARGIN_BYTES: Final = 16 * 1024
 
 
@@ -58,8 +57,8 @@ class Room:
 
     Attributes:
         free_bytes: when last looked at; None before that.
-        limit_bytes: enqueues must leave so many.
-        refused: what the disk said to the last append, if it refused it.
+        limit_bytes: bytes that enqueues must leave free.
+        refused: the disk's error for the last append, if it refused that.
         left: bytes that batches may still add before the disk is asked; they count them off.
         look_at_ns: steady time at which it is asked in any case; 0 while it is short.
     """
@@ -114,15 +113,15 @@ class Room:
     def admit(
         self, requests: list[Request], needs: BatchNeeds
     ) -> tuple[list[Request], BatchNeeds, list[Answer]]:
-        """(requests that may go on, their needs, the answers of those that may not).
+        """(requests that may go on, their needs, the answers to the others).
 
-        Asked once ``left`` is used up, or ``look_at_ns`` has come.
+        The disk is asked once ``left`` is used up, or ``look_at_ns`` has come.
         """
         grows = not needs.ops.isdisjoint(GROWING)
         self.look(needs.size, grows=grows)
         if not (grows and self._is_short):
             return requests, needs, []
-        # What is not refused has its room first, whatever its place in the batch.
+        # Requests that are not refused get their room first, wherever they are in the batch.
         left = self.headroom - BatchNeeds.of(_not_growing(requests)).size
         if self._files_left:
             left = -1
@@ -144,9 +143,9 @@ class Room:
         return kept, BatchNeeds.of(kept), refusals(refused, self._error(self.refused or full))
 
     def look(self, size: int = 0, *, grows: bool = False) -> None:
-        """Learn how much room there is, and make the reserve if it is missing and there is room.
+        """Look how much room there is, and make the reserve if it is missing and there is room.
 
-        While the disk refuses appends, it is made only for somebody who wants to enqueue.
+        While the disk refuses appends, the reserve is made only for an enqueue.
         """
         disk = self._disk
         try:
@@ -175,24 +174,24 @@ class Room:
             self.look_at_ns = 0
 
     def holds(self, size: int) -> bool:
-        """Return whether the disk has room for so many bytes, whatever enqueues must leave."""
+        """Return whether the disk has room for ``size`` bytes, also bytes that must stay free."""
         try:
             return size <= self._disk.free_bytes(self._path)
         except OSError:
             return True  # who cannot be asked refuses nothing
 
     def may_try(self, size: int) -> bool:
-        """After a refusal: whether an append of so many bytes may be tried again.
+        """Return whether an append of ``size`` bytes may be tried again after a refusal.
 
         A refused batch costs the fold of the log, so the disk is asked first; when it has nothing
-        left, the reserve is given up.
+        left, the reserve is freed.
         """
         if self.refused is None:
             return True
         if self._set_aside(self._probe_path, size + _MARGIN_BYTES):
             self._remove_probe()
             return True
-        # Without a file to probe with, the append itself will tell.
+        # Without a file to probe with, the append itself shows it.
         return self.give_up_reserve() or (bool(self._files_left) and self.headroom > size)
 
     # -- after one --------------------------------------------------------------------------------
@@ -219,7 +218,7 @@ class Room:
             self.look_at_ns = 0
 
     def give_up_reserve(self) -> bool:
-        """Free the reserve for what must not be refused; False if there is none."""
+        """Free the reserve for requests that must not be refused; False without a reserve."""
         return give_up_reserve(self._disk, self._path)
 
     # -- inside -----------------------------------------------------------------------------------
@@ -238,9 +237,9 @@ class Room:
             self._disk.remove(self._probe_path)
 
     def _set_aside(self, path: str, size: int) -> bool:
-        """Make a file of so many bytes; False, and there is none, if the disk has no room for it.
+        """Make a file of ``size`` bytes; False, and no file, if the disk has no room for it.
 
-        One that cannot be made for another reason, as in place of a directory, tells nothing of it.
+        Another error, such as a directory in its place, says nothing about room.
         """
         disk = self._disk
         try:

@@ -1,4 +1,4 @@
-"""What a batch of requests holds, found in one pass while the mailbox is taken."""
+"""Needs of a batch of requests, found in one pass while the mailbox is taken."""
 
 from __future__ import annotations
 

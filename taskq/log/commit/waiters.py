@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 # Waiting for the log to grow: the streams of one process, and readers that have it not open.
 #
-# A stream reads only what is durable. Who wants to know that more is asks the storage thread, which
-# sleeps until some process has appended, and syncs what nobody else does. With durability ``os``
-# nothing is ever known to be durable, so everything that was written counts.
+# A stream reads only durable records. It asks the storage thread for more, which sleeps until some
+# process has appended, and syncs what nobody else does. With durability ``os`` nothing is ever
+# known to be durable, so everything that was written counts.
 
 #: How long what streams wait for may stay unsynced, in the hope that another sync takes it along.
 _COMPANY_SECONDS: Final = 0.002
 
 
 class Growth:
-    """Wake who waits for the log to grow; on the storage thread."""
+    """Wake streams that wait for the log to grow; on the storage thread."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -44,7 +44,7 @@ class Growth:
         return bool(self.waiting)
 
     def add(self, lsn: int | None, port: Any, future: Any) -> None:
-        """Tell how far the log may be read once that is beyond ``lsn``.
+        """Answer with how far the log may be read once that is beyond ``lsn``.
 
         None: once everything that is in the log now may be read.
         """
@@ -101,12 +101,12 @@ _log: Final = Reporter("taskq")
 
 
 class Waiters:
-    """Hold those who wait for what the log does not hold yet.
+    """Requests that wait for records that the log does not hold yet.
 
     Attributes:
         claims: claims that found nothing: (request, port, future).
-        outcomes: who waits for the end of a job, here or by another process.
-        growth: who waits for the log to grow.
+        outcomes: requests for the end of a job, here or in another process.
+        growth: requests for the log to grow.
     """
 
     __slots__ = ("claims", "growth", "outcomes")
@@ -144,12 +144,12 @@ def claim_requests(claims: list[tuple[ClaimRequest, Any, Any]]) -> list[Request]
 
 
 class Outcomes:
-    """Hold those who wait for a job to be settled; the watch facet does the looking."""
+    """Requests for the end of a job; the watch facet looks for it."""
 
     def __init__(self, journal: Journal, facets: Facets) -> None:
         self._journal = journal
         self._facets = facets
-        #: who waits for which job
+        #: job -> requests for its end
         self.waiting: dict[int, list[tuple[Any, Any]]] = {}
 
     def __bool__(self) -> bool:
@@ -170,7 +170,7 @@ class Outcomes:
         known = agenda is not None and (
             agenda.table.find(job) is not None or job in self._facets.ended
         )
-        # Whether a record of this number is a job is looked up later, without the lock.
+        # A look without the lock shows later whether this number is a job's.
         if not known and not 0 < job < journal.next_lsn:
             raise job_not_found(self._journal, job)
         self.waiting[job] = [(port, future)]
@@ -180,9 +180,9 @@ class Outcomes:
         return any(waiter is future for _, waiter in self.waiting.get(job, ()))
 
     def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
-        """(port, future, outcome or error) of everyone whose job was settled since the last call.
+        """(port, future, outcome or error) for each job that was settled since the last call.
 
-        Raises nothing: the batch that brought them is in the log, whatever goes wrong here.
+        Raises nothing: the batch is in the log, even if something goes wrong here.
         """
         try:
             self._facets.look_back()

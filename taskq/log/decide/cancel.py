@@ -1,12 +1,12 @@
-"""Cancelling jobs: one that waits is withdrawn at once, the owner of one that runs is asked.
+"""Cancelling jobs: a waiting one is withdrawn at once, the owner of a running one is asked.
 
-The ask is a record, so that the job does not come back whatever becomes of its owner: whoever would
-give it back, or bury it, ends it as cancelled instead, be that its owner, the next claimer after
-the owner's death, or the end of its lease. A dead letter would be an invitation to requeue what
-somebody wanted over. Only a success that comes first stands: it says what was done.
+The ask is a record, so that the job does not come back: the process that would give it back or bury
+it ends it as cancelled instead. That is its owner, the next claimer after the owner's death, or the
+process that finds its lease over. A dead letter would be an invitation to requeue a job that somebody
+wanted over. Only a success that comes first stands: it shows that the work was done.
 
-An ask names the claim that it is meant for. It ends with that claim, so a later attempt, of a dead
-letter that was requeued, has nothing to do with it.
+An ask names its claim and ends with it, so a later attempt of a requeued dead letter has nothing to
+do with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.ends import Ends
     from taskq.log.state.facets import Facets
 
-#: Jobs that are cancelled in one batch with those that called them; the rest in the next.
+#: Children cancelled in one batch with the jobs that called them; the others follow in the next.
 ORPHANS_MAX: Final = 2_048
 #: Expired jobs that are recorded in one batch.
 EXPIRED_MAX: Final = 2_048
@@ -48,7 +48,7 @@ class Cancels:
         self._ends = ends
 
     def cancel(self, batch: Batch, job: int) -> Cancel:
-        """Withdraw a job that waits; of one that runs, ask its owner to stop it.
+        """Withdraw a waiting job, or ask the owner of a running one to stop it.
 
         Raises:
             JobNotFound: no record has that number.

@@ -1,7 +1,7 @@
-"""Writing jobs again: what is needed from a segment that is about to go, and what was edited.
+"""Jobs that are written again: those needed from a segment that is about to go, and edited ones.
 
-Whatever is written was read without the lock. So each item is looked at again here, under it: it is
-written only if nothing about it changed meanwhile, and else left to the next pass.
+They were read without the lock. So each is looked at again here, under it, and written only if it
+has not changed meanwhile; the others are left to the next pass.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.steps import Again
     from taskq.log.format.notes import GroupKey
 
-#: What a job may be after an edit.
+#: States that a job may have after an edit.
 _READY: Final = after(State.READY, EDIT)
 _SCHEDULED: Final = after(State.READY, EDIT, waits=True)
 
@@ -115,7 +115,7 @@ class Rewrites:
                 batch.add(encode_ticked(Ticked(name, state), batch.lsn))
 
     def finish(self, batch: Batch, floor: Floor) -> None:
-        """Say that nothing is needed any more of what stands before ``floor.lsn``."""
+        """Record that nothing before ``floor.lsn`` is needed any more."""
         agenda = self._context.agenda
         seen = self._context.facets.uploads
         if floor.uploads:
@@ -128,7 +128,7 @@ class Rewrites:
         agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
 
     def drop(self, segment: int) -> bool:
-        """Take a segment out of the log; False unless a record that is on disk says that it may go.
+        """Take a segment out of the log; False unless a record on disk allows it.
 
         Raises:
             OSError: the disk refused.

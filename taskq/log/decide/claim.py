@@ -43,7 +43,7 @@ class Claims:
     """The decisions of one process about claims.
 
     Args:
-        description: what this process tells of itself in the log, before its first claim.
+        description: of this process, written to the log before its first claim.
     """
 
     def __init__(self, context: Context, ends: Ends, description: bytes) -> None:
@@ -73,7 +73,7 @@ class Claims:
         return self._claim_each(batch, taken, request)
 
     def claim_for(self, batch: Batch, job: int, attempt: int, record: bytes) -> Delivery:
-        """Claim a job that waits, whatever its turn, for whoever ran it elsewhere."""
+        """Claim a waiting job out of its turn, for another machine that ran it."""
         agenda = self._context.agenda
         chunk = agenda.table.find(job)
         assert chunk is not None
@@ -158,7 +158,7 @@ class Claims:
         return deliveries, any(meta & META_DURABLE_CLAIM for meta in set(taken.metas))
 
     def extend(self, batch: Batch, operand: tuple[Delivery, int]) -> None:
-        """Let a claim end so many nanoseconds from now, whether it had a deadline or not.
+        """Let a claim end ``lease_ns`` from now, with or without an earlier deadline.
 
         Raises:
             StaleDelivery: the claim is over.
@@ -179,7 +179,7 @@ class Claims:
         agenda.leases.apply_until(delivery.job, deadline_ns)
 
     def take_back_lost(self, batch: Batch, dead: set[int], *, ends: bool = True) -> int:
-        """Take back the jobs of dead owners; how many. Those that would die only if it ``ends``."""
+        """Take back the jobs of dead owners; return how many. If it ``ends``, some die."""
         agenda = self._context.agenda
         lost = [job for job, claim in agenda.running.items() if claim[2] in dead]
         if not ends:
@@ -265,7 +265,7 @@ def _take(agenda: Agenda, request: ClaimRequest) -> JobColumns:
 
 
 def mark_rated(batch: Batch, taken: JobColumns, limits: Mapping[str, Limit] | None) -> None:
-    """Let those of a batch's last claims that count against a rate say so."""
+    """Mark the last claims of a batch that count against a rate."""
     if not limits:
         return
     parts = batch.parts

@@ -1,4 +1,4 @@
-"""What the decisions of one process rest on, and the frame that they make."""
+"""The state on which one process decides, and the frame that its decisions make."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Recent:
 
     Attributes:
         records: job -> enqueue record.
-        size: at most so many bytes are in it.
+        size: most bytes in it.
     """
 
     def __init__(self, files: SegmentFiles) -> None:
@@ -103,7 +103,7 @@ class Recent:
         """Between two batches: start anew when there is too much."""
         if self.size <= RECENT_BYTES_MAX:
             return
-        # What was claimed meanwhile is gone already: look at what there really is.
+        # Some may have been claimed and dropped meanwhile: count the rest.
         self.size = sum(map(len, self.records.values()))
         if self.size > RECENT_BYTES_MAX // 2:
             self.clear()

@@ -1,7 +1,7 @@
-"""Dead letters that are ready again, or forgotten: decided under the writer lock.
+"""Requeue and purge of dead letters, decided under the writer lock.
 
-What a requeue writes was read from the log before, without the lock (``letters``). So each letter
-is looked at again here: of several processes that requeue the same one, the first does.
+Requeued letters were read from the log before, without the lock (``letters``). So each is looked at
+again here: of several processes that requeue the same one, the first does.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DeadLetters:
         """Make one ready again.
 
         Raises:
-            TaskqError: it is none any more, or may not hold its key; nothing was added.
+            TaskqError: it is not dead any more, or may not hold its key; nothing was added.
         """
         job = letter.job
         agenda = self._context.agenda

@@ -1,8 +1,8 @@
-"""What every end of a job has in common: its record, and what it frees.
+"""The common part of every end of a job: its record, and the key and jobs that it frees.
 
 A job ends by its delivery (``settle``), or without one: cancelled, expired, taken back for the last
-time, replaced by another job of its key. An end lets go of the job's key, and of jobs of its flow
-that waited for it. A job that does not end goes back.
+time, replaced by another job of its key. An end frees the job's key, and jobs of its flow that
+waited for it. A job that does not end goes back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from taskq.log.format.flows import (
 from taskq.log.format.options import UNREAD_KEY, encode_key_hash
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 
-#: What the record is called by which a job undoes its steps.
+#: Kinds of the record by which a job begins to undo its steps.
 UNDO: Final = "undo"
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check_claim(agenda: Agenda, delivery: Delivery) -> None:
     """Refuse a delivery whose claim is over.
 
     Raises:
-        StaleDelivery: the job was taken back, settled, or claimed again, by whomever.
+        StaleDelivery: the job was taken back, settled, or claimed again.
     """
     claim = agenda.running.get(delivery.job)
     if claim is None or claim[0] != delivery.token or claim[1] != delivery.epoch:
@@ -58,7 +58,7 @@ def check_claim(agenda: Agenda, delivery: Delivery) -> None:
 
 
 class Ends:
-    """The ends of jobs, whatever brings them."""
+    """The ends of jobs, of any kind."""
 
     def __init__(self, context: Context, deaths: Deaths) -> None:
         self._context = context
@@ -128,7 +128,8 @@ class Ends:
     ) -> bool:
         """Let a job that is to end run once more, to undo its steps; False if it ends now.
 
-        The record says how it ends then. A second cancel of one that waits to do so ends it.
+        The record holds how it ends then. A second cancel of a job that waits to undo its steps
+        ends it.
         """
         agenda = self._context.agenda
         attempt = agenda.attempt(job)
@@ -172,9 +173,9 @@ class Ends:
     # -- flows ------------------------------------------------------------------------------------
 
     def ending(self, batch: Batch, kind: int, job: int, record: bytes) -> bytes:
-        """Note that a flow's job ends by the batch's next record, or is purged by it.
+        """Note that the batch's next record ends or purges a job of a flow.
 
-        Returns the option that tells so, which comes first in that record.
+        Returns the option for it, which comes first in that record.
         """
         agenda = self._context.agenda
         flows = agenda.flows
@@ -187,7 +188,7 @@ class Ends:
             if kind == SUCCESS or (policy == Policy.RUN and kind not in REMOVALS):
                 names.append(dependent)
             elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind not in DEATHS):
-                # What is cancelled, expired or purged does not come back, as a dead letter may.
+                # Cancelled, expired and purged jobs do not come back, as a dead letter may.
                 names.append(dependent | DOOM_BIT)
         flows.apply_end(job, batch.where + batch.size, names, agenda.left_of_calls)
         return encode_unlocks(names)

@@ -1,4 +1,4 @@
-"""Enqueues: one, a run, many, and slices of uploads; who holds a key, and who gets it then."""
+"""Enqueues: one, a run, many, and slices of uploads; the holder of a key, and the next one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Wanted:
 
 
 class Keys:
-    """Decide who holds a dedup key when another job comes with the same."""
+    """Decide which job keeps a dedup key that two jobs want."""
 
     def __init__(self, context: Context, ends: Ends) -> None:
         self._context = context
@@ -85,7 +85,7 @@ class Keys:
             self.check_room(batch, count)
 
     def check_room(self, batch: Batch, count: int) -> None:
-        """Refuse so many more keys.
+        """Refuse ``count`` more keys.
 
         Raises:
             UsageError: the table of keys has no room for them.
@@ -95,7 +95,7 @@ class Keys:
     def make_way(self, batch: Batch, wanted: Wanted) -> tuple[int | None, int]:
         """(the job that keeps the key, the job that gives it up); None and 0 for nobody.
 
-        One that is asked to give the key up does so unless it runs; if it waits, it is cancelled.
+        A holder that is to give the key up does so unless it runs; if it waits, it is cancelled.
         """
         holder = self._holder(batch, wanted)
         if holder is None or wanted.conflict is not Conflict.REPLACE:
@@ -131,9 +131,9 @@ class Keys:
         ending: frozenset[int] = _NOBODY,
         itself: int = 0,
     ) -> int | None:
-        """Return the job that holds a key, verified against its record; ``itself`` does not count.
+        """Return the job that holds a key, verified against its record, but for ``itself``.
 
-        Nor do those that are ``ending``, if that frees the key.
+        Jobs that are ``ending`` do not count, if that frees the key.
         """
         dedup = self._context.dedup
         for job, location in dedup.holders(hashed, now_ns):
@@ -180,12 +180,12 @@ class Prepared:
 
     @property
     def needs(self) -> int | None:
-        """Return what the job waits for, as ``core.flows`` has it; None if it is not held."""
+        """Return the jobs that it waits for, packed as in ``core.flows``; None if not held."""
         flow = self._flow
         return needs_of(flow.needs, flow.policy) if flow is not None and flow.inputs else None
 
     def tail(self, replaced: int, lsn: int) -> bytes:
-        """Return the record from behind its length up to its body, as it is written at ``lsn``."""
+        """Return the record after its length up to its body, for ``lsn``."""
         spec, options = self._spec, self._options
         if self._flow is not None:
             options += encode_part(self._flow, lsn)
@@ -227,7 +227,7 @@ class Enqueues:
     def prepared(
         self, batch: Batch, items: Sequence[Item], ending: frozenset[int] = frozenset()
     ) -> list[Prepared | None]:
-        """Check enqueues before anything is added; None for those that need no check.
+        """Check enqueues before anything is added; None for items without a check.
 
         ``ending`` are jobs that will be settled before these are added.
         """
@@ -276,10 +276,10 @@ class Enqueues:
         return range(first, batch.lsn)
 
     def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: Sequence[bytes]) -> int:
-        """Enqueue plain jobs of one spec in one go; returns the first one's lsn.
+        """Enqueue plain jobs of one spec in one go; return the first one's lsn.
 
         Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
-        tenth of what single jobs cost.
+        tenth of the cost of single jobs.
         """
         first, start = batch.lsn, batch.where + batch.size
         records, locations, end = codec.born_records(spec.tail, bodies, first, start)
@@ -329,18 +329,17 @@ class Enqueues:
         return lsn
 
 
-#: A slice ends when it took so long: others wait for the lock.
+#: Seconds after which a slice ends: others wait for the lock.
 _SLICE_NS: Final = SECOND_NS // 250
-#: Jobs between two looks at the clock: plain ones, and those with options.
+#: Jobs between two looks at the clock: plain ones, and jobs with options.
 _PLAIN_STEP: Final = 512
 _ITEMS_STEP: Final = 32
 
 
 class Uploads:
-    """The decisions about slices of uploads.
+    """Enqueue the next slice of an upload.
 
-    Each job is decided by what decides every other enqueue, and how far the upload has come is
-    written in the same frame: whoever is killed when, no job is left out and none comes twice.
+    Jobs and the upload's progress go into one frame, so a crash neither skips nor repeats a job.
     """
 
     def __init__(self, context: Context, enqueues: Enqueues) -> None:

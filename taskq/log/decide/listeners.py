@@ -1,10 +1,10 @@
-"""Telling a program of what happens to its jobs: deaths, and asks to stop a job.
+"""Listeners of a program for its jobs: deaths, and requests to stop a job.
 
-Told of deaths are all that this process records: those of its own deliveries, and those of jobs
-that it took back from processes that died. They are told once the record is as durable as any
-answer, and may be told twice: a loss of power can bring a job back to life, and it may die again.
+Listeners get all deaths that this process records: of its own deliveries, and of jobs that it took
+back from dead processes. They get them once the record is as durable as any answer, and perhaps
+twice: a loss of power can bring a job back to life, and it may die again.
 
-A job that tells of a death is in the frame of that death: both are on disk, or neither is.
+A job about a death is in the frame of that death: both are on disk, or neither is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.requests import Answer, Ask, Item
 
-    #: Gives the jobs that tell of a death, without keys. It is called while the log is locked.
+    #: Returns the jobs about a death, without keys. It is called while the log is locked.
     Writer: TypeAlias = Callable[["DeadLetter"], Iterable[Item]]
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class DeadLetter:
     Attributes:
         job_id: its id.
         queue: name of its queue.
-        task: name of its task, "" for one that was put as bytes.
+        task: name of its task, "" for a job put as bytes.
         priority: 0 to 9.
         attempt: how many attempts it had.
         reason: first line ``Type: message``, then the last lines of the traceback.
@@ -63,7 +63,7 @@ class DeadLetter:
 
 
 class _Listeners(Generic[T]):
-    """Keep those who listen; other threads change it, so the list itself never changes."""
+    """Listeners of one kind; other threads change them, so the list itself never changes."""
 
     __slots__ = ("now",)
 
@@ -80,10 +80,10 @@ class _Listeners(Generic[T]):
 
 
 class Deaths:
-    """Tell who listens of deaths, once the present batch is in the log.
+    """Deliver deaths to listeners once the present batch is in the log.
 
     Args:
-        tag: what every job id of the log starts with.
+        tag: prefix of every job id of the log.
     """
 
     def __init__(self, tag: str) -> None:
@@ -95,7 +95,7 @@ class Deaths:
         self._writers: dict[object, Writer] = {}
         #: deaths of the batch that is being made
         self.noted: list[DeadLetter] = []
-        #: of those that were noted, how many have their jobs in the batch
+        #: number of noted deaths whose jobs are in the batch
         self._written = 0
 
     def __bool__(self) -> bool:
@@ -107,9 +107,9 @@ class Deaths:
         return bool(self._listeners.now or self._writers)
 
     def write(self, owner: object, writer: Writer) -> None:
-        """Have a job for each that ``writer`` gives in the frame of a death, from now on.
+        """Enqueue the jobs that ``writer`` returns for a death in its frame, from now on.
 
-        It takes the place of what its owner gave before.
+        It replaces its owner's earlier writer.
         """
         self._writers = {**self._writers, owner: writer}
 
@@ -143,7 +143,7 @@ class Deaths:
         self._written = 0
 
     def enqueue(self, batch: Batch, enqueues: Enqueues) -> None:
-        """Add the jobs that tell of what was noted since the last call."""
+        """Add the jobs about the deaths that were noted since the last call."""
         letters, self._written = self.noted[self._written :], len(self.noted)
         for letter in letters:
             enqueues.many(batch, self._jobs_of(letter))
@@ -160,7 +160,7 @@ class Deaths:
 
     def told(self) -> list[Answer]:
         noted, self.noted, self._written = self.noted, [], 0
-        # Of several listeners with the same hook the first is enough.
+        # If several listeners have the same hook, the first is enough.
         listeners = {id(hook): (port, hook, call) for port, hook, call in self._listeners.now[::-1]}
         return [
             (port, None, (call, letter, hook))
@@ -170,7 +170,7 @@ class Deaths:
 
 
 class Asks:
-    """Tell who listens that somebody, in whichever process, wants a job of this process over."""
+    """Deliver cancel requests of any process for jobs of this one to its listeners."""
 
     def __init__(self, context: Context) -> None:
         self._facets = context.facets

@@ -1,8 +1,8 @@
-"""Deciding what a request becomes: records in the batch, and the same change applied to the facets.
+"""From a request to records in the batch, and the same change applied to the facets.
 
-The writer lock is held and the facets are caught up, so every decision is made on the whole truth.
-A decider either raises before it has added anything, or adds all that belongs to its request. Each
-holds the ``Context`` and those above it in ``Operations.__init__``, none below.
+The writer lock is held and the facets are caught up, so every decision sees the whole log. A
+decider either raises before it has added anything, or adds everything of its request. Each holds
+the ``Context`` and the deciders above it in ``Operations.__init__``, none below.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Operations:
     """The deciders of one process.
 
     Attributes:
-        table: what decides each operation but claims and the settlements that nobody waits for,
-            which have more than one answer or none, and those that are no decisions.
+        table: operation -> decider. Claims and settlements without an answer are missing: they have
+            more than one answer or none; so are operations without a decision.
     """
 
     def __init__(self, journal: Journal, facets: Facets, owner: int, description: bytes) -> None:
@@ -85,7 +85,7 @@ class Operations:
 
     @property
     def has_listeners(self) -> bool:
-        """Return whether anybody is told of deaths, or of asks to stop a job."""
+        """Return whether anybody listens for deaths, or for requests to stop a job."""
         return bool(self.asks) or self.deaths.has_listeners
 
     def forget(self) -> None:

@@ -77,7 +77,7 @@ class Ticks:
         return self._enqueues.add(batch, turn.items, prepared)
 
     def enrol(self, batch: Batch, enrolments: Iterable[Enrolment]) -> None:
-        """Take up schedules; those that are new, or tick by another rule, count from now on.
+        """Take up schedules; new ones, and ones with another rule, count from now on.
 
         Raises:
             UsageError: they are too many for one log.
@@ -112,7 +112,7 @@ class Ticks:
         elif state.is_paused == (wish.action == "pause"):
             return False
         else:
-            # What it missed while it was paused stays missed.
+            # Ticks that it missed while it was paused stay missed.
             done_ns = max(state.done_ns, batch.time_ns) if state.is_paused else state.done_ns
             state = state._replace(is_paused=not state.is_paused, done_ns=done_ns)
         self._write(batch, Ticked(wish.name, state, has_rule=False))

@@ -1,8 +1,8 @@
-"""Plain jobs that many callers enqueue at once: one request, one answer, however many they are.
+"""Plain jobs that many callers enqueue at once: one request, one answer.
 
 Most batches are the jobs of one task, from callers of one event loop who each await their answer.
-Taken as columns they cost a tenth of what single requests do, so they stay together from the
-mailbox to the answers, and part only where one of them may harm the others.
+Taken as columns they cost a tenth of single requests, so they stay together from the mailbox to the
+answers, and part only where one of them may harm the others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from taskq.log.requests import EnqueueSpec, Item, Plain
 
 #: About what a record takes besides its payload.
 _RECORD_BYTES: Final = 48
-#: What a job is in a line: spec, body and future, one after the other.
+#: Fields of a job in a line: spec, body and future, one after the other.
 LINE_WIDTH: Final = 3
 
 
 class Run:
-    """Jobs without options, and the futures of those who wait for them; itself like a future.
+    """Jobs without options, and their callers' futures; behaves like a future itself.
 
     Attributes:
-        specs, bodies, futures: one of each a job.
+        specs, bodies, futures: one of each for each job.
         size: about how many bytes they add to the log.
     """
 
@@ -105,9 +105,11 @@ def together(items: list[Item] | Plain) -> list[Item] | Plain:
 def answer(future: Any, lsn: int) -> None:
     """Answer a future, and step the task that awaits it right here, if one does.
 
-    Left to itself an asyncio future wakes its task through the loop: one more handle, made, queued
-    and run in Python for every job. Answers come on a turn of the loop that belongs to no task, so
-    the task can be stepped now. It is told apart by nothing but being the only one who waits.
+    An asyncio future wakes its task through the loop: one more handle, made, queued and run in
+    Python for every job. Answers come on a turn of the loop that belongs to no task, so the task
+    can be stepped now. Its only callback must be that task's: then nobody else expects its turn
+    first. The step runs the caller's code here, which may enqueue and await again before this
+    returns.
     """
     try:
         waiting = future._callbacks
@@ -123,9 +125,9 @@ def answer(future: Any, lsn: int) -> None:
 
 
 def take(line: list[Any], room: int) -> Run:
-    """Take the jobs at the head of a line, up to the first with which they are over ``room`` bytes.
+    """Take the jobs at the head of a line, up to the first with which they exceed ``room`` bytes.
 
-    A line is a list that its port's thread appends to, and whoever finds himself the first in it
+    A line is a list that its port's thread appends to; the caller that finds itself first in it
     sends a request for all. Another thread takes, and then looks at the line again: if there are
     more, nobody else asks for them.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.steps import Steps
 
 _PLAIN_JOB: Final = codec.JOB.size
-#: What others have to do with the end of a job of these flags.
+#: Flags of a job whose end others depend on.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 #: Causes of a release that burns no attempt.
 _KEEPS_ATTEMPT: Final = frozenset(
@@ -58,7 +58,7 @@ class Settles:
     def settle_soon(
         self, batch: Batch, op: int, items: list[Any]
     ) -> list[tuple[Settlement, TaskqError]]:
-        """End deliveries that nobody waits for; returns those that were refused."""
+        """End deliveries without an answer; return the refused ones."""
         if op == Op.SUCCEED_SOON:
             items = [Settlement(SUCCESS, delivery) for delivery in self._succeed(batch, items)]
         refused: list[tuple[Settlement, TaskqError]] = []
@@ -72,7 +72,7 @@ class Settles:
     def _succeed(self, batch: Batch, deliveries: list[Delivery]) -> list[Delivery]:
         """End deliveries whose success concerns nobody else, all in one go, or none of them.
 
-        None if the claim of any is over, or it comes twice. Returns those that are still to settle.
+        None if the claim of any is over, or it comes twice. Returns the deliveries still to settle.
         """
         claims = unclaimed(deliveries, self._context.owner, self._context.agenda.running)
         if claims is None:
@@ -185,7 +185,7 @@ class Elsewhere:
         self._settles = settles
 
     def settle_for(self, batch: Batch, items: list[Ended]) -> list[bool]:
-        """End the jobs among them that wait; False for one that does not, or does not read back.
+        """End the waiting jobs among them; False for other jobs, and damaged ones.
 
         Raises:
             UsageError: one of them has not ended, or waits for other jobs.
@@ -222,9 +222,8 @@ class Transactions:
     """Changes of several kinds that become visible together, or not at all.
 
     They go into one frame, which is on disk as a whole or not there. Every part is checked before
-    the first is added, as it will stand then: settlements come first, then cancellations, then new
-    jobs, in whatever order they were asked for, so that a new job finds the key free that another
-    one frees.
+    the first is added, against the state that it will meet: settlements come first, then
+    cancellations, then new jobs, so that a new job finds the key free that another one frees.
     """
 
     def __init__(
@@ -236,13 +235,13 @@ class Transactions:
         self._settles = settles
 
     def transact(self, batch: Batch, bundle: Bundle) -> Done:
-        """Carry all of it out; whatever it raises, nothing of it was added.
+        """Carry all of it out; nothing of it was added if this raises.
 
         Raises:
             StaleDelivery: a claim is over.
-            JobNotFound: a job to be cancelled is none.
+            JobNotFound: a job to be cancelled does not exist.
             DuplicateKey: a key will be held, and its job asked to be refused then.
-            PayloadTooLarge: together it is over TRANSACTION_BYTES_MAX.
+            PayloadTooLarge: together the parts are over TRANSACTION_BYTES_MAX.
             UsageError: a part is wrong, or a delivery is settled twice.
         """
         settlements, cancels, items = bundle

@@ -12,9 +12,9 @@ from taskq.log.requests import Bundle, Item, Op, Plain, Rewrite, Settlement
 if TYPE_CHECKING:
     from taskq.log.decide.steps import Again, NewStep
 
-#: What moments, window and the options' own heads take at most.
+#: Most bytes of moments, window and the options' own heads.
 _OPTIONS_BYTES: Final = 64
-#: A CANCELLED record, and what tells whose key is freed by it.
+#: A CANCELLED record, and the option that names the job whose key it frees.
 _FREES_BYTES: Final = 64
 #: A TICKED record without its rule.
 _TICKED_BYTES: Final = 320
@@ -68,7 +68,7 @@ def _step_size(step: NewStep) -> int:
     return len(step.body) + taken + _STEP_BYTES + sum(map(_enqueue_size, step.items))
 
 
-#: Of operations that are no single small record; ``BatchNeeds`` counts plain enqueues itself.
+#: Operations with more than one small record; ``BatchNeeds`` counts plain enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.ENQUEUE_MANY: lambda items: (
         _plain_size(items) if isinstance(items, Plain) else sum(map(_enqueue_size, items))

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class NewStep(NamedTuple):
-    """A step that a running job has done, or asks for, and is not to do again.
+    """A step that a running job has done, or asks for, and will not do again.
 
     ``body`` is its value as JSON; an event's is the signal's, and it has none here. ``form`` is of
     ``core.folds.steps``. ``items`` are the jobs that a CALL enqueues in the same frame. ``signal``
-    is the one that an EVENT takes, 0 for the oldest of its name; a TIMEOUT stands only if none came
-    after that one.
+    is the signal that an EVENT takes, 0 for the oldest of its name; a TIMEOUT stands only if no
+    signal came after that.
     """
 
     delivery: Delivery
@@ -58,7 +58,7 @@ class NewStep(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """A new job that has these steps already: those of another, up to one of them."""
+    """A new job with the steps of another one, up to one of them."""
 
     item: Item
     steps: tuple[Stepped, ...]
@@ -126,7 +126,7 @@ class Steps:
         if items:
             step = step._replace(first=batch.lsn + 1, jobs=len(items))
         record = encode_step(step, delivery.attempt, job, delivery.token, batch.lsn)
-        # What folding the record would come to, which this spares to read.
+        # The same result as folding the record, without reading it.
         called = (step.first, step.jobs) if items and not detach else None
         location, title = self._add(batch, record), (name, number)
         apply_step(agenda, job, place, location, step.signal, once, title, called, form)
@@ -154,7 +154,7 @@ class Steps:
         assert isinstance(job, int)  # it has no key
         for place, step in enumerate(fork.steps):
             again = step._replace(place=place, signal=0)
-            # Of no claim; a token of 0 would say that no fold needs it.
+            # The token of no claim; 0 would mean that no fold needs it.
             location = self._add(batch, encode_step(again, 0, job, job, batch.lsn))
             apply_step(
                 self._context.agenda, job, place, location, 0, _encoded(step.once), form=step.form

@@ -1,8 +1,8 @@
-"""Bulk enqueue: files of jobs that anybody may write, published in one step.
+"""Bulk enqueue: files of jobs that any process may write, published in one step.
 
-Begin with ``writer``: ``PartWriter``, ``publish`` and ``discard`` are what producers use, from
-wherever they run. The ``adopter`` makes jobs of what was published, slice by slice. May import
-commit and what stands below it.
+Begin with ``writer``: producers use ``PartWriter``, ``publish`` and ``discard``, on any machine
+that has the directory. The ``adopter`` makes jobs of published files, slice by slice. May import
+commit and the folders below it.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ _HOMES: Final = {
     "taskq.log.inbox.writer": "PartWriter discard publish",
 }
 
-# What producers use is imported when they ask for it: a log that is open needs none of it.
+# Imported on demand: an open log needs nothing that producers use.
 __getattr__ = lazily(__name__, _HOMES)

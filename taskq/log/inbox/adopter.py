@@ -1,9 +1,9 @@
-"""Adopting uploads: what was published in the inbox becomes jobs of the log, slice by slice.
+"""Adopting uploads: published files of the inbox become jobs of the log, slice by slice.
 
-One process of those that share a directory does it at a time, in steps of about a millisecond on
-its storage thread, between batches; each slice goes through an ordinary batch. How far an upload
-has come is told by the log alone, so that any other process goes on where one was killed. Before
-the first job of an upload is taken, all of its parts are read and found to be what was published.
+One of the processes that share a directory does it at a time, in steps of about a millisecond on
+its storage thread, between batches; each slice goes through an ordinary batch. The log alone holds
+the progress of an upload, so that any other process goes on where one was killed. Before the first
+job of an upload is taken, all of its parts are read and compared with their manifest.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log: Final = Reporter("taskq")
-#: How often a process looks for uploads where there were some before, and where there were none;
-#: whoever publishes wakes it besides.
+#: Seconds between two looks for uploads, in a log that had some, and in another; a publisher wakes
+#: the process besides.
 _LOOK_NS: Final = SECOND_NS
 _IDLE_LOOK_NS: Final = 10 * SECOND_NS
-#: After trouble it waits so long: with a full disk, and with anything else.
+#: Seconds to wait after trouble: with a full disk, and with anything else.
 _FULL_NS: Final = SECOND_NS
 _TROUBLE_NS: Final = 30 * SECOND_NS
 #: Files of writers that died are looked for this often.
@@ -61,7 +61,7 @@ class Adopter(Chore):
         self._complained: set[str] = set()
 
     def order(self, order: AdoptOrder) -> None:
-        """Adopt all there is, and tell ``order.future`` how many jobs this process brought."""
+        """Adopt all there is, and resolve ``order.future`` with the number of jobs made here."""
         self._orders.append((order, self._jobs))
 
     def close(self) -> None:
@@ -90,8 +90,8 @@ class Adopter(Chore):
         signal = self._inbox.signal()
         if signal != self._signal:
             self._signal = signal
-            # Whoever only enqueues leaves it to the workers, if there are any; no longer than that,
-            # though one publication may follow upon the other.
+            # A process that only enqueues leaves it to the workers, if there are any; but not for
+            # ever, though one publication may follow the other.
             is_worker = self._committer.facets.agenda is not None
             self._look_at_ns = min(self._look_at_ns, now_ns + (0 if is_worker else _LOOK_NS))
         if now_ns < self._look_at_ns:
@@ -180,7 +180,7 @@ class Adopter(Chore):
             self._make_durable(upload)
         lsn, latest = seen.progress(upload.id) or (0, _nothing(upload))
         ended = self._ended(upload, lsn, latest)
-        # On a full disk, too: it gives back all that the files hold.
+        # On a full disk, too: it gives back the space of the files.
         finish = functools.partial(inbox.finish, upload, ended)
         yield from self._holding(lambda: with_reserve(inbox.disk, self._journal.path, finish))
 

@@ -1,18 +1,18 @@
-"""The directory of uploads: ``inbox/`` of a task log, and who may change what in it.
+"""The directory of uploads: ``inbox/`` of a task log, its files and locks.
 
 ====================== =====================================================================
 file                   what it is
 ====================== =====================================================================
-``<upload>.<n>.part``  jobs, written by anybody; ``….tmp`` while it is being written
+``<upload>.<n>.part``  jobs, from any process; ``….tmp`` while it is being written
 ``<name>.json``        the manifest that publishes parts; nothing counts before it is there
 ``done/<name>.json``   what became of it, so that nobody publishes it again
 ``refused/…``          manifests and parts that do not read back, with the reason
-``lock``               held by whoever adds or removes a manifest; holds the last sequence number
+``lock``               held while a manifest is added or removed; holds the last sequence number
 ====================== =====================================================================
 
 A manifest goes in this order, each step on disk before the next: the file in ``done``, the parts,
-the manifest itself. So a manifest whose ``done`` file names the same token is over, whoever was
-killed when, and nobody needs its records in the log any more.
+the manifest itself. So a manifest whose ``done`` file names the same token is over, even after a
+kill, and nobody needs its records in the log any more.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 _log: Final = Reporter("taskq")
 #: Uploads that wait at a time; more are refused until somebody adopts some.
 WAITING_MAX: Final = 1_000
-#: Of each stream (``stream@12``) the files in ``done`` of so many batches are kept.
+#: Batches of each stream (``stream@12``) whose files in ``done`` are kept.
 STREAM_DONE_MAX: Final = 100
-#: Of all other names so many, the latest; one that is older may be published again.
+#: Other names whose files are kept, the latest; an older one may be published again.
 DONE_MAX: Final = 10_000
 _DONE_SLACK: Final = 1_000
-#: Parts that no manifest names, of writers that died, go when nobody wrote to them for so long.
+#: Seconds without a write after which parts without a manifest are removed: their writer died.
 STRAY_SECONDS: Final = 7 * 86_400.0
 _SEQUENCE_BYTES: Final = 8
 
@@ -84,7 +84,7 @@ class Inbox:
         self._held = -1
 
     def keep(self) -> None:
-        """Make the directory, and its entry durable; whoever made it may have died before that.
+        """Make the directory and fsync its parent: an earlier process may have died in between.
 
         Raises:
             LogError: as ``check_writable``; nothing was written.
@@ -108,7 +108,7 @@ class Inbox:
             self.disk.close(descriptor)
 
     def try_hold(self) -> bool:
-        """Take the lock for what is called next, until ``let_go``; False: somebody else has it."""
+        """Take the lock for the next calls, until ``let_go``; False: another process has it."""
         descriptor = self.disk.open(f"{self.path}/lock", create=True)
         if self.disk.try_lock(descriptor):
             self._held = descriptor
@@ -136,7 +136,7 @@ class Inbox:
             raise UsageError(f"{name}: a part is named twice, or there are over {PARTS_MAX}")
         with self._locked() as lock:
             if self._was_published(name):
-                # Whoever published or adopted it may have died before that was on disk.
+                # Its publisher or adopter may have died before that was on disk.
                 self.disk.sync_directory(self.path)
                 self.disk.sync_directory(f"{self.path}/{DONE}")
                 return False
@@ -149,7 +149,7 @@ class Inbox:
             )  # fmt: skip
             write_all(self.disk, lock, sequence.to_bytes(_SEQUENCE_BYTES, "little"), 0)
             self._write(f"{self.path}/{name}{MANIFEST}", encode_upload(upload))
-            # Adopters look at when this file was written. It stands as published, whatever happens.
+            # Adopters look at the time of this file. It stands as published, even if this fails.
             with contextlib.suppress(OSError):
                 self.disk.touch(f"{self.path}/lock")
         return True
@@ -183,7 +183,7 @@ class Inbox:
                 )
 
     def discard(self, upload: str) -> int:
-        """Remove the files of an upload, but for those that were published; returns how many."""
+        """Remove the files of an upload, but for published ones; return how many."""
         check_upload_name(upload)
         with self._locked():
             published = self._published_parts()
@@ -217,10 +217,10 @@ class Inbox:
         return waiting
 
     def published(self) -> Waiting:
-        """Do as ``waiting``, with what stands for good only: its jobs may be enqueued.
+        """Return the publications of ``waiting`` that stand for good: their jobs may be enqueued.
 
-        Until a manifest's name is on disk, whoever publishes it may take it back, or the power may
-        go; were its jobs there by then, publishing it again would bring them twice.
+        Until a manifest's name is on disk, its publisher may take it back, or the power may go;
+        were its jobs there by then, publishing it again would bring them twice.
         """
         with self._locked():
             self.disk.sync_directory(self.path)
@@ -272,7 +272,7 @@ class Inbox:
         """Note that all of it is in the log and on disk, and remove its files."""
         with self._locked():
             if self.is_done(upload):
-                # Whoever wrote it may have died before its name was on disk.
+                # Its writer may have died before its name was on disk.
                 self.disk.sync_directory(f"{self.path}/{DONE}")
             else:
                 self._write(f"{self.path}/{DONE}/{upload.name}{MANIFEST}", encode_ended(ended))
@@ -372,7 +372,7 @@ class Inbox:
     def _published_parts(self) -> set[str]:
         waiting = self.waiting()
         if waiting.damaged:
-            # Whose parts it names is not known: none is removed.
+            # The parts of an unreadable manifest are not known: none is removed.
             return {name for name in self.disk.names(self.path) if PART in name}
         return {part.name for upload in waiting.uploads for part in upload.parts}
 

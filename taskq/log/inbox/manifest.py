@@ -19,13 +19,13 @@ DONE: Final = "done"
 REFUSED: Final = "refused"
 PART: Final = ".part"
 TEMPORARY: Final = ".tmp"
-#: Of the files of an upload: another is an error that names it.
+#: Format of the files of an upload; another one is an error that names it.
 VERSION: Final = 1
 PARTS_MAX: Final = 10_000
 PART_BYTES_MAX: Final = 2**40
 JOBS_MAX: Final = 2**40
 MANIFEST_BYTES_MAX: Final = 4 * 1024 * 1024
-#: Longest name of an upload, and of what it is published as, in characters.
+#: Longest name of an upload or a publication, in characters.
 UPLOAD_CHARACTERS_MAX: Final = 120
 NAME_CHARACTERS_MAX: Final = 200
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@=+-]*", re.ASCII)
@@ -40,7 +40,7 @@ _NUMBER_END: Final = 2**64
 
 
 class Part(NamedTuple):
-    """A part as a manifest names it; all of it can be told in JSON."""
+    """A part as a manifest names it; it fits into JSON."""
 
     #: of its file, without a folder
     name: str
@@ -51,13 +51,13 @@ class Part(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """Parts that were published together under a name, as a manifest says.
+    """Parts that were published together under a name: the content of a manifest.
 
     Attributes:
         token: of this publication and no other, 32 hex digits; ADOPTED records name it.
         sequence: uploads are adopted in the order of these.
         published_ns, steady_ns, boot: when, by wall time and by the steady clock of that boot.
-        from_lsn: no ADOPTED record of it stands in a segment before the one that holds this lsn.
+        from_lsn: its ADOPTED records are in the segment of this lsn, or later ones.
     """
 
     name: str
@@ -122,7 +122,7 @@ def check_publication_name(name: str) -> str:
 
 
 def upload_of(file: str) -> str | None:
-    """The upload that a part's file belongs to, also one that is being written; None: no part."""
+    """Return the upload that a part's file belongs to, also while it is written; None: no part."""
     match = _PART_NAME.fullmatch(file.removesuffix(TEMPORARY))
     return match["upload"] if match is not None else None
 
@@ -172,10 +172,10 @@ def encode_upload(upload: Upload) -> bytes:
 
 
 def decode_upload(data: bytes, name: str, what: str) -> Upload:
-    """Return what the manifest of that name says; ``what`` its file is called in errors.
+    """Read the manifest of that name; ``what`` is its file's name in errors.
 
     Raises:
-        UploadDamaged: it is none.
+        UploadDamaged: it is not a manifest.
         FormatError: a newer taskq wrote it.
     """
     values = _open(data, what)
@@ -200,7 +200,7 @@ def decode_ended(data: bytes, what: str) -> Ended:
     """Return the same, read.
 
     Raises:
-        UploadDamaged: it is none.
+        UploadDamaged: it is not a manifest.
         FormatError: a newer taskq wrote it.
     """
     values = _open(data, what)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CHUNK_HEADER: Final = struct.Struct("<IHHIIII")
 _CHUNK_MAGIC: Final = 0x49514B54
-#: A chunk is written out when it has so many bytes, or jobs: about one batch of the log.
+#: Bytes or jobs of a chunk after which it is written out: about one batch of the log.
 CHUNK_BYTES: Final = 192 * 1024
 CHUNK_JOBS_MAX: Final = 4_096
 #: No entry is larger: a payload with its names, key and headers.
@@ -94,10 +94,10 @@ def encode_tail(spec: EnqueueSpec, extras: Extras | None = None) -> bytes:
 
 
 def decode_tail(tail: bytes) -> Job:
-    """Return the job of a tail, checked as a caller's options are.
+    """Return the job of a tail, checked like a caller's options.
 
     Raises:
-        UsageError: it is none, or says what no upload may.
+        UsageError: it is not a tail, or has options that no upload may have.
     """
     if len(tail) < _TAIL_BYTES_MIN:
         raise UsageError(f"the tail of a job has {len(tail)} bytes: make it with encode_tail")
@@ -139,7 +139,7 @@ def _decode_options(tail: bytes, at: int, size: int, flags: int) -> Extras:
     if not 0 <= min(moments) <= max(moments) <= TIME_NS_MAX:
         raise UsageError("a span or moment of a job of an upload is negative or over 146 years")
     if extras.headers:
-        # What is no text reads as longer text: found out now, or whoever adopts could not go on.
+        # Undecodable text would read as longer text: refused now, or its adopter could not go on.
         encode_extras(Extras(headers=extras.headers), 0)
     extras.until_settled = bool(extras.window_ns and flags & _KEYED)
     return extras
@@ -163,10 +163,10 @@ def encode_chunk(entries: list[bytes], offset: int) -> bytes:
 
 
 def decode_chunk(header: bytes, offset: int, what: str) -> Chunk:
-    """Return the header of the chunk at ``offset``; ``what`` its file is called in errors.
+    """Return the header of the chunk at ``offset``; ``what`` is its file's name in errors.
 
     Raises:
-        UploadDamaged: it is none.
+        UploadDamaged: no chunk begins there.
     """
     if len(header) == CHUNK_HEADER.size:
         magic, version, _, jobs, size, body_crc, crc = CHUNK_HEADER.unpack(header)
@@ -190,7 +190,7 @@ def check_chunk(chunk: Chunk, body: bytes, offset: int, what: str) -> None:
 
 
 def each_entry(body: bytes, what: str) -> Iterator[tuple[int, int]]:
-    """(place of the tail, place behind the payload) of each entry of a chunk.
+    """(start of the tail, end of the payload) of each entry of a chunk.
 
     Raises:
         UploadDamaged: a size that cannot be.
@@ -227,10 +227,10 @@ _PIECE_BYTES: Final = 256 * 1024
 _STEP_CHUNKS: Final = 64
 #: Tails without options that are remembered decoded.
 _TAILS_MAX: Final = 1_024
-#: What a slice holds at most: plain jobs count one, those with options, which take longer, so many.
+#: Greatest weight of a slice: a plain job counts one, a job with options more, as it takes longer.
 _WEIGHT_MAX: Final = 4_096
 _ITEM_WEIGHT: Final = 32
-#: What a record has besides tail and payload: length and CRC; and about what options take.
+#: Bytes of a record besides tail and payload: length and CRC; and about the bytes of options.
 _RECORD_BYTES: Final = 8
 _OPTIONS_BYTES: Final = 64
 
@@ -263,7 +263,7 @@ class PartFile:
         """Return the header of the chunk there.
 
         Raises:
-            UploadDamaged: there is none.
+            UploadDamaged: no chunk begins there.
         """
         data, _ = self.read(CHUNK_HEADER.size, offset)
         return decode_chunk(data, offset, self.path)
@@ -336,7 +336,7 @@ class UploadReader:
         self._end = 0
 
     def slice(self, start: int, age_ns: int) -> Slice:
-        """Return the next jobs behind the first ``start``, as many as suit one batch.
+        """Return the next jobs after the first ``start``, enough for one batch.
 
         Args:
             start: fewer than there are in the upload.
@@ -450,7 +450,7 @@ def _weight(run: Plain | list[_Item]) -> int:
 
 
 def _aged(extras: Extras, age_ns: int) -> Extras:
-    """The same for a job that was enqueued so long ago; what has passed is due or over at once."""
+    """The same job, enqueued ``age_ns`` ago; what has passed since is due or over at once."""
     if extras.due_ns and not extras.due_is_wall:
         extras = replace(extras, due_ns=max(extras.due_ns - age_ns, 0))
     if extras.expires_ns and not extras.expires_is_wall:

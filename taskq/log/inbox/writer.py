@@ -1,6 +1,6 @@
-"""Bulk enqueue: jobs by the million, written to files by anybody, and published in one step.
+"""Bulk enqueue: jobs by the million, written to files by any process, and published in one step.
 
-Whoever writes needs neither the log nor its lock: several processes, on several machines, write
+A writer needs neither the log nor its lock: several processes, on several machines, write
 parts with a ``PartWriter`` each. ``publish`` names them all in one manifest, which is the moment
 from which the upload stands; a second ``publish`` of the same name changes nothing and says False,
 so that a retry brings no job twice. Then the log's own processes adopt the jobs in slices, through
@@ -12,7 +12,7 @@ jobs while the last are still in files. ::
     writer.add_many(tail, payloads)
     publish(data_dir, "nightly@12", [writer.close()])
 
-Of jobs with the same key the first wins; there is no replacing and no refusal here. Delays and
+If jobs have the same key, the first wins; there is no replacing and no refusal here. Delays and
 expiries that are spans count from the publication.
 """
 
@@ -49,24 +49,24 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.identity import read_identity
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 
-#: After so many bytes of a part its writer looks whether the disk has room for more.
+#: Bytes of a part after which its writer looks whether the disk has room for more.
 _LOOK_BYTES: Final = 8 * 1024 * 1024
 
 
 class PartWriter:
     """Writes one part of an upload; any number of them at a time, in any processes.
 
-    What is not closed does not count. The files of an upload that is given up are removed by
-    ``abort`` and ``discard``, and at the latest after a week by whoever adopts uploads.
+    Parts that are not closed do not count. ``abort`` and ``discard`` remove the files of an upload
+    that is given up; an adopter does so after a week at the latest.
 
     Args:
-        data_dir: of the task log; it is made where there is none.
+        data_dir: of the task log; it is made if it is missing.
         upload: a name that all parts of the upload share.
         trusted: all tails are ``encode_tail``'s own, so they need no check, which for a tail of
             each job's own (one with a key) costs ten times as much as all the rest.
 
     Raises:
-        UsageError: the name is none.
+        UsageError: the name cannot be that of an upload.
         AppendFailed: the disk refuses.
     """
 
@@ -118,7 +118,7 @@ class PartWriter:
         return dict.fromkeys(ended, False) | names
 
     def publish(self, name: str) -> bool:
-        """Close the part, and publish it alone, as ``publish``; whoever adopts is woken.
+        """Close the part, and publish it alone, as ``publish``; adopters are woken.
 
         Raises:
             LogError: as ``publish``.
@@ -130,12 +130,12 @@ class PartWriter:
         return published
 
     def add(self, tail: bytes, payload: bytes) -> None:
-        """Add one job: what ``encode_tail`` says of it, and the bytes that it is called with.
+        """Add one job: its ``encode_tail`` and its payload.
 
         It costs least when the same ``tail`` object comes again and again.
 
         Raises:
-            UsageError: the tail is none, or the payload is over its limit.
+            UsageError: the tail is not one, or the payload is over its limit.
             AppendFailed: the disk refuses; ``DiskFull`` when it has too little room.
         """
         if tail is not self._tail:
@@ -158,7 +158,7 @@ class PartWriter:
         pack, at = pack_length, 0
         while at < len(payloads):
             room = CHUNK_JOBS_MAX - len(self._entries)
-            # By the mean of what comes next: a chunk may be somewhat larger or smaller than meant.
+            # By the mean of the next jobs: a chunk may be somewhat larger or smaller than meant.
             piece = payloads[at : at + room]
             sizes = list(map(len, piece))
             largest = max(sizes)
@@ -176,7 +176,7 @@ class PartWriter:
                 self._flush()
 
     def close(self) -> Part:
-        """Put the part on disk, under its name; returns what a manifest says of it.
+        """Put the part on disk, under its name; return its entry for a manifest.
 
         Raises:
             AppendFailed: the disk refuses; nothing of the part counts.
@@ -256,16 +256,16 @@ class PartWriter:
 def publish(data_dir: Path, name: str, parts: Sequence[Part]) -> bool:
     """Let the jobs of these parts be enqueued: all of them, from the moment that this returns.
 
-    Atomic and durable. The log is made where there is none. A name like ``stream@12`` counts as
+    Atomic and durable. The log is made if it is missing. A name like ``stream@12`` counts as
     batch 12 of a stream: the last 100 of each stream are remembered, and earlier ones refused.
 
     Returns:
         False if the name was published before: nothing was changed.
 
     Raises:
-        UsageError: a name is none, or there are too many parts.
-        LogError: a part is missing, the name was refused before or is of a batch that is forgotten,
-            or the directory cannot be used.
+        UsageError: a name is not allowed, or there are too many parts.
+        LogError: a part is missing, the name was refused before or belongs to a forgotten batch, or
+            the directory cannot be used.
     """
     path = os.path.realpath(data_dir)
     published = publish_with(PatientDisk(), SystemClock(), path, name, parts)
@@ -286,12 +286,12 @@ def publish_with(disk: Disk, clock: Clock, path: str, name: str, parts: Sequence
 
 
 def outcome(data_dir: Path, name: str) -> Ended | None:
-    """Return what became of what was published under a name: adopted, or refused for a reason.
+    """Return the end of a publication: adopted, or refused for a reason.
 
-    None: it waits still, or was forgotten.
+    None: it still waits, or was forgotten.
 
     Raises:
-        LogError: what was noted does not read.
+        LogError: its file does not read.
     """
     return Inbox(PatientDisk(), SystemClock(), os.path.realpath(data_dir)).ended(name)
 

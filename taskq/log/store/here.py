@@ -1,14 +1,14 @@
 """Commits on the caller's own thread, while the storage thread sleeps and nobody else waits.
 
 To hand a lone request to another thread, and its answer back, costs more than to commit it. So one
-lock says who may commit. The storage thread has it whenever it does not sleep; a caller who gets it
-without waiting is the storage thread for one request.
+lock guards the right to commit. The storage thread has it whenever it does not sleep; a caller who
+gets it without waiting is the storage thread for one request.
 
 On the main thread a signal handler may raise between any two byte codes. So a caller commits only
-where nothing of anybody else is on its way, and takes no care to undo what was cut short: what it
-marks as in doubt the storage thread throws away, folds and known end, and looks again. Ordinary
-exceptions of a handler would be taken for the disk's, so where one may raise some the storage
-thread commits, as it does for who waits in line: at the writer lock, or for a new segment.
+where no request of another caller is on its way, and does not undo an interrupted commit: it is
+marked as in doubt, and the storage thread drops its folds and known end, and reads again. An
+ordinary exception of a handler would pass for the disk's: the storage thread commits if a handler
+may raise one. It commits as well for a caller that waits at the writer lock or for a new segment.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
     from taskq.log.commit.committer import Committer
     from taskq.log.store.mailbox import Mailbox
 
-#: Answered in their own batch: whoever is interrupted in them leaves nobody waiting.
+#: Operations that are answered in their own batch: an interrupted caller leaves nobody waiting.
 _OPS: Final = frozenset(
     map(int, (Op.ENQUEUE, Op.ENQUEUE_MANY, Op.TRANSACT, Op.SETTLE, Op.CANCEL, Op.EXTEND))
 )
-#: A commit that takes longer holds up a loop; then none is made there for so many times as long.
+#: A commit that takes longer holds up a loop; then none is made there for this multiple of its
+#: time.
 _SLOW_SECONDS: Final = 0.001
 _PATIENCE: Final = 20
-#: So many jobs of a loop are committed on its own thread before it comes to its next turn.
+#: Jobs of a loop that are committed on its own thread before it comes to its next turn.
 _ALONE_MAX: Final = 16
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _SIGNALS: Final = range(1, signal.NSIG)
@@ -205,8 +206,8 @@ class Here:
 class Alone:
     """Decides for one event loop which plain jobs are committed on its own thread.
 
-    Those that come together are the storage thread's, which makes one frame of them, and so are all
-    where the loop has more to do. Nobody who goes on and on keeps the loop from its next turn.
+    The storage thread commits jobs that come together, in one frame, and jobs of a loop that has
+    more to do. A caller that enqueues again and again does not keep the loop from its next turn.
 
     Attributes:
         is_crowded: several callers get their answers just now, and may each enqueue again.
@@ -216,7 +217,7 @@ class Alone:
         self.is_crowded = False
         self._mailbox = mailbox
         self._loop = loop
-        #: what else it has to do at once; another kind of loop does not tell
+        #: the loop's other handles that are ready; only asyncio's own loops have them
         self._ready: Sized = getattr(loop, "_ready", " ")
         self._committed = 0
 
@@ -261,7 +262,7 @@ class Handlers:
         if get_ident() != main_thread().ident:
             # To wake the dead is no reason to die: the storage thread has this signal blocked.
             return bool(getsignal(signal.SIGPIPE) != signal.SIG_DFL)
-        # Not those of ``signal``, which makes names of its answers: 64 take as long as a commit.
+        # ``signal.getsignal`` makes enums of its answers: 64 take as long as a commit.
         handlers = list(map(getsignal, _SIGNALS))
         if handlers != self._seen:
             self._seen = handlers

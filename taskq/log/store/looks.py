@@ -1,4 +1,4 @@
-"""What ports are asked about the log as a whole, read off this process's folds."""
+"""Queries of ports about the log as a whole, answered from this process's folds."""
 
 from __future__ import annotations
 

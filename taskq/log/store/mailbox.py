@@ -26,15 +26,15 @@ class Mailbox:
     """Take what callers leave for the storage thread of a log; any thread may send.
 
     Attributes:
-        requests: those that the thread has not taken yet; ``next`` takes one. The operand of an
-            ENQUEUE_RUN is a line here, which its port goes on filling; see ``runs``.
+        requests: not yet taken by the thread; ``next`` takes one. The operand of an ENQUEUE_RUN is
+            a line here, which its port goes on filling; see ``runs``.
         orders: compactions and adoptions that somebody asked for.
         chores: calls for the thread to make between two batches.
         waiting_for_room: called by ``emptied``.
         asleep: whether the thread must be poked to look.
         turns: how often the thread has looked.
         poke: wakes the thread; does nothing before the log is open.
-        here: who commits on a caller's thread, while the log is open.
+        here: commits on callers' threads, while the log is open.
         serves_loops: whether calls that are awaited wait for no disk.
         usable: False once closed, and in a forked child.
         closing: set once; the thread answers what it has and ends.
@@ -93,10 +93,10 @@ class Mailbox:
     # -- on the storage thread --------------------------------------------------------------------
 
     def next(self, room: int) -> Request | None:
-        """Take the oldest request, of a line so many bytes of jobs; None for one without any.
+        """Take the oldest request, of a line up to ``room`` bytes of jobs; None for an empty line.
 
         Raises:
-            IndexError: there is none.
+            IndexError: the mailbox is empty.
         """
         request = self.requests.popleft()
         if request[0] != _ENQUEUE_RUN:
@@ -116,8 +116,8 @@ class Mailbox:
     def end(self) -> None:
         self._ended = True
         self.here = None
-        # A sender looks at ``asleep`` after it has sent: one that saw the log open, and sends only
-        # now, is made to call ``wake_up``, and answers itself.
+        # A sender looks at ``asleep`` after it has sent: if it saw the log open, and sends only
+        # now, it has to call ``wake_up``, and answers itself.
         self.asleep = True
         self.refuse_rest()
 

@@ -29,7 +29,7 @@ def seconds_until_due(committer: Committer) -> float:
         # A sleeper looks by itself, too, should a wake-up ever be lost.
         limits.append(LOOK_AROUND_NS / SECOND_NS)
     if is_behind(committer):
-        # Not at once, should the disk refuse it again and again.
+        # A pause, should the disk refuse it again and again.
         limits.append(0.0 if waiters.claims else _HELD_SECONDS)
     if waiters.claims:
         agenda = committer.facets.agenda
@@ -48,7 +48,7 @@ def seconds_until_due(committer: Committer) -> float:
             for claim in waiters.claims
             if claim[0].wait_until_ns is not None
         ]
-    # What is due is tried at once, but not again and again on a disk that takes nothing.
+    # Due work is tried at once, but not again and again on a full disk.
     return min(limits) if committer.room.refused is None else max(min(limits), _HELD_SECONDS)
 
 

@@ -101,10 +101,10 @@ T_co = TypeVar("T_co", covariant=True)
 _log: Final = Reporter("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
-#: A loop that has had so many answers is here to stay, and gets a bell; one made for a single call
-#: (``async_to_sync``) is spared the pipe.
+#: A loop that has had this number of answers is here to stay, and gets a bell; one made for a
+#: single call (``async_to_sync``) is spared the pipe.
 _SETTLED_IN: Final = 16
-#: What reads this process's folds, without the lock.
+#: Reads this process's folds, without the lock.
 Look: TypeAlias = "Callable[[Sight], T]"
 
 
@@ -218,7 +218,7 @@ class _Port(Generic[F]):
 
     @_request
     def extend(self, delivery: Delivery, lease_ns: int) -> Sent[None]:
-        """Let a claim end so long from now."""
+        """Let a claim end ``lease_ns`` from now."""
         return self._send(Op.EXTEND, (delivery, lease_ns))
 
     @_request
@@ -233,7 +233,7 @@ class _Port(Generic[F]):
 
     @_request
     def admit(self, size: int) -> Sent[None]:
-        """Return once the log is written and has room for so many bytes of new jobs."""
+        """Return once the log is written and has room for ``size`` bytes of new jobs."""
         return self._send(Op.ROOM, size)
 
     @_request
@@ -294,7 +294,7 @@ class _Port(Generic[F]):
 
     @_request
     def letters(self, jobs: list[int]) -> Sent[list[Letter]]:
-        """Return those of these jobs that are dead letters, as ``requeue`` takes them."""
+        """Return the dead letters among these jobs, as ``requeue`` takes them."""
         from taskq.log.read.selection import letters  # noqa: PLC0415 - few ask
 
         return self._send(Op.LOOK, (lambda sight: letters(sight, jobs).items, Trait.AGENDA))
@@ -338,7 +338,7 @@ class _Port(Generic[F]):
 
     @_request
     def extent(self, beyond: int | None = None) -> Sent[Extent]:
-        """Tell how far the log may be read, once that is beyond an lsn; None: beyond all of now."""
+        """Return how far the log may be read, once that is beyond an lsn; None: all of now."""
         return self._send(Op.FOLLOW, beyond)
 
     @_request
@@ -393,7 +393,8 @@ class LoopPort(_Port[_Future[Any]]):
     """The port of one event loop; only that loop's thread uses it."""
 
     def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
-        # Not what ``loop.create_future`` makes: the storage thread asks it whether it is done.
+        # A plain future: the storage thread asks whether it is done, and another loop's may not
+        # allow that.
         super().__init__(mailbox, partial(_Future, loop=loop))
         self.loop = loop
         home = getattr(type(loop).call_soon_threadsafe, "__module__", None)
@@ -426,7 +427,7 @@ class LoopPort(_Port[_Future[Any]]):
                 return future  # the first in the line has asked for all
             self._requests.append((_ENQUEUE_RUN, self, None, line))
         else:
-            # What comes now comes behind it: a new line is begun then.
+            # Jobs that come now must come after it: a new line is begun.
             self._line = []
             self._requests.append((_ENQUEUE, self, future, (spec, body, extras)))
         if mailbox.asleep:
@@ -488,12 +489,12 @@ class LoopPort(_Port[_Future[Any]]):
         return bool(self._inbox)
 
     def when_closed(self, stranded: Callable[[], list[Settlement]]) -> Callable[[], None]:
-        """Have what the loop's closing leaves behind settled, by whichever thread sees it first.
+        """Settle the remains of the loop once it is closed, on the first thread that notices.
 
         Args:
-            stranded: gives outcomes that nobody hands over any more, and releases.
+            stranded: returns outcomes that nobody hands over any more, and releases.
 
-        Returns what ends that.
+        Returns a function that ends that.
         """
         self._stranded.append(stranded)
 
@@ -504,7 +505,7 @@ class LoopPort(_Port[_Future[Any]]):
         return undo
 
     def give_up(self) -> None:
-        """The loop is closed: nobody is left to be told, but claims must not be lost with it."""
+        """Give claims back whose answers a closed loop will not take."""
         with contextlib.suppress(IndexError):
             while self._mailbox.usable:
                 items = self._stranded.pop()()

@@ -143,7 +143,7 @@ class Store:
         if storage is None or not self.usable:
             return False
         committer = storage.committer
-        # What is short, or refused, has a look due at once.
+        # A short or refusing disk has its next look due at once.
         return committer.trouble is None and self.steady_ns() < committer.room.look_at_ns
 
     @property
@@ -222,9 +222,9 @@ class Store:
         self._open.committer.operations.deaths.write(owner, writer)
 
     def on_cancel(self, call: Callable[[Ask, None], object]) -> Callable[[], None]:
-        """Have ``call(ask, None)`` called in the running loop for each of this process's jobs.
+        """Call ``call(ask, None)`` in the running loop for each job here that is to be cancelled.
 
-        For those that somebody wants cancelled, once for each. Returns what ends that.
+        Returns a function that ends that.
         """
         leave = self._open.committer.operations.asks.listen(self.port(), call)
         self.mailbox.wake_up()
@@ -232,7 +232,7 @@ class Store:
 
     @property
     def progress(self) -> ProgressBoard:
-        """Return the board on which running jobs tell how far they are; made at first use."""
+        """Return the board for the progress of running jobs; made at first use."""
         with _registry_guard:
             if self._progress is None:
                 self._progress = ProgressBoard(Path(self.path) / "owners", self.owner)
@@ -288,7 +288,7 @@ class Store:
             if not self.mailbox.closing:
                 self.openers -= 1
                 if self.openers > 0:
-                    # Whoever leaves may have closed the loop that it used.
+                    # The leaving caller may have closed the loop that it used.
                     self.leave_closed_loops()
                     return
                 self.mailbox.closing = True

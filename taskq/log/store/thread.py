@@ -1,8 +1,8 @@
 """The storage thread's work: one per open log and process. It alone touches the disk.
 
-It takes the mailbox as one batch, commits it, wakes whoever sleeps for it, syncs if answers wait
-for that, and hands all answers out in one wake-up per event loop. Between batches it sleeps until
-poked, woken by another process, or until something falls due.
+It takes the mailbox as one batch, commits it, wakes other processes that wait for it, syncs if
+answers wait for that, and hands out all answers in one wake-up per event loop. Between batches it
+sleeps until poked, woken by another process, or until something falls due.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from taskq.log.store.patience import PATIENT, is_behind, may_wait, seconds_until
 from taskq.log.upkeep.upkeep import Upkeep
 
 _log: Final = Reporter("taskq")
-#: With so many others it pays to share fsyncs; fewer seldom meet at the disk.
+#: With this number of others it pays to share fsyncs; fewer seldom meet at the disk.
 _CROWD: Final = 3
 #: How often watchers that gave up are looked for: with thousands, not at every sleep.
 _FORGET_SECONDS: Final = 1.0
-#: While there is work, a step of upkeep is done this often, and looked for so often.
+#: Seconds between two steps of upkeep while there is work for it, and between two looks for work.
 _UPKEEP_SECONDS: Final = 0.004
 _RESTING_SECONDS: Final = 0.05
 #: How long a batch may wait for a fold that is being built, or as long as the one before it took.
 _BUILD_SECONDS: Final = 0.004
-#: Settlements that nobody waits for are synced after so long, unless another sync took them along.
+#: Seconds until settlements without a waiting caller are synced, unless another sync took them
+#: along.
 _QUIET_SYNC_SECONDS: Final = 0.005
-#: A log that rests for so long gets a sync point.
+#: Seconds of rest after which a log gets a sync point.
 _REST_SECONDS: Final = 1.0
 #: How long such settlements wait for company before they get a frame of their own.
 _KEEP_SECONDS: Final = 0.001
@@ -149,7 +150,7 @@ class StorageThread:
                 began = time.monotonic()
                 self._cycle(requests, needs)
                 now = time.monotonic()
-                # As long as the batch took: so it gets ahead of what a busy process adds.
+                # For as long as the batch took: so building gets ahead of a busy process.
                 self._build(max(now - began, _BUILD_SECONDS))
                 if now >= self._upkeep_at or self.journal.segment != self._kept_segment:
                     self._keep_up(now)
@@ -161,9 +162,9 @@ class StorageThread:
                 self._idle()
 
     def _glance(self) -> None:
-        """Behind a batch, sleep a moment: the next often comes before it pays to look what is due.
+        """Sleep a moment after a batch: the next one often comes before it pays to look for work.
 
-        Not where another process may have something to tell, since nothing is announced to it.
+        Stay awake while another process may append records for us: this sleep is not announced.
         """
         if self._is_busy or self._mailbox.has_work or self.committer.facets.unfinished:
             return
@@ -184,7 +185,7 @@ class StorageThread:
         while goes_on and time.monotonic() < until:
             goes_on = facets.build()
         if not goes_on:
-            self._cycle([], BatchNeeds())  # what waited for it
+            self._cycle([], BatchNeeds())  # requests that waited for it
         return True
 
     def _keep_up(self, now: float) -> bool:
@@ -249,7 +250,7 @@ class StorageThread:
         """
         committer, since = self.committer, self._unsynced_since
         self._cycle([request], needs, syncs=syncs)
-        # The first timer that a commit starts is not one that this thread sleeps by.
+        # This thread does not sleep by the first timer that a commit starts.
         is_late = self._until_sync() <= 0 or self._unsynced_since > since or self._is_settled
         return is_late or committer.must_sync() or committer.has_company
 
@@ -277,7 +278,7 @@ class StorageThread:
         self._hand_out()
 
     def _wake_others(self, interest: int) -> None:
-        """Wake those who sleep for what was appended, which stands whatever comes of this."""
+        """Wake other processes that wait for appended records; these stand even if that fails."""
         assert self.peers is not None
         try:
             self.peers.wake(interest)
@@ -315,7 +316,7 @@ class StorageThread:
         return float("inf") if self._is_settled else self._end_since + _REST_SECONDS - now
 
     def _rest(self) -> None:
-        """Leave a sync point; once, whatever becomes of it."""
+        """Leave a sync point; once, even if it fails."""
         journal = self.journal
         try:
             self.committer.rest()
@@ -385,12 +386,12 @@ class StorageThread:
             if self._has_told:
                 # Who was answered begins at once, and not when this thread is done with the GIL.
                 self._nap(interest)
-        # Not before: it takes as long as a claim. Until then others may ring for nothing.
+        # Last of all, since it takes as long as a claim. Until then others may ring for nothing.
         if interest:
             peers.announce(0)
 
     def _sleep(self, interest: int, timeout: float | None, seconds_max: float = 0.0) -> None:
-        """Let callers commit, and sleep; about so long at most while they do."""
+        """Let callers commit, and sleep for ``timeout``; while they commit, ``seconds_max``."""
         here, peers = self.here, self.peers
         assert here is not None
         assert peers is not None
@@ -412,9 +413,9 @@ class StorageThread:
             here.in_doubt = False
 
     def _has_news(self) -> bool:
-        """Return whether the log holds what those who wait here have not seen.
+        """Return whether the log holds records that waiters here have not seen.
 
-        Not where the disk does not tell, or nobody would rest.
+        False if the disk refuses to say, or nobody would ever rest.
         """
         try:
             return self.committer.has_news()
@@ -478,7 +479,7 @@ class StorageThread:
         self.journal.close()
 
     def abandon(self) -> None:
-        """Tell all who still wait that the log closes, while this thread waits for the lock.
+        """Refuse all waiting callers as the log closes, while this thread waits for the lock.
 
         On the closer's thread. Should the lock come after all, only settlements are still written.
         """
@@ -497,7 +498,7 @@ class StorageThread:
 
     def _answer_late(self, waited_seconds: float) -> None:
         if self.peers is None:
-            return  # still opening: whoever opens minds the time itself
+            return  # still opening: the opener minds the time itself
         error = self.writer.locked_error(waited_seconds)
         undecided = self.committer.undecided
         requests = [*undecided.take_in_flight(), *undecided.take_held()]

@@ -40,7 +40,7 @@ class Bell:
             raise
 
     def ring(self) -> None:
-        """Wake the loop; a pipe that is full rings already, and one that is closed wakes nobody."""
+        """Wake the loop; a full pipe rings already, and a closed one wakes nobody."""
         with contextlib.suppress(OSError):
             syscalls.write(self._write, b"\1")
 
