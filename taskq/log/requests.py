@@ -64,81 +64,88 @@ class Op(enum.IntEnum):
         op._value_, op.traits = number, traits
         return op
 
+    # -- enqueues
     #: operand (spec, body, extras) -> lsn, or Duplicate
     ENQUEUE = 0, Trait.GROWS
     #: operand [(spec, body, extras), …] or Plain -> [lsn or Duplicate, …]; one transaction
     ENQUEUE_MANY = 1, Trait.GROWS
-    #: operand ClaimRequest -> [Delivery, …]
-    CLAIM = 2, Trait.AGENDA | Trait.PATIENT
-    #: operand [Settlement, …] -> [None or TaskqError, …]
-    SETTLE = 3, Trait.AGENDA
-    #: operand lsn -> Cancel
-    CANCEL = 4, Trait.AGENDA
-    #: operand lsn -> Outcome, once the job is settled
-    OUTCOME = 5, Trait(0)
-    #: operand (function(sight), Trait.AGENDA or KEYS or both, as it needs) -> its result
-    LOOK = 6, Trait.BEHIND
-    #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
-    SETTLE_SOON = 7, Trait.AGENDA | Trait.PATIENT
-    #: operand that makes a LogStats of the sight, the queues' numbers and the engine's
-    STATS = 8, Trait.BEHIND
     #: operand Run, which is its own future -> an lsn for each of its jobs
-    ENQUEUE_RUN = 9, Trait.GROWS
+    ENQUEUE_RUN = 2, Trait.GROWS
+    #: operand bytes -> None, if new jobs may take them
+    ROOM = 3, Trait.GROWS | Trait.AT_ONCE
+    #: operand Slice of an upload -> UploadProgress, how far it has come then
+    ADOPT = 4, Trait.GROWS | Trait.AT_ONCE
+    # -- claims and their ends
+    #: operand ClaimRequest -> [Delivery, …]
+    CLAIM = 5, Trait.AGENDA | Trait.PATIENT
+    #: operand (Delivery, nanoseconds until the claim ends) -> None
+    EXTEND = 6, Trait.AGENDA | Trait.AT_ONCE
+    #: operand [Settlement, …] -> [None or TaskqError, …]
+    SETTLE = 7, Trait.AGENDA
+    #: as SETTLE, if each has children
+    SETTLE_PARENTS = 8, Trait.AGENDA | Trait.GROWS
+    #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
+    SETTLE_SOON = 9, Trait.AGENDA | Trait.PATIENT
     #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_SOON
     SUCCEED_SOON = 10, Trait.AGENDA | Trait.PATIENT
-    #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
-    FOLLOW = 16, Trait.BEHIND | Trait.PATIENT
-    #: of compaction: operand [Rewrite or Again, …] -> how many must be looked at again
-    CARRY = 24, Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
-    #: of compaction: operand range of lanes -> None
-    TALLY = 25, Trait.AGENDA | Trait.KEYS
-    #: of compaction: operand Floor -> None
-    COMPACTED = 26, Trait.AGENDA | Trait.KEYS
-    #: of compaction: operand first lsn of a segment -> whether it was removed
-    DROP = 27, Trait.AGENDA | Trait.KEYS
-    #: operand Slice of an upload -> UploadProgress, how far it has come then
-    ADOPT = 29, Trait.GROWS | Trait.AT_ONCE
-    #: operand (Delivery, nanoseconds until the claim ends) -> None
-    EXTEND = 32, Trait.AGENDA | Trait.AT_ONCE
+    #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
+    SETTLE_FOR = 11, Trait.AGENDA
     #: operand Bundle -> Done
-    TRANSACT = 33, Trait.AGENDA
-    #: operand [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
-    REQUEUE = 40, Trait.AGENDA | Trait.GROWS
-    #: operand [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
-    PURGE = 41, Trait.AGENDA
+    TRANSACT = 12, Trait.AGENDA
+    #: operand lsn -> Cancel
+    CANCEL = 13, Trait.AGENDA
+    # -- steps and flows
+    #: operand NewStep that was done -> Stepped: it has the room that new jobs must leave
+    STEP = 14, Trait.AGENDA
+    #: operand NewStep for which nothing was done yet -> Stepped; None: no signal has come
+    ASK = 15, Trait.AGENDA | Trait.GROWS
+    #: operand (Delivery, its waits packed) -> None: they begin
+    WAIT = 16, Trait.AGENDA | Trait.GROWS
+    #: operand NewSignal -> whether it is new
+    SIGNAL = 17, Trait.AGENDA | Trait.GROWS
+    #: operand Fork -> lsn
+    FORK = 18, Trait.AGENDA | Trait.GROWS
+    # -- questions
+    #: operand lsn -> Outcome, once the job is settled
+    OUTCOME = 19, Trait(0)
+    #: operand (function(sight), Trait.AGENDA or KEYS or both, as it needs) -> its result
+    LOOK = 20, Trait.BEHIND
+    #: operand that makes a LogStats of the sight, the queues' numbers and the engine's
+    STATS = 21, Trait.BEHIND
+    #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
+    FOLLOW = 22, Trait.BEHIND | Trait.PATIENT
+    # -- administration
     #: operand name of a queue -> whether it was not paused before
-    PAUSE = 42, Trait.AGENDA
+    PAUSE = 23, Trait.AGENDA
     #: operand name of a queue -> whether it was paused before
-    RESUME = 43, Trait.AGENDA
+    RESUME = 24, Trait.AGENDA
     #: operand Withdrawal -> [lsn, …] of the cancelled jobs
-    WITHDRAW = 44, Trait.AGENDA
+    WITHDRAW = 25, Trait.AGENDA
     #: operand Edit -> whether it changed anything, or None: it is not as it was found
-    EDIT = 45, Trait.AGENDA | Trait.KEYS | Trait.GROWS
-    #: operand Turn -> what the jobs of the ticks became, or None: another process was faster
-    TICK = 48, Trait.AGENDA | Trait.GROWS
-    #: operand [Enrolment, …] -> None
-    ENROL = 49, Trait.AGENDA
-    #: operand Steer -> whether that was new
-    STEER = 50, Trait.AGENDA
+    EDIT = 26, Trait.AGENDA | Trait.KEYS | Trait.GROWS
+    #: operand [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
+    REQUEUE = 27, Trait.AGENDA | Trait.GROWS
+    #: operand [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
+    PURGE = 28, Trait.AGENDA
     #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
     #: LSN_SKIP above it
-    SKIP = 51, Trait.BEHIND
-    #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
-    SETTLE_FOR = 52, Trait.AGENDA
-    #: operand NewStep that was done -> Stepped: it has the room that new jobs must leave
-    STEP = 53, Trait.AGENDA
-    #: operand NewSignal -> whether it is new
-    SIGNAL = 54, Trait.AGENDA | Trait.GROWS
-    #: operand Fork -> lsn
-    FORK = 55, Trait.AGENDA | Trait.GROWS
-    #: operand NewStep for which nothing was done yet -> Stepped; None: no signal has come
-    ASK = 56, Trait.AGENDA | Trait.GROWS
-    #: operand bytes -> None, if new jobs may take them
-    ROOM = 57, Trait.GROWS | Trait.AT_ONCE
-    #: as SETTLE, if each has children
-    SETTLE_PARENTS = 58, Trait.AGENDA | Trait.GROWS
-    #: operand (Delivery, its waits packed) -> None: they begin
-    WAIT = 59, Trait.AGENDA | Trait.GROWS
+    SKIP = 29, Trait.BEHIND
+    # -- schedules
+    #: operand Turn -> what the jobs of the ticks became, or None: another process was faster
+    TICK = 30, Trait.AGENDA | Trait.GROWS
+    #: operand [Enrolment, …] -> None
+    ENROL = 31, Trait.AGENDA
+    #: operand Steer -> whether that was new
+    STEER = 32, Trait.AGENDA
+    # -- compaction
+    #: operand [Rewrite or Again, …] -> how many must be looked at again
+    CARRY = 33, Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
+    #: operand range of lanes -> None
+    TALLY = 34, Trait.AGENDA | Trait.KEYS
+    #: operand Floor -> None
+    COMPACTED = 35, Trait.AGENDA | Trait.KEYS
+    #: operand first lsn of a segment -> whether it was removed
+    DROP = 36, Trait.AGENDA | Trait.KEYS
 
 
 def ops_that(trait: Trait) -> frozenset[int]:

@@ -2,8 +2,8 @@
 
 The ask is a record, so that the job does not come back: the process that would give it back or bury
 it ends it as cancelled instead. That is its owner, the next claimer after the owner's death, or the
-process that finds its lease over. A dead letter would be an invitation to requeue a job that somebody
-wanted over. Only a success that comes first stands: it shows that the work was done.
+process that finds its lease over. A dead letter would be an invitation to requeue a job that
+somebody wanted over. Only a success that comes first stands: it shows that the work was done.
 
 An ask names its claim and ends with it, so a later attempt of a requeued dead letter has nothing to
 do with it.

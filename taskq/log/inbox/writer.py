@@ -66,7 +66,7 @@ class PartWriter:
             each job's own (one with a key) costs ten times as much as all the rest.
 
     Raises:
-        UsageError: the name cannot be that of an upload.
+        UsageError: an upload may not have that name.
         AppendFailed: the disk refuses.
     """
 
