@@ -19,7 +19,7 @@ from taskq.core.errors import TaskqError, UsageError
 from taskq.core.kinds import SUCCESS
 from taskq.core.parsing import check_name, checked_queues, whole
 from taskq.core.views import JobView, Serving
-from taskq.log.decide.cancel import is_asked
+from taskq.log.decide.settle import is_asked
 from taskq.log.format.bodies import Compression
 from taskq.log.read.selection import key_holder
 from taskq.log.requests import ClaimRequest, Delivery, Settlement

@@ -652,7 +652,7 @@ def _check_threads() -> None:
 
 def _transaction(items: list[Item] | Plain) -> tuple[list[Item] | Plain, int]:
     """Return jobs as the log takes them, and how many; refuse them if they are too large."""
-    from taskq.log.decide.runs import together  # noqa: PLC0415 - declaring an app needs no log
+    from taskq.log.decide.enqueue import together  # noqa: PLC0415 - declaring an app needs no log
 
     items = together(items)
     count = len(items.bodies if isinstance(items, Plain) else items)

@@ -12,7 +12,7 @@ from pathlib import Path
 from taskq.connection.connection import Connection
 from taskq.connection.logoptions import log_config
 from taskq.log.format.bodies import compress
-from taskq.log.inbox.manifest import Part, check_upload_name
+from taskq.log.inbox.directory import Part, check_upload_name
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, discard, outcome, publish
 

@@ -16,7 +16,7 @@ from taskq.cli.main import main
 from taskq.core.errors import FormatError, InvalidCall, JobFailed, UploadDamaged
 from taskq.core.parsing import DEPTH_MAX, VALUE_DEPTH_MAX, parse_json
 from taskq.log.config import LogConfig
-from taskq.log.inbox.manifest import decode_upload
+from taskq.log.inbox.directory import decode_upload
 from taskq.log.machine.owners import decode_description, read_servings
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec

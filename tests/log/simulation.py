@@ -29,7 +29,7 @@ from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log.commit.answers import SOON
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.decide.runs import Run
+from taskq.log.decide.enqueue import Run
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.requests import (

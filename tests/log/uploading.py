@@ -13,7 +13,7 @@ from taskq.core.model import Extras
 from taskq.core.records import Kind
 from taskq.log.inbox import writer as inbox
 from taskq.log.inbox.adopter import Adopter
-from taskq.log.inbox.manifest import Part
+from taskq.log.inbox.directory import Part
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, publish_with
 from taskq.log.machine.ports import Disk

@@ -13,8 +13,7 @@ from taskq.core.model import Durability, Extras
 from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
 from taskq.log.commit.committer import Committer
-from taskq.log.commit.room import with_reserve
-from taskq.log.commit.survey import BatchNeeds
+from taskq.log.commit.room import BatchNeeds, with_reserve
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import segment_name
 from taskq.log.format.record import LogRecord

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import BIRTH, CLAIM, SUCCESS
 from taskq.log.decide.claim import claimed
-from taskq.log.decide.runs import take
+from taskq.log.decide.enqueue import take
 from taskq.log.decide.settle import unclaimed
 from taskq.log.format.codec import born_records
 from taskq.log.format.columns import plain_records, whole_records

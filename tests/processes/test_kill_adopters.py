@@ -13,7 +13,7 @@ from taskq import TaskLog
 from taskq.core.errors import UploadDamaged, UsageError
 from taskq.core.model import Extras
 from taskq.core.records import Kind
-from taskq.log.inbox.manifest import Part
+from taskq.log.inbox.directory import Part
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, discard, publish
 from taskq.log.read.reader import LogReader

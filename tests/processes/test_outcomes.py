@@ -9,7 +9,7 @@ import pytest
 
 from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
-from taskq.log.commit import waiters as watchers
+from taskq.log.commit import answers as watchers
 from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Outcome, Settlement
 from taskq.log.state.facets import Facets

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import TaskqError, refusal
+from taskq.core.errors import JobNotFound, LogFailed, TaskqError, refusal
 from taskq.core.kinds import SUCCESS
-from taskq.log.requests import Answer, Op, Request, Settlement
+from taskq.core.model import Durability
+from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.machine.threads import Reporter
+from taskq.log.requests import Answer, ClaimRequest, Op, Outcome, Request, Settlement
+from taskq.log.segments.segments import Extent, SegmentGone
+from taskq.log.state.facets import NO_JOB, Facets
+from taskq.log.state.story import find_end, job_not_found, read_outcome
+
+if TYPE_CHECKING:
+    from taskq.log.journal.journal import Journal
 
 #: Settlements that nobody waits for: tried again while the disk is full.
 SOON: Final = frozenset({int(Op.SETTLE_SOON), int(Op.SUCCEED_SOON)})
@@ -115,3 +124,219 @@ def failure(error: BaseException) -> TaskqError:
     if isinstance(error, OSError):
         return refusal("the log", error)
     return TaskqError(f"{type(error).__name__}: {error}")
+
+
+# Waiting for the log to grow: the streams of one process, and readers that have it not open.
+#
+# A stream reads only durable records. It asks the storage thread for more, which sleeps until some
+# process has appended, and syncs what nobody else does. With durability ``os`` nothing is ever
+# known to be durable, so everything that was written counts.
+
+#: How long what streams wait for may stay unsynced, in the hope that another sync takes it along.
+_COMPANY_SECONDS: Final = 0.002
+
+
+class Growth:
+    """Wake streams that wait for the log to grow; on the storage thread."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._durability = journal.config.durability
+        #: beyond which lsn somebody wants to read, and who
+        self.waiting: list[tuple[int, Any, Any]] = []
+
+    def __bool__(self) -> bool:
+        if self.waiting:
+            self.waiting = [waiting for waiting in self.waiting if not waiting[2].done()]
+        return bool(self.waiting)
+
+    def add(self, lsn: int | None, port: Any, future: Any) -> None:
+        """Answer with how far the log may be read once that is beyond ``lsn``.
+
+        None: once everything that is in the log now may be read.
+        """
+        if lsn is None:
+            lsn = self._journal.next_lsn - 1
+        self.waiting.append((lsn, port, future))
+
+    def told(self) -> list[Answer]:
+        journal = self._journal
+        extent = Extent(journal.segment, journal.offset, self._limit)
+        left: list[tuple[int, Any, Any]] = []
+        answers: list[Answer] = []
+        for waiting in self.waiting:
+            lsn, port, future = waiting
+            if lsn < extent.lsn:
+                answers.append((port, future, extent))
+            else:
+                left.append(waiting)
+        self.waiting = left
+        if left and self._has_failed():
+            error = LogFailed(journal.path, "an fsync failed in one of its processes")
+            answers += [(port, future, error) for port, future in self.take_all()]
+        return answers
+
+    @property
+    def _limit(self) -> int:
+        journal = self._journal
+        if self._durability is Durability.OS:
+            return journal.next_lsn
+        return min(journal.durable_lsn, journal.next_lsn)
+
+    @property
+    def lacking(self) -> bool:
+        return bool(self.waiting) and self._limit < self._journal.next_lsn
+
+    def sync_seconds(self, usual: float) -> float:
+        if self._durability is Durability.FSYNC and self.lacking:
+            return min(usual, _COMPANY_SECONDS)
+        return usual
+
+    def take_all(self) -> list[tuple[Any, Any]]:
+        everyone, self.waiting = self.all(), []
+        return everyone
+
+    def all(self) -> list[tuple[Any, Any]]:
+        return [(port, future) for _, port, future in self.waiting]
+
+    def _has_failed(self) -> bool:
+        hint = self._journal.writer.peek()
+        return hint is not None and hint.failed != 0
+
+
+_log: Final = Reporter("taskq")
+
+
+class Waiters:
+    """Requests that wait for records that the log does not hold yet.
+
+    Attributes:
+        claims: claims that found nothing: (request, port, future).
+        outcomes: requests for the end of a job, here or in another process.
+        growth: requests for the log to grow.
+    """
+
+    __slots__ = ("claims", "growth", "outcomes")
+
+    def __init__(self, journal: Journal, facets: Facets) -> None:
+        self.claims: list[tuple[ClaimRequest, Any, Any]] = []
+        self.outcomes = Outcomes(journal, facets)
+        self.growth = Growth(journal)
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.claims or self.outcomes.waiting or self.growth.waiting)
+
+    def claim_requests(self) -> list[Request]:
+        return claim_requests(list(self.claims))
+
+    def take_claims(self) -> list[Request]:
+        claims, self.claims = self.claims, []
+        return claim_requests(claims)
+
+    def take_listeners(self) -> list[tuple[Any, Any]]:
+        return [*self.outcomes.take_all(), *self.growth.take_all()]
+
+    def listeners(self) -> list[tuple[Any, Any]]:
+        return [*self.outcomes.all(), *self.growth.all()]
+
+    def interest(self) -> int:
+        interest = INTEREST_READY if self.claims else 0
+        interest |= INTEREST_OUTCOME if self.outcomes else 0
+        return interest | (INTEREST_GROWTH if self.growth else 0)
+
+
+def claim_requests(claims: list[tuple[ClaimRequest, Any, Any]]) -> list[Request]:
+    return [(int(Op.CLAIM), port, future, operand) for operand, port, future in claims]
+
+
+class Outcomes:
+    """Requests for the end of a job; the watch facet looks for it."""
+
+    def __init__(self, journal: Journal, facets: Facets) -> None:
+        self._journal = journal
+        self._facets = facets
+        #: job -> requests for its end
+        self.waiting: dict[int, list[tuple[Any, Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def add(self, job: int, port: Any, future: Any) -> None:
+        """Wait for a job.
+
+        Raises:
+            JobNotFound: the log has no record of that number yet.
+        """
+        waiting = self.waiting.get(job)
+        if waiting is not None:
+            waiting.append((port, future))
+            return
+        agenda = self._facets.agenda
+        journal = self._journal
+        known = agenda is not None and (
+            agenda.table.find(job) is not None or job in self._facets.ended
+        )
+        # A look without the lock shows later whether this number is a job's.
+        if not known and not 0 < job < journal.next_lsn:
+            raise job_not_found(self._journal, job)
+        self.waiting[job] = [(port, future)]
+        self._facets.watch_for(job)
+
+    def has(self, job: int, future: Any) -> bool:
+        return any(waiter is future for _, waiter in self.waiting.get(job, ()))
+
+    def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
+        """(port, future, outcome or error) for each job that was settled since the last call.
+
+        Raises nothing: the batch is in the log, even if something goes wrong here.
+        """
+        try:
+            self._facets.look_back()
+        except Exception:  # noqa: BLE001 - they are looked for again with the next batch
+            _log.exception("%s: cannot look for outcomes", self._journal.path)
+        for job, location in self._facets.watch.take():
+            outcome: Outcome | TaskqError
+            try:
+                is_settled = location != NO_JOB
+                outcome = (
+                    read_outcome(self._journal, location)
+                    if is_settled
+                    else job_not_found(self._journal, job)
+                )
+            except SegmentGone:
+                outcome = self._look_again(job)
+            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+                outcome = failure(error)
+            for port, future in self.waiting.pop(job, ()):
+                yield port, future, outcome
+
+    def _look_again(self, job: int) -> Outcome | TaskqError:
+        """Return what became of a job whose end was written again since, or is not kept."""
+        try:
+            location = find_end(self._journal, job)
+            if location is not None:
+                return read_outcome(self._journal, location)
+            return job_not_found(self._journal, job)
+        except JobNotFound:
+            return job_not_found(self._journal, job)
+        except Exception as error:  # noqa: BLE001 - as in ``settled``
+            return failure(error)
+
+    def forget_cancelled(self) -> None:
+        for job, waiting in list(self.waiting.items()):
+            left = [(port, future) for port, future in waiting if not future.cancelled()]
+            if left:
+                self.waiting[job] = left
+            else:
+                del self.waiting[job]
+                self._facets.watch.jobs.discard(job)
+
+    def take_all(self) -> list[tuple[Any, Any]]:
+        everyone = self.all()
+        self.waiting.clear()
+        self._facets.watch.jobs.clear()
+        return everyone
+
+    def all(self) -> list[tuple[Any, Any]]:
+        return [waiter for waiting in self.waiting.values() for waiter in waiting]

@@ -20,12 +20,17 @@ from taskq.core.errors import (
 from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, Durability
 from taskq.core.views import EngineStats, QueueStats
-from taskq.log.commit.answers import SOON, Answers, Undecided, failure, refusals, tell_all
-from taskq.log.commit.numbers import engine_stats
-from taskq.log.commit.owners import OtherOwners
-from taskq.log.commit.room import Room, is_full
-from taskq.log.commit.survey import BatchNeeds, parted
-from taskq.log.commit.waiters import Waiters, claim_requests
+from taskq.log.commit.answers import (
+    SOON,
+    Answers,
+    Undecided,
+    Waiters,
+    claim_requests,
+    failure,
+    refusals,
+    tell_all,
+)
+from taskq.log.commit.room import BatchNeeds, Room, is_full, parted
 from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.decide.context import Batch
 from taskq.log.decide.operations import Operations
@@ -40,6 +45,70 @@ from taskq.log.state.uploads import UploadsSeen
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
+
+#: How often a claimer looks whether they still live: a killed worker's jobs run again in a second.
+CHECK_NS: Final = 250_000_000
+
+
+class OtherOwners:
+    """Processes whose claims must be watched for their death."""
+
+    def __init__(self, facets: Facets, peers: Peers) -> None:
+        self._facets = facets
+        self._peers = peers
+        self._looked_ns = 0
+        #: whether some of the dead still hold jobs: a batch takes back a limited number
+        self.left = False
+
+    def all(self) -> set[int]:
+        """Return the owners of claims, as far as this process has folded the log."""
+        agenda = self._facets.agenda
+        if agenda is None:
+            return set()
+        return {claim[2] for claim in agenda.running.values()} - {self._peers.owner}
+
+    def dead(self) -> set[int]:
+        return {owner for owner in self.all() if not self._peers.alive(owner)}
+
+    def dead_if_due(self, steady_ns: int) -> set[int]:
+        """``dead``, looked for four times a second; else nobody."""
+        if steady_ns - self._looked_ns < CHECK_NS:
+            return set()
+        self._looked_ns, self.left = steady_ns, False
+        return self.dead()
+
+    def forget(self, dead: set[int]) -> None:
+        """Remove the files of owners that hold nothing any more; look for the others again."""
+        left = dead & self.all()
+        self.left = bool(left)
+        for owner in dead - left:
+            self._peers.forget(owner)
+        if left:
+            self.look_again()
+
+    def look_again(self) -> None:
+        self._looked_ns = 0
+
+
+def engine_stats(committer: Committer) -> EngineStats:
+    meters, writer, room = committer.journal.meters, committer.journal.writer, committer.room
+    return EngineStats(
+        batches=meters.batches,
+        records=meters.records,
+        batch_records=meters.sizes.spread(),
+        batch_histogram=meters.sizes.buckets(),
+        appended_bytes=meters.appended_bytes,
+        payload_bytes=meters.payload_bytes,
+        upkeep_bytes=meters.upkeep_bytes,
+        sync_seconds=meters.syncs.spread(SECOND_NS),
+        slow_syncs=meters.slow_syncs,
+        lock_wait_seconds=writer.waits.spread(SECOND_NS),
+        lock_hold_seconds_max=writer.longest_hold_ns / SECOND_NS,
+        caught_up_records=committer.facets.caught_up,
+        open_seconds=meters.open_ns / SECOND_NS,
+        free_bytes=room.free_bytes,
+        is_disk_short=room.pressed,
+    )
 
 
 _log: Final = Reporter("taskq")

@@ -2,31 +2,283 @@
 
 The writer lock is held and the facets are caught up, so every decision sees the whole log. A
 decider either raises before it has added anything, or adds everything of its request. Each holds
-the ``Context`` and the deciders above it in ``Operations.__init__``, none below.
+the ``Context`` and the deciders above it in ``Operations.__init__``, none below. Those of queues,
+schedules and dead letters are here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
-from taskq.log.decide.cancel import Cancels
+from taskq.core.errors import KeyHeld, LogDamaged, NotDead, TaskqError, UsageError, command
+from taskq.core.folds.agenda import forget_dead
+from taskq.core.folds.dedup import UNTIL_SETTLED, key_hash
+from taskq.core.kinds import PAUSE, REMOVAL, RESUME, REVIVAL, after
+from taskq.core.model import State
+from taskq.core.records import Flag
+from taskq.core.schedules import (
+    SCHEDULES_BYTES_MAX,
+    SCHEDULES_MAX,
+    ScheduleState,
+    Ticked,
+    apply_ticked,
+)
 from taskq.log.decide.carry import Edits, Rewrites
 from taskq.log.decide.claim import Claims
 from taskq.log.decide.context import Batch, Context
-from taskq.log.decide.dead import DeadLetters
 from taskq.log.decide.ends import Ends
 from taskq.log.decide.enqueue import Enqueues, Keys, Uploads
 from taskq.log.decide.listeners import Asks, Deaths
-from taskq.log.decide.queues import Queues, Ticks
-from taskq.log.decide.settle import Elsewhere, Settles, Transactions
+from taskq.log.decide.settle import Cancels, Elsewhere, Settles, Transactions
 from taskq.log.decide.steps import Steps
-from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.format import codec
+from taskq.log.format.carried import Carried, encode_carried, encode_queue
+from taskq.log.format.flows import is_of_flow
+from taskq.log.format.notes import encode_ticked
+from taskq.log.format.options import enqueue_extras, queue_of, unexpiring
+from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
+from taskq.log.state.fold import fold_carried
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
+    from taskq.log.requests import Duplicate, Enrolment, Letter, Steer, Turn
     from taskq.log.state.facets import Facets
+
+
+class Queues:
+    """The decisions of one process about whole queues."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def pause(self, batch: Batch, queue: str) -> bool:
+        """Let no job of the queue be claimed; False if it is paused already."""
+        agenda = self._context.agenda
+        if queue in agenda.queues.paused:
+            return False
+        batch.add(encode_queue(PAUSE, queue, batch.lsn))
+        agenda.queues.apply_paused(queue)
+        batch.interest |= INTEREST_READY
+        return True
+
+    def resume(self, batch: Batch, queue: str) -> bool:
+        """Let its jobs be claimed again; False if it is not paused."""
+        agenda = self._context.agenda
+        if queue not in agenda.queues.paused:
+            return False
+        batch.add(encode_queue(RESUME, queue, batch.lsn))
+        agenda.queues.apply_resumed(queue)
+        batch.interest |= INTEREST_READY
+        return True
+
+
+class Ticks:
+    """The decisions of one process about schedules."""
+
+    def __init__(self, context: Context, enqueues: Enqueues) -> None:
+        self._context = context
+        self._enqueues = enqueues
+
+    def tick(self, batch: Batch, turn: Turn) -> list[int | Duplicate] | None:
+        """Write ticks and enqueue their jobs; None if another process did, or it is paused.
+
+        Raises:
+            UsageError: there is no room for a job's key.
+        """
+        state = self._schedules.get(turn.name)
+        if state is None or state.is_paused or state.done_ns != turn.seen_ns:
+            return None
+        if not state.done_ns < turn.done_ns <= batch.time_ns:
+            # The clock was set back between the look and this.
+            return None
+        prepared = self._enqueues.prepared(batch, turn.items)
+        last_ns = turn.moments[-1] if turn.moments else state.last_ns
+        state = state._replace(last_ns=last_ns, done_ns=turn.done_ns)
+        self._write(batch, Ticked(turn.name, state, has_rule=False))
+        return self._enqueues.add(batch, turn.items, prepared)
+
+    def enrol(self, batch: Batch, enrolments: Iterable[Enrolment]) -> None:
+        """Take up schedules; new ones, and ones with another rule, count from now on.
+
+        Raises:
+            UsageError: they are too many for one log.
+        """
+        new = [enrolment for enrolment in enrolments if self._is_news(enrolment)]
+        self._check_room(new)
+        for enrolment in new:
+            state = self._schedules.get(enrolment.name, ScheduleState())
+            if state.rule != enrolment.rule:
+                state = state._replace(done_ns=max(batch.time_ns, state.done_ns))
+            state = state._replace(rule=enrolment.rule, details=enrolment.details)
+            self._write(batch, Ticked(enrolment.name, state))
+
+    def steer(self, batch: Batch, wish: Steer) -> bool:
+        """Pause, resume, reset or forget a schedule; False if it is so already.
+
+        Raises:
+            UsageError: the log knows no such schedule.
+        """
+        state = self._schedules.get(wish.name)
+        if state is None:
+            known = ", ".join(sorted(self._schedules)[:5]) or "none"
+            raise UsageError(
+                f"this log knows no schedule {wish.name!r} (it knows {known}): a schedule is "
+                f"known once a worker with it was started"
+            )
+        if wish.action == "forget":
+            self._write(batch, Ticked(wish.name, state, is_gone=True))
+            return True
+        if wish.action == "reset":
+            state = state._replace(done_ns=batch.time_ns)
+        elif state.is_paused == (wish.action == "pause"):
+            return False
+        else:
+            # Ticks that it missed while it was paused stay missed.
+            done_ns = max(state.done_ns, batch.time_ns) if state.is_paused else state.done_ns
+            state = state._replace(is_paused=not state.is_paused, done_ns=done_ns)
+        self._write(batch, Ticked(wish.name, state, has_rule=False))
+        return True
+
+    def _is_news(self, enrolment: Enrolment) -> bool:
+        state = self._schedules.get(enrolment.name)
+        return state is None or (state.rule, state.details) != (enrolment.rule, enrolment.details)
+
+    def _check_room(self, new: list[Enrolment]) -> None:
+        if not new:
+            return
+        after = {name: (state.rule, state.details) for name, state in self._schedules.items()}
+        after |= {enrolment.name: (enrolment.rule, enrolment.details) for enrolment in new}
+        size = sum(len(name) + len(rule) + len(other) for name, (rule, other) in after.items())
+        if len(after) > SCHEDULES_MAX or size > SCHEDULES_BYTES_MAX:
+            raise UsageError(
+                f"this log would know {len(after)} schedules of {size} bytes, the most is "
+                f"{SCHEDULES_MAX} of {SCHEDULES_BYTES_MAX} bytes: forget old ones with "
+                f"{command(self._context.facets.path, 'schedules', 'forget', 'NAME')}"
+            )
+
+    def _write(self, batch: Batch, ticked: Ticked) -> None:
+        batch.add(encode_ticked(ticked, batch.lsn))
+        apply_ticked(self._schedules, ticked)
+
+    @property
+    def _schedules(self) -> dict[str, ScheduleState]:
+        return self._context.agenda.schedules
+
+
+_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+_AGAIN: Final = after(State.DEAD, REVIVAL)
+
+
+class DeadLetters:
+    """The decisions of one process about dead letters.
+
+    Requeued letters were read from the log before, without the lock (``letters``). So each is
+    looked at again: of several processes that requeue the same one, the first does.
+    """
+
+    def __init__(self, context: Context, ends: Ends, keys: Keys) -> None:
+        self._context = context
+        self._facets = context.facets
+        self._recent = context.recent
+        self._ends = ends
+        self._keys = keys
+
+    def requeue(self, batch: Batch, letters: list[Letter]) -> list[TaskqError | None]:
+        """Make dead letters ready again: for each None, or why it was not done."""
+        answers: list[TaskqError | None] = []
+        for letter in letters:
+            try:
+                self._requeue(batch, letter)
+            except TaskqError as refusal:
+                answers.append(refusal)
+            else:
+                answers.append(None)
+        return answers
+
+    def purge(self, batch: Batch, jobs: list[int]) -> list[TaskqError | None]:
+        """Forget dead letters: for each None, or why it was not done."""
+        agenda = self._context.agenda
+        answers: list[TaskqError | None] = []
+        for job in jobs:
+            if agenda.dead.find(job) is None:
+                answers.append(self._not_dead(job))
+                continue
+            options = self._purged(batch, job)
+            batch.add(codec.encode_job(REMOVAL, 0, 0, job, 0, options=options))
+            forget_dead(agenda, job)
+            agenda.steps.drop(job)
+            batch.interest |= INTEREST_OUTCOME
+            answers.append(None)
+        return answers
+
+    def _requeue(self, batch: Batch, letter: Letter) -> None:
+        """Make one ready again.
+
+        Raises:
+            TaskqError: it is not dead any more, or may not hold its key; nothing was added.
+        """
+        job = letter.job
+        agenda = self._context.agenda
+        if agenda.dead.find(job) is None:
+            raise self._not_dead(job)
+        key_until_ns = self._check_key(batch, letter) if letter.has_options else 0
+        born = unexpiring(letter.born, job)
+        location = batch.where + batch.size
+        carried = Carried(
+            job=job, state=_AGAIN, born=born, enqueued_ns=letter.enqueued_ns,
+            history=letter.history, key_until_ns=key_until_ns, waited=self._ends.again(born),
+            awaiting=agenda.steps.awaiting(job, agenda.times.shift_ns),
+        )  # fmt: skip
+        batch.add(encode_carried(REVIVAL, carried, batch.lsn))
+        fold_carried(REVIVAL, carried, location, batch.time_ns, agenda, self._facets.dedup)
+        # It may be claimed in this very batch, when it is in no file yet.
+        self._recent.add(job, born)
+        batch.interest |= INTEREST_READY
+
+    def _purged(self, batch: Batch, job: int) -> bytes:
+        flows, dead = self._context.agenda.flows, self._context.agenda.dead
+        chunk = dead.find(job)
+        if not flows.held or chunk is None:
+            return b""
+        try:
+            record = self._recent.record(job, chunk.locations[dead.index])
+        except LogDamaged:
+            return b""
+        return self._ends.ending(batch, REMOVAL, job, record) if is_of_flow(record) else b""
+
+    def _check_key(self, batch: Batch, letter: Letter) -> int:
+        """Make sure that the job may hold its key again, if it has one.
+
+        Returns:
+            Wall time at which its window for the key ends; 0 if it has none.
+
+        Raises:
+            KeyHeld: another job holds the key.
+            UsageError: the table of keys is full.
+        """
+        key = enqueue_extras(letter.born).key
+        if key is None:
+            return 0
+        dedup, queue = self._context.dedup, queue_of(letter.born)
+        hashed = key_hash(queue, key)
+        until_ns = dedup.until_ns(hashed, letter.job)
+        if codec.PREFIX.unpack_from(letter.born)[4] & _KEYED:
+            holder = self._keys.holder(queue, key, hashed, batch.time_ns, itself=letter.job)
+            if holder is not None:
+                tag = self._context.tag
+                raise KeyHeld(f"{tag}-{letter.job}", f"{tag}-{holder}")
+            if not until_ns:
+                self._keys.check_room(batch, 1)
+        # A window alone began when the job was enqueued, and says nothing of running it again.
+        return 0 if until_ns == UNTIL_SETTLED else until_ns
+
+    def _not_dead(self, job: int) -> NotDead:
+        state = self._context.agenda.table.state(job)
+        return NotDead(
+            f"{self._context.tag}-{job}", state.name.lower() if state else "", self._facets.path
+        )
 
 
 class Operations:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 
 if TYPE_CHECKING:
-    from taskq.log.inbox.manifest import Part
+    from taskq.log.inbox.directory import Part
     from taskq.log.inbox.parts import Job, encode_tail
     from taskq.log.inbox.writer import PartWriter, discard, publish
 
 __all__ = ["Job", "Part", "PartWriter", "discard", "encode_tail", "publish"]
 
 _HOMES: Final = {
-    "taskq.log.inbox.manifest": "Part",
+    "taskq.log.inbox.directory": "Part",
     "taskq.log.inbox.parts": "Job encode_tail",
     "taskq.log.inbox.writer": "PartWriter discard publish",
 }

@@ -18,8 +18,7 @@ from taskq.log.commit.answers import failure
 from taskq.log.commit.chores import Chore
 from taskq.log.commit.room import with_reserve
 from taskq.log.format.notes import UploadProgress
-from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import Ended, Part, Upload
+from taskq.log.inbox.directory import Ended, Inbox, Part, Upload
 from taskq.log.inbox.parts import PartFile, UploadReader
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import AdoptOrder, Op

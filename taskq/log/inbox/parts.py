@@ -29,7 +29,7 @@ from taskq.core.records import Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.options import decode_extras, each_option, encode_extras
-from taskq.log.inbox.manifest import VERSION, Part, Upload
+from taskq.log.inbox.directory import VERSION, Part, Upload
 from taskq.log.machine.access import NotAFile
 from taskq.log.requests import EnqueueSpec, Item, Plain, Slice
 

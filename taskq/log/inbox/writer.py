@@ -31,8 +31,16 @@ from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.format.codec import pack_length
-from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import DONE, PART, REFUSED, TEMPORARY, Ended, Part, check_upload_name
+from taskq.log.inbox.directory import (
+    DONE,
+    PART,
+    REFUSED,
+    TEMPORARY,
+    Ended,
+    Inbox,
+    Part,
+    check_upload_name,
+)
 from taskq.log.inbox.parts import (
     CHUNK_BYTES,
     CHUNK_JOBS_MAX,

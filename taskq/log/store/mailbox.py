@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import LogClosed
 from taskq.log.commit.answers import refusals
 from taskq.log.config import BATCH_BYTES_MAX
-from taskq.log.decide.runs import take
+from taskq.log.decide.enqueue import take
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import AdoptOrder, Op, Order, Request
 

@@ -9,7 +9,7 @@ import pytest
 from taskq.core.errors import TaskqError
 from taskq.core.model import Extras
 from taskq.core.records import Cause, Flag, Kind
-from taskq.log.decide.runs import together
+from taskq.log.decide.enqueue import together
 from taskq.log.machine.ports import INTEREST_OUTCOME
 from taskq.log.requests import Delivery, EnqueueSpec, Item, Op, Plain, Settlement
 from tests.log.world import World

@@ -9,7 +9,7 @@ import pytest
 from taskq.core.errors import JobCancelled
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log.decide.cancel import is_asked
+from taskq.log.decide.settle import is_asked
 from taskq.log.requests import Cancel, ClaimRequest, Delivery, EnqueueSpec, Op
 from tests.log.tending import FILLER, keeping, tend
 from tests.log.world import Process, World

@@ -13,7 +13,7 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.decide import cancel
+from taskq.log.decide import settle
 from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
 from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
@@ -93,7 +93,7 @@ def test_no_claimer_gets_a_job_whose_moment_has_come_however_many_expire_at_once
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A batch has room for some; who finds no others waits until the last of them is recorded."""
-    monkeypatch.setattr(cancel, "EXPIRED_MAX", 1)
+    monkeypatch.setattr(settle, "EXPIRED_MAX", 1)
     monkeypatch.setattr(claims, "PASSED_MAX", 1)
     world = World()
     process = world.process()

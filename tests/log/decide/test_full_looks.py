@@ -14,8 +14,8 @@ import pytest
 from taskq.core.folds import claims
 from taskq.core.folds.agenda import PROMOTE_MAX
 from taskq.core.model import SECOND_NS, Extras
-from taskq.log.decide import cancel
 from taskq.log.decide import claim as claiming
+from taskq.log.decide import settle
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from tests.log.world import Process, World
 
@@ -64,7 +64,7 @@ def _expired(world: World, taker: Process) -> None:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel, "EXPIRED_MAX", 1)
+    monkeypatch.setattr(settle, "EXPIRED_MAX", 1)
     monkeypatch.setattr(claims, "PASSED_MAX", 1)
     monkeypatch.setattr(claiming, "TAKEN_BACK_MAX", 1)
 

@@ -11,7 +11,7 @@ from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.requests import ClaimRequest, Delivery, Op
-from taskq.log.store.patience import seconds_until_due
+from taskq.log.store.thread import seconds_until_due
 from tests.log.world import Process, World
 
 LEASE = 30

@@ -14,7 +14,7 @@ from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, SIGNAL_BYTES_MAX, Extras, State
 from taskq.core.records import STEPS_FEATURE, Cause, Flag, Kind
 from taskq.log.config import QueuePolicy
-from taskq.log.decide import cancel
+from taskq.log.decide import settle
 from taskq.log.decide import steps as decided
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.format.flows import Stepped
@@ -25,7 +25,7 @@ from taskq.log.requests import Delivery, EnqueueSpec, Op, Trait
 from taskq.log.segments import identity
 from taskq.log.state.facets import Sight
 from taskq.log.state.story import read_story
-from taskq.log.store.patience import is_behind
+from taskq.log.store.thread import is_behind
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.told import check_same, write
 from tests.log.world import Process, World
@@ -226,7 +226,7 @@ def test_the_jobs_that_a_job_called_are_cancelled_with_it(runs: bool, detach: bo
 def test_more_jobs_than_fit_into_a_frame_are_cancelled_with_their_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cancel, "ORPHANS_MAX", 3)
+    monkeypatch.setattr(settle, "ORPHANS_MAX", 3)
     world = World()
     process = world.process()
     job = process.enqueue()

@@ -11,8 +11,7 @@ from taskq.core.errors import LogError
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.notes import UploadProgress
 from taskq.log.inbox.adopter import Adopter
-from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import Part
+from taskq.log.inbox.directory import Inbox, Part
 from taskq.log.inbox.parts import PartFile
 from taskq.log.requests import EnqueueSpec
 from tests.log.tending import fill_segment, keeping, tend

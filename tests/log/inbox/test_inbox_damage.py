@@ -16,8 +16,7 @@ from taskq.core.errors import LogError, UploadDamaged
 from taskq.log.format import codec
 from taskq.log.format.notes import UploadProgress, encode_adopted
 from taskq.log.inbox.adopter import Adopter
-from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import VERSION, _seal
+from taskq.log.inbox.directory import VERSION, Inbox, _seal
 from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter
 from taskq.log.inbox.writer import publish as publish_real

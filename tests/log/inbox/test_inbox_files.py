@@ -14,10 +14,9 @@ from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Option
 from taskq.log.format import codec
-from taskq.log.inbox import manifest
+from taskq.log.inbox import directory
 from taskq.log.inbox import parts as inboxparts
-from taskq.log.inbox.directory import Inbox
-from taskq.log.inbox.manifest import Part, Upload, decode_upload, encode_upload
+from taskq.log.inbox.directory import Inbox, Part, Upload, decode_upload, encode_upload
 from taskq.log.inbox.parts import (
     PartFile,
     UploadReader,
@@ -215,8 +214,8 @@ def test_a_manifest_may_be_as_large_as_is_read_and_no_larger(
         writer.add(SPECS[0].tail, b"x")
         upload = published(world, writer.close())
     size = len(encode_upload(upload))
-    monkeypatch.setattr(manifest, "MANIFEST_BYTES_MAX", size)
+    monkeypatch.setattr(directory, "MANIFEST_BYTES_MAX", size)
     assert decode_upload(encode_upload(upload), upload.name, "it") == upload
-    monkeypatch.setattr(manifest, "MANIFEST_BYTES_MAX", size - 1)
+    monkeypatch.setattr(directory, "MANIFEST_BYTES_MAX", size - 1)
     with pytest.raises(UsageError, match="1 parts are too many, write larger ones"):
         encode_upload(upload)

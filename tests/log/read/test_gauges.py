@@ -9,7 +9,7 @@ import pytest
 from taskq.core.model import Extras
 from taskq.core.records import Kind
 from taskq.core.views import EngineStats, QueueStats
-from taskq.log.commit.numbers import engine_stats
+from taskq.log.commit.committer import engine_stats
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import EnqueueSpec
 from tests.log.world import PATH, SMALL, Process, World

@@ -22,7 +22,7 @@ from taskq.core.records import Kind
 from taskq.errors import ResultTimeout
 from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Op, Request, Settlement
-from taskq.log.store.patience import seconds_until_due
+from taskq.log.store.thread import seconds_until_due
 from tests.effort import every, grows
 from tests.log.store.faults import CODES, Fault, Faults
 from tests.log.world import PLAIN, SMALL, World

@@ -12,7 +12,7 @@ import pytest
 
 from taskq.core.errors import LogClosed
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
-from taskq.log.decide.runs import Run
+from taskq.log.decide.enqueue import Run
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request, Settlement
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort

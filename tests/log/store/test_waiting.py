@@ -19,9 +19,9 @@ from taskq.log.config import LogConfig
 from taskq.log.inbox import adopter
 from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.store import patience, thread
+from taskq.log.store import thread
+from taskq.log.store.port import Bell
 from taskq.log.store.store import Store
-from taskq.log.store.waking import Bell
 from tests.effort import spread
 from tests.processes.harness import Pause, eventually, put
 
@@ -104,7 +104,7 @@ WAITS = [
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
     """Nobody looks around by himself: a wake-up that is lost is never made up for."""
-    monkeypatch.setattr(patience, "LOOK_AROUND_NS", 10**15)
+    monkeypatch.setattr(thread, "LOOK_AROUND_NS", 10**15)
     for name in ("_LOOK_NS", "_IDLE_LOOK_NS"):
         monkeypatch.setattr(adopter, name, 10**15)
     monkeypatch.setattr(thread, "_REST_SECONDS", 10**9)
