@@ -35,7 +35,7 @@ from taskq.log.read.selection import (
 )
 from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX, Letter
 
-# What is done to many jobs at once: how its answers are counted, and how its filters are read.
+# Acts on many jobs: filters and results.
 
 _STATES: Final = {state.name.lower(): state for state in WAITING}
 #: Refusals that are kept with their reason; of more only the number.
@@ -69,7 +69,7 @@ class Swept:
 
 
 def moment_before(value: Duration | datetime, what: str) -> int:
-    """Return the wall time in nanoseconds of a datetime with a time zone, or of so long ago.
+    """Return wall time in nanoseconds, of a datetime with a zone or a span back from now.
 
     Raises:
         UsageError: it is neither.
@@ -98,13 +98,13 @@ async def sweep(
     limit: int | None,
     size: int,
 ) -> Swept:
-    """Act upon the jobs that fit, slice by slice, among those that were there by now.
+    """Act upon the jobs that fit now, slice by slice.
 
     Args:
         connection: to the log.
         look: gives a page of them.
         act: does it to one slice.
-        limit: at most so many, done or refused; None for all.
+        limit: of jobs, done or refused; None for all.
         size: jobs of a slice.
     """
     port = await connection.port()
@@ -124,7 +124,7 @@ async def sweep(
 async def withdraw(
     connection: Connection, wanted: WaitingFilter, limit: int | None, *, dry_run: bool
 ) -> Swept:
-    """Cancel the waiting jobs that fit, slice by slice; those that run are counted."""
+    """Cancel the waiting jobs that fit, slice by slice; running jobs are only counted."""
 
     async def act(jobs: list[int]) -> Swept:
         if not dry_run:
@@ -169,7 +169,7 @@ class DeadFilters(TypedDict, total=False):
     task: str | None
     #: text that the reason holds, or a compiled pattern that is found in it
     error: str | re.Pattern[str] | None
-    #: died at this time (with a time zone) or later; a duration: so long ago. In whole seconds
+    #: died at this time (with a time zone) or later; a duration counts back from now. In seconds
     since: Duration | datetime | None
     #: likewise, died before
     before: Duration | datetime | None
@@ -178,14 +178,13 @@ class DeadFilters(TypedDict, total=False):
 class DeadLetters:
     """Jobs that used up their attempts or were rejected, kept until they are requeued or purged.
 
-    What is done to many is done in slices of some hundreds. A slice is all or none, whatever
-    crashes; jobs that it cannot be done to (somebody else was faster, the key is held) are left out
-    of it and told in ``Swept.refused``. It raises a ``UsageError`` if an argument is wrong or an id
-    is of another log, and then nothing was done.
+    Acts on many jobs go in slices of some hundreds; a slice is atomic. Jobs that refuse the act
+    (another process was faster, the key is held) are in ``Swept.refused``. A wrong argument or an
+    id of another log raises ``UsageError`` before anything is done.
 
     Args:
         connection: to the log.
-        rest: to the others that an app has.
+        rest: of an app with several logs.
     """
 
     def __init__(self, connection: Connection, *rest: Connection) -> None:
@@ -195,10 +194,10 @@ class DeadLetters:
     async def list(self, *, limit: int = _LIST_DEFAULT, **filters: Unpack[DeadFilters]) -> Views:
         """List at most ``limit`` dead letters that fit, the latest death first.
 
-        What is over 1 MiB is left out of them, and what does not read back; ``problem`` says so.
+        Payloads and results over 1 MiB, or damaged, are left out; ``problem`` has the reason.
 
         Args:
-            limit: at most so many.
+            limit: of letters.
             filters: see ``DeadFilters``.
 
         Raises:
@@ -239,7 +238,7 @@ class DeadLetters:
     count_sync = blocking(count)
 
     async def requeue(self, job_id: str) -> None:
-        """Make one dead letter ready again, with its id and all that it was enqueued with.
+        """Make one dead letter ready again, with its id, payload and options.
 
         Its attempts are counted from 0 again; those before stay visible in its timeline. It is due
         at once. It expires when it was to, but if that has passed it does not expire any more.
@@ -267,7 +266,7 @@ class DeadLetters:
         Letters that die while it goes on are left as they are.
 
         Args:
-            limit: at most so many.
+            limit: of letters.
             dry_run: change nothing, and count.
             filters: see ``DeadFilters``.
         """

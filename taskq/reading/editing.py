@@ -29,10 +29,10 @@ def wanted(
     priority: int | None,
     queue: str | None,
 ) -> Callable[[Rewrite], Edit]:
-    """Return what these arguments of ``edit`` ask for.
+    """Return the edit for these arguments.
 
     Raises:
-        UsageError: one is wrong, several say when it is due, or there is none.
+        UsageError: an argument is wrong, several set the due time, or all are empty.
     """
     dues: list[tuple[int, bool]] = [(0, False)] if run_now else []
     if delay is not None:

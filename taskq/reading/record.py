@@ -37,7 +37,7 @@ from taskq.log.read.readers import Position
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.segments import Extent, SegmentFiles
 
-#: Jobs whose queue and task a stream remembers, so that what is said of them later can name both.
+#: Jobs whose queue and task a stream remembers, for later records.
 _NAMES_MAX: Final = 16_384
 _KINDS: Final = {row.name: kind for kind, row in TABLE.items()}
 _KIND_AT: Final = 4
@@ -45,12 +45,12 @@ _KIND_AT: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """An entry of the log: something that happened to a job, or to the log itself.
+    """An entry of the log: an event of a job, or of the log itself.
 
-    What a field says depends on the kind; one that the record does not tell has its default.
-    In the log only "enqueued", "edited" and "carried" records name a job's queue and task. A stream
-    names them in later records, too, as long as it remembers the job (the latest 16 384), or if it
-    was asked for certain queues or tasks; else both are "". Moments are nanoseconds of wall time.
+    The meaning of a field depends on the kind; unused fields have their default. In the log only
+    "enqueued", "edited" and "carried" records name a job's queue and task. A stream fills them in
+    for later records of the latest 16 384 jobs, and always if it filters by queue or task; else
+    both are "". Moments are nanoseconds of wall time.
 
     Attributes:
         lsn: position in the log: rising, not dense.
@@ -58,12 +58,12 @@ class Record:
         time_ns: when it was written.
         kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
             "expired"; "carried" (compaction wrote the job again as it stands), "requeued",
-            "edited" (from then on it waits as the record has it), "purged", "extended",
+            "edited" (the job waits otherwise), "purged", "extended",
             "cancel_asked"; of the log "clock", "paused", "resumed", "tallied", "compacted",
-            "adopted", "owner". More may come: pass over those you do not know.
-        job_id: the job's id, "" where no single job is concerned.
+            "adopted", "owner". Skip unknown kinds: later versions may add some.
+        job_id: the job's id, "" for entries of the log.
         queue, task: see above.
-        priority: of the job, None where it is not told.
+        priority: of the job, None if not in the record.
         attempt: attempts counted so far.
         attempts_max: of an enqueued job; 0 for no limit.
         owner: number of the process that claimed the job.
@@ -73,12 +73,12 @@ class Record:
         key: its dedup key.
         headers: its headers; of ticked the name of the schedule.
         payload: the bytes that were enqueued.
-        result: what the job returned, None if it keeps none.
+        result: the job's return value, None without one.
         reason: why an attempt failed.
         state: of a carried job.
         lease_ns: when the claim is over unless it is extended, 0 if with its process.
-        step_ns: by how much the clock was set.
-        problem: why payload or result are missing although there is one; "" if nothing is.
+        step_ns: change of the clock.
+        problem: why a payload or result is missing; "" if none is.
     """
 
     lsn: int
@@ -138,7 +138,7 @@ class Choice:
         self._queues = _names("queues", queues)
         self._tasks = _names("tasks", tasks)
         self._known: OrderedDict[int, tuple[str, str]] = OrderedDict()
-        #: whether a record's job must be known to tell whether the record fits
+        #: whether the filter needs a record's job
         self.needs_names = name_all or self._queues is not None or self._tasks is not None
 
     def skips(self, kind: int) -> bool:
@@ -208,7 +208,7 @@ class Chooser:
         self._choice = Choice(queues=queues, tasks=tasks)
 
     def names(self, record: LogRecord) -> tuple[str, str] | None:
-        """Return queue and task of a record that is wanted, which others may tell; else None."""
+        """Return queue and task of a record that fits, perhaps from its birth; else None."""
         wanted, choice = self._wanted, self._choice
         if wanted.until_ns is not None and record.time_ns >= wanted.until_ns:
             return None
@@ -225,9 +225,9 @@ class Chooser:
 def make_record(
     record: LogRecord, tag: str, names: tuple[str, str], bodies: BodyStore, limit: int | None = None
 ) -> Record:
-    """Return the record for people and programs. May take its time where ``takes_time`` says so.
+    """Return the public record; slow if ``takes_time``.
 
-    What is packed and over ``limit`` bytes is left out, and ``problem`` says so; 0: no word of it.
+    Packed bodies over ``limit`` bytes are left out and noted in ``problem``; 0: all, silently.
     """
     kind, extras, carried = record.kind, record.extras, record.carried
     is_birth = kind in BEGINNINGS
@@ -321,7 +321,7 @@ def _text(data: bytes) -> str:
 
 #: Records that are looked at before the loop's other tasks get a turn: about a millisecond's.
 _TURN_RECORDS: Final = 128
-#: For so many jobs frames are hopped over; more are worth an index of the segment that grows.
+#: Lookups by hopping over frames; more are worth an index of the growing segment.
 _HOPS_MAX: Final = 64
 
 
@@ -373,12 +373,12 @@ class RecordReader:
         return self._place._replace(lsn=self._lsn)
 
     async def next(self, extent: Extent) -> Record | None:
-        """Return the next wanted record; None when there is none up to the extent.
+        """Return the next record that fits; None at the extent.
 
         Raises:
             ReaderFellBehind: compaction removed it.
             LogDamaged: it does not read back.
-            LogError: a file cannot be read, or holds what a newer taskq wrote.
+            LogError: a file cannot be read, or a newer taskq wrote it.
         """
         while True:
             record = self._held or self._decode_next()
@@ -451,7 +451,7 @@ class RecordReader:
             self._placed = frame
 
     def _look_up(self, job: int) -> None:
-        """Find the queue and task of a job that is older than what is remembered; on a thread."""
+        """Find the queue and task of a job that is no longer remembered; on a thread."""
         try:
             if self._lookup is None:
                 self._lookup = Onlooker(open_journal(self.frames.files.path))
@@ -463,7 +463,7 @@ class RecordReader:
             if data is None:
                 entry = next(journal.indexes.about(job), None)
                 data = entry.record if entry is not None else None
-        except LogError:  # what was there was removed just now
+        except LogError:  # the segment was removed just now
             return
         if data is not None:
             record = decode_record(data, job, 0, 0)

@@ -33,14 +33,14 @@ from taskq.reading.dead import checked_limit, moment_before
 #: A state, its name, or several.
 States: TypeAlias = State | str | Iterable[State | str]
 
-#: Name of the header that tells which job was enqueued again.
+#: Header with the id of the original job.
 REPLAY_HEADER: Final = "replay_of"
-#: So much is enqueued in one transaction.
+#: Jobs and bytes of one transaction.
 _TRANSACTION_JOBS: Final = 256
 _TRANSACTION_BYTES: Final = 1024 * 1024
 #: Jobs that ``replay`` lists one by one; the rest are counted.
 REPLAYED_MAX: Final = 10_000
-#: Steps that are named, of those that a job has.
+#: Steps of a job that are named.
 _NAMED_MAX: Final = 12
 _KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM)
 
@@ -113,15 +113,15 @@ def past_of(
 async def replay(
     connection: Connection, past: JobFilter, *, dry_run: bool
 ) -> AsyncIterator[Replayed]:
-    """Enqueue the jobs that fit once more, some in each transaction, and tell of each.
+    """Enqueue the jobs that fit once more, some in each transaction, and yield each.
 
-    As of now: what is enqueued meanwhile is not looked at. A dry run does not even open the log.
+    Jobs enqueued after the call do not count. A dry run does not open the log for writing.
 
     Raises:
-        LogError: the log could not be read or written; what was told of is done.
+        LogError: the log could not be read or written; the yielded jobs are done.
     """
     if not dry_run:
-        # What the choice rests on is on disk before anything new is.
+        # The choice must be durable before the new jobs are.
         await (await connection.port()).extent()
     chosen = await off_loop(_Chosen, connection, past)
     try:

@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from taskq.log.store.store import Store
 
 _log: Final = logging.getLogger("taskq")
-#: A named reader's position is saved after so many records, or so long; what was handed out since
-#: then comes again after a kill or a loss of power.
+#: Records, or seconds, after which a reader's position is saved; later records come again after a
+#: kill or a power cut.
 COMMIT_RECORDS_MAX: Final = 10_000
 COMMIT_SECONDS_MAX: Final = 0.05
 
-#: What to do about bytes that do not read back.
+#: Policy for damaged bytes.
 OnDamage: TypeAlias = Literal["raise", "skip"]
 
 
@@ -81,12 +81,12 @@ class _Open(NamedTuple):
 class Stream:
     """The records of a log in order: an async iterator, and an async context manager.
 
-    A record counts as handled when the next one is asked for. So one whose handler raises, or whose
-    process dies, comes again to a named reader; leave the loop only after ``commit()`` if the last
-    one is done. Breaking out of the loop and iterating once more goes on where it was.
+    A record counts as handled when the next one is requested. After an exception or a crash in its
+    handler it comes again to a named reader; call ``commit()`` before leaving the loop if the last
+    record is done. A second loop goes on from the same place.
 
-    Only what is durable is handed out; with durability "os", where nothing is known to be, whatever
-    was written. Made by ``TaskLog.stream`` and ``TaskQ.stream``; for one event loop.
+    A stream yields durable records only; with durability "os", every written record. Made by
+    ``TaskLog.stream`` and ``TaskQ.stream``; for one event loop.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Stream:
             record = await records.next(extent)
             if record is not None:
                 return record
-            # Whatever was passed over since was not wanted.
+            # The records skipped since did not fit.
             self._done = records.position
             await self._save()
             if not self._follow:
@@ -167,7 +167,7 @@ class Stream:
             return None
         growth = self._growth = port.extent(beyond)
         try:
-            # Unlike ``await growth`` it tells the reader's own cancellation from that of the wait.
+            # Unlike ``await growth`` this separates cancelling the reader from cancelling the wait.
             await asyncio.wait({growth})
         finally:
             growth.cancel()
@@ -241,7 +241,7 @@ class Stream:
         run(self.aclose())
 
     def __del__(self) -> None:
-        # Whoever left the loop by an error keeps no reader's name.
+        # A loop that ended by an error must not keep the reader's name.
         opened = self._open or self._opening.left
         if not self._is_closed and opened is not None:
             self._is_closed = True
@@ -391,10 +391,9 @@ def check_lsn(path: str, lsn: int, oldest: int, extent: Extent) -> None:
         raise ReaderFellBehind(path, "", lsn, oldest)
 
 
-#: Who only looks is woken by nobody, since whoever writes would have to know of it. So the end of
-#: the log is looked at again and again: one read of 84 bytes (write.lock says where the log ends),
-#: 20 µs. Soon after something came, since more is likely to; then less and less often, down to ten
-#: times a second, which costs 0.02 % of a core.
+#: No writer wakes a process that only looks, so it polls the log's end: one read of 84 bytes of
+#: write.lock, 20 µs. The pause is short after a new record and grows to a tenth of a second, which
+#: costs 0.02 % of a core.
 _PAUSE_SECONDS_MIN: Final = 0.005
 _PAUSE_SECONDS_MAX: Final = 0.1
 _PAUSE_GROWTH: Final = 1.5
@@ -410,18 +409,18 @@ async def look_at_records(
     until: Extent | None = None,
     on_pause: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Record, None]:
-    """Yield the latest ``count`` records that are wanted; then what is written, on disk or not.
+    """Yield the latest ``count`` records that fit; then new records, durable or not.
 
-    Damage is passed over with a warning.
+    Damage is skipped with a warning.
 
     Args:
         path: directory of the log.
-        count: how many of those that are there already.
-        choice: which.
+        count: of existing records.
+        choice: filter.
         follow: wait for more, for ever.
         body_bytes_max: larger packed bodies are left out; 0: all of them, without a word.
-        until: as if the log ended there; None: where it ends.
-        on_pause: called whenever there is nothing more to show yet; may raise to end.
+        until: end of the view; None for the log's end.
+        on_pause: called while there is nothing new; may raise to end.
 
     Raises:
         LogError: there is no log, or a file cannot be read.
@@ -489,13 +488,13 @@ def _find(files: SegmentFiles, extent: Extent, count: int, choice: Choice) -> tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderView:
-    """A named reader of the log, as its files tell.
+    """A named reader of the log.
 
     Attributes:
         name: under which it reads.
-        lsn: of the record that comes next.
-        lag_records, lag_bytes: what the log holds from there on; all of it if ``problem`` is set.
-        alive: whether somebody reads under the name now.
+        lsn: of its next record.
+        lag_records, lag_bytes: unread part of the log; the whole log if ``problem`` is set.
+        alive: whether a process reads under the name now.
         problem: why it cannot go on where it stopped; "" if it can.
     """
 
@@ -508,7 +507,7 @@ class ReaderView:
 
 
 def look_at_readers(path: str) -> list[ReaderView]:
-    """Return the named readers of a log that is not opened for it, and how far behind each is.
+    """Return the named readers of a log, with their lag; the log is not opened for writing.
 
     Raises:
         LogError: there is no log, or a file cannot be read.
@@ -558,10 +557,10 @@ def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
 def sought(
     reader: str, where: str | None, lsn: int | None, time: datetime | None
 ) -> Callable[[Store, Extent], int]:
-    """Return what moves a reader to the one place that is given.
+    """Return the function that finds a reader's new place.
 
     Raises:
-        UsageError: it is none, or there are several.
+        UsageError: no place is given, or several.
     """
     check_reader_name(reader)
     time_ns = None if time is None else moment_ns(time, "time")
@@ -609,7 +608,7 @@ def forget_reader(store: Store, reader: str) -> None:
     """Remove a reader.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: no reader has that name.
         ReaderBusy: somebody reads under the name now.
     """
     disk = LocalDisk()

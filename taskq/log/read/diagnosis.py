@@ -53,7 +53,7 @@ class Remark(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Tell how a log stands.
+    """Describe how a log stands.
 
     Attributes:
         remarks: the worst first; never empty.
@@ -89,10 +89,10 @@ def standing(
 
     Args:
         queues: the counts of each.
-        owners: processes that have the log open, and dead ones that hold jobs.
-        waiting: the jobs of each (queue, task) that wait, but for jobs put as bytes.
-        waits: scheduled jobs by what they wait for, in words, but for those that wait for a time.
-        problems: what is wrong with the log itself, as sentences.
+        owners: processes that have the log open, and dead processes that hold jobs.
+        waiting: waiting jobs of each (queue, task), without jobs put as bytes.
+        waits: scheduled jobs by the cause of their wait, in words, unless it is a time.
+        problems: of the log itself, as sentences.
         stopped: ids of processes that a signal has stopped.
     """
     queues, owners = tuple(queues), tuple(owners)
@@ -212,7 +212,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-#: A lock that the same process has at so many looks is kept, not merely held for a batch.
+#: At this many looks in a row the same process keeps the lock, not just for a batch.
 _LOOKS: Final = 5
 _LOOK_SECONDS: Final = 0.02
 _STOPPED: Final = "stopped"
@@ -302,7 +302,7 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
 def _used_up(
     agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...], now_ns: int
 ) -> UsedUp | None:
-    """Return the limit of its task, as its workers tell it, that keeps a ready job from running."""
+    """Return the limit, declared by workers, that keeps a ready job from running."""
     if job.state is not State.READY:
         return None
     limited = (serving.limits or {} for worker in workers for serving in worker.serves)

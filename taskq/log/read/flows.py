@@ -1,10 +1,7 @@
-"""Looking at jobs that wait for others: for whom, how they stand, what their results are.
+"""States and results of jobs that another job waits for, and the steps of a durable job.
 
-And at what a job has done within its run, and what it waited for there.
-
-Each function is a look of the storage thread, so none does more than some milliseconds of work:
-callers ask for a part at a time. Jobs that ended lately are found by where the fold met their ends,
-others through the indexes.
+Each function runs on the storage thread, so it takes a few milliseconds at most and callers ask for
+a part at a time. The fold keeps the places of recent ends; older ones come from the indexes.
 """
 
 from __future__ import annotations
@@ -32,15 +29,15 @@ if TYPE_CHECKING:
 ENDS_MAX: Final = 64
 #: Jobs that one look at states may be asked for.
 STATES_MAX: Final = 8_192
-#: Inputs that are named, of those that are waited for.
+#: Unfinished inputs that are named.
 _NAMED_MAX: Final = 5
-#: Inputs of a cancelled job that are looked at for one that failed.
+#: Inputs of a cancelled job that are checked for a failure.
 _LOOKED_AT_MAX: Final = 16
 _FAILED: Final = SETTLED_STATES - {after(State.RUNNING, SUCCESS)}
 
 
 class End(NamedTuple):
-    """Tell how a job stands: settled with a result or reason, not settled, or gone."""
+    """State of a job: settled with a result or reason, not settled, or gone."""
 
     job: int
     #: ABSENT: nothing is known of it any more
@@ -72,9 +69,9 @@ def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> Awaited | None:
 
 
 def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...] | None:
-    """(id, state) of inputs for whose sake a job was cancelled; None if it was cancelled otherwise.
+    """(id, state) of failed inputs that cancelled a job; None if the cause was another.
 
-    Only the first inputs are looked at, and no longer told once compaction has moved the job.
+    Only the first inputs are checked, and none after compaction has moved the job.
     """
     if story.end is None or story.end.cause is not Cause.UPSTREAM:
         return None
@@ -130,12 +127,12 @@ READ_MAX: Final = 1_000
 READ_BYTES_MAX: Final = 256 * 1024
 #: A step is read without its body if its record is larger; it counts as so large then.
 _WHOLE_BYTES_MAX: Final = 16 * 1024
-#: Signals that one look reads: as many as come to so many bytes.
+#: Bytes of signals that one look reads.
 SIGNALS_BYTES_MAX: Final = 1 << 20
 
 
 class StepsSeen(NamedTuple):
-    """Some steps of a job, and all that it has begun to wait for."""
+    """Some steps of a job, and every wait that it began."""
 
     steps: tuple[Stepped, ...]
     #: places of those whose bodies are large: ``look_at_body`` reads one
@@ -143,7 +140,7 @@ class StepsSeen(NamedTuple):
     waits: tuple[Wait, ...]
     #: from which place on the next look goes; 0: there are no more
     next_place: int
-    #: what time it is in the log
+    #: the log's time
     time_ns: int
 
 
@@ -192,7 +189,7 @@ class SignalSeen(NamedTuple):
 
 
 def look_at_signals(sight: Sight, job: int, name: bytes, after: int = 0) -> list[SignalSeen]:
-    """Return some signals of a name behind ``after``, the oldest first; empty if there are none."""
+    """Return some signals of a name after the record ``after``, the oldest first."""
     files, seen, size = sight.journal.files, list[SignalSeen](), 0
     for signal in sight.facets.need_agenda().steps.signals.get(job, ()):
         if signal.name == name and signal.number > after:

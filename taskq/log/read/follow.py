@@ -1,8 +1,7 @@
 """Reading whole frames in order, as the log grows: in pieces, off the event loop.
 
-The files are read through aiofiles, about 1 MiB at a time; a piece is cut where a frame ends, and
-``Scanner`` judges what is in it, as for everybody who reads the log. What it finds bad is looked at
-once more in the file itself, since only there is to be seen where the damage ends.
+Files are read about 1 MiB at a time and cut at the end of a frame; ``Scanner`` checks the frames.
+Damage is read again from the file itself, since a piece does not show the end of the damage.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ T = TypeVar("T")
 
 
 class Lasting(Generic[T]):
-    """Work that goes on when whoever waits for it is cancelled: the next call has its outcome."""
+    """Work that survives the cancellation of its caller: the next call gets the outcome."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[T] | None = None
 
     @property
     def is_running(self) -> bool:
-        """Return whether an earlier call was cancelled and left something."""
+        """Return whether the work of a cancelled call still runs or has an outcome."""
         return self._task is not None
 
     @property
@@ -47,7 +46,7 @@ class Lasting(Generic[T]):
         return task.result()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the outcome of what an earlier call left, or else of ``work``."""
+        """Return the outcome of a cancelled call's work, or else of ``work``."""
         if self._task is None:
             self._task = asyncio.create_task(work())
             self._task.add_done_callback(_look_at)
@@ -80,9 +79,9 @@ class FrameReader:
 
     Args:
         files: of its own, for reading.
-        cursor: moved along, behind the last frame that was given out.
+        cursor: moves to the end of the last frame returned.
         reader: name to use in errors, "" for none.
-        on_gap: told of damage in a segment; returns to go on behind it, or raises.
+        on_gap: called with damage in a segment; returns to go on after it, or raises.
     """
 
     def __init__(
@@ -104,11 +103,11 @@ class FrameReader:
         self._is_closed = False
 
     async def next(self, extent: Extent) -> Frame | None:
-        """Return the next frame; None when there is none up to the extent.
+        """Return the next frame; None at the extent.
 
         Raises:
             ReaderFellBehind: compaction removed it.
-            LogDamaged: if ``on_gap`` says so.
+            LogDamaged: raised by ``on_gap``.
             LogError: a file cannot be read.
         """
         cursor = self.cursor
@@ -190,7 +189,7 @@ class FrameReader:
             if following is None:
                 return False
             if cursor.segment not in files.lsns and following > cursor.next_lsn:
-                # Removed since it was read, perhaps with others behind it that were not.
+                # The segment was removed after it was read, perhaps with unread ones after it.
                 self._refuse_leap(following)
             files.forget()
             self._file = None
@@ -247,7 +246,7 @@ class FrameReader:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            # What the disk does not give back is damage like any other.
+            # Bytes that the disk does not return are damage.
             descriptor = self.files.descriptor(self.cursor.segment)
             count += sum(map(len, parts))
             return await on_thread(self.files._read, descriptor, count, offset)
@@ -285,9 +284,9 @@ class FrameReader:
 
 
 class Onlooker:
-    """Sees the log grow without having it open: it writes nothing, so nobody wakes it.
+    """Watches the log grow without opening it for writing; no writer wakes it.
 
-    It shows what was written, on disk or not, as all who only look do.
+    It sees written records before they are durable.
 
     Args:
         journal: one for reading; it is closed with this.
@@ -346,7 +345,7 @@ class Onlooker:
         return True
 
     def _walk(self) -> None:
-        """Look at the files themselves: whole frames count, one that is being written does not."""
+        """Scan the files: only whole frames count, not the frame being written."""
         journal = self.journal
         files = journal.files
         files.refresh()

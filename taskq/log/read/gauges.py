@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.log.journal.journal import Journal
 
-#: Over so long a time the throughput is taken, from a sample a second.
+#: The throughput is an average over this time, from a sample a second.
 WINDOW_NS: Final = 60 * SECOND_NS
 _SAMPLE_NS: Final = SECOND_NS
 _OFFSET_MASK: Final = 2**32 - 1
@@ -91,8 +91,7 @@ class Gauges:
         begin_ns = max(now_ns - WINDOW_NS, samples[0][0])
         at = sum(taken_ns <= begin_ns for taken_ns, _ in samples) - 1
         if samples[at][0] + _SAMPLE_NS <= begin_ns:
-            # All that ended between this sample and the next did so within its first second: a
-            # batch that came later would have taken another.
+            # Samples are at most one second apart while jobs end: later ends made another sample.
             at += 1
         before = samples[at][1] if at < len(samples) else now
         seconds = (now_ns - begin_ns) / SECOND_NS
@@ -101,7 +100,7 @@ class Gauges:
         }
 
     def _ready_since(self, location: int, job: int) -> int:
-        """Return when a ready job was enqueued, requeued or first due; 0 if that cannot be told."""
+        """Return when a ready job was enqueued, requeued or first due; 0 if unknown."""
         files = self._journal.files
         try:
             frame_ns = self._frame_time(location, job)
@@ -147,7 +146,7 @@ def age_ns(journal: Journal, lsn: int) -> int:
     Steps of the clock are no time that passed: a machine that booted in 1970 and then learnt the
     year has not made its jobs old.
     """
-    # Not the wall clock: a step that it has just made is in no record yet.
+    # The wall clock may just have stepped, without a record yet.
     now_ns = journal._time.base_ns + journal.clock.steady_ns()
     view = tell(journal, lsn, now_ns)
     if view is None:
@@ -159,12 +158,12 @@ def age_ns(journal: Journal, lsn: int) -> int:
 MINUTES: Final = 60
 _MINUTE_NS: Final = 60 * SECOND_NS
 _DAY_NS: Final = 24 * 60 * _MINUTE_NS
-#: What is read at once for it: half a second of work; and to learn of the processes of a day.
+#: Bytes read for the last hour (half a second of work), and for the processes of a day.
 _READ_BYTES_MAX: Final = 32 * 1024 * 1024
-#: Jobs whose names are kept; of those that came before or beyond, so many frames are looked up.
+#: Jobs whose names are cached, and frames looked up for the names of other jobs.
 _NAMES_MAX: Final = 100_000
 _LOOK_UPS_MAX: Final = 200
-#: Attempts of a task by which is told how long they took.
+#: Latest attempts of a task that run times are taken from.
 _TIMES_MAX: Final = 1_000
 _COUNTED: Final[dict[int, str]] = {
     **{kind: str(state) for state, kind in ENDING.items()},
@@ -190,10 +189,10 @@ class Minute(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Tell how the jobs of one queue and task fared in the last hour.
+    """Attempts of one queue and task in the last hour.
 
     Attributes:
-        counts: what came and how attempts ended.
+        counts: jobs enqueued, and attempts by outcome.
         minutes: attempts that ended, by minute, the oldest first.
         took_ns: how long the latest attempts took, the shortest first.
         failed: when an attempt failed last, and of which job; (0, 0) for never.
@@ -232,12 +231,12 @@ class LastHour:
         self._introduced: dict[int, OwnerView] = {}
 
     def look(self, now_ns: int, end: Extent) -> None:
-        """Take in what is new.
+        """Read the new records.
 
-        Of a log that writes more than 32 MiB in an hour the first minutes are left out.
+        If the log writes more than 32 MiB in an hour, the first minutes are left out.
         """
         now = now_ns // _MINUTE_NS
-        if self._cursor is None or now - self._looked >= MINUTES:  # all that is known is older
+        if self._cursor is None or now - self._looked >= MINUTES:  # every count is older
             for known in (self._minutes, self._work, self._changes, self._names, self._running):
                 known.clear()
             self._cursor = self._start(now, MINUTES, end)
@@ -270,9 +269,9 @@ class LastHour:
         }
 
     def gone(self, now_ns: int, end: Extent, alive: set[int]) -> list[tuple[OwnerView, int]]:
-        """Return processes of today but for these, with when the log had anything of them last.
+        """Return today's other processes, each with the time of its last record.
 
-        As far as the latest 32 MiB of the log tell.
+        Only the latest 32 MiB of the log are read.
         """
         start = self._start(now_ns // _MINUTE_NS, 24 * MINUTES, end)
         for _, frame in self.journal.frames(start):

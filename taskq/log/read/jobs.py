@@ -1,4 +1,4 @@
-"""Walks over the log that decode only the records that matter to somebody."""
+"""Walks over the log that give jobs or records, and decode only the records they need."""
 
 from __future__ import annotations
 
@@ -182,12 +182,11 @@ def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
                 yield _JOB.unpack_from(item.data, at + JOB_AT)[0]
 
 
-# Every job of the log with all that became of it, in one walk and bounded memory.
+# Every job of the log with its attempts and end, in one walk and bounded memory.
 #
-# A job is told when it ends, so of those that wait only the places of their records are held: 24
-# bytes for one that was never claimed, 24 more for each further record of the others. What stands
-# there is read again when the job's turn comes.
-#: Records after which no other concerns the job, and what they make of it.
+# A job is yielded at its end. Until then the walk holds the places of its records, 24 bytes each,
+# and reads the records again for the view.
+#: Last records of a job, and the job's state after them.
 _ENDS: Final = {kind: after(State.RUNNING, kind) for kind in LAST}
 _OVER: Final = frozenset(_ENDS.values())
 #: Numbers that are held of each record: its lsn, time and location.
@@ -198,9 +197,9 @@ _TIDY_MIN: Final = 4_096
 
 
 def each_job(journal: Journal, wanted: JobFilter, now_ns: int) -> Iterator[JobView]:
-    """Return the jobs that fit: those that are over as they ended, then all others by their number.
+    """Yield the jobs that fit: finished jobs in the order of their ends, then the others by number.
 
-    Payloads and results are as the log holds them: packed, where ``payload_flags`` say so.
+    Payloads and results are as stored: packed, if ``payload_flags`` have that bit.
     """
     return _Walk(journal, wanted, now_ns).jobs()
 
@@ -217,13 +216,13 @@ class _Walk:
         #: jobs of which more than one record was seen: their places
         self._open: dict[int, array[int]] = {}
         self._steps: list[tuple[int, int]] = []
-        #: told already, though compaction may be about to write them again
+        #: yielded already; compaction may write them again later in the log
         self._told: set[int] = set()
 
     def jobs(self) -> Iterator[JobView]:
         files = self._journal.files
         for segment in files.lsns[:_OPENED_MAX]:
-            files.descriptor(segment)  # compaction may take it; who has it open reads on
+            files.descriptor(segment)  # an open file stays readable after compaction removes it
         for entry in entries(self._journal):
             kind = entry.kind
             if kind == BIRTH:
@@ -265,7 +264,7 @@ class _Walk:
         """A job that began in a segment which is gone was written again; or was moved here."""
         is_moved = kind in EDITS and self._wanted.queue is not None
         if not is_moved and (job >= self._oldest or job in self._told):
-            return None  # it was told before, or is not wanted
+            return None  # yielded before, or filtered out
         record = entry.data[entry.at : entry.at + entry.length]
         if not self._wanted.fits_carried(record):
             return None
@@ -339,17 +338,17 @@ class _Newborns:
         self._taken = 0
 
 
-# Jobs of the past, chosen by what became of them, with what is needed to enqueue them again.
+# Jobs of the past by their end, with the records that enqueued them, for a replay.
 #
-# Two walks: the first learns which jobs fit and takes 9 bytes for each, the second reads the chosen
-# ones back in the order in which they were enqueued, so that their payloads need not be held.
+# Two walks: the first finds the jobs that fit, with 9 bytes for each; the second reads their births
+# in the order of the log, so payloads are not held.
 
 
 class PastJob(NamedTuple):
     """A job, and what became of it."""
 
     state: State
-    #: its ENQUEUED record, or one that carries it
+    #: its ENQUEUED record, or a record that carries it
     record: LogRecord
 
 
@@ -368,7 +367,7 @@ def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
         if entry.kind not in BEGINNINGS:
             continue
         job, is_first = entry.job, entry.kind in BIRTHS
-        # Of one that began in a segment that is left, its first record is the one to tell.
+        # The first record counts, if the job's first segment is still there.
         if not is_first and (job >= oldest or job in yielded):
             continue
         place = bisect_left(jobs, job)
@@ -427,14 +426,14 @@ class _Ends:
 
 
 def _undamaged(journal: Journal, start: Cursor) -> Iterator[Entry]:
-    """Yield the records from a place on; damage is passed over, and what is unknown refused."""
+    """Yield the records from a place on; skip damage, and refuse unknown kinds."""
     start = Cursor(start.segment, start.offset, start.next_lsn)
     for entry in entries(journal, start, salvages=False):
         check_known(entry.kind, entry.lsn)
         yield entry
 
 
-#: What a walk may read before jobs are looked up one by one: that takes a millisecond each.
+#: Bytes that a scan may read; beyond, jobs are looked up one by one, at a millisecond each.
 _WALK_BYTES: Final = 1024 * 1024
 _WALK_BYTES_A_JOB: Final = 32 * 1024
 #: States whose jobs the agenda knows.
@@ -520,9 +519,9 @@ def _fitting(
 
 
 def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
-    """Return everything the log says of these jobs, in their order.
+    """Return the views of these jobs, in their order.
 
-    From one walk over all since the first of them, or by the indexes where that is much to read.
+    One scan from the first of them reads all, or the indexes if the scan would be long.
     """
     if not jobs:
         return []
@@ -615,7 +614,7 @@ class _Births:
             self._names = names if len(names) <= _NAMES_MAX else self._names
 
     def newest(self) -> Iterator[int]:
-        """Yield the jobs, newest first; last those that compaction wrote again."""
+        """Yield the jobs, newest first; jobs carried by compaction come last."""
         if not self._segments:
             return
         oldest = self._segments[0]
@@ -739,7 +738,7 @@ class _Marks:
         for segment in reversed([lsn for lsn in self._journal.files.lsns if lsn <= end.segment]):
             jobs.update(job for job in self._ended(segment) if 0 < job < before)
             here = sorted((job for job in jobs if job >= segment), reverse=True)
-            yield from here  # whatever ended before that segment began before it, too
+            yield from here  # a job that ended before this segment also began before it
             jobs.difference_update(here)
             before = min(before, segment)
         yield from sorted(jobs, reverse=True)

@@ -1,7 +1,7 @@
-"""Finding a place in the log: by lsn, by time, or where a named reader had come to.
+"""Finding a place in the log: by lsn, by time, or by a reader's position.
 
-Frames are hopped over by their headers; what they hold is not read. Where a header is damaged the
-search ends, and whoever reads on from there meets the damage.
+The search hops from frame header to frame header and reads no records. It ends at a damaged header,
+and a reader that goes on from there meets the damage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _START: Final = codec.SEGMENT_HEADER.size
 
 
 def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> Cursor:
-    """At the frame that holds a record, or else the first behind where it would stand."""
+    """Return the frame that holds a record, or the first frame after its place."""
     segment = max((first for first in files.lsns if first <= lsn), default=files.lsns[0])
     cursor = Cursor(segment, _START, segment)
     for offset, header in hop(files, segment, _START, _size(files, segment, end)):
@@ -35,7 +35,7 @@ def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> Cursor:
 
 def find_time(files: SegmentFiles, time_ns: int, end: Extent) -> Cursor:
     lsns = [lsn for lsn in files.lsns if lsn <= end.segment]
-    # A segment's header tells the time of the last frame before it.
+    # A segment's header has the time of the last frame before it.
     first = next((n for n, lsn in enumerate(lsns) if created_ns(files, lsn) >= time_ns), len(lsns))
     for segment in lsns[max(first - 1, 0) :]:
         for offset, header in hop(files, segment, _START, _size(files, segment, end)):
@@ -105,7 +105,7 @@ def count_behind(files: SegmentFiles, cursor: Cursor, lsn: int, end: Extent) -> 
 
 
 def created_ns(files: SegmentFiles, segment: int) -> int:
-    """Time of the last frame before a segment, 0 if its header does not tell."""
+    """Time of the last frame before a segment, 0 if its header does not read."""
     try:
         header = files.header(segment)
     except LogError:  # it was removed since
@@ -183,7 +183,7 @@ def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
         offsets.append(offset)
         reached = offset + header.size
     if reached < size:
-        # There is damage, and more behind it.
+        # There is damage, and more frames after it.
         offsets += _behind(files, segment, reached, size)
     return offsets
 

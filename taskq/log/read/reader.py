@@ -95,7 +95,7 @@ def verify(journal: Journal) -> VerifyReport:
             for lsn, at, _ in places(item):
                 check_known(item.data[at + KIND_AT], lsn)
             continue
-        epoch = 0  # the lsns that are missing there are those of the damage
+        epoch = 0  # the missing lsns are the damage
         if len(damage) < DAMAGE_MAX:
             damage.append(describe_damage(journal, base, item))
     known = {loss.first_lsn for loss in journal.lost}
@@ -112,9 +112,9 @@ def verify(journal: Journal) -> VerifyReport:
 
 
 def everything(journal: Journal) -> Iterator[tuple[int, Frame | Gap]]:
-    """Yield what ``Journal.frames`` gives of the log, and last segments that do not open as such.
+    """Yield the frames and gaps of the log, then the segments with a damaged header.
 
-    Where a segment's beginning is damaged, the log ends before it for whoever only reads.
+    A reader's log ends before such a segment.
     """
     yield from journal.frames(journal.start())
     files = journal.files
@@ -141,7 +141,7 @@ def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:
 
 
 def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
-    """Jobs whose enqueue or claim is among what was damaged, as far as later records tell."""
+    """Jobs with a damaged enqueue or claim, known from later records."""
     jobs: set[int] = set()
     if damage:
         spans = [(part.first_lsn, part.next_lsn) for part in damage]
@@ -157,7 +157,7 @@ def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
 _NEWEST: Final = 1_000
 #: Jobs that are named where several begin so.
 _NAMED: Final = 5
-#: What is said of a log with a failed write.
+#: Message for a log with a failed write.
 FAILED: Final = "An fsync failed, nobody may write: look at the disk, then start all processes anew"
 #: Reasons that depend on which workers there were.
 _OF_WORKERS: Final = frozenset({Why.NO_WORKER, Why.WORKER_LOST})
@@ -165,8 +165,8 @@ _OF_WORKERS: Final = frozenset({Why.NO_WORKER, Why.WORKER_LOST})
 T = TypeVar("T")
 #: How often an answer is begun anew when compaction took what it was read from.
 _TRIES: Final = 5
-#: What ``explain`` reads for each second of the wait: 30 ms of work a MiB, and twice that beside
-#: others. At least so much, which takes as long as to look at the job itself; and at most.
+#: Bytes that ``explain`` may read for each second of the wait (30 ms of work a MiB, twice that on a
+#: busy machine), and its lower and upper limit.
 _READ_BYTES_A_SECOND: Final = 2 * 1024 * 1024
 _READ_BYTES_MIN: Final = 64 * 1024
 _READ_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -175,9 +175,8 @@ _READ_BYTES_MAX: Final = 8 * 1024 * 1024
 class LogReader:
     """A read-only view of a log's directory, as of its opening or the last ``refresh``.
 
-    Or as of a moment of the past: then it tells all as it was, but for what stands beside the log,
-    which was not kept: processes, and how far jobs were. Close it, or use ``with``. It belongs to
-    one thread at a time.
+    With a moment of the past it shows the log as it was then, without processes and progress, which
+    the log does not keep. Close it, or use ``with``. It belongs to one thread at a time.
     """
 
     def __init__(self, path: str, journal: Journal, at: Moment | None = None) -> None:
@@ -196,12 +195,12 @@ class LogReader:
 
     @classmethod
     def open(cls, path: str, clock: Clock | None = None, at: Moment | None = None) -> LogReader:
-        """Look at the log in a directory; ``clock`` tells the time in place of the machine's.
+        """Open the log in a directory for reading; ``clock`` replaces the machine's.
 
         Raises:
-            LogError: there is none, or a newer taskq wrote it.
+            LogError: there is no log, or a newer taskq wrote it.
             UsageError: the moment is still to come.
-            MomentGone: compaction removed what would tell it.
+            MomentGone: compaction removed the records of that time.
         """
         reader = cls(path, open_journal(path, clock), at)
         try:
@@ -214,7 +213,7 @@ class LogReader:
 
     @property
     def now_ns(self) -> int:
-        """The wall time as of which it tells."""
+        """Wall time of the view, in nanoseconds."""
         return self._journal.clock.wall_ns()
 
     @property
@@ -229,9 +228,9 @@ class LogReader:
 
     @property
     def copy_of(self) -> str:
-        """Return whose copy this is and how old, "copy of edge-8, as of …"; "" of a log itself.
+        """Return device and age of a hub's copy, "copy of edge-8, as of …"; "" for an original.
 
-        What the device did since is not in it, and its processes are known on the device alone.
+        A copy lacks the device's later records, and its processes.
         """
         if not self._journal.identity.is_replica:
             return ""
@@ -297,13 +296,13 @@ class LogReader:
         return parse_id(text, self.tag)
 
     def find_job(self, text: str) -> int:
-        """Return the lsn of the job with this id, or the only one whose id begins so.
+        """Return the lsn of the job with this id, or of the only job whose id begins so.
 
-        Looked at for that are the newest thousand jobs.
+        Only the newest thousand jobs are found by a beginning.
 
         Raises:
-            JobNotFound: there is none, or there are several; the message names them.
-            UsageError: it is no id.
+            JobNotFound: no job fits, or several do; the message names them.
+            UsageError: the text is no id.
         """
         lsn = self.parse_id(text)
         if lsn and self._story(lsn) is not None:
@@ -329,10 +328,10 @@ class LogReader:
         return why_dropped(self._journal, lsn)
 
     def job(self, lsn: int, *, body_bytes_max: int | None = None) -> JobView | None:
-        """Return everything the log says of one job.
+        """Return the view of one job; None without such a job.
 
         A payload or result that does not read back, or is packed and over ``body_bytes_max``, is
-        left out, and ``problem`` says why.
+        left out, and ``problem`` has the reason.
         """
         story = self._story(lsn)
         if story is None or story.state is State.ABSENT:
@@ -368,9 +367,9 @@ class LogReader:
         *,
         before: int = LSN_MAX,
     ) -> list[JobView]:
-        """Return the newest jobs that fit, newest first; only those before the one of an lsn.
+        """Return the newest jobs that fit, newest first; ``before`` is an lsn.
 
-        Payloads and results over 1 MiB are left out of them, and ``problem`` says so.
+        Payloads and results over 1 MiB are left out; see ``problem``.
         """
         chosen = None if states is None else frozenset(states)
         wanted = JobFilter(chosen, queue, task, limit, before)
@@ -445,7 +444,7 @@ class LogReader:
         return self._told(read)
 
     def limits(self, limits: Mapping[str, Limit]) -> list[LimitView]:
-        """Return what is used of limits that workers tell of, by the names of their tasks."""
+        """Return the use of limits that workers declare, by task name."""
         return self._told(
             lambda _, facets, now_ns: limits_in_use(facets.need_agenda(), limits, now_ns)
         )
@@ -477,7 +476,7 @@ class LogReader:
         return self._told(lambda _, facets, __: facets.need_agenda().schedules)
 
     def records(self) -> Iterator[Entry]:
-        """Yield every record; of damaged frames those that are whole by their own CRC."""
+        """Yield every record; from damaged frames the records with an intact CRC of their own."""
         return entries(self._journal)
 
     def ended(self, cursor: Cursor) -> Iterator[int]:
@@ -493,10 +492,10 @@ class LogReader:
         until_ns: int | None = None,
         now_ns: int | None = None,
     ) -> Iterator[JobView]:
-        """Yield every job that fits, in one walk: those that are over as they ended, then the rest.
+        """Yield every job that fits, in one walk: finished jobs as they ended, then the rest.
 
-        Moments are of their enqueue, as of the log's time; no state means any. A payload or result
-        that does not read back is left out, and ``problem`` says why.
+        Moments are of the enqueue, in the log's time; no state means any. A payload or result that
+        does not read back is left out, and ``problem`` has the reason.
         """
         chosen = JobFilter(
             frozenset(states) or None, queue, task, since_ns=since_ns, until_ns=until_ns
@@ -512,7 +511,7 @@ class LogReader:
         return self._told(lambda journal, _, __: name_workers(journal, events_of(story.records)))
 
     def attempts(self, job: JobView) -> tuple[AttemptView, ...]:
-        """Return the attempts of a job, with what is known of the processes that made them."""
+        """Return the attempts of a job, with the names of their processes."""
         return self._told(lambda journal, _, __: name_attempts(journal, job.attempts))
 
     def why(self, lsn: int) -> Reason | None:
@@ -547,9 +546,9 @@ class LogReader:
         return sum(size for lsn, size in sizes.items() if lsn >= since.segment) - since.offset
 
     def owners(self) -> list[OwnerView]:
-        """Return the processes that have the log open, and dead ones that still hold jobs.
+        """Return the processes that have the log open, and dead processes that still hold jobs.
 
-        None of a moment of the past, and of a hub's copy: they are on the device.
+        Empty for a moment of the past and for a hub's copy.
         """
         if self._journal.is_past or self._journal.identity.is_replica:
             return []
@@ -616,12 +615,12 @@ class LogReader:
         return self._stories[lsn]
 
     def _told(self, read: Callable[[Journal, Facets, int], T]) -> T:
-        """Return what ``read`` makes of the log, and of the wall time.
+        """Return the result of ``read`` on the log, at the wall time.
 
-        What was folded is kept: the next question folds only what is new.
+        Folds are kept: the next question folds only new records.
 
-        Compaction may take the oldest segment meanwhile. What is needed of it was written again,
-        but behind the end that is known here: then the log is looked at anew.
+        Compaction may remove the oldest segment meanwhile. Its live jobs were written again after
+        the end known here, so the log is opened anew.
         """
         for _ in range(_TRIES):
             try:
@@ -654,12 +653,12 @@ class LogReader:
 
 
 def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
-    """Explain to who waited in vain why a job is not running; "" if that cannot be told soon.
+    """Explain after a wait in vain why a job is not running; "" if that would take too long.
 
     Args:
         path: directory of the log.
         lsn: the job.
-        seconds: how long it was waited for; a tenth of that may be spent.
+        seconds: length of the wait; the answer may take a tenth of it.
         clock: see ``LogReader.open``.
     """
     bytes_max = min(max(seconds * _READ_BYTES_A_SECOND, _READ_BYTES_MIN), _READ_BYTES_MAX)
@@ -685,7 +684,7 @@ def open_journal(path: str, clock: Clock | None = None) -> Journal:
     """Return a journal for reading the log in a directory, by this clock or the machine's.
 
     Raises:
-        LogError: there is none, or a newer taskq wrote it.
+        LogError: there is no log, or a newer taskq wrote it.
     """
     disk = LocalDisk()
     directory = str(Path(path).absolute())

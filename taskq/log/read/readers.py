@@ -29,23 +29,23 @@ _log: Final = Reporter("taskq")
 #: Longest name, in characters and in the bytes of a file's name.
 NAME_CHARACTERS_MAX: Final = 100
 NAME_BYTES_MAX: Final = 200
-#: Whoever sends the log to a hub reads it under this name: what is not safe there stays here.
+#: Name of the reader that sends the log to a hub: records that the hub lacks stay here.
 HUB_READER: Final = "hub"
 _FOLDER: Final = "readers"
 _POSITION: Final = ".place"
 _LOCK: Final = ".lck"
 _BYTES_MAX: Final = 4_096
 _LOCK_BYTES_MAX: Final = 64
-#: Whoever asks whether a reader lives holds its lock for a moment.
+#: A check whether a reader lives holds its lock for a moment.
 _TRIES: Final = 8
 _TRY_AGAIN_SECONDS: Final = 0.002
 
 
 class Position(NamedTuple):
-    """Tell how far a reader has come: it has had everything before ``lsn``.
+    """Position of a reader: it has read everything before ``lsn``.
 
-    The frame that held the last of that is named, so that the next to read can see that it is still
-    there. ``offset`` 0: no frame is named, ``segment`` is where to look.
+    The other fields identify the frame of the last record read, so the next reader can check that
+    it is still there. ``offset`` 0: no frame, only the segment.
     """
 
     segment: int
@@ -82,10 +82,10 @@ def reader_names(disk: Disk, path: str) -> list[str]:
 
 
 def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
-    """(segment, lsn) of each named reader: it has read all before that lsn and needs the rest.
+    """(segment, lsn) of each named reader: it has read everything before that lsn.
 
-    Reads only, and from any process. What is no position is logged and left out: its reader is told
-    when it comes back.
+    Reads only, and works from any process. An invalid file is logged and left out; its reader gets
+    the error when it comes back.
     """
     identity = read_identity(disk, path)
     if identity is None:
@@ -270,7 +270,7 @@ def _take_lock(disk: Disk, path: str, name: str) -> int:
             continue
         disk.truncate(descriptor, 0)
         write_all(disk, descriptor, mark, 0)
-        # Whoever forgot the reader meanwhile removed the file that is locked here.
+        # Another process removed the reader, and with it the file that is locked here.
         if _read_lock(disk, file_path) == mark:
             return descriptor
         disk.close(descriptor)

@@ -1,8 +1,8 @@
-"""Which dead letters, or which waiting jobs, a filter means: found without the writer lock.
+"""Dead letters and waiting jobs by a filter, found without the writer lock.
 
-A look goes over so many entries of the agenda at most and tells where the next one goes on, so
-that neither the storage thread nor a batch made of what it found takes long. What was found may
-have changed before it is acted upon: that is decided under the lock, job by job.
+One look scans a limited number of entries and returns the place for the next look, so the storage
+thread and the batch that follows stay short. A job may change between look and act: the batch
+checks each job again under the lock.
 """
 
 from __future__ import annotations
@@ -231,11 +231,7 @@ class _BirthTimes:
         self._first_lsn = self._next_lsn = self._time_ns = 0
 
     def time_ns(self, job: int) -> int:
-        """Return the time of the frame that holds a job's ENQUEUED record.
-
-        Raises:
-            LogDamaged: there is none.
-        """
+        """Return the time of the frame that holds a job's ENQUEUED record."""
         if not self._first_lsn <= job < self._next_lsn:
             journal = self._journal
             cursor = journal.indexes.cursor_at(job)
@@ -326,7 +322,7 @@ def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
     return sum(agenda.lanes[number].running for number in lanes)
 
 
-# -- who holds a key -------------------------------------------------------------------------------
+# -- holders of keys -------------------------------------------------------------------------------
 
 
 def key_holder(sight: Sight, queue: bytes, key: bytes) -> int | None:

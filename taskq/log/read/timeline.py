@@ -43,21 +43,21 @@ _OF_CLAIMS: Final = ENDS_OF_CLAIMS | LEASING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """Tell one thing that happened to a job. Moments are nanoseconds of wall time, 0 for none.
+    """One event of a job. Moments are nanoseconds of wall time, 0 for none.
 
     Attributes:
         time_ns: when.
         kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
             "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", "stepped"
             and "signalled" (``reason`` names the step or signal), "edited" (it waits otherwise:
-            ``reason`` tells how), or "carried" (compaction wrote it again).
-        lsn: of its record; 0 if that is gone, and another tells of it.
+            ``reason`` has the change), or "carried" (compaction wrote it again).
+        lsn: of its record; 0 if compaction removed it.
         attempt: attempts counted so far.
-        owner: number of the process that claimed the job, or whose claim ended; 0 for none.
-        pid, worker, host: what is known of that process.
+        owner: number of the claiming process; 0 for none.
+        pid, worker, host: of that process, if known.
         cause: why it was released, retried, cancelled or died: "caller", "owner_lost", ….
         due_ns: when the job is due from then on.
-        reason: what the task raised, or whoever ended the attempt said.
+        reason: the task's exception, or the text given at the end of the attempt.
         task: name of the job's task.
     """
 
@@ -75,7 +75,7 @@ class JobEvent:
     task: str = field(default="", compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a document of JSON: an entry of what ``taskq timeline --json`` prints."""
+        """Return a JSON document: an entry of ``taskq timeline --json``."""
         error, message, fingerprint = self.failure
         return {
             "time": documents.moment(self.time_ns),
@@ -105,7 +105,7 @@ class JobEvent:
 
 
 class StepView(NamedTuple):
-    """Tell one finished step of a job; ``value`` is JSON as it is stored, None if not inline."""
+    """One finished step of a job; ``value`` is JSON as stored, None if not inline."""
 
     title: str
     form: str
@@ -115,7 +115,7 @@ class StepView(NamedTuple):
     value: bytes | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a document of JSON: an entry of ``steps`` in what ``taskq show --json`` prints."""
+        """Return a JSON document: an entry of ``steps`` in ``taskq show --json``."""
         text = None if self.value is None else self.value.decode("utf-8", "replace")
         return {
             "step": self.title,
@@ -163,7 +163,7 @@ def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
             event = replace(event, reason=_edited(record, place))
         if record.queue:
             place = record.queue, record.priority
-        if record.kind != WAIT:  # the release that follows tells people of it
+        if record.kind != WAIT:  # the release that follows shows it
             events.append(event)
         if record.kind in ENDS_OF_CLAIMS:
             owner = 0
@@ -230,7 +230,7 @@ def _event(record: LogRecord, owner: int) -> JobEvent:
 
 
 def _from_carried(carried: Carried) -> Iterator[JobEvent]:
-    """Yield what a record tells that was written for those that are gone."""
+    """Yield the events in a record that replaced removed ones."""
     yield JobEvent(time_ns=carried.enqueued_ns, kind="enqueued")
     last_ns = 0
     for attempt in decode_history(carried.history):

@@ -1,11 +1,10 @@
 """The log as it stood at a moment: the fold of its frames up to there.
 
-A reader's journal is made to end where the log ended then; whatever folds or lists it afterwards
-sees the past. A frame is the unit of atomicity, so the state between two records of one frame never
-was: an lsn inside a frame means the state after that frame.
+A reader's journal is cut at the log's end of that time, so folds and lists on it see the past. A
+frame is atomic: an lsn inside a frame means the state after that frame.
 
-A time is meant as the clock goes now. The steps that it made since are taken for corrections, so
-that "two hours ago" is two hours ago, whatever a box without a battery took for the time.
+A time is by today's clock. Later steps of the clock count as corrections, so "two hours ago" holds
+even if a machine without a battery had the wrong time then.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Moment:
 
 
 class Still:
-    """A clock that shows one wall time, and goes on for those who measure."""
+    """A clock with a fixed wall time and a running steady time."""
 
     def __init__(self, clock: Clock, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -95,13 +94,13 @@ class Still:
 class _Steps(NamedTuple):
     #: sum of all steps of the clock
     steps_ns: int
-    #: lsn and time of the record behind which the log can be told; 0 for the whole of it
+    #: lsn and time of the oldest possible moment; 0 if the whole log is there
     floor_lsn: int
     floor_ns: int
 
 
 def stand_at(journal: Journal, moment: Moment) -> int:
-    """Make a reader's journal end where the log ended at the moment; returns the wall time then.
+    """Cut a reader's journal at the log's end of the moment; return the wall time then.
 
     Raises:
         UsageError: the moment is still to come.
