@@ -29,7 +29,7 @@ from taskq.text import without_secrets
 if TYPE_CHECKING:
     from taskq.engine import LogReader
 
-#: What each command tells as JSON, by the file that holds it.
+#: Files with the JSON of commands.
 _TOLD: Final = {
     "health.json": ("health",),
     "verify.json": ("verify",),
@@ -39,15 +39,15 @@ _TOLD: Final = {
     "dead.json": ("dead", "ls", "-n", "200"),
     "jobs.json": ("ls", "-n", "200"),
 }
-#: Jobs whose timelines are told: so many in each of these states.
+#: Timelines of each state, and the states.
 _TIMELINES_MAX: Final = 50
 _TIMELINES_OF: Final = ("DEAD", "RUNNING")
 #: Mode of the file: a log is its user's, and so is what is taken out of it.
 _PRIVATE: Final = 0o600
-#: What is unpacked to be read, and of what size at most; a segment is under 2 GiB.
+#: Files to unpack, and their size at most; a segment is under 2 GiB.
 _OF_LOG: Final = re.compile(r"taskq\.json|log/\d{20}\.log")
 _UNPACKED_BYTES_MAX: Final = 16 << 30
-#: From this size on it is told what takes so long.
+#: Unpacking more than this prints a line first.
 _TOLD_BYTES: Final = 1 << 28
 _ENCRYPTED: Final = 1
 _PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -61,10 +61,10 @@ def write_case(
 
     Args:
         reader: of the log.
-        file: which is made; it must not be there.
-        since_ns: records from then on are in it.
-        bodies: payloads and results, too.
-        show_secrets: what commands tell has in it what names call secret.
+        file: new.
+        since_ns: of the first records.
+        bodies: include payloads and results.
+        show_secrets: keep values with names like "password".
 
     Raises:
         FileExistsError: there is such a file.
@@ -86,7 +86,7 @@ def write_case(
             case.writestr(f"timelines/{view.job_id}.json", _text(told_of(events)))
         for segment in excerpt(reader.journal, since_ns, bodies=bodies, hides=not show_secrets):
             case.writestr(f"log/{segment.name}", segment.data)
-        # What makes the excerpt a log that nobody writes to.
+        # This makes the excerpt a read-only log.
         case.writestr("taskq.json", reader.journal.identity.as_backup().encode())
     return file.stat().st_size
 
@@ -169,7 +169,7 @@ def _settings(path: Path) -> dict[str, Any]:
         settings = load_settings(None, data_dir=path)
         files, values = [str(file) for file in settings.files], settings.model_dump(mode="json")
     except UsageError:
-        # What is wrong with one may hold it.
+        # The error may quote a secret value.
         return {"problem": "they are refused: the command check tells why"}
     return {"files": files, "settings": without_secrets(values)}
 

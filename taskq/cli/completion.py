@@ -1,4 +1,4 @@
-"""Shell completion of what only a log knows: its queues, tasks and ids of jobs."""
+"""Shell completion of queues, tasks and ids of jobs from the log."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _complete(
     given: dict[str, Any] = ctx.find_root().params | ctx.params
     path = given.get("directory") or given.get("data_dir")
     if "directory" in given and path is None and ctx.args:
-        path = ctx.args[0]  # behind it stands the option whose value is asked for
+        path = ctx.args[0]  # after it comes the option to complete
     try:
         with LogReader.open(str(path or load_settings(None).data_dir)) as reader:
             return [_quoted(item) for item in find(reader, incomplete) if item.value.isprintable()]

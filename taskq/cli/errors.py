@@ -1,7 +1,7 @@
-"""How errors look on a terminal: one or two lines that say what to do next, never a traceback.
+"""Errors on a terminal: one or two lines with the next step, never a traceback.
 
 Exit codes: 0 done, 1 a failure that the message explains, 2 wrong usage, 130 interrupted by Ctrl-C,
-141 the reader of our output went away (what a program killed by SIGPIPE gives).
+141 the reader of our output went away (like a program killed by SIGPIPE).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
 _NO_ROOM: Final = "Free some space or inodes (df -h, df -i), then try again"
-#: What a stream says that takes no more, without a name; a log's own errors have one.
+#: Errors of a full or closed output, without a file name; the log's own errors have one.
 _NOT_WRITTEN: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
@@ -74,7 +74,7 @@ class Failure(click.ClickException):
         """Print the message, after the program's name, if there is anybody to read it."""
         from taskq.text import printable  # noqa: PLC0415 - help must not import it
 
-        # Messages quote what other processes, records and files say of themselves.
+        # Messages quote text from other processes, records and files.
         line = f"taskq: {printable(self.message)}"
         try:
             click.echo(line, file=file, err=file is None)
@@ -90,7 +90,7 @@ class WrongUsage(Failure):
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Turn whatever a command raises into a short message and an exit code; bugs pass through."""
+    """Turn a command's exception into a short message and an exit code; bugs pass through."""
     try:
         yield
         with contextlib.suppress(ValueError, AttributeError):  # closed, or none, by some task
@@ -125,7 +125,7 @@ def _refused(error: OSError | RuntimeError) -> Exception:
         is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         advice = _NO_ROOM if is_full else "Check the path and its permissions"
         return Failure(f"{name}: {error.strerror}. {advice}")
-    if error.errno == errno.ENOENT:  # only the working directory has no name to be told
+    if error.errno == errno.ENOENT:  # only the working directory has no name
         return Failure("the working directory is gone: go to another one")
     if error.errno not in _NOT_WRITTEN:
         return error

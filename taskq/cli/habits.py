@@ -1,4 +1,4 @@
-"""What people type first who know other commands, and what to type here."""
+"""Options and commands of other tools, with ours in their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands share that act upon many jobs: filters, the question before, the answer after."""
+"""Shared by commands that act upon many jobs: filters, the question before, the report after."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _app_of(data_dir: Path | None) -> TaskQ:
     app = TaskQ(root, shards=Shards.of(root), upkeep=False)
     try:
         refuse_shards(root)
-    except Failure as error:  # what is of one log is refused as by commands that only read
+    except Failure as error:  # options for one log are refused as by commands that only read
         app.connection.refusal = str(error)
     return app
 

@@ -40,7 +40,7 @@ _OFFERED_MAX: Final = 3
 
 
 def of_group(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Return a command's directory: its own ``-d``, that of ``taskq -d DIR``, or the variable.
+    """Return a command's directory: from its own ``-d``, from ``taskq -d DIR``, or the variable.
 
     Raises:
         WrongUsage: two different ones were given.
@@ -124,7 +124,7 @@ def states_option(names: Iterable[str]) -> Callable[[F], F]:
 
 
 def newest_option(count: int) -> Callable[[F], F]:
-    """Return ``--limit`` for a list, of so many unless it is given."""
+    """Return ``--limit`` for a list, with this default."""
     kind = click.IntRange(min=1)
     return click.option(
         "-n", "--limit", type=kind, default=count, show_default=True, help="At most so many."
@@ -132,7 +132,7 @@ def newest_option(count: int) -> Callable[[F], F]:
 
 
 def latest_option(what: str, most: int) -> Callable[[F], F]:
-    """Return ``--limit`` for what belongs to one job: so many of the latest, 0 for all."""
+    """Return ``--limit`` for parts of one job: the latest, 0 for all; with this default."""
     return click.option(
         "-n", "--limit", "count", type=click.IntRange(min=0), default=most, show_default=True,
         help=f"So many of its {what}, the latest; 0 for all.",
@@ -210,7 +210,7 @@ def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
     It takes no lock and writes nothing.
 
     Raises:
-        Failure: it is no task log; names those that lie nearby.
+        Failure: it is no task log; the message lists logs nearby.
     """
     from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
 
@@ -328,7 +328,7 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
         begun = [path for path in paths if (path / "taskq.json").is_file()]
         read = None
         if rest.get("as_json"):
-            # What can be followed prints a document a line.
+            # Commands with --follow print a document a line.
             read = _documents if "follow" in rest else json.loads
         return _each(begun, functools.partial(command, *args, **rest), read)
 

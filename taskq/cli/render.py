@@ -24,7 +24,7 @@ _GAP: Final = 2
 _READABLE_WIDTH: Final = 16
 #: … and none is cut below this, however narrow the terminal.
 _SHRUNK_WIDTH: Final = 6
-#: What is left at least of a heading over numbers.
+#: Characters of a cut heading over numbers, at least.
 _HEADING_WIDTH: Final = 4
 _STATE_STYLES: Final = {
     "scheduled": "yellow",
@@ -56,9 +56,9 @@ def due(due_ns: int, now_ns: int) -> str:
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text for people, which holds what strangers wrote: it drives no terminal.
+    """Print text for people, without terminal controls: parts of it come from strangers.
 
-    What may hold newlines of its own is to be made ``flat`` before, or it makes up lines.
+    Make parts with newlines ``flat`` first, or they forge lines.
     """
     click.echo(printable(text), err=err, nl=nl)
 
@@ -95,7 +95,7 @@ def indented(text: str) -> str:
 
 
 def progress(view: ProgressView | None, now_ns: int) -> str:
-    """Return how far a job is, for people; "" where it did not tell."""
+    """Return a job's progress for people; "" without a report."""
     if view is None:
         return ""
     words = [f"{view.fraction:.0%}", view.message, f"({when(view.at_ns, now_ns)})"]
@@ -136,9 +136,9 @@ def on_terminal() -> bool:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their headings: coloured on a terminal, plain and never cut in a pipe.
 
-    A row is one line. A heading that starts with ``>`` is of numbers, flush right. So that all fits
-    a narrow terminal, a column whose heading holds ``~`` may be cut (of numbers, the heading), and
-    one whose heading holds ``?`` left out: that with the most of them first, then the last.
+    A row is one line. A heading with a leading ``>`` is of numbers, flush right. To fit a narrow
+    terminal, columns with ``~`` in the heading may be cut (only the heading, for numbers), and
+    columns with ``?`` may be left out: most ``?`` first, then from the right.
     """
     from rich.console import Console  # noqa: PLC0415 - takes longer to import than most runs
     from rich.table import Table  # noqa: PLC0415
@@ -216,7 +216,7 @@ def cut_line(text: str) -> str:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print ``name  value`` lines, leaving out those without a value."""
+    """Print ``name  value`` lines, except for empty values."""
     known = [(flat(name), flat(value)) for name, value in facts if value]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
@@ -251,7 +251,7 @@ _NAMED_MAX: Final = 5
 
 
 def flow_facts(ties: Takes | None, tag: str) -> list[tuple[str, str]]:
-    """Return whom it takes in, and who waits for it; nothing of a job that stands alone."""
+    """Return the ids of its inputs and of the jobs that wait for it; empty for a lone job."""
     if ties is None:
         return []
     return [("inputs", _names(ties.inputs, tag)), ("waited for by", _names(ties.unlocks, tag))]

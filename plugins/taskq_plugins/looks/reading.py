@@ -46,7 +46,7 @@ _BAR: Final = 16
 _HEIGHT: Final = 100
 #: A line so small that it stands in a row of text.
 _LINE_WIDTH, _LINE_HEIGHT = 120, 20
-#: What came is drawn up to so many times what ended.
+#: Enqueued jobs are drawn up to this multiple of the ends.
 _CAME_TIMES: Final = 2
 #: Minutes between two marks of the hour's axis.
 _MARK: Final = 10
@@ -79,10 +79,10 @@ class Chart:
     """The last hour, a column a minute.
 
     Attributes:
-        top: what the upper edge stands for: the most that ended in a minute, or more that came.
-        came: points of what came, ``came_most`` at most: of a bulk that is far more than what ends
-            the line is cut at the edge, or nothing else were seen.
-        waiting, running: points of how many there were, ``most`` at most.
+        top: jobs at the upper edge: the highest minute of ends, or of enqueued jobs.
+        came: points of enqueued jobs, ``came_most`` at most. A large bulk is cut at the edge, or it
+            would flatten the rest.
+        waiting, running: points of these counts, ``most`` at most.
         marks: (x, begin of the minute) where the axis is named.
     """
 
@@ -143,7 +143,7 @@ def _boxes(minute: Minute, top: int) -> list[tuple[str, float, float]]:
     y, boxes = float(_HEIGHT), []
     for kind in _STACKED:
         if count := minute.counts.get(kind):
-            height = max(round(_HEIGHT * count / top, 1), 1.0)  # what happened at all is seen
+            height = max(round(_HEIGHT * count / top, 1), 1.0)  # a single event stays visible
             y = round(y - height, 1)
             boxes.append((kind, max(y, 0.0), height))
     return boxes
@@ -247,7 +247,7 @@ class Graph:
 
 
 def graph_of(reader: LogReader, job: int) -> Graph | None:
-    """Return the flow of a job, NODES_MAX of its jobs at most; None of one that stands alone."""
+    """Return the flow of a job, NODES_MAX of its jobs at most; None for a lone job."""
     inputs: dict[int, tuple[int, ...]] = {}
     left = deque([job])
     while left and len(inputs) < NODES_MAX:
@@ -286,7 +286,7 @@ def lay_out(
     """Return where each job stands, and the steps of the lines that lead to it from its inputs.
 
     A step leads from one column to the next, between their boxes, or across a column in a row of
-    its own: no line passes behind a box.
+    its own: no line crosses a box.
     """
     columns: dict[int, int] = {}
     for _ in inputs:  # as often as the longest way may be long
@@ -317,23 +317,23 @@ def lay_out(
 
 T = TypeVar("T")
 
-#: Dead letters that are told apart by what they share, the newest: each takes two milliseconds to
-#: look up, and nobody else is answered meanwhile.
+#: Newest dead letters that are grouped: each takes two milliseconds, and the reader serves one
+#: request at a time.
 DEAD_MAX: Final = 250
-#: Moments at which the log is kept in memory: now, and those that were asked for last.
+#: Readers in memory: of now, and of the latest moments of the past.
 _READERS_MAX: Final = 3
-#: Jobs that run now of which is told how far they are.
+#: Running jobs shown with their progress.
 _RUNNING_MAX: Final = 20
-#: Limits of tasks, or of concurrency keys, that are told.
+#: Limits of tasks and of concurrency keys, at most.
 HURDLES_MAX: Final = 100
-#: Tasks and running jobs that are told of, and tasks whose last failure is looked up in the log.
+#: Tasks, running jobs, and lookups of a task's last failure, at most.
 TASKS_MAX: Final = 500
 _WORKING_MAX: Final = 200
 _FAILURES_MAX: Final = 50
-#: Dead letters that a first look tells apart, and how often it does so anew.
+#: Dead letters that the first page groups, and seconds between two groupings.
 _CAUSES_MAX: Final = 60
 _CAUSES_SECONDS: Final = 10.0
-#: Of the last hour, the minutes that "a minute" is taken from.
+#: The latest minutes of the last hour: rates are their average.
 _RECENT: Final = 5
 
 
@@ -354,18 +354,18 @@ class Looks:
         #: of the first page
         self.causes = Causes(_CAUSES_MAX)
         self._turn = anyio.CapacityLimiter(1)
-        #: by the moment that they tell of, "" for now; the one used last stands last
+        #: by moment, "" for now; the latest used is last
         self._readers: dict[str, LogReader] = {}
-        # Where a page is mounted its lifespan may never run, and nobody calls ``close``.
+        # A mounted page may never run its lifespan, so ``close`` may never be called.
         weakref.finalize(self, _close, self._readers).atexit = False
 
     async def read(self, work: Callable[[LogReader], T], at: str = "") -> T:
-        """Return what ``work`` makes of the log, or of the log as it was at a moment.
+        """Return the result of ``work`` on the log, now or at a moment.
 
         Raises:
             LogError: the log could not be read.
-            UsageError: that is no moment, or one to come.
-            MomentGone: compaction removed what would tell it.
+            UsageError: ``at`` is no moment, or in the future.
+            MomentGone: compaction removed the records of that time.
         """
         if self._begin is not None:
             if not await anyio.to_thread.run_sync(Path(self.path, "taskq.json").exists):
@@ -401,7 +401,7 @@ def _close(readers: dict[str, LogReader]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """All that is told of one job; ``tag`` is what every id of its log begins with.
+    """One job with its history; ``tag`` begins every id of its log.
 
     ``steps`` are the latest of ``steps_done``.
     """
@@ -441,10 +441,10 @@ class Failure:
 
 
 def only_job(reader: LogReader, text: str) -> JobView:
-    """Return a job as the log tells it.
+    """Return a job's view.
 
     Raises:
-        JobNotFound: there is none of that id.
+        JobNotFound: the log has no such job.
     """
     job = reader.job(reader.find_job(text), body_bytes_max=PAYLOAD_BYTES_MAX)
     if job is None:
@@ -454,10 +454,10 @@ def only_job(reader: LogReader, text: str) -> JobView:
 
 
 def job_of(reader: LogReader, text: str) -> Seen:
-    """Return all there is to tell of a job.
+    """Return a job with its history.
 
     Raises:
-        JobNotFound: there is none of that id.
+        JobNotFound: the log has no such job.
     """
     job = only_job(reader, text)
     job, steps = replace(job, attempts=reader.attempts(job)), reader.steps(job.lsn)
@@ -475,7 +475,7 @@ def job_of(reader: LogReader, text: str) -> Seen:
 
 
 class Causes:
-    """Tells failures apart, anew every ten seconds at most: that takes a quarter of a second."""
+    """Groups of failures, refreshed every ten seconds at most: that takes a quarter of a second."""
 
     def __init__(self, count: int = DEAD_MAX) -> None:
         self._count = count
@@ -688,7 +688,7 @@ def schedules_of(reader: LogReader) -> list[ScheduleView]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hurdles:
-    """What keeps jobs back: limits of tasks, and what workers wait for, as they tell it."""
+    """Limits of tasks, and conditions that workers wait for."""
 
     limits: tuple[LimitView, ...]
     #: with the process that keeps them
@@ -702,7 +702,7 @@ class Hurdles:
 
 
 def hurdles_of(reader: LogReader) -> Hurdles:
-    """Return what keeps jobs back: at most HURDLES_MAX limits, those that are used first."""
+    """Return limits and conditions: at most HURDLES_MAX limits, the most used first."""
     serving = [
         (owner, served) for owner in reader.owners() if owner.alive for served in owner.serves
     ]

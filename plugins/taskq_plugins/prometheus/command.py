@@ -40,7 +40,7 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
         raise Failure(missing("taskq metrics", error.name, "metrics")) from error
     path = str(resolve(data_dir))
     if Shards.of(path) is None:
-        with open_reader(data_dir) as reader:  # what is wrong is said now, not to whoever scrapes
+        with open_reader(data_dir) as reader:  # fail here, not at a scrape
             path = reader.path
     if address is None:
         render.echo(serving.text_of(path), nl=False)

@@ -1,8 +1,7 @@
-"""What Prometheus is told of a log, of the process that has it open, and of attempts.
+"""Metrics for Prometheus: of a log, of the process that has it open, and of attempts.
 
-What a log comes to is the same whichever process is asked, and needs no process at all: it is read
-from the directory. So counts are right over many processes, killed ones among them. What an engine
-and a worker did is told by their own process, since it started.
+Metrics of a log come from its directory, so they are equal in every process and include killed
+workers. Metrics of an engine or a worker come from its own process and count since its start.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ _SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 18
 
 
 class LogMetrics(Collector):
-    """Tells of logs at each scrape; of several each sample has a label ``log``.
+    """Collect logs at each scrape; with several logs each sample has a label ``log``.
 
     Args:
-        looks: by log what gives what is told; a ``TaskqError`` that it raises is told as
-            ``taskq_log_readable``.
+        looks: by log, the function that reads it; if it raises a ``TaskqError``,
+            ``taskq_log_readable`` is 0.
     """
 
     def __init__(self, looks: Mapping[str, Look]) -> None:

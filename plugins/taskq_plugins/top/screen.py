@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from taskq.engine import Cursor
     from taskq.views import JobView, ProgressView, QueueStats, Standing
 
-#: Jobs that ended last, of which is told.
+#: Last ends that are shown.
 _ENDS_MAX: Final = 8
 #: Records before the end of the log among which they are looked for at first.
 _LOOK_BACK: Final = 5_000
 #: Looks that a sparkline is made of.
 SPARKS_MAX: Final = 20
-#: Nothing was written: what only time changes is looked at so often.
+#: Seconds between looks at a log without new records: ages and leases change all the same.
 _IDLE_SECONDS: Final = 5.0
 
 
@@ -158,7 +158,7 @@ class Watcher:
             self._cursor = journal.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
         try:
             self._ends.extend(self._reader.ended(self._cursor))
-        except TaskqError:  # what was there was removed or cut: go on from the end
+        except TaskqError:  # the place was removed or cut: go on from the end
             self._cursor = journal.end()
 
     def _told_ends(self) -> list[JobView]:
@@ -174,14 +174,14 @@ class Watcher:
         return views
 
 
-#: What a row stands for: a queue by its name, a job, or failures of one kind.
+#: Subject of a row: a queue's name, a job, or failures of one kind.
 Row: TypeAlias = "str | JobView | Failure"
 Verb = Literal["cancel", "requeue", "run now", "pause", "resume"]
 
-#: By so much the arrows move a moment of the past.
+#: Step of the arrows through the past.
 _STEP_NS: Final = 60 * SECOND_NS
 _VERBS: Final[dict[str, Verb]] = {"c": "cancel", "r": "requeue", "n": "run now", "p": "pause"}
-#: Keys that each screen understands, as its last line tells them.
+#: Keys of each screen, for its last line.
 HELP: Final = "enter open  w why  / filter  t time  q quit"
 ACTS_HELP: Final = "c cancel  r requeue  n run now  p pause"
 
@@ -395,7 +395,7 @@ def keys_of(descriptor: int) -> Iterator[Keys]:
 
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
-#: Fewer columns leave no room for what is only nice to have.
+#: A narrower terminal drops optional parts.
 WIDE: Final = 80
 _BAR: Final = 8
 #: The row under the cursor; its cells give up their own colours, or it would not be one bar.

@@ -1,4 +1,4 @@
-"""The JSON API: what the pages show, for programs, and what may be done, for those that may."""
+"""The JSON API for programs: the data of the pages, and the acts on the log."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ _HELD_MAX: Final = 10_000
 
 
 class Acts:
-    """What may be done to the log, for programs and for the forms of the pages.
+    """Acts on the log, for programs and for the forms of the pages.
 
     Args:
         looks: reads the log.
-        app: has it open; None: this opens it.
-        hides: nothing is found by what names call secret.
+        app: with the log open; None to open it for the first act.
+        hides: searches do not see secret values.
     """
 
     def __init__(self, looks: Looks, app: TaskQ | None, *, hides: bool = True) -> None:
@@ -104,7 +104,7 @@ class Acts:
         return {"id": asked.id, "changed": await self.app.edit(asked.id, **changes)}
 
     async def signal(self, asked: Signal) -> dict[str, Any]:
-        """Tell a job something that it waits for within its run, now or later."""
+        """Send a job a signal for a wait within its run, now or later."""
         new = await self.app.signal(asked.id, asked.name, asked.value, once=asked.once)
         return {"id": asked.id, "new": new}
 
@@ -148,7 +148,7 @@ class Acts:
         if act != "cancel":
             ids = [job.job_id for job in jobs]
             return (await getattr(self._log.dead, f"{act}_many")(ids)).count, 0
-        # One that began to run since it was listed is left, or what is told would not be true.
+        # Jobs that started since the listing stay, or the report would be wrong.
         waiting = [job.lsn for job in jobs if job.state is not State.RUNNING]
         withdrawn = await (await self.app.connection.port()).withdraw(waiting)
         running = [job.job_id for job in jobs if job.state is State.RUNNING]
@@ -171,7 +171,7 @@ class Acts:
     async def claim(self, asked: Claim) -> list[dict[str, Any]]:
         """Take jobs; each counts an attempt, and goes to others when its lease is over.
 
-        Whoever hangs up before the answer has taken none.
+        A client that hangs up before the answer has claimed nothing.
         """
         now = time.monotonic()
         for token in [token for token, (_, until) in self._held.items() if until < now]:
@@ -197,7 +197,7 @@ class Acts:
         return claims
 
     async def extend(self, asked: Extend) -> dict[str, Any]:
-        """Let a claim last so long from now; fails with 409 when its job is to be cancelled."""
+        """Let a claim last ``seconds`` from now; fails with 409 if its job is to be cancelled."""
         delivery = self._find(asked.token)
         await self._log.extend(delivery, asked.seconds)
         self._held[asked.token] = delivery, _end(asked.seconds)
@@ -248,7 +248,7 @@ class Acts:
 
 
 def _fitting(reader: LogReader, search: Search, before: int) -> tuple[list[JobView], int]:
-    """Return the next jobs that fit, and where those that follow begin, 0 at the end."""
+    """Return the next jobs that fit, and the place of the following page, 0 at the end."""
     page = find_jobs(reader, search, _MANY, before)
     return page.jobs, page.following
 
@@ -287,7 +287,7 @@ class Api:
         self._looks = looks
         self._hides = acts.hides
         self._waits = 0
-        #: what may be done, by name
+        #: acts, by name
         self.acts = {order.name: order for order in _orders(acts)}
         self.endpoints = (*self._questions(), *self.acts.values())
 

@@ -82,7 +82,7 @@ def web(
     if hub is not None:
         path = str(hub.absolute())
     else:
-        with open_reader(data_dir) as reader:  # what is wrong is said now, and not in a browser
+        with open_reader(data_dir) as reader:  # fail here, not in a browser
             path = reader.journal.path
     if named := re.fullmatch(r"(?:\[([^]]+)\]|([^:]+)):(\d{1,5})", bind):
         bind, port = named[1] or named[2], int(named[3])

@@ -1,8 +1,8 @@
 """Who may ask, by what name, from where, and what a browser may do with the answer.
 
-Whatever listens on 127.0.0.1 is reached by every page that the same browser shows, and by every
-user of the machine. So nothing is told without a key; a page of another origin is refused, and
-so is another name for this machine, by which such a page would be of our origin (DNS rebinding).
+A server on 127.0.0.1 is open to every page in the same browser, and to every user of the machine.
+So every request needs a key. Pages of other origins are refused, and so are other names of this
+machine, which would give a foreign page our origin (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Refuse = Callable[[Scope, Problem], ASGIApp]
 
-#: In the log's directory; whoever reads it may look at the page, and at the log anyway.
+#: In the log's directory: a user who can read it can read the log, too.
 FILE: Final = "web.key"
 _KEY_BYTES: Final = 32
 _TEXT_MAX: Final = 4_096
@@ -40,17 +40,17 @@ _ENTRIES_MAX: Final = 8
 
 
 def same(given: str, key: str) -> bool:
-    """Return whether it is that key, in a time that tells nothing; an empty one fits none."""
+    """Compare keys in constant time; an empty key fits none."""
     fits = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
     return fits and bool(key)
 
 
 class Keys:
-    """Tell who asks by what they send.
+    """Keys of programs and browsers.
 
     Args:
-        secret: what programs send as ``Authorization: Bearer``; "" if none may.
-        root: what the keys of browsers are derived from; a new one if it is left out.
+        secret: of programs, in ``Authorization: Bearer``; "" refuses programs.
+        root: source of the browsers' keys; by default a new one.
     """
 
     def __init__(self, secret: str = "", root: str = "") -> None:
@@ -81,9 +81,9 @@ class Keys:
 
 
 def kept_root(directory: str) -> str:
-    """Return the key that stands beside a log, for this user alone; made if there is none.
+    """Return the private key in the log's directory, made on first use.
 
-    Return "" where none can be kept or trusted: then a login ends with the server.
+    "" if a key cannot be written or trusted: then a login ends with the server.
     """
     file = Path(directory) / FILE
     if not file.with_name("taskq.json").is_file():  # a log that is made later lies alone
@@ -126,9 +126,9 @@ PATH_BYTES_MAX: Final = 2_048
 QUERY_BYTES_MAX: Final = 8_192
 #: A request. Larger payloads are enqueued by a program that opens the log.
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024
-#: Where the printed address leads; it asks for no cookie.
+#: Path of the printed address, before any cookie.
 ENTRY: Final = "/enter"
-#: How pages look, a refusal, too: for everybody, since that tells nothing.
+#: Style and script of pages and refusals, open to everybody.
 FILES: Final = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -171,15 +171,14 @@ def path_of(scope: Scope) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the page is found.
+    """Address and rights of the page.
 
     Attributes:
         scheme: "https" with TLS.
-        hosts: what ``Host`` may say, the printed one first; none: the app that this one is mounted
-            in sees to it.
-        allow_actions: whether anything may be changed.
-        allows: whether who asks may look, by a login of that app; None: by our keys.
-        show_secrets: whether people see what names call secret.
+        hosts: allowed values of ``Host``, the printed one first; empty if the outer app checks.
+        allow_actions: whether requests may change the log.
+        allows: check by the outer app's login; None: by our keys.
+        show_secrets: whether people see secret values.
     """
 
     scheme: Literal["http", "https"]
@@ -194,7 +193,7 @@ class Place:
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie. A browser does not tell ports apart: two pages must not share one."""
+        """Name of the cookie, with the port: browsers share cookies between ports."""
         return f"taskq_{self.hosts[0].rpartition(':')[2]}" if self.hosts else "taskq"
 
     def cookie_header(self, value: str, scheme: str) -> str:
@@ -203,13 +202,13 @@ class Place:
 
 
 class Door:
-    """Lets a request through, or answers it with what is wrong with it.
+    """Let a request through, or refuse it with a problem.
 
     Args:
-        inner: the app behind it, whose ``state`` gets ``by``, "program" or "person", and ``hides``.
-        place: where it is found.
-        keys: what shows who asks.
-        refuse: makes a response of a problem.
+        inner: the guarded app; its ``state`` gets ``by``, "program" or "person", and ``hides``.
+        place: address and rights.
+        keys: of programs and browsers.
+        refuse: makes a response from a problem.
     """
 
     def __init__(self, inner: ASGIApp, place: Place, keys: Keys, refuse: Refuse) -> None:
@@ -243,10 +242,10 @@ class Door:
         await self._inner(scope, _bounded(receive), send_guarded)
 
     def _check(self, scope: Scope) -> str:
-        """Return who asks: "program", "person", or "" for who is about to enter.
+        """Return the client: "program", "person", or "" for a browser before its login.
 
         Raises:
-            Problem: nobody who may, or not like this.
+            Problem: the request is refused.
         """
         headers = Headers(scope=scope)
         _check_sizes(scope, headers)
@@ -258,7 +257,7 @@ class Door:
                 f"the name with --name at the start",
             )
         origin = headers.get("origin")
-        # Of a mounted app only a proxy may know the scheme.
+        # For a mounted app only a proxy may know the scheme.
         scheme = self._place.scheme if self._place.hosts else (origin or "").partition(":")[0]
         if origin is not None and origin != f"{scheme}://{host}":
             raise Problem(
@@ -327,7 +326,7 @@ def _check_sizes(scope: Scope, headers: Headers) -> None:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return the same, but that a body ends at its limit, whatever its head said."""
+    """Limit the bytes of a body, regardless of its Content-Length."""
     size = 0
 
     async def receive_bounded() -> Message:

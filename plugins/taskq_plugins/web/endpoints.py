@@ -1,4 +1,4 @@
-"""What one endpoint of the API is: how it is asked, answers, and stands in the OpenAPI document."""
+"""Endpoints of the API: models of requests, problems, answers, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _Line = Annotated[str, AfterValidator(_printing)]
 
 
 class Asked(BaseModel):
-    """What stands in a query, a path and a body; nothing else may."""
+    """Fields of a query, a path and a body; others are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -123,7 +123,7 @@ class Result(OneJob):
 
 
 class Edit(OneJob):
-    """What changes of a job that waits."""
+    """Changes of a waiting job."""
 
     run_now: bool = Field(False, description="It is ready at once.")
     delay: _Span | None = Field(None, description="It is due so long from now.")
@@ -132,7 +132,7 @@ class Edit(OneJob):
 
 
 class Signal(OneJob):
-    """What somebody tells a job."""
+    """A signal for a job."""
 
     name: str = Field(max_length=_TEXT_MAX, description="Of the signal, as the job waits for it.")
     value: Any = Field(None, description="What it is told.")
@@ -140,7 +140,7 @@ class Signal(OneJob):
 
 
 class Many(Asked):
-    """What to do to all jobs that a search finds, or to those that are named."""
+    """An act on all jobs of a search, or on jobs by id."""
 
     act: Literal["cancel", "requeue", "purge"]
     q: str = Field("", max_length=_TEXT_MAX, description="As for `jobs`.")
@@ -167,7 +167,7 @@ class OneName(Asked):
 
 
 class Body(Asked):
-    """A payload or result, as jobs tell theirs."""
+    """A payload or result."""
 
     encoding: Literal["json", "text", "base64"]
     data: Any
@@ -212,7 +212,7 @@ class Enqueue(Asked):
 
 
 class Claim(Asked):
-    """Jobs to run elsewhere, in whatever language."""
+    """Jobs to run in another process, in any language."""
 
     count: int = Field(1, ge=1, le=CLAIMS_MAX)
     queues: list[str] | None = Field(None, max_length=CLAIMS_MAX, description="None for all.")
@@ -253,7 +253,7 @@ class Release(OneClaim):
     delay: _Span = 0
 
 
-#: The first that fits. A log that cannot be read or written is no fault of whoever asks.
+#: The first match counts. An unreadable log is a fault of the server, not of the client.
 _STATUS: Final[tuple[tuple[type[TaskqError], HTTPStatus], ...]] = (
     (JobNotFound, HTTPStatus.NOT_FOUND),
     (PayloadTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
@@ -276,9 +276,9 @@ class Problem(Exception):
 
     Attributes:
         status: of the answer.
-        detail: what is wrong, and what to do about it.
-        kind: the class of our error behind it, for programs; "" for a refusal of the page's own.
-        headers: of the answer, besides.
+        detail: the error and its remedy.
+        kind: class of the taskq error, for programs; "" for the page's own refusals.
+        headers: extra headers of the answer.
     """
 
     def __init__(

@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
     from taskq import TaskQ
 
-#: What a request ends in that is answered with a problem, and with no traceback.
+#: Exceptions that become a problem document, without a traceback.
 _ERRORS: Final = (Problem, TaskqError, HTTPException, ClientDisconnect)
 
 
 def make_site(
     path: str, place: Place, keys: Keys, app: TaskQ | None = None, *, is_copy: bool = False
 ) -> Door:
-    """Yield the page of the log in a directory, as an ASGI app.
+    """Return the page of the log in a directory, as an ASGI app.
 
     Args:
         path: the directory.
-        place: where the page is found.
-        keys: what shows who asks.
-        app: the app that has it open, if it is this program's own.
-        is_copy: it is a copy of a device's log, on the page of a hub.
+        place: address and rights.
+        keys: of programs and browsers.
+        app: this program's own app on the log, if any.
+        is_copy: whether it is a device's log on the page of a hub.
     """
     looks = Looks(path, None if app is None else app.stats)
     acts = Acts(looks, app, hides=not place.show_secrets)
@@ -69,8 +69,8 @@ def make_site(
 
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
-        # The first look folds the whole log: better before the first page is asked for. Of an app
-        # that has not opened it yet there may be none.
+        # The first look folds the whole log, so take it before the first request. The log of an
+        # app may not exist yet.
         with contextlib.suppress(TaskqError):
             await looks.read(LogReader.stats)
         try:
@@ -87,10 +87,10 @@ def make_site(
     return Door(inner, place, keys, refuse)
 
 
-#: How the devices of a hub stand, by name, as the hub has it.
+#: State of a hub's devices, by name.
 Standing: TypeAlias = "Callable[[], dict[str, dict[str, Any]]]"
 
-#: A device that was not heard of for so long is late.
+#: A silent device counts as late after this time.
 _LATE_NS: Final = 3_600 * SECOND_NS
 _ID_CHARACTERS_MAX: Final = 80
 #: A clock that is wrong by more is worth a word.
@@ -98,13 +98,13 @@ _SKEW_NS: Final = SECOND_NS
 
 
 def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
-    """Return the page of a hub: its devices, and below ``/logs`` the page of each of their logs.
+    """Return the page of a hub: its devices, and the page of each log below ``/logs``.
 
     Args:
         path: the hub's directory.
-        place: where the page is found; copies are changed by their devices alone.
-        keys: what shows who asks.
-        standing: tells how the devices stand.
+        place: address and rights; acts are off, since a copy must equal its device's log.
+        keys: of programs and browsers.
+        standing: returns the state of the devices.
     """
     place = replace(place, allow_actions=False)
     pages, sites = Pages(Looks(path), {}, place, keys), dict[str, Door]()
@@ -217,15 +217,15 @@ def taskq_web(
     allow_actions: bool = False,
     allows: Callable[[Request], bool] | None = None,
 ) -> ASGIApp:
-    """Show the app's page within a web app, which mounts what this gives.
+    """Return the app's page, to be mounted in a web app.
 
     ``site.mount("/taskq", taskq_web(app, allows=is_admin))``
 
     Args:
         app: whose log it shows.
-        allow_actions: whether it has buttons that change it.
-        allows: whether the one who asks may look, by the web app's own login. None: who opens the
-            address that is told to the log once, as with ``taskq web``; that fits one process.
+        allow_actions: whether its buttons may change the log.
+        allows: check by the web app's own login. None: a browser enters by the address in the
+            process's log, once, like with ``taskq web``; that fits one process.
     """
     keys = Keys(root=kept_root(str(app.data_dir)))
     if allows is None:
@@ -303,7 +303,7 @@ def server_of(site: ASGIApp, tls: tuple[str, str] | None) -> uvicorn.Server:
         tls or (None, None),
         lines_max=_CONNECTIONS_MAX,
         http=Patient,
-        # Nobody stands between: what a request says of others is not believed.
+        # There is no proxy: forwarding headers are not trusted.
         proxy_headers=False,
         h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
         timeout_graceful_shutdown=_DRAIN_SECONDS,

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]
     from taskq import Call, Task
 
-#: What the slider by time points at, back from now: minutes, then hours and days.
+#: Steps of the slider, back from now: minutes, then hours and days.
 _STEPS: Final = tuple(
     minutes * 60 * SECOND_NS
     for minutes in (
@@ -70,10 +70,10 @@ _STEPS: Final = tuple(
 
 
 def moment_asked(text: str) -> str:
-    """Return a moment as it stays the same while pages are walked through: a span back would not.
+    """Return a fixed moment for the links of pages; a span back from now would move.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is no moment.
     """
     if not text:
         return ""
@@ -94,10 +94,10 @@ def step_of(back_ns: int, steps: tuple[str, ...]) -> int:
 
 
 def moment_back(text: str, begun_ns: int) -> str:
-    """Return the moment that a step of the slider means; "" for now.
+    """Return the moment of a step of the slider; "" for now.
 
     Raises:
-        Problem: it is none.
+        Problem: the text is no step.
     """
     now_ns = time.time_ns()
     if not re.fullmatch(r"-?\d{1,3}", text):
@@ -112,7 +112,7 @@ def moment_back(text: str, begun_ns: int) -> str:
 
 
 _LINE_CHARACTERS_MAX: Final = 160
-#: Of a payload or result that is shown, and of one that is looked into.
+#: Characters shown of a payload or result, and bytes of it that are parsed.
 _BODY_CHARACTERS_MAX: Final = 65_536
 _READ_BYTES_MAX: Final = 4 << 20
 #: Arguments of a call that are shown as a table, and characters of each.
@@ -121,7 +121,7 @@ _CELL_MAX: Final = 300
 
 
 class FormField(NamedTuple):
-    """One parameter; ``kind`` is that of the input, and it may be left empty unless required."""
+    """One parameter; ``kind`` is the type of its input field."""
 
     name: str
     kind: str
@@ -248,7 +248,7 @@ _LOOKED_MAX: Final = 1_000
 _ENDS_MAX: Final = 15
 _CAUSES_MAX: Final = 60
 _ENDS: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
-#: Of a form: a task may have many parameters. Ours are told from them by a dot in their names.
+#: Fields of a form: a task may have many parameters. Our own have a dot in their names.
 _FIELDS_MAX: Final = 512
 _MINUTE_NS: Final = 60 * SECOND_NS
 #: Places that the box at the top leads to.
@@ -273,13 +273,13 @@ _OF_JOBS: Final[dict[str, Callable[[JobView], Any]]] = {
     "attempt": lambda job: job.attempt,
     "took": lambda job: _took_ns(job) or 0,
 }
-#: What a list says of an act that came to it.
+#: Results of an act that a list shows.
 _TOLD: Final = ("act", "done", "stopping")
 #: Ids that are shown of each kind of jobs that a flow ties to one.
 _IDS_MAX: Final = 20
 
 
-#: What a page has that is none of a log.
+#: Template values of a page without a log.
 _NOTHING: Final[dict[str, Any]] = {
     "is_live": False, "here_now": "", "kept": (), "dead": 0, "steps": (),
     "step": 0, "beside": ("", ""),
@@ -299,15 +299,15 @@ class Look(NamedTuple):
 
 
 class Pages:
-    """Makes pages of what the log says.
+    """Pages of a log.
 
     Args:
         looks: reads the log.
-        acts: what forms may ask for, by name.
-        place: where the pages are found.
-        keys: what shows who asks.
-        app: the one whose page it is, if it has one.
-        is_copy: it is a copy of a device's log, below the page of a hub.
+        acts: of the forms, by name.
+        place: address and rights.
+        keys: of programs and browsers.
+        app: this program's own app on the log, if any.
+        is_copy: whether it is a device's log below the page of a hub.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class Pages:
         clean, value = (str, as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
-            # All that a log holds was written by others: nothing is a page's own but the template.
+            # Values from a log are foreign text: only the template is trusted.
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -569,9 +569,9 @@ class Pages:
         return RedirectResponse(_inside(back), HTTPStatus.SEE_OTHER)
 
     def _form_key(self) -> str:
-        """Return what a form must have; behind others' logins the same in all their processes.
+        """Return the token of forms; with an outer login it is equal in all processes.
 
-        It is made of the log's id, which no other site knows.
+        It derives from the log's id, which no other site knows.
         """
         if self._place.allows is None:
             return self._keys.form

@@ -1,4 +1,4 @@
-"""One line that says which jobs are wanted: ``state:dead task:send since:2h some text``."""
+"""Search for jobs in one line: ``state:dead task:send since:2h some text``."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _NAMES: Final = (
 _WORD: Final = re.compile(r'(?<!\S)"([^"]*)"(?!\S)|(\S+)')
 #: "http://host" and "10:30" are text.
 _NAMED: Final = re.compile(r"([A-Za-z_]+):(?!//)(.+)", re.DOTALL)
-#: What is copied along with an id from a log line.
+#: Characters copied along with an id from a log line.
 _AROUND_IDS: Final = "\"'`()[]<>{}:;,."
 _ID: Final = re.compile(r"(?:[0-9a-f]+-)?\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Which jobs: those that have all of the properties, and say all of the words.
+    """Search for jobs with all of the properties and words.
 
-    Queues, tasks and keys are found by a part of their names; ``exact_queue`` and ``exact_task``,
-    written with an equals sign, by all of it.
+    Queues, tasks and keys match by a part of the name; ``exact_queue`` and ``exact_task``, written
+    with an equals sign, match the whole name.
     """
 
     states: frozenset[State] | None = None
@@ -62,12 +62,12 @@ class Search:
 
     @classmethod
     def parse(cls, text: str, *, hides: bool = True) -> Search:
-        """Return what a line of words says; what stands in quotes is text to be found.
+        """Parse a line; text in quotes is searched for.
 
-        With ``hides`` nothing is found by what names call secret.
+        With ``hides`` the search does not see secret values.
 
         Raises:
-            UsageError: a property is unknown, or its value is none.
+            UsageError: a property is unknown, or its value is invalid.
         """
         named: dict[str, str] = {}
         states, words = set(), []
@@ -129,7 +129,7 @@ class Search:
         if self.fingerprint and failure_of(job.task, "dead", job.reason)[2] != self.fingerprint:
             return False
         key = (job.key or b"").decode(errors="replace")
-        if self.hides:  # or one would learn a secret letter by letter from what is found
+        if self.hides:  # or a search would reveal a secret letter by letter
             key = hidden(key)
         parts = ((self.queue, job.queue), (self.task, job.task), (self.key, key))
         if any(part is not None and part not in whole for part, whole in parts):
@@ -219,9 +219,9 @@ class Found:
     """A page of jobs, the newest first.
 
     Attributes:
-        jobs: those that fit.
-        following: where the next page begins, as ``before``; 0 at the end.
-        looked_at: jobs that were read for it.
+        jobs: with all of the properties.
+        following: ``before`` of the next page; 0 at the end.
+        looked_at: number of jobs read.
     """
 
     jobs: list[JobView]

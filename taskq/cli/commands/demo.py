@@ -21,7 +21,7 @@ from taskq.cli.options import of_group
 from taskq.extras import install_line, missing
 from taskq.values import command
 
-#: What the extra ``demo`` brings.
+#: Packages of the extra ``demo``.
 _NEEDED: Final = ("httpx", "starlette", "uvicorn")
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 #: A shell's code for a program that a signal ended is this and the signal's number.
@@ -116,5 +116,5 @@ def _work_directory(*, keep: bool) -> Iterator[Path]:
 
 
 def _terminate(number: int, _frame: object) -> NoReturn:
-    """End the demo through its ``finally`` clauses, so that no process stays behind."""
+    """End the demo through its ``finally`` clauses, so that no process is left."""
     raise SystemExit(_EXIT_SIGNAL + number)

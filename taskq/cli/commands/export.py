@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taskq.reading.record import Wanted
     from taskq.views import JobView
 
-#: Mode of what is written: a log is its user's, and so is what is taken out of it.
+#: Mode of the output: a log is private to its user, and so is a copy.
 _PRIVATE: Final = 0o600
 _JSONL: Final = "jsonl"
 _PARQUET: Final = "parquet"

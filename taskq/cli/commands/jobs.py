@@ -268,7 +268,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         every = QueueStats(queue="", **totals, oldest_ready_seconds=max(ages, default=None))
         rows.append(_count_row(every, "(all)"))
     if rows:
-        # Of what no queue has, a narrow terminal need not say so.
+        # A narrow terminal may drop columns without a value.
         columns = (
             f">{name.upper()}~{'' if any(getattr(q, name) for q in counts.queues) else '?'}"
             for name in STATES
@@ -486,7 +486,7 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 
 
 def _of_device(reader: LogReader, lsn: int) -> Reason | None:
-    """Return where a job is that waits in a hub's outbox for its device; None if it is none."""
+    """Return the reason of a job in a hub's outbox; None for any other job."""
     hub, view = Path(reader.path).absolute().parent, reader.job(lsn)
     is_outbox = Path(reader.path).name == "outbox" and (hub / "devices").is_dir()
     if view is None or not is_outbox or not view.queue.startswith("to:"):

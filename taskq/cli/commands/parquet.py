@@ -29,7 +29,7 @@ __all__ = ["BATCH_BYTES_MAX", "COMPRESSION", "JOBS", "JobsFile", "job_row", "pa"
 BATCH_ROWS: Final = 8_192
 #: ... or fewer, when their payloads and results come to so many bytes.
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
-#: Of every file.
+#: Metadata of every file.
 COMPRESSION: Final = "zstd"
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = pa.string()

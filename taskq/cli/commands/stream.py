@@ -130,7 +130,7 @@ async def _read(
 
 
 class _Pipe:
-    """Notices when whoever reads our output is gone, also while there is nothing to print."""
+    """Watch for the end of the reader of our output, even while there is nothing to print."""
 
     def __init__(self) -> None:
         self._poll = select.poll()

@@ -29,7 +29,7 @@ from taskq.values import command, worker_command
 if TYPE_CHECKING:
     from taskq.views import BackupReport, Check, CompactReport, RepairReport
 
-#: Of the names of checks, at least.
+#: Width of the names of checks, at least.
 _NAME_COLUMNS: Final = 8
 
 
@@ -104,7 +104,7 @@ def _print(report: CompactReport) -> None:
     render.echo(f"\n{render.size(max(report.freed, 0))} {verb}, {carried} written again")
 
 
-# ``taskq repair``: what reads of a damaged log is copied into a new one, when a person says so.
+# ``taskq repair``: copy the readable records of a damaged log into a new directory.
 
 
 @click.command()

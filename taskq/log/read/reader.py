@@ -199,7 +199,7 @@ class LogReader:
 
         Raises:
             LogError: there is no log, or a newer taskq wrote it.
-            UsageError: the moment is still to come.
+            UsageError: the moment is in the future.
             MomentGone: compaction removed the records of that time.
         """
         reader = cls(path, open_journal(path, clock), at)

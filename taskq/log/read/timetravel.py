@@ -103,7 +103,7 @@ def stand_at(journal: Journal, moment: Moment) -> int:
     """Cut a reader's journal at the log's end of the moment; return the wall time then.
 
     Raises:
-        UsageError: the moment is still to come.
+        UsageError: the moment is in the future.
         MomentGone: compaction removed what would tell it.
     """
     _refuse_future(journal, moment)
