@@ -88,20 +88,23 @@ _COMMANDS: Final = "taskq.cli.commands."
 SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Run": {
         "demo": ("demo", "Sync a real directory through crashes, and check every byte."),
-        "check": ("upkeep", "Tell what is wrong before the start."),
+        "check": ("upkeep", "Check a setup before its start."),
         "worker": ("taskq_workers.command", "Run the jobs of an app: taskq worker module:app"),
     },
     "Look": {
         "ls": ("jobs", "List the newest jobs."),
         "show": ("jobs", "Show everything about one job."),
-        "why": ("jobs", "Tell the one reason why a job is not running."),
+        "why": ("jobs", "Explain why a job is not running."),
         "timeline": ("jobs", "Show everything that happened to one job, in order."),
         "peek": ("jobs", "Show the jobs that are claimed next."),
         "stats": ("jobs", "Count the jobs of each queue by state."),
         "workers": ("jobs", "List the processes that have the task log open."),
         "health": ("upkeep", "Tell by the exit code whether jobs are worked on."),
         "top": ("taskq_plugins.top.command", "Show what goes on, live on a terminal."),
-        "metrics": ("taskq_plugins.prometheus.command", "Tell Prometheus of the log."),
+        "metrics": (
+            "taskq_plugins.prometheus.command",
+            "Print metrics for Prometheus, or serve them.",
+        ),
         "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
         "schedules": ("queues", "List what ticks by the clock, pause or resume it."),
         "tail": ("stream", "Show the log's latest records, and those that are written."),

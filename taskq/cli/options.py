@@ -110,7 +110,7 @@ limit_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Change nothing, and count.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 
-# What the door of the command line says of those that it names.
+# Docstrings of the options in ``taskq.cli``.
 data_dir_option.__doc__ = "Take ``-d/--data-dir``, or the variable; None without either."
 json_option.__doc__ = "Take ``--json``: one JSON document instead of text for people."
 dry_run_option.__doc__ = "Take ``--dry-run``: count, and change nothing."

@@ -245,8 +245,7 @@ def size(count: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-# What ``taskq show`` says of a job that is part of a flow.
-
+#: Ids that ``taskq show`` lists of a job's flow.
 _NAMED_MAX: Final = 5
 
 

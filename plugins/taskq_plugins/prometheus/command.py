@@ -26,11 +26,10 @@ _PORTS: Final = 1 << 16
     help="Answer scrapes there until stopped; on 127.0.0.1 unless a host is given.",
 )
 def metrics(data_dir: Path | None, address: str | None) -> None:
-    """Tell Prometheus of the log: its jobs by queue and state, its size, its processes.
+    """Print metrics of the log for Prometheus: jobs by queue and state, size, processes.
 
-    The text goes to stdout, as node_exporter reads it from a file. It is read from the directory,
-    beside any number of live processes, and right over all of them. What one worker does is told
-    by taskq worker --metrics-port.
+    The text goes to stdout, for a file that node_exporter reads. It comes from the directory and
+    covers all processes. Metrics of one worker come from taskq worker --metrics-port.
     """
     try:
         from taskq import Shards  # noqa: PLC0415 - help must not import the log

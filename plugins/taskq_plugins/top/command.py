@@ -28,10 +28,10 @@ _SECONDS_MIN: Final = 0.2
     help="Seconds between two looks.",
 )
 def top(data_dir: Path | None, read_only: bool, once: bool, interval: float) -> None:
-    """Show what goes on: queues, running jobs, last ends and failures, and act on them by keys.
+    """Show queues, running jobs, last ends and failures, and act on them by keys.
 
-    Enter opens what is chosen, w tells why it does not run, / filters, t shows the past (then the
-    arrows move by a minute). c cancels, r requeues, n runs now, p pauses and resumes.
+    Enter opens the chosen row, w shows why a job does not run, / filters, t shows the past (then
+    the arrows move by a minute). c cancels, r requeues, n runs now, p pauses and resumes.
     """
     from taskq_plugins.top.screen import watch  # noqa: PLC0415 - help must not import it
 

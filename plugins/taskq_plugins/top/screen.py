@@ -52,17 +52,16 @@ class Picture:
 
     Attributes:
         path: its directory.
-        at: the moment that it is of, as it was given; "" for now.
+        at: its moment, as a person typed it; "" for now.
         time_ns: wall time of the look, or that moment.
         size: bytes of all segments, and ``free`` of the disk.
-        workers, slots: processes that run jobs, and how many at a time; 0 slots where one does not
-            say.
+        workers, slots: processes that run jobs, and their slots; 0 if unknown.
         standing: how the log stands, in words.
         queues: counts of each.
-        sparks: of each queue, how many of its jobs ended between two looks.
-        running: jobs that run, and how far they are.
-        ended: jobs that ended last, the latest first.
-        failures: dead letters by what they share.
+        sparks: ends between two looks, by queue.
+        running: running jobs with their progress.
+        ended: the latest ends, newest first.
+        failures: groups of dead letters.
     """
 
     path: str
@@ -203,17 +202,17 @@ class Screen:
     """The state of the screen; ``press`` changes it, and nothing else does.
 
     Attributes:
-        read_only: nothing may be changed.
-        is_open: until somebody quits.
-        chosen: number of the chosen row among those that are shown.
+        read_only: whether acts are refused.
+        is_open: False after "q".
+        chosen: number of the chosen row.
         filter: text that a row must hold.
         opened: id of the job that is shown alone; "" for none.
-        wants_why: and why it does not run is asked.
-        typed: what is being typed, and for what: "/" or "t"; None while nothing is.
-        asked: what is to be done, once a person says yes.
-        to_do: what a person has said yes to, or a job that is looked for.
-        moment: the past that is shown, and as what it was given.
-        said: the last line: what came of it.
+        wants_why: whether to show why it does not run.
+        typed, typed_for: text of the input line, and its key, "/" or "t"; None without a line.
+        asked: act that waits for a yes.
+        to_do: confirmed acts.
+        moment, moment_text: moment of the past, and as typed.
+        said: message in the last line.
     """
 
     read_only: bool = False
@@ -361,16 +360,16 @@ _KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
 class Keys:
-    """What is typed at a descriptor that is a terminal."""
+    """Keys typed at a terminal's descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def wait(self, seconds: float) -> list[str]:
-        """Return the keys that are pressed, as soon as there is one; [] when none was for so long.
+        """Return pressed keys as soon as there are some; [] after ``seconds``.
 
-        Letters are themselves; others are "up", "enter", "escape", …; those of no name are left
-        out. At the end of the input "q".
+        Letters are themselves; other keys are "up", "enter", "escape", …; keys without a name are
+        left out. The end of the input is "q".
         """
         if not select.select([self._descriptor], [], [], seconds)[0]:
             return []

@@ -1,4 +1,4 @@
-"""Who may ask, by what name, from where, and what a browser may do with the answer.
+"""Access to the page: keys, host names, origins, and headers for browsers.
 
 A server on 127.0.0.1 is open to every page in the same browser, and to every user of the machine.
 So every request needs a key. Pages of other origins are refused, and so are other names of this

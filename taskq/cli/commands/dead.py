@@ -122,10 +122,9 @@ def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 @_many_options
 @click.pass_context
 def requeue(context: click.Context, /, **chosen: Any) -> None:
-    """Make dead letters ready again: those named, those that fit, or --all.
+    """Make dead letters ready again: by id, by a filter, or --all.
 
-    They keep their ids and all that they were enqueued with; their attempts are counted from 0
-    again, and they do not expire.
+    They keep id, payload and options; attempts count from 0 again, and they do not expire.
     """
     _act(context, "requeue", **chosen)
 
@@ -134,7 +133,7 @@ def requeue(context: click.Context, /, **chosen: Any) -> None:
 @_many_options
 @click.pass_context
 def purge(context: click.Context, /, **chosen: Any) -> None:
-    """Forget dead letters: those named, those that fit, or --all. Nothing brings them back."""
+    """Delete dead letters for good: by id, by a filter, or --all."""
     _act(context, "purge", **chosen)
 
 

@@ -118,10 +118,10 @@ def export(
     task: str | None,
     states: tuple[str, ...],
 ) -> None:
-    """Write all jobs with their attempts, one a line: those that are over first, as they ended.
+    """Write all jobs with their attempts, one a line: finished jobs first, as they ended.
 
-    A payload that is JSON stands under payload, any other as payload_base64. With --records the
-    log's records are written, in their order. Parquet needs the extra parquet.
+    A JSON payload is under payload, any other under payload_base64. With --records the log's
+    records are written, in their order. Parquet needs the extra parquet.
     """
     path = None if output in (None, "-") else Path(str(output))
     kind = kind or (_PARQUET if path is not None and path.suffix == ".parquet" else _JSONL)

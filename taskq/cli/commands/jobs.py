@@ -245,7 +245,7 @@ def _print_steps(steps: Sequence[StepView], now_ns: int) -> None:
 @at_option
 @over_shards
 def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
-    """Count the jobs of each queue by state, and tell how long the oldest ready one waits."""
+    """Count the jobs of each queue by state, with the age of the oldest ready job."""
     with open_reader(data_dir, moment(at_text)) as reader:
         counts = reader.stats()
     if as_json:
@@ -418,9 +418,9 @@ _PAYLOAD_BYTES: Final = 4 * _PAYLOAD_COLUMNS
 def peek(
     data_dir: Path | None, as_json: bool, queue: str | None, limit: int, at_text: str | None
 ) -> None:
-    """Show the jobs that are claimed next, in that order, with their payloads.
+    """Show the next jobs to be claimed, in that order, with their payloads.
 
-    Nothing is claimed. Jobs that are not due yet, and those of paused queues, are not among them.
+    Nothing is claimed. Jobs due later and jobs of paused queues are left out.
     """
     with open_reader(data_dir, moment(at_text)) as reader:
         jobs, now_ns = reader.peek(limit, queue), reader.now_ns
@@ -470,7 +470,7 @@ _MILLISECONDS: Final = 23
 @json_option
 @over_shards
 def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
-    """Tell the one reason why a job is not running."""
+    """Explain why a job is not running."""
     with open_reader(data_dir) as reader:
         lsn = reader.find_job(job_id)
         job_id = f"{reader.tag}-{lsn}"

@@ -62,8 +62,8 @@ def put(
 ) -> None:
     """Enqueue PAYLOAD, @FILE or standard input as bytes, and print the job's id.
 
-    The job is on disk when the id shows up. A worker runs jobs with a --task, those without one are
-    for TaskLog.claim. A missing directory is made.
+    The job is on disk when the id shows up. A worker runs jobs with a --task; jobs without one
+    are for TaskLog.claim. A missing directory is made.
     """
     body = _payload(payload, PAYLOAD_BYTES_MAX, has_task=bool(task)) or (b"{}" if task else b"")
     changes: OptionChanges = {  # type: ignore[assignment]

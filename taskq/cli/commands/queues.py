@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def pause(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
     """Let no worker claim from these queues until they are resumed.
 
-    Jobs can still be enqueued, and those that run go on. It holds across restarts.
+    Jobs can still be enqueued, and running jobs go on. It holds across restarts.
     """
     _set_paused(queues, data_dir, as_json, paused=True)
 
@@ -93,9 +93,9 @@ def _set_paused(
 def signal(
     job_id: str, name: str, value: str, once: str, data_dir: Path | None, as_json: bool
 ) -> None:
-    """Tell a job something: durable.event(NAME) in it returns the value.
+    """Send a job a signal: durable.event(NAME) in it returns the value.
 
-    It need not wait for that yet. Text is JSON, too: '"paid"'.
+    The job need not wait for it yet. Text is JSON, too: '"paid"'.
     """
     try:
         told_value = json.loads(value)
@@ -136,10 +136,10 @@ def cancel(
     yes: bool,
     **chosen: Any,
 ) -> None:
-    """Cancel jobs: those named, also while they run; or those that wait and fit.
+    """Cancel jobs: by id, also while they run; or waiting jobs by a filter.
 
-    The worker that runs a job stops it within moments; whatever it was doing, the job does not run
-    again. Filters leave those alone that run.
+    The worker of a running job stops it within moments, and it does not run again. Filters leave
+    running jobs alone.
     """
     filters = {**chosen, "before": moment_of("--before", before)}
     is_filtered = any(value is not None for value in filters.values())
@@ -184,9 +184,9 @@ def edit(
     priority: int | None,
     queue: str | None,
 ) -> None:
-    """Let jobs that wait be due at another time, or wait elsewhere.
+    """Change due time, priority or queue of waiting jobs.
 
-    One that runs, or is over, is refused. Payload, key, expiry and attempts stay as they are.
+    Running and finished jobs are refused. Payload, key, expiry and attempts stay as they are.
     """
     moment = None if eta is None else moment_of("--eta", eta)
     if isinstance(moment, str):

@@ -79,9 +79,9 @@ def tail(
     as_json: bool,
     **chosen: tuple[str, ...],
 ) -> None:
-    """Show the latest records of the log, and those that are written.
+    """Show the latest records of the log, then new ones.
 
-    Without --reader nothing is locked or written, and records show up that are not on disk yet.
+    Without --reader nothing is locked or written, and records show up before they are durable.
     """
     from taskq.reading.record import Choice  # noqa: PLC0415 - help must not import the log
 
@@ -333,7 +333,7 @@ def reader() -> None:
 @json_option
 @over_shards
 def ls(data_dir: Path | None, as_json: bool) -> None:
-    """List the named readers, and how far behind each is."""
+    """List the named readers, and the lag of each."""
     from taskq.reading.stream import look_at_readers  # noqa: PLC0415 - help must not import the log
 
     with open_reader(data_dir) as log:

@@ -121,8 +121,8 @@ def _print(report: CompactReport) -> None:
 def repair(data_dir: Path | None, target: Path | None, as_json: bool) -> None:
     """Copy what reads of a damaged log into a new directory; the damaged one is left as it is.
 
-    Without --to it only says what would be lost: a job whose record is damaged is gone, one whose
-    outcome is damaged runs again. With it, nobody may have the log open. Then let workers use the
+    Without --to it only lists the losses: a job with a damaged record is gone, a job with a damaged
+    outcome runs again. With --to, no process may have the log open. Then let workers use the
     new directory, or give it the name of the old one. Shards go below NEW, under their names.
     """
     from taskq.engine import repair_directory  # noqa: PLC0415 - as in options
@@ -175,10 +175,10 @@ def _repair_print(report: RepairReport, path: str, target: Path | None) -> None:
 def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     """Exit with 0 if jobs are worked on, with 1 if not; nothing is locked or written.
 
-    Looks whether the log reads, no failed write is marked, a process has it open and is not
-    stopped, a worker claims jobs, none waits that no worker would take, and the disk has room. With
+    Checks that the log reads, has no failed write, is open in a process that is not stopped, that a
+    worker claims jobs, that each waiting job has a worker, and that the disk has room. With
     --live the last three do not count.
-    Tells, too, who could use the log's files.
+    It also shows which users can use the log's files.
     """
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
     from taskq.engine import check_health  # noqa: PLC0415 - help must not import the log
@@ -219,10 +219,10 @@ def _tell(checks: list[Check], *, well: bool, as_json: bool) -> None:
 @click.option("-I", "--include", multiple=True, metavar="MODULE", help="As for a worker.")
 @json_option
 def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_json: bool) -> None:
-    """Tell what is wrong before a start; exits with 0 if nothing is, with 1 else.
+    """Check a setup before its start; exits with 0 if all is well, with 1 else.
 
     Looks at settings, directory, rights, disk and clock, and with MODULE:APP, which is imported as
-    a worker would, at its tasks and schedules, and for jobs that wait for tasks that nobody has.
+    a worker would, at its tasks and schedules, and for waiting jobs of unknown tasks.
     Nothing is written, no lifespan entered and no job run.
     """
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
@@ -260,8 +260,8 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
 def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> None:
     """Copy a log to DEST as it stands, beside live workers.
 
-    All that was acknowledged before is in it. Into a backup of the same log only what is new is
-    copied. Read commands open it (-d DEST), and taskq restore makes a log of it.
+    It has every job acknowledged before. A second backup to the same place copies new records
+    only. Read commands open it (-d DEST), and taskq restore makes a log of it.
     """
     from taskq.engine import back_up  # noqa: PLC0415 - help must not import the log
 
@@ -293,8 +293,8 @@ def restore(
 ) -> None:
     """Make a log of BACKUP in DIR, which is empty or not there.
 
-    It goes on in an epoch of its own: whoever followed the log that was lost sees that this is
-    another branch. Jobs that ran when the backup was made run again.
+    The restored log has an epoch of its own: readers of the lost log see another branch. Jobs that
+    ran at the time of the backup run again.
     """
     from taskq.engine import restore as restored  # noqa: PLC0415 - likewise
 
@@ -328,12 +328,12 @@ def restore(
 def report(
     data_dir: Path | None, output: Path, since: str, with_payloads: bool, show_secrets: bool
 ) -> None:
-    """Write a case file: a zip of what somebody else needs to look into the log.
+    """Write a case file: a zip with which others can look into the log.
 
-    In it are versions, settings without secrets, what health, verify, stats, workers, schedules,
-    ls and dead tell, timelines of dead and running jobs, and the records since a moment as a log
-    that read commands open: taskq ls -d case.zip. Keys, headers, reasons of failures and kept log
-    lines are in it; payloads and results only with --with-payloads.
+    It has versions, settings without secrets, the output of health, verify, stats, workers,
+    schedules, ls and dead, timelines of dead and running jobs, and the records since a moment as a
+    log that read commands open: taskq ls -d case.zip. It also has keys, headers, reasons of
+    failures and kept log lines; payloads and results only with --with-payloads.
     """
     from taskq.cli.casefile import write_case  # noqa: PLC0415 - help must not import it
     from taskq.engine import Moment  # noqa: PLC0415 - likewise
