@@ -43,7 +43,7 @@ _OF_CLAIMS: Final = ENDS_OF_CLAIMS | LEASING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """One event of a job. Moments are nanoseconds of wall time, 0 for none.
+    """Event of a job. Moments are nanoseconds of wall time, 0 for none.
 
     Attributes:
         time_ns: when.
@@ -105,7 +105,7 @@ class JobEvent:
 
 
 class StepView(NamedTuple):
-    """One finished step of a job; ``value`` is JSON as stored, None if not inline."""
+    """Finished step of a job; ``value`` is JSON as stored, None if not inline."""
 
     title: str
     form: str
