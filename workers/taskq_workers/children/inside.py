@@ -28,16 +28,7 @@ from taskq import JobContext, Task, TaskQ, hooks, telemetry
 from taskq.hooks import default_app, main_module_name, relay_to, running_job
 from taskq.log.machine.forks import fill_standard
 from taskq.values import text_of
-from taskq_workers.children.wire import (
-    ChildProblem,
-    JobDone,
-    Outfit,
-    Outlet,
-    Ready,
-    Work,
-    pack,
-    receive,
-)
+from taskq_workers.children import wire
 from taskq_workers.runs.guards import MARK, end_child, importing, keep_from_children
 from taskq_workers.runs.joblogs import capture_lines, configure_logging, note_jobs, send_lines_to
 from taskq_workers.runs.lifespans import bind_resources, resource_parameters, resources_in_thread
@@ -78,7 +69,7 @@ def main(work: int, life: int, parent: int) -> None:
     _die_with(parent, life)
     channel = socket.socket(fileno=work)
     inbox = channel.makefile("rb")
-    outfit: Outfit | None = receive(inbox)
+    outfit: wire.Outfit | None = wire.receive(inbox)
     if outfit is None:
         return
     sys.argv = list(outfit.argv)
@@ -90,27 +81,27 @@ def main(work: int, life: int, parent: int) -> None:
         bench.find_target()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
         reason = f"a child process cannot import the app: {text_of(error)}"
-        channel.sendall(pack(ChildProblem(reason)))
+        channel.sendall(wire.pack(wire.ChildProblem(reason)))
         return
-    channel.sendall(pack(Ready(os.getpid())))
+    channel.sendall(wire.pack(wire.Ready(os.getpid())))
     with contextlib.suppress(ConnectionError):  # the worker died, and is followed
         _serve(channel, inbox, bench, tells_memory=outfit.tells_memory)
     bench.close()
 
 
 def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memory: bool) -> None:
-    work: Work | None
-    outlet = Outlet(channel)
+    work: wire.Work | None
+    outlet = wire.Outlet(channel)
     relay_to(outlet.tell)
     send_lines_to(outlet.log)
     pid = os.getpid()
-    while (work := receive(inbox)) is not None:
+    while (work := wire.receive(inbox)) is not None:
         # A context of its own for each job: what it sets there ends with it.
         context = copy_context()
         ended = context.run(bench.run, work)
         if os.getpid() != pid:
             context.run(end_child)
-        outlet.end(JobDone(ended, _rss_bytes() if tells_memory else 0))
+        outlet.end(wire.JobDone(ended, _rss_bytes() if tells_memory else 0))
         del work, ended
 
 
@@ -153,7 +144,7 @@ def _rss_bytes() -> int:
 class _Bench:
     """Runs jobs of one worker."""
 
-    def __init__(self, outfit: Outfit) -> None:
+    def __init__(self, outfit: wire.Outfit) -> None:
         self._outfit = outfit
         self._tasks: dict[str, Task[..., Any]] = {}
         self._unpacker = Unpacker()
@@ -179,7 +170,7 @@ class _Bench:
         if self._runner is not None:
             self._runner.close()
 
-    def run(self, work: Work) -> RemoteOutcome:
+    def run(self, work: wire.Work) -> RemoteOutcome:
         delivery = self._unpacker.delivery(work.shipment)
         try:
             task = self._task(delivery.task, work.module)

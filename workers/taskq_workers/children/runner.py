@@ -25,19 +25,8 @@ from anyio import move_on_after
 from taskq import ChildDied, telemetry
 from taskq.engine import Cause, kinds
 from taskq.hooks import main_module_name, running_job
+from taskq_workers.children import wire
 from taskq_workers.children.programs import is_frozen, start_child
-from taskq_workers.children.wire import (
-    ChildProblem,
-    Inlet,
-    JobDone,
-    JobProgress,
-    Logged,
-    LostChild,
-    Outfit,
-    Ready,
-    Work,
-    pack,
-)
 from taskq_workers.runs.guards import ADVICE, signal_name
 from taskq_workers.runs.joblogs import chosen_logging, keep_line
 from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
@@ -85,7 +74,7 @@ class Child:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        outfit: Outfit,
+        outfit: wire.Outfit,
         on_change: Callable[[Child], None],
         close_seconds: float = 0.0,
     ) -> None:
@@ -98,11 +87,11 @@ class Child:
         self._loop = loop
         self._on_change = on_change
         self._leave_seconds = LEAVE_SECONDS + close_seconds
-        self._inlet = Inlet()
+        self._inlet = wire.Inlet()
         self._outgoing = bytearray()
-        self._job: asyncio.Future[JobDone] | None = None
+        self._job: asyncio.Future[wire.JobDone] | None = None
         #: gets the progress and the log lines of the running job
-        self.on_told: Callable[[JobProgress | Logged], None] | None = None
+        self.on_told: Callable[[wire.JobProgress | wire.Logged], None] | None = None
         self._reason: BaseException | None = None
         self._killer: asyncio.TimerHandle | None = None
         self._channel, theirs = socket.socketpair()
@@ -121,20 +110,20 @@ class Child:
         self._watch_exit()
         if is_frozen():
             self._killer = loop.call_later(FROZEN_START_SECONDS, self._give_up)
-        self._send(pack(outfit))
+        self._send(wire.pack(outfit))
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def run(self, work: Work) -> asyncio.Future[JobDone]:
+    def run(self, work: wire.Work) -> asyncio.Future[wire.JobDone]:
         """Give an idle child a job; the future has its end, or ``ChildDied``."""
         assert self.phase is ChildPhase.IDLE
         self.phase = ChildPhase.BUSY
         self.jobs += 1
         self._reason = None
         self._job = self._loop.create_future()
-        self._send(pack(work))
+        self._send(wire.pack(work))
         return self._job
 
     def leave(self) -> None:
@@ -181,24 +170,24 @@ class Child:
         try:
             for message in self._inlet.feed(piece):
                 self._take(message)
-        except LostChild as error:
+        except wire.LostChild as error:
             self._loop.remove_reader(self._channel)
             self.kill(ChildDied(f"its child process sent what is no message: {error}"))
 
     def _take(self, message: object) -> None:
-        if isinstance(message, JobDone):
+        if isinstance(message, wire.JobDone):
             job, self._job = self._job, None
             self.rss_bytes = message.rss_bytes
             if job is not None and not job.done():
                 job.set_result(message)
             self._become_idle(ChildPhase.BUSY)
-        elif isinstance(message, JobProgress | Logged):
+        elif isinstance(message, wire.JobProgress | wire.Logged):
             if self.on_told is not None:
                 self.on_told(message)
-        elif isinstance(message, Ready):
+        elif isinstance(message, wire.Ready):
             self.is_ready = True
             self._become_idle(ChildPhase.STARTING)
-        elif isinstance(message, ChildProblem):
+        elif isinstance(message, wire.ChildProblem):
             self.problem = message.reason
 
     def _become_idle(self, before: ChildPhase) -> None:
@@ -258,10 +247,10 @@ class Child:
 
     def _read_what_is_left(self) -> None:
         """Read what is left: a job may have ended just before its process did."""
-        with contextlib.suppress(OSError, LostChild):
+        with contextlib.suppress(OSError, wire.LostChild):
             while piece := self._channel.recv(_READ_BYTES):
                 for message in self._inlet.feed(piece):
-                    if isinstance(message, Ready | JobDone):
+                    if isinstance(message, wire.Ready | wire.JobDone):
                         self.phase = ChildPhase.LEAVING
                     self._take(message)
 
@@ -321,7 +310,7 @@ class ProcessRunner:
     def __init__(self, loop: asyncio.AbstractEventLoop, app: TaskQ, limits: ExecutorLimits) -> None:
         self._loop = loop
         self._limits = limits
-        self._outfit = Outfit(
+        self._outfit = wire.Outfit(
             limits.target,
             tuple(app.hooks.included),
             str(app.data_dir),
@@ -375,7 +364,7 @@ class ProcessRunner:
         child.on_told = lambda message: _hear(job, message)
         log = str(job.app.data_dir)
         log = "" if log == self._outfit.data_dir else log
-        done = child.run(Work(ship(delivery, given), module, telemetry.leave(), log))
+        done = child.run(wire.Work(ship(delivery, given), module, telemetry.leave(), log))
         limit, left = None, left_of(task.timeout)
         if task.timeout is not None and left is not None:
             tell_deadline(left)
@@ -539,14 +528,14 @@ class ProcessRunner:
             _log.warning("child process %d was killed, but is still there", child.pid)
 
 
-def _hear(job: JobContext, message: JobProgress | Logged) -> None:
-    if isinstance(message, Logged):
+def _hear(job: JobContext, message: wire.JobProgress | wire.Logged) -> None:
+    if isinstance(message, wire.Logged):
         keep_line(job, message.line)
     else:
         job.progress(message.fraction, message.message)
 
 
-def _expire(child: Child, done: asyncio.Future[JobDone], reason: BaseException) -> None:
+def _expire(child: Child, done: asyncio.Future[wire.JobDone], reason: BaseException) -> None:
     """End a job whose time is over, unless its end came in this very turn and another is there."""
     if not done.done():
         child.kill(reason)

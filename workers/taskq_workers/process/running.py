@@ -22,15 +22,7 @@ from taskq.text import flat
 from taskq.values import dataclass, listed
 from taskq_workers.events import Hook, JobFinished
 from taskq_workers.pool import Worker
-from taskq_workers.process.reporting import (
-    BannerFacts,
-    LineReporter,
-    Style,
-    banner,
-    particulars,
-    ready_line,
-    style_for,
-)
+from taskq_workers.process import reporting
 from taskq_workers.process.supervisor import Leash, Notifier, Supervisor, keep_heap_small
 from taskq_workers.runs.joblogs import AT_FIRST, Logging, configure_logging
 from taskq_workers.runs.loader import load_app
@@ -112,8 +104,8 @@ def run_one(
     began = time.perf_counter()
     keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    style = style_for(sys.stdout.encoding, colours=coloured)
-    reporter = LineReporter(sys.stdout, style)
+    style = reporting.style_for(sys.stdout.encoding, colours=coloured)
+    reporter = reporting.LineReporter(sys.stdout, style)
     # After the reporter: tasks' prints may be logged, and the reporter's lines are not theirs.
     configure_logging(log(AT_FIRST.level, AT_FIRST.format))
     order = order_for(reporter)
@@ -157,8 +149,8 @@ def _run(
     app: TaskQ,
     order: WorkerOrder,
     executor: str | None,
-    reporter: LineReporter,
-    style: Style,
+    reporter: reporting.LineReporter,
+    style: reporting.Style,
     tie: Leash | None,
     began: float,
 ) -> None:
@@ -176,11 +168,11 @@ def _run(
         def on_ready(store: Store, stats: LogStats) -> None:
             facts = _facts(worker, store, stats, time.perf_counter() - began)
             if tie is None:
-                reporter.open(banner(facts, style))
+                reporter.open(reporting.banner(facts, style))
             else:
                 # The guard has said how many they are; the first of them says the rest for all.
-                shared = particulars(facts, style) if order.warns else []
-                reporter.open([*shared, ready_line(facts, style)])
+                shared = reporting.particulars(facts, style) if order.warns else []
+                reporter.open([*shared, reporting.ready_line(facts, style)])
             if tie is not None:
                 tie.ready()
 
@@ -254,7 +246,7 @@ def _complain(error: str) -> None:
     Failure(error).show()
 
 
-def _supervise(supervisor: Supervisor, reporter: LineReporter) -> None:
+def _supervise(supervisor: Supervisor, reporter: reporting.LineReporter) -> None:
     """Run the worker to its end, which always comes."""
     failure = None
     try:
@@ -269,7 +261,9 @@ def _supervise(supervisor: Supervisor, reporter: LineReporter) -> None:
 
 
 @contextlib.contextmanager
-def _measured(app: TaskQ, order: WorkerOrder, reporter: LineReporter) -> Iterator[WorkerOrder]:
+def _measured(
+    app: TaskQ, order: WorkerOrder, reporter: reporting.LineReporter
+) -> Iterator[WorkerOrder]:
     """Yield the same order, and answer Prometheus at its port meanwhile."""
     from dataclasses import replace  # noqa: PLC0415 - few ask to be measured
 
@@ -292,8 +286,10 @@ def _here(app: TaskQ, order: WorkerOrder) -> Iterator[Worker]:
     yield Worker(app, **{name: getattr(order, name) for name in options})
 
 
-def _facts(worker: Worker, store: Store, stats: LogStats, ready_seconds: float) -> BannerFacts:
-    return BannerFacts(
+def _facts(
+    worker: Worker, store: Store, stats: LogStats, ready_seconds: float
+) -> reporting.BannerFacts:
+    return reporting.BannerFacts(
         version=taskq.__version__,
         pid=os.getpid(),
         directory=_told(worker),
