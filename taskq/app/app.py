@@ -21,7 +21,7 @@ from typing import (
     overload,
 )
 
-from taskq import telemetry
+import taskq.telemetry as telemetry
 from taskq.app.holder import LogHolder
 from taskq.app.hooks import Around, Hooks, StepDone
 from taskq.app.schedules import Schedule, ScheduleChoices, rule_of, schedule_of
@@ -133,7 +133,7 @@ def find_workers(method: str, options: WorkerOptions) -> Any:
     Raises:
         UsageError: it is not installed, or is somebody else's; or an option is unknown.
     """
-    from taskq import extras  # noqa: PLC0415 - many programs only enqueue
+    import taskq.extras as extras  # noqa: PLC0415 - many programs only enqueue
 
     try:
         workers = extras.workers()

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypeAlias, TypeVar, overload
 
-from taskq import telemetry
+import taskq.telemetry as telemetry
 from taskq.app.tasks import no_call
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.habits import CONTEXTS, no_attribute

@@ -20,7 +20,7 @@ from typing import (
     overload,
 )
 
-from taskq import _native as native
+import taskq._native as native
 from taskq.calls.arguments import ArgumentCodec, StepArguments
 from taskq.calls.call import (
     Call,

@@ -11,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Generic, Never, Self, TypeVar, Unpack
 
-from taskq import telemetry
+import taskq.telemetry as telemetry
 from taskq.app.tasks import no_call
 from taskq.calls.call import Call, Put, PutOptions, transaction_bytes
 from taskq.calls.serialization import encode_reason

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NotRequired, cast, get_args, get_origin
 
-from taskq import _native as native
+import taskq._native as native
 from taskq.calls.loose import KEPT, Changed, explain, is_flat, is_kept, look_for, may_lose
 from taskq.calls.serialization import (
     FLAT_BYTES_MAX,

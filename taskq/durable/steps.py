@@ -12,7 +12,7 @@ from functools import lru_cache
 from random import random
 from typing import Any, Final
 
-from taskq import telemetry
+import taskq.telemetry as telemetry
 from taskq.app.context import JobContext
 from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from taskq import telemetry
+import taskq.telemetry as telemetry
 from taskq.app.context import event_readers
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.serialization import cause_of, decode_loose, way_of

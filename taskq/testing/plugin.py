@@ -139,7 +139,7 @@ def _is_temporary(path: str) -> bool:
 
 def _load(target: str) -> TaskQ:
     """Return the app of a target."""
-    from taskq import extras  # noqa: PLC0415 - pytest loads this module in every run
+    import taskq.extras as extras  # noqa: PLC0415 - pytest loads this module in every run
     from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this module in every run
 
     try:

@@ -13,7 +13,8 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from taskq import Durability, extras
+import taskq.extras as extras
+from taskq import Durability
 from taskq.engine import LogReader, SystemClock, kinds
 from taskq.errors import InvalidCall, LogError, UsageError
 from taskq.hooks import blocking, decode_call, elsewhere

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 import anyio
 import anyio.to_thread
 
+import taskq.views as documents
 from taskq import State
-from taskq import views as documents
 from taskq.engine import LogReader, Moment, failure_of
 from taskq.errors import JobNotFound, LogError
 from taskq.hooks import views_of

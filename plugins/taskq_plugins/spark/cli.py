@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskq import views as documents
+import taskq.views as documents
 from taskq.cli import Failure, LazyGroup, json_option, render
 from taskq.extras import import_arrow, install_line
 from taskq_plugins.spark.errors import missing_package

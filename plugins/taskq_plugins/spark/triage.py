@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import click
 import pyarrow as pa
 
-from taskq import views as documents
+import taskq.views as documents
 from taskq.cli import count_of, json_option, moment_of, render
 from taskq.engine import FailureKind
 from taskq.text import flat, printable

@@ -22,8 +22,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+import taskq.views as documents
 from taskq import State, TaskQ
-from taskq import views as documents
 from taskq.cli import WrongUsage, render
 from taskq.engine import LogReader, Moment
 from taskq.errors import TaskqError

@@ -14,8 +14,8 @@ from anyio.lowlevel import checkpoint
 from starlette.responses import Response
 from starlette.routing import Route
 
+import taskq.views as documents
 from taskq import State, TaskLog, TaskQ
-from taskq import views as documents
 from taskq.cli import render
 from taskq.engine import LogReader
 from taskq.errors import StaleDelivery, UsageError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import taskq.cli.render as render
+import taskq.views as documents
 from taskq import State
-from taskq import views as documents
 from taskq.cli.errors import Failure, WrongUsage
 from taskq.cli.many import exit_if_refused, print_swept, sweep, with_app
 from taskq.cli.options import (

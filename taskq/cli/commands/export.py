@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 import click
 
 import taskq.cli.render as render
-from taskq import views as documents
+import taskq.views as documents
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader, queue_option, states_option, task_option
 from taskq.values import parse_json

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+import taskq._native as native
 import taskq.cli.render as render
+import taskq.views as documents
 from taskq import State
-from taskq import _native as native
-from taskq import views as documents
 from taskq.cli.errors import EXIT_FAILED, Failure
 from taskq.cli.options import (
     at_option,

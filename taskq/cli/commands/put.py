@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 import taskq.cli.render as render
-from taskq import extras
+import taskq.extras as extras
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import data_dir_option, json_option, refuse_shards, span
 from taskq.engine import Compression, Conflict

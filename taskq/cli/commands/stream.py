@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import taskq.cli.render as render
-from taskq import views as documents
+import taskq.views as documents
 from taskq.cli.errors import EXIT_FAILED, WrongUsage
 from taskq.cli.many import with_app
 from taskq.cli.options import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 import taskq.cli.render as render
-from taskq import extras
+import taskq.extras as extras
 from taskq.cli.commands.jobs import print_damage
 from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
 from taskq.cli.options import (

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Final
 
-from taskq import _native as native
+import taskq._native as native
 from taskq.core.errors import JobCancelled, LogDamaged
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import JobColumns

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import _native as native
+import taskq._native as native
 from taskq.core.errors import DuplicateKey, LogDamaged, TaskqError
 from taskq.core.flows import needs_of
 from taskq.core.folds.dedup import key_hash

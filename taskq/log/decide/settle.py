@@ -7,7 +7,7 @@ from itertools import repeat
 from operator import eq
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import _native as native
+import taskq._native as native
 from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.steps import Form

@@ -152,7 +152,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from taskq import _native as native
+import taskq._native as native
 from taskq.core import records
 from taskq.core.errors import FormatError
 from taskq.core.model import TIME_NS_MAX

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from taskq import _native as native
+import taskq._native as native
 from taskq.core.kinds import BIRTH
 from taskq.log.format import codec
 

@@ -24,7 +24,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from taskq import JobContext, Task, TaskQ, hooks, telemetry
+import taskq.hooks as hooks
+import taskq.telemetry as telemetry
+from taskq import JobContext, Task, TaskQ
 from taskq.hooks import default_app, main_module_name, relay_to, running_job
 from taskq.log.machine.forks import fill_standard
 from taskq.values import text_of

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import move_on_after
 
-from taskq import ChildDied, telemetry
+import taskq.telemetry as telemetry
+from taskq import ChildDied
 from taskq.engine import Cause, kinds
 from taskq.hooks import main_module_name, running_job
 from taskq_workers.children import wire

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import taskq
-from taskq import _native as native
+import taskq._native as native
 from taskq.engine import Flag, LogReader, strays_of
 from taskq.errors import LogError, TaskqError, UsageError
 from taskq.views import WAITING_STATES, Check, Serving, Waiting

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from taskq import telemetry
+import taskq.telemetry as telemetry
 
 if TYPE_CHECKING:
     from taskq.engine import Store

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import Snooze, telemetry
+import taskq.telemetry as telemetry
+from taskq import Snooze
 from taskq.hooks import running_job
 from taskq.values import is_cancellation, members, wish_in
 

@@ -12,8 +12,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
+import taskq._native as native
 from taskq import JobContext
-from taskq import _native as native
 from taskq.engine import Flag, Settlement, kinds
 from taskq.hooks import Inputs, running_job
 from taskq.values import NamedTuple, is_a, is_cancellation, members
