@@ -384,10 +384,10 @@ def test_the_top_level_holds_only_what_belongs_there() -> None:
 LOOSE = {"call_soon", "create_task", "ensure_future"}
 LOOSE_IN = re.compile("|".join(LOOSE))
 #: In the loops of workers and of the log each job would pay for more.
-HOT = {"slots.py", "port.py", "waking.py"}
+HOT = {"slots.py", "port.py"}
 #: Everywhere else, by the function that does it: why no task group owns it.
 REASONS = {
-    "Alone.answered": "a plain callback, one turn later: nothing is awaited",
+    "LoneCaller.answered": "a plain callback, one turn later: nothing is awaited",
     "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",
     "Lasting.run": "it goes on after whoever asked was cancelled, and the next call takes it up",
     "Rounds.refill_soon": "a plain callback for each turn of the loop: one for all logs",

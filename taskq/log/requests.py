@@ -85,9 +85,9 @@ class Op(enum.IntEnum):
     #: as SETTLE, if each has children
     SETTLE_PARENTS = 8, Trait.AGENDA | Trait.GROWS
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
-    SETTLE_SOON = 9, Trait.AGENDA | Trait.PATIENT
-    #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_SOON
-    SUCCEED_SOON = 10, Trait.AGENDA | Trait.PATIENT
+    SETTLE_NOWAIT = 9, Trait.AGENDA | Trait.PATIENT
+    #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_NOWAIT
+    SUCCEED_NOWAIT = 10, Trait.AGENDA | Trait.PATIENT
     #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
     SETTLE_FOR = 11, Trait.AGENDA
     #: operand Bundle -> Done

@@ -27,7 +27,7 @@ from taskq.core.errors import (
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.log.commit.answers import SOON
+from taskq.log.commit.answers import NOWAIT
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import Run
 from taskq.log.decide.steps import NewSignal, NewStep
@@ -247,7 +247,7 @@ class Simulation(Snapshooting, Care, Uploads):
             (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6, 12, 8),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
-        if op in SOON:
+        if op in NOWAIT:
             return op, None, None, operand
         if op is Op.ENQUEUE_RUN:
             return op, None, operand, operand
@@ -441,7 +441,7 @@ class Simulation(Snapshooting, Care, Uploads):
             free = [delivery for delivery in mine[:count] if not delivery.record[FLAGS_AT] & _TIED]
             if free:
                 self.held[process] = [delivery for delivery in mine if delivery not in free]
-                return Op.SUCCEED_SOON, (free, on_error), lambda _: None
+                return Op.SUCCEED_NOWAIT, (free, on_error), lambda _: None
         items = [
             Settlement(Kind.SUCCEEDED, mine.pop(0))
             if self.chance.random() < 0.7
@@ -452,7 +452,7 @@ class Simulation(Snapshooting, Care, Uploads):
             if item.kind is Kind.RELEASED:
                 self.memory.run_once.discard(item.delivery.job)
 
-        return Op.SETTLE_SOON, (items, on_error), lambda _: None
+        return Op.SETTLE_NOWAIT, (items, on_error), lambda _: None
 
     def _settlement(self, delivery: Delivery) -> Settlement:
         last = delivery.attempts_max and delivery.attempt >= delivery.attempts_max

@@ -31,7 +31,7 @@ from taskq.log.requests import (
 from taskq.log.segments.segments import FLOOR, SegmentGone
 from taskq.log.state.facets import Facets
 from taskq.log.state.story import records, tell
-from taskq.log.store.here import Here
+from taskq.log.store.caller_commit import CallerCommit
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.upkeep.backup import RepairReport, survey_damage, write_repaired
 from taskq.testing.sandbox import FakeClock
@@ -167,7 +167,7 @@ class Process:
             self.committer = Committer(self.journal, self.peers, config, b"{}")
             self.journal.unlock()
             self.mailbox = Mailbox(world.path)
-            self.here = Here(self, self.mailbox, lambda: True)
+            self.here = CallerCommit(self, self.mailbox, lambda: True)
             self.here.leave()
         except Exception:
             self.disk.kill()
@@ -287,7 +287,7 @@ class Process:
         self, delivery: Delivery, on_error: Callable[[Settlement, TaskqError], None] | None = None
     ) -> None:
         operand = ([Settlement(Kind.SUCCEEDED, delivery, b"done")], on_error or _unexpected)
-        self.commit([(Op.SETTLE_SOON, None, None, operand)])
+        self.commit([(Op.SETTLE_NOWAIT, None, None, operand)])
 
     def append(self, body: bytes, count: int = 1) -> None:
         self.journal.lock()

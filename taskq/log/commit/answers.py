@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 #: Settlements that nobody waits for: tried again while the disk is full.
-SOON: Final = frozenset({int(Op.SETTLE_SOON), int(Op.SUCCEED_SOON)})
+NOWAIT: Final = frozenset({int(Op.SETTLE_NOWAIT), int(Op.SUCCEED_NOWAIT)})
 
 
 class Answers:
@@ -97,8 +97,8 @@ class Undecided:
 
 
 def settlements(op: int, items: list[Any]) -> list[Settlement]:
-    """Return what a request of ``SOON`` settles."""
-    if op == Op.SETTLE_SOON:
+    """Return what a request of ``NOWAIT`` settles."""
+    if op == Op.SETTLE_NOWAIT:
         return items
     return [Settlement(SUCCESS, delivery) for delivery in items]
 
@@ -106,7 +106,7 @@ def settlements(op: int, items: list[Any]) -> list[Settlement]:
 def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
     answers: list[Answer] = []
     for op, port, future, operand in requests:
-        if op in SOON:
+        if op in NOWAIT:
             items, on_error = operand
             answers += [(port, None, (on_error, item, error)) for item in settlements(op, items)]
         else:

@@ -21,7 +21,7 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, Durability
 from taskq.core.views import EngineStats, QueueStats
 from taskq.log.commit.answers import (
-    SOON,
+    NOWAIT,
     Answers,
     Undecided,
     Waiters,
@@ -216,14 +216,14 @@ class Committer:
             requests, needs, refused = room.admit(requests, needs)
             self.answers.now += refused
             if room.refused is not None and not room.may_try(needs.size):
-                self._make_do(requests, room.refused)
+                self._retry_without_enqueues(requests, room.refused)
                 return
         self.undecided.in_flight = requests
         try:
             if now_ns >= self._tend_at_ns:
                 self._tend(now_ns)
             if self._build_before_lock(needs):
-                requests, needs = self._put_off(requests)
+                requests, needs = self._defer_unbuilt(requests)
                 self.undecided.in_flight = requests
                 if not requests:
                     return
@@ -232,7 +232,7 @@ class Committer:
             self._refuse(self.undecided.take_in_flight(), error)
             return
         except OSError as error:
-            self._make_do(self.undecided.take_in_flight(), error)
+            self._retry_without_enqueues(self.undecided.take_in_flight(), error)
             return
         # Some callers may have got a LogLocked error meanwhile.
         self._decide(self.undecided.take_in_flight(), needs)
@@ -249,13 +249,13 @@ class Committer:
             self._refuse(requests, error)
         except Exception as error:  # noqa: BLE001 - too much for a frame, no sense, or a bug
             self.journal.unlock()
-            self._one_by_one(requests, error)
+            self._isolate_error(requests, error)
         finally:
             self.journal.unlock()
         if refusal is not None:
-            self._make_do(requests, refusal)
+            self._retry_without_enqueues(requests, refusal)
 
-    def _make_do(self, requests: list[Request], error: OSError) -> None:
+    def _retry_without_enqueues(self, requests: list[Request], error: OSError) -> None:
         """The disk refused: try again without the enqueues, or with the reserve; or give up."""
         rest, refused = self.room.sort_out(requests, error)
         self.answers.now += refused
@@ -266,7 +266,7 @@ class Committer:
         else:
             self._give_up(rest, error)
 
-    def _one_by_one(self, requests: list[Request], error: Exception) -> None:
+    def _isolate_error(self, requests: list[Request], error: Exception) -> None:
         """Nothing of a batch was appended since something in it broke: find out what."""
         waiting, self.waiters.claims = self.waiters.claims, []
         requests = parted(requests)
@@ -363,7 +363,7 @@ class Committer:
             self._tend_at_ns = 0
         return self.facets.need_agenda()
 
-    def _put_off(self, requests: list[Request]) -> tuple[list[Request], BatchNeeds]:
+    def _defer_unbuilt(self, requests: list[Request]) -> tuple[list[Request], BatchNeeds]:
         """Hold back what needs a fold that is still being built; returns the rest."""
         waiting = self.waiters.take_claims()
         rest: list[Request] = []
@@ -512,7 +512,7 @@ class Committer:
         if future is not None and future.done():  # withdrawn in time
             return
         try:
-            if op in SOON:
+            if op in NOWAIT:
                 items, on_error = operand
                 for item, error in self.operations.settles.settle_soon(batch, op, items):
                     self.answers.now.append((port, None, (on_error, item, error)))
@@ -609,7 +609,7 @@ class Committer:
         steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
         for request in waiting:
             op, port, future, operand = request
-            if op in SOON or (op == Op.OUTCOME and has_hope):
+            if op in NOWAIT or (op == Op.OUTCOME and has_hope):
                 self.undecided.held.append(request)
             elif op == Op.CLAIM and has_hope and not operand.is_over(steady_ns):
                 self.waiters.claims.append((operand, port, future))

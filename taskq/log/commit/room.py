@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS, Conflict, Extras
-from taskq.log.commit.answers import SOON, refusals
+from taskq.log.commit.answers import NOWAIT, refusals
 from taskq.log.config import (
     MIN_FREE_BYTES,
     MIN_FREE_FILES,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 #: Most batches hold nothing else: their size is all there is to know.
-_PLAIN: Final = frozenset(map(int, (Op.SUCCEED_SOON, Op.CLAIM)))
+_PLAIN: Final = frozenset(map(int, (Op.SUCCEED_NOWAIT, Op.CLAIM)))
 _NEEDS_KEYS: Final = ops_that(Trait.KEYS)
 
 
@@ -82,8 +82,8 @@ class BatchNeeds:
             self.keyed = True
         elif op == Op.REQUEUE:
             self.keyed = self.keyed or any(letter.has_options for letter in operand)
-        elif op in (Op.SETTLE, Op.SETTLE_PARENTS, Op.SETTLE_SOON):
-            for item in operand[0] if op == Op.SETTLE_SOON else operand:
+        elif op in (Op.SETTLE, Op.SETTLE_PARENTS, Op.SETTLE_NOWAIT):
+            for item in operand[0] if op == Op.SETTLE_NOWAIT else operand:
                 if item.children:
                     self._look_at(item.children)
         elif op in (Op.TRANSACT, Op.TICK):
@@ -113,7 +113,7 @@ def parted(requests: list[Request]) -> list[Request]:
     parts: list[Request] = []
     for request in requests:
         op, port, future, operand = request
-        if op in SOON:
+        if op in NOWAIT:
             items, on_error = operand
             parts += [(op, port, future, ([item], on_error)) for item in items]
         elif op == Op.ENQUEUE_RUN:

@@ -226,8 +226,8 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     ),
     Op.SETTLE: lambda items: sum(map(_settlement_size, items)),
     Op.SETTLE_PARENTS: lambda items: sum(map(_settlement_size, items)),
-    Op.SETTLE_SOON: lambda operand: sum(map(_settlement_size, operand[0])),
-    Op.SUCCEED_SOON: lambda operand: codec.JOB.size * len(operand[0]),
+    Op.SETTLE_NOWAIT: lambda operand: sum(map(_settlement_size, operand[0])),
+    Op.SUCCEED_NOWAIT: lambda operand: codec.JOB.size * len(operand[0]),
     Op.SETTLE_FOR: lambda items: sum(
         len(item.body or b"") + 2 * codec.BACK.size + _FREES_BYTES for item in items
     ),

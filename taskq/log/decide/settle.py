@@ -172,7 +172,7 @@ class Settles:
         self, batch: Batch, op: int, items: list[Any]
     ) -> list[tuple[Settlement, TaskqError]]:
         """End deliveries without an answer; return the refused ones."""
-        if op == Op.SUCCEED_SOON:
+        if op == Op.SUCCEED_NOWAIT:
             items = [Settlement(SUCCESS, delivery) for delivery in self._succeed(batch, items)]
         refused: list[tuple[Settlement, TaskqError]] = []
         for item in items:

@@ -16,7 +16,7 @@ from taskq.log.machine.threads import Reporter
 from taskq.log.requests import AdoptOrder, Op, Order, Request
 
 if TYPE_CHECKING:
-    from taskq.log.store.here import Here
+    from taskq.log.store.caller_commit import CallerCommit
 
 _log: Final = Reporter("taskq")
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
@@ -48,7 +48,7 @@ class Mailbox:
         self.asleep = False
         self.turns = 0
         self.poke: Callable[[], None] = _nobody_there
-        self.here: Here | None = None
+        self.here: CallerCommit | None = None
         self.serves_loops = False
         self.usable = True
         self.closing = False

@@ -68,7 +68,7 @@ from taskq.log.requests import (
 from taskq.log.segments.segments import Extent
 from taskq.log.state.story import job_not_found, tell
 from taskq.log.state.uploads import waiting_uploads
-from taskq.log.store.here import Alone, Reply
+from taskq.log.store.caller_commit import LoneCaller, Reply
 
 if TYPE_CHECKING:
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
@@ -268,13 +268,13 @@ class _Port(Generic[F]):
         self, deliveries: list[Delivery], on_error: Callable[[Settlement, TaskqError], None]
     ) -> None:
         """End deliveries that succeeded and left nothing, as ``settle_soon`` does."""
-        self._send_soon(Op.SUCCEED_SOON, deliveries, on_error)
+        self._send_soon(Op.SUCCEED_NOWAIT, deliveries, on_error)
 
     def settle_soon(
         self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
     ) -> None:
         """End deliveries without waiting for it; what the disk refuses is tried again."""
-        self._send_soon(Op.SETTLE_SOON, items, on_error)
+        self._send_soon(Op.SETTLE_NOWAIT, items, on_error)
 
     @_request
     def cancel(self, lsn: int) -> Sent[Cancel]:
@@ -472,7 +472,7 @@ class LoopPort(_Port[_Future[Any]]):
         self._is_known = home == "asyncio.base_events" or type(loop).__module__ == "uvloop"
         #: plain jobs that the thread has not taken yet; see ``runs``
         self._line: list[Any] = []
-        self._alone = Alone(mailbox, loop)
+        self._lone = LoneCaller(mailbox, loop)
         self._turns = 0
         self._bell: Bell | None = None
         self._inbox: deque[list[Answer]] = deque()
@@ -489,8 +489,8 @@ class LoopPort(_Port[_Future[Any]]):
         if extras is None and spec.flags < PACKED_MIN:
             line = self._line
             is_alone = mailbox.asleep and mailbox.serves_loops and not line
-            if is_alone and self._alone.commits((spec, body, None), future):
-                return self._alone.answered(future)
+            if is_alone and self._lone.try_commit((spec, body, None), future):
+                return self._lone.answered(future)
             # One step, as the interpreter has it; see ``runs.take``.
             line += (spec, body, future)
             if len(line) != LINE_WIDTH:
@@ -604,7 +604,7 @@ class LoopPort(_Port[_Future[Any]]):
         if self._turns == _SETTLED_IN and self._mailbox.usable:
             with contextlib.suppress(NotImplementedError, OSError):
                 self._bell = Bell(self.loop, self._rung)
-        self._alone.is_crowded = len(answers) > 1 or len(getattr(answers[0][1], "futures", ())) > 1
+        self._lone.is_crowded = len(answers) > 1 or len(getattr(answers[0][1], "futures", ())) > 1
         left = iter(answers)
         try:
             self._resolve(left)
@@ -613,7 +613,7 @@ class LoopPort(_Port[_Future[Any]]):
             self.loop.call_soon(self._turn, list(left))
             raise
         finally:
-            self._alone.is_crowded = False
+            self._lone.is_crowded = False
 
     def _rung(self) -> None:
         while self._inbox:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, Durability
-from taskq.log.commit.answers import SOON, failure, refusals, tell_all
+from taskq.log.commit.answers import NOWAIT, failure, refusals, tell_all
 from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
 from taskq.log.commit.room import BatchNeeds, with_reserve
 from taskq.log.config import BATCH_BYTES_MAX, LogConfig
@@ -28,7 +28,7 @@ from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_CANCEL
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request, Trait, ops_that
-from taskq.log.store.here import Here
+from taskq.log.store.caller_commit import CallerCommit
 from taskq.log.store.mailbox import Mailbox, run_chore
 from taskq.log.upkeep.upkeep import Upkeep
 
@@ -90,7 +90,7 @@ def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -
     agenda = committer.facets.agenda
     if agenda is None or agenda.queues.any_ready() or len(requests) > _KEPT_MAX:
         return False
-    return not needs.ops.isdisjoint(SOON)
+    return not needs.ops.isdisjoint(NOWAIT)
 
 
 _log: Final = Reporter("taskq")
@@ -144,7 +144,7 @@ class StorageThread:
         clock = config.clock or SystemClock()
         self.journal = Journal(disk, clock, self.path, config, self.writer)
         self.peers: LocalPeers | None = None
-        self.here: Here | None = None
+        self.here: CallerCommit | None = None
         self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
         self._unsynced_since = 0.0
         self._forget_at = 0.0
@@ -176,7 +176,7 @@ class StorageThread:
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
             self.committer.builds_in_steps = True
             self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
-            self.here = self._mailbox.here = Here(self, self._mailbox)
+            self.here = self._mailbox.here = CallerCommit(self, self._mailbox)
             self._mailbox.serves_loops = config.durability is not Durability.FSYNC
         finally:
             self.journal.unlock()
@@ -545,8 +545,8 @@ class StorageThread:
         closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
         waiters, undecided = self.committer.waiters, self.committer.undecided
         held = undecided.take_held()
-        undecided.hold([request for request in held if request[0] in SOON])
-        held = [request for request in held if request[0] not in SOON]
+        undecided.hold([request for request in held if request[0] in NOWAIT])
+        held = [request for request in held if request[0] not in NOWAIT]
         left = [*undecided.take_in_flight(), *held, *waiters.claim_requests()]
         answers = refusals(left, closed) + tell_all(waiters.listeners(), closed)
         if answers:

@@ -85,7 +85,7 @@ def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
         request(Op.OUTCOME, jobs[0]),
         request(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)),
     ]
-    soon = (Op.SETTLE_SOON, None, None, ([Settlement(Kind.SUCCEEDED, two)], errors.append))
+    soon = (Op.SETTLE_NOWAIT, None, None, ([Settlement(Kind.SUCCEEDED, two)], errors.append))
     first.commit([*(request for request, _ in requests), soon])
     first.sync()
     enqueued, settled, many, cancelled, outcome, claimed = (future for _, future in requests)

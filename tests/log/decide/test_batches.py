@@ -24,14 +24,14 @@ def _dead(delivery: Delivery) -> Settlement:
 
 
 @pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
-@pytest.mark.parametrize("op", [Op.SETTLE, Op.SETTLE_SOON])
+@pytest.mark.parametrize("op", [Op.SETTLE, Op.SETTLE_NOWAIT])
 def test_whatever_ends_jobs_wakes_those_who_wait_for_outcomes(op: Op, kind: Kind) -> None:
     process = World().process()
     for _ in range(2):
         process.enqueue()
     ends = [Settlement(kind, delivery, cause=Cause.EXHAUSTED) for delivery in process.claim(2)]
     process.committer.take_interest()
-    soon = op is Op.SETTLE_SOON
+    soon = op is Op.SETTLE_NOWAIT
     operand = (ends, _never) if soon else ends
     process.committer.commit([(op, None, None if soon else Future(), operand)])
     assert process.committer.take_interest() & INTEREST_OUTCOME
@@ -45,7 +45,7 @@ def test_a_listener_that_left_hears_of_no_death() -> None:
         process.enqueue()
         (delivery,) = process.claim()
         process.committer.answers.later.clear()
-        process.committer.commit([(Op.SETTLE_SOON, None, None, ([_dead(delivery)], _never))])
+        process.committer.commit([(Op.SETTLE_NOWAIT, None, None, ([_dead(delivery)], _never))])
         ports = [port for port, *_ in process.committer.answers.later if port is not None]
         assert sorted(ports) == heard
         (leave if len(heard) == 2 else stay)()

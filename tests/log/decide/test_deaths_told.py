@@ -94,7 +94,7 @@ def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths() -> None:
     died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
     process.commit([
         (Op.CLAIM, None, claimed, ClaimRequest(1, wait_until_ns=0)),
-        (Op.SETTLE_SOON, None, None, ([died], print)),
+        (Op.SETTLE_NOWAIT, None, None, ([died], print)),
     ])  # fmt: skip
     assert [taken.task for taken in claimed.result(0)] == ["tell"]
 
@@ -107,7 +107,7 @@ def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
     died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
     nonsense: Future[Any] = Future()
     process.commit([
-        (Op.SETTLE_SOON, None, None, ([died], print)),
+        (Op.SETTLE_NOWAIT, None, None, ([died], print)),
         (Op.PURGE, None, nonsense, ["no number"]),
     ])  # fmt: skip
     process.sync()

@@ -143,7 +143,7 @@ def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
     first, second = process.claim(2)
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
     process.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, first)])
-    process.send(Op.SETTLE_SOON, ([Settlement(Kind.SUCCEEDED, second)], lambda *_: None))
+    process.send(Op.SETTLE_NOWAIT, ([Settlement(Kind.SUCCEEDED, second)], lambda *_: None))
     answers: list[Answer] = []
     storage = thread.StorageThread.__new__(thread.StorageThread)
     storage.peers, storage.writer = LocalPeers.__new__(LocalPeers), process.journal.writer

@@ -28,8 +28,8 @@ from taskq.log.config import LogConfig
 from taskq.log.journal.journal import Tail
 from taskq.log.machine.threads import Pending
 from taskq.log.requests import EnqueueSpec
-from taskq.log.store import here
-from taskq.log.store.here import Handlers
+from taskq.log.store import caller_commit
+from taskq.log.store.caller_commit import Handlers
 from taskq.log.store.port import ThreadPort
 from taskq.log.store.store import Store
 from taskq.log.store.thread import StorageThread
@@ -82,7 +82,7 @@ def committers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Committer, "commit", noted)
     # A machine that has much else to do is no slow disk.
-    monkeypatch.setattr(here, "_SLOW_SECONDS", SECONDS)
+    monkeypatch.setattr(caller_commit, "_SLOW_SECONDS", SECONDS)
     return threads
 
 
@@ -130,8 +130,8 @@ def test_a_loop_commits_for_itself_where_no_answer_waits_for_the_disk(
 def test_a_loop_leaves_a_slow_disk_to_the_storage_thread(
     stores: Callable[[LogConfig], Store], committers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here, "_SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(here, "_PATIENCE", 10**6)
+    monkeypatch.setattr(caller_commit, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(caller_commit, "_PATIENCE", 10**6)
     store = stores(OS)
 
     async def main() -> int:

@@ -170,7 +170,7 @@ def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
     died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
     nonsense: Future[Any] = Future()
     process.commit([
-        (Op.SETTLE_SOON, None, None, ([died], print)),
+        (Op.SETTLE_NOWAIT, None, None, ([died], print)),
         (Op.PURGE, None, nonsense, ["no number"]),
     ])  # fmt: skip
     process.sync()

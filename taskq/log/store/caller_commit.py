@@ -91,7 +91,7 @@ class Cycles(Protocol):
     def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool: ...
 
 
-class Here:
+class CallerCommit:
     """The right to commit: of the storage thread, which makes this, and of callers.
 
     Attributes:
@@ -203,7 +203,7 @@ class Here:
         return OutcomeUnknown(self._mailbox.path, error, "the commit", advice)
 
 
-class Alone:
+class LoneCaller:
     """Decides for one event loop which plain jobs are committed on its own thread.
 
     The storage thread commits jobs that come together, in one frame, and jobs of a loop that has
@@ -221,7 +221,7 @@ class Alone:
         self._ready: Sized = getattr(loop, "_ready", " ")
         self._committed = 0
 
-    def commits(self, item: Item, future: Future[Any]) -> bool:
+    def try_commit(self, item: Item, future: Future[Any]) -> bool:
         """Commit a job if it is alone, and its answer waits for no disk; False: send it."""
         here = self._mailbox.here
         if here is None or self._ready or self.is_crowded:
