@@ -25,14 +25,14 @@ Compression = Literal["none", "zlib", "zstd"]
 COMPRESSED_BYTES_MIN: Final = 1_024
 #: A body is only kept compressed if it is at most so large a part of the original.
 _RATIO_MAX: Final = 0.95
-#: No body may become larger than this when it is decompressed, unless the log is told otherwise.
+#: Default limit of a body that is decompressed.
 DECOMPRESSED_BYTES_MAX: Final = 100 * 1024 * 1024
 _COMPRESSED: Final = int(Flag.ZLIB | Flag.ZSTD)
 _ZLIB: Final = int(Flag.ZLIB)
 _ZSTD: Final = int(Flag.ZSTD)
 _ZLIB_LEVEL: Final = 1
 _ZSTD_LEVEL: Final = 3
-#: What a zstd decoder should accept at least (RFC 8878, 3.1.1.1.2), and its memory for one frame.
+#: Window that a zstd decoder should accept (RFC 8878, 3.1.1.1.2), and its memory for one frame.
 _WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
 _PIECE_BYTES: Final = 1024 * 1024
 _SIZE: Final = struct.Struct("<Q")
@@ -80,9 +80,9 @@ def compress(body: bytes, compression: Compression) -> tuple[bytes, int]:
 
 
 def decompress(stored: bytes, flags: int, limit: int, what: str) -> bytes:
-    """The body that was given; ``flags`` are those of its record, ``what`` is it called in errors.
+    """Return the original body; ``flags`` are its record's, ``what`` names it in errors.
 
-    Takes no more memory than the size that the body claims to have, and that is checked first.
+    The size that the body claims is checked first, and no more memory is taken.
 
     Raises:
         PayloadTooLarge: it would have more than ``limit`` bytes.
@@ -108,7 +108,7 @@ def decompress(stored: bytes, flags: int, limit: int, what: str) -> bytes:
 
 
 def original_size(stored: bytes, flags: int) -> int:
-    """Return bytes that a body claims to have had, from what its record or file holds."""
+    """Return the original size of a body as its stored form claims, in bytes."""
     if not flags & _COMPRESSED:
         return len(stored)
     size: int = _SIZE.unpack_from(stored.ljust(_SIZE.size, b"\0"))[0]
@@ -125,7 +125,7 @@ def _inflated(stored: bytes, size: int) -> bytes | None:
 
 
 def _unpacked(zstandard: ModuleType, stored: bytes, size: int) -> bytes | None:
-    # Not decompress(): it takes the frame's own word for how much memory it needs.
+    # decompress() would trust the frame for how much memory it needs.
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
     reader: Any = decompressor.stream_reader(io.BytesIO(memoryview(stored)[_SIZE.size :]))
     pieces: list[bytes] = []

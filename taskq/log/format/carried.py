@@ -1,7 +1,7 @@
 """Records that stand in for others: a job written again, totals, and how far the log was compacted.
 
-A CARRIED record holds the job's whole ENQUEUED record, byte for byte, so that whoever reads a
-payload, a key or a header gets them from there as from the original.
+A CARRIED record holds the job's whole ENQUEUED record, byte for byte, so
+payload, key and headers are read from there as from the original.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ATTEMPTS_KEPT: Final = 20
 HISTORY_BYTES_MAX: Final = 32 * 1024
 REASON_KEPT_BYTES: Final = 1_024
 _ATTEMPT: Final = struct.Struct("<IQqqBH")
-#: All options of a record have 65 535 bytes, and those of a flow or a key come first.
+#: All options of a record share 65 535 bytes; flows and keys come first.
 OPTIONS_BYTES_MAX: Final = 2**16 - 1
 _LINES_STORED_MAX: Final = 60_000
 #: Outcomes by their number, which never changes.
@@ -81,7 +81,7 @@ def _encode(attempt: AttemptView) -> bytes:
 
 
 def encode_lines(text: str) -> bytes:
-    """Return the option LINES: as much of what an attempt logged as is kept, the latest of it."""
+    """Return the option LINES: the latest log lines of an attempt, as far as they fit."""
     data = text.encode("utf-8", "replace")[-LINES_BYTES_MAX:]
     while len(stored := zlib.compress(data, 1)) > _LINES_STORED_MAX:
         data = data[len(data) // 8 :]
@@ -90,15 +90,15 @@ def encode_lines(text: str) -> bytes:
 
 _I64: Final = struct.Struct("<q")
 _CLAIM: Final = struct.Struct("<QQ")
-#: A carried record without a result says so by DROP_RESULT: an empty one is a result, too.
+#: DROP_RESULT marks a carried record without a result: an empty body is a result, too.
 _OWN_FLAGS: Final = int(Flag.CHECKED | Flag.DROP_RESULT)
 
 
 class Carried(NamedTuple):
     """Hold what a CARRIED, REQUEUED or EDITED record says. Moments are nanoseconds, 0 for none.
 
-    ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, and are as
-    of the record's own frame; the due time of a job with an eta does not: ``due_is_wall`` tells.
+    ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, and belong
+    to the time of the record's frame; with an eta, ``due_ns`` is wall time (``due_is_wall``).
     """
 
     job: int
@@ -115,25 +115,25 @@ class Carried(NamedTuple):
     lease_ns: int = 0
     #: a key with a window: held until then
     key_until_ns: int = 0
-    #: when it expires, if that shifts; 0: its ENQUEUED record tells, if it does at all
+    #: when it expires, if that shifts; 0: see its ENQUEUED record
     expires_ns: int = 0
     ended_ns: int = 0
     history: bytes = b""
-    #: result or reason; None when there is none
+    #: result or reason, None without one
     body: bytes | None = None
     #: ``Flag`` bits of the result
     flags: int = 0
     #: somebody wants it cancelled, which runs
     cancel_wanted: bool = False
-    #: what a held job waits for, as ``core.flows`` has it
+    #: count and policy of a held job's inputs (``core.flows``)
     needs: int | None = None
     #: of REQUEUED: held jobs for which it had counted as done
     waited: tuple[int, ...] = ()
-    #: of one that ended: what its last attempt logged, packed
+    #: log lines of the last attempt of an ended job, packed
     lines: bytes = b""
     #: of EDITED: hash of its key in the queue that it left, 0 if it has none or stays there
     left_key: int = 0
-    #: what it waits for within its run, as ``core.folds.steps`` tells it; empty if it has no steps
+    #: its waits within its run (``core.folds.steps``); empty without steps
     awaiting: bytes = b""
 
     @property
@@ -198,7 +198,7 @@ def born_in(record: bytes) -> bytes:
     """Return the ENQUEUED record that a CARRIED, REQUEUED or EDITED one holds.
 
     Raises:
-        FormatError: there is none of a length that fits.
+        FormatError: no record of a fitting length is in it.
     """
     if len(record) < codec.WHOLE.size + codec.BORN.size:
         raise FormatError("a carried record is shorter than what it holds")
@@ -241,7 +241,7 @@ def encode_lease(deadline_ns: int) -> bytes:
 
 
 def find_moment(data: bytes, at: int, size: int, wanted: int) -> int:
-    """Return the moment, or other number, that an option of a record tells; 0 if there is none."""
+    """Return the number of an option of a record, mostly a moment; 0 without the option."""
     for tag, value in each_option(data, at, size):
         if tag == wanted and len(value) == _I64.size:
             moment: int = _I64.unpack(value)[0]

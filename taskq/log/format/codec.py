@@ -174,7 +174,7 @@ FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
 FRAME_BODY_MAX: Final = 34 * 1024 * 1024
 LSN_MAX: Final = 2**63
 
-#: Of what the kinds of records have fixed; see ``core.records``.
+#: Sizes of the fixed fields of each kind; see ``core.records``.
 BORN: Final = records.BORN.struct
 BORN_TAIL: Final = struct.Struct("<" + BORN.format[2:])
 JOB: Final = records.JOB.struct
@@ -188,12 +188,12 @@ TICK: Final = records.TICK.struct
 RATES: Final = records.RATES.struct
 UPLOAD: Final = records.UPLOAD.struct
 LENGTH: Final = struct.Struct("<I")
-#: What every record starts with: length, type, byte, size of the options, flags.
+#: Start of every record: length, type, byte, size of the options, flags.
 PREFIX: Final = struct.Struct("<IBBHI")
-#: What every option starts with: tag, length of the value.
+#: Start of every option: tag, length of the value.
 OPTION: Final = struct.Struct("<BH")
 _U64: Final = struct.Struct("<Q")
-#: Where fields stand in every record, ...
+#: Offsets of fields in every record, ...
 KIND_AT: Final = 4
 FLAGS_AT: Final = 8
 #: ... the state in CARRIED, REQUEUED and EDITED, ...
@@ -202,9 +202,9 @@ STATE_AT: Final = 5
 JOB_AT: Final = 16
 #: ... and the length of the queue's name in that.
 QUEUE_SIZE_AT: Final = 14
-#: What a record ends in, if it has flag CHECKED.
+#: End of a record with flag CHECKED.
 CRC_SIZE: Final = 4
-#: The CRC-32 of whatever ends in its own, whichever seed both began with.
+#: The CRC-32 of any bytes followed by their own CRC, for every seed.
 CRC_OF_WHOLE: Final = 0x2144DF1C
 _CRC_PIECE: Final = 5_120
 #: Plain numbers: an operation on an enum's member costs a microsecond.
@@ -212,7 +212,7 @@ _CHECKED: Final = int(Flag.CHECKED)
 #: The fixed fields of each type, and their size: a record that is shorter is damaged.
 LAYOUTS: Final = {kind: row.layout.struct for kind, row in TABLE.items()}
 FIXED_SIZES: Final = {kind: layout.size for kind, layout in LAYOUTS.items()}
-#: The same of every number, for loops: what any record has of one that is no type.
+#: The same for every number, for loops; unknown types have the prefix's size.
 SIZES: Final = [FIXED_SIZES.get(kind, PREFIX.size) for kind in range(256)]
 
 pack_length = LENGTH.pack
@@ -222,14 +222,14 @@ crc32 = zlib.crc32
 class Link(NamedTuple):
     """Name the end of the segment before: where its last frame starts, and its CRC.
 
-    The CRC is the header's: its seed holds the place, so it is that of no other frame.
+    It is the CRC of the header, whose seed holds the place: no other frame has it.
     """
 
     offset: int
     crc: int
 
 
-#: Of a segment that begins a log.
+#: Link of the first segment of a log.
 NO_LINK: Final = Link(0, 0)
 #: No frame starts there: what the log lacked when the segment was made stays told.
 LOST: Final = Link(1, 0)
@@ -246,7 +246,7 @@ class SegmentHeader(NamedTuple):
 
 
 class FrameHeader(NamedTuple):
-    """Hold what the header of a frame says; ``size`` is that of the frame with its padding."""
+    """The header of a frame; ``size`` is the frame's with padding."""
 
     body_size: int
     records: int
@@ -349,7 +349,7 @@ def encode_frame(
 
 
 def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameHeader | None:
-    """Return the header at ``data[at:]``, ``offset`` of its segment; None if there is none.
+    """Return the header at ``data[at:]``, ``offset`` of its segment; None without a header.
 
     Raises:
         FormatError: it has flags that this taskq does not know.
@@ -436,7 +436,7 @@ def encode_job(
     options: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """A CLAIMED, SUCCEEDED, DEAD, CANCELLED or EXPIRED record; ``flags`` are those of a body."""
+    """A CLAIMED, SUCCEEDED, DEAD, CANCELLED or EXPIRED record; ``flags`` are the body's."""
     if body is None:
         size = JOB.size + len(options)
         return JOB.pack(size, kind, cause, len(options), 0, attempt, job, token) + options

@@ -1,8 +1,8 @@
 """Flows in the log: the options of their jobs.
 
-``NEEDS`` is (count u32, policy u8), of a carried job as it stands then, with 128 in the policy of
-one that is to be cancelled; ``FLOW`` is (jobs u32, ends u32, shape); for ``INPUTS``, ``UNLOCKS``
-and ``SHAPE`` see ``Option`` and ``core.shapes``.
+``NEEDS`` is (count u32, policy u8), of a carried job as it stands then, with 128 added to the
+policy if it is to be cancelled; ``FLOW`` is (jobs u32, ends u32, shape); for ``INPUTS``,
+``UNLOCKS`` and ``SHAPE`` see ``Option`` and ``core.shapes``.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _UNLOCKS: Final = int(Option.UNLOCKS)
 
 
 class Root(NamedTuple):
-    """Hold what the first job of a flow says of all of it."""
+    """The size and shape of a flow, kept by its first job."""
 
     jobs: int
-    #: so many of the first jobs make up the flow's result
+    #: first jobs that make up the flow's result
     ends: int
     shape: bytes
 
 
 class Takes(NamedTuple):
-    """Whom a job waits or waited for, and who waits for it."""
+    """The jobs that a job waits or waited for, and the jobs that wait for it."""
 
     inputs: tuple[int, ...] = ()
     policy: Policy = Policy.CANCEL
@@ -100,7 +100,7 @@ def encode_unlocks(jobs: list[int]) -> bytes:
 
 
 def decode_needs(value: bytes) -> int:
-    """Return what a held job waits for, as ``Flows`` has it.
+    """Return what a held job waits for.
 
     Raises:
         FormatError: the option has another length.
@@ -158,19 +158,19 @@ def takes_of(record: bytes) -> Takes:
 _NUMBER: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 _I64: Final = struct.Struct("<q")
-#: Those that most steps have, as plain numbers.
+#: Options of most steps, as plain numbers.
 _STEP: Final = int(Option.STEP)
 _BEGAN: Final = int(Option.BEGAN)
 _STEP_OPTION: Final = struct.Struct("<BHI")
 _BEGAN_OPTION: Final = struct.Struct("<BHq")
 _CHECKED: Final = int(Flag.CHECKED)
 _PLACED: Final = codec.LAYOUTS[STEP]
-#: Where the place of a step stands; and its token, or the number of a signal.
+#: Offset of a step's place; and of its token, or of a signal's number.
 _PLACE_AT: Final = codec.JOB.size
 _TOKEN_AT: Final = codec.JOB.size - _U64.size
-#: Behind the jobs that a step enqueued, if they go on when the job is cancelled.
+#: Follows the jobs that a step enqueued, if they go on when the job is cancelled.
 _DETACHED: Final = b"\1"
-#: Where a record says how long its options are.
+#: Offset of the size of a record's options.
 _OPTIONS_SIZE_AT: Final = struct.calcsize("<IBB")
 _U16: Final = struct.Struct("<H")
 
@@ -184,11 +184,11 @@ class Stepped(NamedTuple):
     form: int = Form.STEP
     #: which of the job's steps it is, from 0
     place: int = 0
-    #: of a step: the signal that it took; of a signal that is told again: its first record
+    #: of a step: the signal that it took; of a signal written again: its first record
     signal: int = 0
     once: str = ""
     began_ns: int = 0
-    #: of one that was written again: when it was done
+    #: of a step written again: when it was done
     ended_ns: int = 0
     #: jobs that it enqueued: the first, and how many
     first: int = 0
@@ -285,8 +285,8 @@ def job_of(record: bytes) -> int:
 def again(record: bytes, token: int | None, ended_ns: int, lsn: int) -> bytes:
     """Return the record as it is written once more at ``lsn``.
 
-    ``token`` is the number of a signal, or that of a step; None: as it is. A step that does not say
-    when it was done says so from now on.
+    ``token`` is the number of a signal, or a step's token; None keeps it. A step without the
+    time when it was done gets it.
     """
     again = bytearray(record[:-CRC_SIZE])
     if token is not None:

@@ -116,7 +116,7 @@ class Scanner:
     def of_segment(
         cls, read: Callable[[int, int], bytes], log_id: UUID, lsn: int, size: int, *, name: str
     ) -> Scanner:
-        """Return a reader of all that stands in the segment of a log that begins with an lsn."""
+        """Return a reader of a whole segment, by its first lsn."""
         return cls(read, codec.segment_seed(log_id, lsn), size, lsn, sealed=False, name=name)
 
     def frames(self, offset: int, next_lsn: int = 0) -> Iterator[Frame | Gap]:
@@ -246,9 +246,9 @@ class Scanner:
         return Frame(data, start, header, offset)
 
     def _gap(self, offset: int, own: codec.FrameHeader | None) -> Gap:
-        """Return what the bad bytes at ``offset`` are, from the frames that stand behind them.
+        """Classify the bad bytes at ``offset`` by the frames after them.
 
-        It ends where its own header says, or else at the next whole header: a bad frame behind it
+        It ends where its own header says, or else at the next whole header: a bad frame after it
         is another gap.
         """
         first_lsn = self._next_lsn
@@ -260,7 +260,7 @@ class Scanner:
             if not is_damage and (self._in_order or header.synced_through > first_lsn):
                 body = self._read(header.body_size, at + codec.FRAME_HEADER_SIZE)
                 is_damage = codec.body_is_whole(body, header, self._seed, at)
-                # Not looked for again from each of many bad frames.
+                # Kept, so that many bad frames do not each look for it.
                 self._whole_until = at if is_damage else 0
             if is_damage:
                 break
@@ -284,10 +284,10 @@ _MARK_BYTES: Final = 16 * 1024
 
 
 class Cursor:
-    """Tell how far a reader has come: an offset in a segment, and the lsn expected there.
+    """A reader's position: an offset in a segment, and the lsn expected there.
 
     Attributes:
-        frame: offset of the whole frame that ends there; -1 if there is none or it is not known.
+        frame: offset of the whole frame that ends there; -1 without one, or if unknown.
     """
 
     __slots__ = ("frame", "next_lsn", "offset", "segment")

@@ -30,15 +30,15 @@ _HEAD: Final = codec.PREFIX.pack(ADOPTED_SIZE, Kind.ADOPTED, 0, 0, _CHECKED)
 
 
 class UploadProgress(NamedTuple):
-    """Tell how far an upload has come."""
+    """The progress of an upload."""
 
     #: 16 bytes
     upload: bytes
-    #: jobs that are decided: the first so many of it
+    #: jobs that are decided, from its start
     done: int
     #: jobs in all of it
     total: int
-    #: those among the decided ones that were left out, since their keys were held
+    #: decided jobs that were left out, since their keys were held
     duplicates: int
     #: of the first record of the frame that began it
     first_lsn: int
@@ -53,11 +53,11 @@ def decode_adopted(record: bytes) -> UploadProgress:
 
 
 def adopted_at_end(data: bytes, next_lsn: int) -> Iterator[tuple[int, UploadProgress]]:
-    """(lsn, what it says) of what looks like ADOPTED records at the end of a frame, the last first.
+    """Yield (lsn, progress) of likely ADOPTED records at the end of a frame, the last first.
 
     Args:
         data: the frame's body, or the end of it.
-        next_lsn: the lsn behind the frame.
+        next_lsn: the lsn after the frame.
     """
     end, lsn = len(data), next_lsn - 1
     while end >= ADOPTED_SIZE and data.startswith(_HEAD, end - ADOPTED_SIZE):
@@ -69,7 +69,7 @@ def adopted_at_end(data: bytes, next_lsn: int) -> Iterator[tuple[int, UploadProg
         lsn -= 1
 
 
-# Ticks of schedules: each is written once, together with its jobs, whoever comes first with it.
+# Ticks of schedules: the first process writes each, together with its jobs.
 #
 # A TICKED record holds the whole state of its schedule, so that compaction can write it again.
 
@@ -115,11 +115,11 @@ def decode_ticked(record: bytes) -> Ticked:
     )
 
 
-# Claims that count against a rate: what says so in the log, and how compaction keeps it.
+# Claims that count against a rate, in the log and after compaction.
 #
-# A claim says itself which rate it counts against, so whoever folds the log knows the times of a
-# group's claims without having its task. Compaction writes the times again (RATED): the claims may
-# be in a segment that goes, or their jobs, which say to which group they belong.
+# A claim names the rate that it counts against, so a fold knows the times of a group's claims
+# without its task. Compaction writes the times again (RATED): the claims may
+# be in a segment that goes, or their jobs, which name their group.
 
 if TYPE_CHECKING:
     GroupKey = tuple[str, bytes]
@@ -132,7 +132,7 @@ _SIZE: Final = struct.Struct("<H")
 _PAIR: Final = struct.Struct("<qI")
 _LEASE: Final = int(Option.LEASE)
 _RATE_TAG: Final = int(Option.RATE)
-#: Times that go into one batch, unless those of one group are more; ...
+#: Times that go into one batch, unless one group has more; ...
 _PAIRS_MAX: Final = 10_000
 #: ... and groups: no batch may hold the lock for long.
 _GROUPS_MAX: Final = 1_000

@@ -29,7 +29,7 @@ _LAST_MOMENT: Final = _EXPIRES
 _U64_MASK: Final = 2**64 - 1
 
 
-#: In place of a key's hash, where the job's record does not read back: its key, whatever that is.
+#: In place of a key's hash, if the job's record does not read back.
 UNREAD_KEY: Final = 0
 
 
@@ -230,8 +230,8 @@ def queue_of(record: bytes) -> bytes:
     return record[start : start + record[QUEUE_SIZE_AT]]
 
 
-# A job's enqueue record without moments that do not count any more, for one that begins anew; or
-# with another route, for one that waits elsewhere.
+# A job's enqueue record without lapsed moments, if it begins anew; or with another route, if it
+# waits elsewhere.
 
 #: When the job was to be due, and when it was to expire.
 DUE_OPTIONS: Final = frozenset(map(int, (Option.DUE, Option.DUE_WALL)))

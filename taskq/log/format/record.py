@@ -68,7 +68,7 @@ class LogRecord(NamedTuple):
     replaces: int = 0
     #: when the claim ends, 0 if with its owner
     lease_ns: int = 0
-    #: payload, result, reason or description; None when there is none
+    #: payload, result, reason or description; None without one
     body: bytes | None = None
     step_ns: int = 0
     #: of CARRIED, REQUEUED and EDITED: all of it; the fields above are the job's ENQUEUED record's
@@ -93,12 +93,12 @@ class LogRecord(NamedTuple):
 
     @property
     def stores_result(self) -> bool:
-        """Of a record that brings a job: whether the job's result is to be kept."""
+        """Return whether the result of a new job is kept."""
         return not self._born_flags & Flag.DROP_RESULT
 
     @property
     def end(self) -> State | None:
-        """Return the state in which its job has ended; None: it goes on, or there is none."""
+        """Return the state in which its job has ended, None if it goes on, or without a job."""
         state = State(ENDINGS.get(self.kind, BORN))
         if self.carried is not None:
             state = self.carried.state
@@ -108,7 +108,7 @@ class LogRecord(NamedTuple):
     def tracing(cls, frame: Frame, mark: bytes, jobs: Container[int] = ()) -> Iterator[LogRecord]:
         """Yield the records that bring a job with these bytes in it, or end one of these jobs.
 
-        What does not read is passed over.
+        Unreadable records are passed over.
 
         Raises:
             FormatError: the lengths of the records do not fit.
@@ -210,7 +210,7 @@ def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
     )  # fmt: skip
 
 
-#: What the fixed fields of records about no single job are called here.
+#: Names of the fixed fields of records without a single job.
 _FIELDS: Final = {"step_ns": "step_ns", "token": "token", "owner": "token"}
 
 
@@ -237,12 +237,11 @@ def _decode_other(data: bytes, record: LogRecord, body: bytes) -> LogRecord:
     return record._replace(body=None if row.body is Body.NONE else body)
 
 
-# What single records make of a job's state: for walks that look at many jobs and fold none.
+# The effect of single records on a job's state, for walks over many jobs without a fold.
 
 #: The state of a job of which nothing is known but that it was enqueued, as a plain number.
 BORN: Final = READY
-#: What a record makes of its job, where it ends or revives it. A kind leads to the same state
-#: from wherever it finds the job, so it does not matter from where it is asked.
+#: States by the kinds that end or revive a job: the former state does not matter.
 ENDINGS: Final = {kind: int(after(State.ABSENT, kind)) for kind in ENDS | REVIVALS | REMOVALS}
 
 

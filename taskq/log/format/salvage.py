@@ -1,10 +1,10 @@
-"""Salvage a damaged frame: the records whose own CRC says that they are whole.
+"""Salvage a damaged frame: the records whose own CRC fits.
 
-Records follow one another by their lengths. Behind one whose length is not to be trusted the next
-is found by its CRC alone: of the bytes that look like the head of a record it is told for which
-number (lsn) their CRC fits, and that must be one that can stand there. All CRCs are taken from
-those of the frame's beginnings, so a guess costs the same however long the record would be: a CRC
-is linear, which gives that of any stretch (zlib's ``crc32_combine``), and the seed it began with.
+Records follow one another by their lengths. After a bad length the next is found
+by its CRC alone: for bytes that look like the head of a record, the number (lsn) is computed for
+which their CRC fits, and it must be possible there. All CRCs are derived from the CRCs
+of the frame's beginnings, so a guess costs the same however long the record would be: a CRC
+is linear, which gives the CRC of any stretch (zlib's ``crc32_combine``), and its seed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _HEAD: Final = re.compile(
 
 
 def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
-    """(lsn, place, record) of each record in a damaged body whose own CRC says that it is whole.
+    """(lsn, place, record) of each record in a damaged body whose own CRC fits.
 
     Args:
-        data: the body, or what stands in its place.
+        data: the body, or the bytes in its place.
         lsn: of its first record.
     """
     at = 0
@@ -78,7 +78,7 @@ def _may_be_checked(data: bytes, at: int, size: int) -> bool:
 
 
 def _whole_size(data: bytes, at: int, lsn: int) -> int:
-    """Bytes of the record of that number there, 0 if there is none that is whole by its CRC."""
+    """Return bytes of the record of that lsn there, 0 without a fitting CRC."""
     size = _size_at(data, at)
     if not size or not _may_be_checked(data, at, size):
         return 0
@@ -99,7 +99,7 @@ def _hop(data: bytes, at: int, lsn: int) -> tuple[int, int] | None:
 
 
 class _Seeds:
-    """Tells for which number the CRC of any stretch of a body fits."""
+    """Finds the lsn that fits the CRC of a stretch of a body."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -110,7 +110,7 @@ class _Seeds:
             self._crcs.append(codec.crc32(self._view[at : at + _STEP], self._crcs[-1]))
 
     def next_whole(self, at: int, lsn: int) -> tuple[int, int] | None:
-        """(place, lsn) of the first whole record behind ``at``, where that of ``lsn`` should be."""
+        """Return (place, lsn) of the first whole record after ``at``, the place of ``lsn``."""
         data = self._data
         for match in _HEAD.finditer(data, at + 1):
             place = match.start()
@@ -119,7 +119,7 @@ class _Seeds:
                 self._guesses += 1
                 if self._guesses > _GUESSES_MAX:
                     return None
-                # So many records at most can have stood before it.
+                # Each lost record took at least a prefix.
                 lost = self._seed(place, size - CRC_SIZE) - lsn & _WORD
                 if lost <= (place - at) // codec.PREFIX.size:
                     return place, lsn + lost
@@ -136,7 +136,7 @@ class _Seeds:
 
 
 def _taken_back(crc: int, zeros: int) -> int:
-    """Return what a CRC's register was before so many zero bytes."""
+    """Return a CRC's register as it was ``zeros`` zero bytes earlier."""
     for power, (low, second, third, high) in enumerate(_steps_back()):
         if zeros >> power & 1:
             crc = (
@@ -150,7 +150,7 @@ def _taken_back(crc: int, zeros: int) -> int:
 
 @functools.cache
 def _steps_back() -> list[list[list[int]]]:
-    """By power of two: what each byte of a register comes to, so many zero bytes taken back."""
+    """By power of two: the value of each byte of a register, that count of zero bytes earlier."""
     # A register moves by table[low byte] ^ rest, and no two words of the table have one high byte.
     table = [codec.crc32(bytes([low]), _WORD) ^ _WORD for low in range(256)]
     low_of = {word >> 24: low for low, word in enumerate(table)}

@@ -53,7 +53,7 @@ from taskq.log.segments.segments import SegmentFiles, SegmentGone
 
 #: Wall time that moved this far against the steady clock has made a step.
 STEP_NS: Final = 5 * SECOND_NS
-#: Wall time is never so far behind the log's, unless a fall was not recorded yet.
+#: Wall time is at most this far below the log's, unless a fall was not recorded yet.
 _UNTOLD_NS: Final = 2 * STEP_NS
 
 
@@ -145,7 +145,7 @@ class Tail:
         return status[2]
 
     def write(self, frame: bytes, offset: int, whole_bytes: int) -> None:
-        """Write a frame, which is whole with so many of its bytes, or cut it off again.
+        """Append a frame; truncate it if fewer than the needed bytes could be written.
 
         Raises:
             OSError: the disk refused.
@@ -180,7 +180,7 @@ class Tail:
         return self._clock.steady_ns() < self._rotate_at_ns
 
     def finds_file(self, next_lsn: int) -> bool:
-        """Return whether there is a file for a segment behind it.
+        """Return whether the next segment has a file.
 
         On a disk without an inode jobs must still be settled. Only where nothing at all was made:
         a file that comes back after a loss of power, whole, would end the log before its end.
@@ -228,7 +228,7 @@ class Tail:
         assert writer is not None
         hint = None
         if not writer.is_alone:
-            with contextlib.suppress(OSError):  # then it tells of its own frames alone
+            with contextlib.suppress(OSError):  # then it names its own frames alone
                 hint = writer.peek()
         if hint is not None and (hint.segment, hint.generation) == (segment, generation):
             next_lsn, offset = max(next_lsn, hint.next_lsn), max(offset, hint.offset)
@@ -263,7 +263,7 @@ class Tail:
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
-        """Do not count the time that this block waits for the disk as that of the lock."""
+        """Exclude the block's wait for the disk from the lock's time."""
         start_ns = self._clock.steady_ns()
         try:
             yield
@@ -313,7 +313,7 @@ class Journal:
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self.in_order = True
         self.is_past = self._is_lost = self._is_failed = False
-        #: the hint that says where this process has the end; another is to be looked at
+        #: the hint with the end as this process knows it; another means news
         self._known: TailHint | None = None
         self._writer = writer
         self._time = LogTime(clock)
@@ -334,7 +334,7 @@ class Journal:
 
     @functools.cached_property
     def lost(self) -> tuple[Damage, ...]:
-        """Return what the log lacks, and nothing says that it may; a look at each segment, once."""
+        """Return unexplained gaps of the log; looks at each segment once."""
         return find_losses(self, 0)
 
     def start(self) -> Cursor:
@@ -357,10 +357,10 @@ class Journal:
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
         """(location of the segment's first byte, frame or damage) from the cursor to the known end.
 
-        The cursor is moved behind each item before it is given out.
+        The cursor moves past each item before it is yielded.
 
         Raises:
-            SegmentGone: compaction took the cursor's segment, or one behind it.
+            SegmentGone: compaction took the cursor's segment, or a later one.
         """
         return self.files.frames(cursor, self.end())
 
@@ -397,7 +397,7 @@ class Journal:
                     self.disk, self.path, self.identity.log_id, in_order=self.in_order
                 )
                 self.files.forget()
-            # Not merely the next one: the last one may be unknown, and a live process may have it.
+            # The next epoch does not do: the last may be unknown, and a live process may have it.
             self.generation = int.from_bytes(os.urandom(4), "little")
             self._find_end(None, lost=True)
             unmark_failed(self.disk, self.path)
@@ -409,7 +409,7 @@ class Journal:
             if self.clean_offset < self.offset and self.config.durability is not Durability.OS:
                 self._secure()
                 self._write_hint()
-        self.in_order = True  # whatever was out of order is put right
+        self.in_order = True  # all is in order again
         self.lost = find_losses(self, 0)
         self.files.close_others()
         self.meters.open_ns = self.clock.steady_ns() - start_ns
@@ -452,7 +452,7 @@ class Journal:
         hint = self.writer.acquire()
         try:
             self._check_lock_file()
-            # The lock's file tells of everybody who wrote, the size of who did not come to that.
+            # The lock's file names the last writer; the size shows a writer that was interrupted.
             if hint is None or hint is not self._known or self._tail.size() != self.offset:
                 self._locate(hint)
             if self._tail.is_syncing:
@@ -462,7 +462,7 @@ class Journal:
             raise
 
     def distrust(self) -> None:
-        """Believe nothing of where the log ends: whoever wrote was interrupted."""
+        """Forget the known end of the log: its writer was interrupted."""
         self.writer.let_go()
         self._forget_files()
         self._known = None
@@ -474,7 +474,7 @@ class Journal:
         """Learn where the log ends without the lock; a frame that is being written is not seen."""
         hint = self.writer.peek()
         if hint and hint is not self._known and not hint.failed and hint.home == self.home:
-            with contextlib.suppress(SegmentGone):  # written and compacted since it was told of
+            with contextlib.suppress(SegmentGone):  # written and compacted since the hint
                 self._adopt(hint)
 
     def has_grown(self) -> bool:
@@ -498,7 +498,7 @@ class Journal:
             raise self.is_gone("the last segment was removed, moved or replaced")
 
     def is_gone(self, what: str) -> LogGone:
-        """Remember that the files are lost to this process; the error that says so."""
+        """Remember that the files are lost to this process; return the error for it."""
         self.gone = what
         return LogGone(self.path, what)
 
@@ -592,7 +592,7 @@ class Journal:
         self._marks.due_offset = 0
 
     def _walk(self, hint: TailHint | None) -> bool:
-        """Set position to behind the last whole frame; True if nothing is to follow it there."""
+        """Set the position to the end of the last whole frame; True if the segment is complete."""
         known, walk = walk_to_end(self.files, self.segment, hint, self.home, in_order=self.in_order)
         _, _, self.epoch, self.time_ns, self.last_frame, self.clean_offset = known
         self.offset, self.next_lsn, last, synced_through, gaps, is_torn, last_frame = walk
@@ -615,7 +615,7 @@ class Journal:
     ) -> None:
         """Seal the present segment and open the next; everything before it is on disk first.
 
-        ``link``: what it says of the present one; None: where that ends.
+        ``link`` names the end of the present segment; None: as known.
         """
         if self._tail.descriptor >= 0:
             self._seal()
@@ -640,12 +640,12 @@ class Journal:
         self._write_hint()
 
     def _secure(self) -> None:
-        """Sync what somebody may have failed to sync, without being able to say so."""
+        """Sync the segment, since a writer may have failed to, without a marker."""
         write_once_more(self.disk, self._tail.descriptor, self.clean_offset, self.offset)
         self._seal()
 
     def _seal(self) -> None:
-        """Sync the present segment, whatever others know of it.
+        """Sync the present segment, even if others did.
 
         Raises:
             LogFailed: it may be lost, so nobody may build on it.
@@ -711,10 +711,10 @@ class Journal:
             self.identity = add_feature(self.disk, self.path, self.identity, feature)
 
     def append(self, body: bytes, count: int, time_ns: int) -> None:
-        """Write one frame and move the end behind it.
+        """Write one frame and move the end past it.
 
         Raises:
-            OSError: the disk refused; what was written is cut off again, here or by the next.
+            OSError: the disk refused; the partial frame is cut off, here or by the next writer.
             OutcomeUnknown: the same, but the frame may be whole and could not be cut off.
             PayloadTooLarge: no reader would accept the frame.
         """
@@ -732,7 +732,7 @@ class Journal:
             body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, self._seed,
             self.offset,
         )  # fmt: skip
-        # It is whole without the zeros behind it.
+        # It is whole without the zeros after it.
         self._tail.write(frame, self.offset, codec.FRAME_HEADER_SIZE + len(body))
         if self.offset >= self._marks.due_offset:
             self._marks.note(self.next_lsn, self.segment, self.offset)
@@ -743,9 +743,9 @@ class Journal:
         self.time_ns = time_ns
 
     def leave_sync_point(self) -> None:
-        """Say at the end of the log that all of it is on disk, if it is and nothing says so.
+        """Append a sync point, if all of the log is on disk and none records it.
 
-        Whoever has the lock is at work, and leaves one when he rests.
+        If the lock is held, its holder is at work and appends one at rest.
 
         Raises:
             OSError: the disk refused.

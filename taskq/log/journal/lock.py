@@ -43,7 +43,7 @@ _LOOK_SECONDS: Final = 0.000_25
 
 
 class SyncTurn:
-    """The file ``sync.lock``: locked by whoever syncs, it holds how far the last one came."""
+    """The file ``sync.lock``: locked during a sync, it holds the end of the last one."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -87,7 +87,7 @@ class SyncTurn:
         return True
 
     def leave(self, boot: int, generation: int, durable_lsn: int) -> None:
-        # What is synced is, whoever knows of it: others that do not just sync for themselves.
+        # A sync counts even if others do not know of it: they only sync again.
         with contextlib.suppress(OSError):
             if durable_lsn > self._published(boot, generation):
                 packed = _MARK.pack(boot, generation, durable_lsn)
@@ -117,14 +117,14 @@ _HOLDER: Final = struct.Struct("<II")
 _TAIL: Final = struct.Struct("<IIQQQQQQQQqQQq")
 _TAIL_SIZE: Final = _TAIL.size + 4
 _SIZE: Final = _HOLDER.size + _TAIL_SIZE
-#: The lowest bit of the second number; the others tell processes of the same number apart.
+#: The lowest bit of the second number; the others distinguish processes of one number.
 _EXCLUSIVE: Final = 1
-#: So many times in a row a process that is alone takes the lock without passing the turnstile.
+#: Times in a row that a lone process takes the lock without passing the turnstile.
 _CUT_IN_MAX: Final = 16
 #: A segment stays under 2 GiB, and its frames start at multiples of 8.
 _OFFSET_MAX: Final = 2**31
 _ALIGNMENT: Final = 8
-#: The others wait for a lock that is not given back, so it is tried so often.
+#: Tries to give a lock back, since others wait for it.
 _GIVE_BACK_MAX: Final = 3
 _STATES: Final = {"R": "running", "S": "sleeping", "D": "waiting for the disk", "T": "stopped"}
 
@@ -214,7 +214,7 @@ class WriterLock:
         self._me = _HOLDER.pack(pid, nonce)
         self._mine = _HOLDER.pack(pid, nonce | _EXCLUSIVE)
         self._hint_data = b""
-        #: what the file held when it was signed or written here last
+        #: content of the file when it was signed or written here last
         self._left: bytes | None = None
         self._hint: TailHint | None = None
         self.held = False
@@ -270,7 +270,7 @@ class WriterLock:
     def _cuts_in(self) -> bool:
         """Take the lock past its gate if it is free; whether that was done.
 
-        Alone there is nobody to be fair to, but for who opens the log just now: now and then.
+        A lone process need not be fair, except now and then to a process that opens the log.
         """
         self._cut_in = self._cut_in + 1 if self.is_alone and self._cut_in < _CUT_IN_MAX else 0
         return self._cut_in > 0 and self._disk.try_lock(self._file)
@@ -287,7 +287,7 @@ class WriterLock:
         self._left = me + data[_HOLDER.size :]
         hint = self._decoded(data[_HOLDER.size :])
         if self._was_restored:
-            # What a backup was written over names the file that it was before.
+            # If a backup was written over it, it names the former file.
             self._was_restored = False
             hint = None if hint is None else hint._replace(inode=0)
         return hint
@@ -300,7 +300,7 @@ class WriterLock:
             self.longest_hold_ns = max(self.longest_hold_ns, held_ns)
 
     def let_go(self) -> None:
-        """Give back all that an interrupted caller may hold, and believe nothing that it read."""
+        """Release everything that an interrupted caller may hold, and drop what it read."""
         self.turn.give_up()
         give_back(self._disk, self._gate)
         self._left, self._hint_data, self._is_signed = None, b"", False
@@ -309,7 +309,7 @@ class WriterLock:
             give_back(self._disk, self._file)
 
     def excuse(self, waited_ns: int) -> None:
-        """So long the lock was held for the disk's sake: an fsync under it."""
+        """Time of the lock that was spent on the disk: an fsync under it."""
         self._excused_ns += waited_ns
 
     def write_hint(self, hint: TailHint) -> None:
@@ -343,18 +343,18 @@ class WriterLock:
         return self._hint
 
     def never_had_hint(self) -> bool:
-        """Return whether no hint was ever written: else one that does not read was cut short."""
+        """Return whether no hint was ever written; otherwise an unreadable hint was cut short."""
         return self._disk.size(self._file) < _SIZE
 
     def keep(self) -> None:
-        """Have the file on disk: after a loss of power its hint tells of an earlier boot."""
+        """Sync the file: after a power loss its hint names an earlier boot."""
         self._disk.sync(self._file)
 
     def locked_error(self, waited_seconds: float) -> LogLocked:
-        """Return what to tell callers who waited too long; asked from any thread.
+        """Return the error for callers that waited too long; any thread may call.
 
-        The culprit has the lock, or is the next in line and does not pass the turnstile. Where the
-        system does not tell, it is whoever wrote last.
+        The culprit has the lock, or is the next in line and does not pass the turnstile. If the
+        system does not know, it is the last writer.
         """
         path = Path(self._path)
         try:
@@ -413,7 +413,7 @@ class WriterLock:
         if len(holder) < _HOLDER.size:
             return
         pid, flags = _HOLDER.unpack(holder)
-        # One that was killed left its flag behind; its lock is gone all the same.
+        # A killed process leaves its flag; its lock is gone all the same.
         if flags & _EXCLUSIVE and _lives(pid):
             raise self.locked_error(0.0)
 
@@ -429,7 +429,7 @@ def _lives(pid: int) -> bool:
 
 
 def give_back(disk: Disk, descriptor: int) -> None:
-    """Unlock a file. What was done under the lock stands, so nobody is told of what goes wrong.
+    """Unlock a file. Work under the lock stands, so an error is only retried.
 
     Should the system refuse again and again, this process keeps the lock until it gives it back the
     next time.
@@ -450,7 +450,7 @@ def read_hint(disk: Disk, descriptor: int) -> TailHint | None:
 
 
 def boot_of(disk: Disk, path: str, hint: TailHint, boot: int) -> int:
-    """Return the number of this boot: that of the hint while a process lives that took part in it.
+    """Return the number of this boot, from the hint while a process of that boot lives.
 
     Where the system has no number each process guesses, and a clock that is set changes the guess.
     """
@@ -481,16 +481,16 @@ def flock_holders(*paths: Path) -> list[int]:
         inodes = [path.stat().st_ino for path in paths]
     except OSError:
         return [0] * len(paths)
-    # "1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF"; one that waits has "->" behind "1:".
+    # "1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF"; a waiter has "->" after "1:".
     held = [fields for fields in map(str.split, lines) if fields[1] == "FLOCK"]
     pids = {int(fields[5].rpartition(":")[2]): int(fields[4]) for fields in held}
     return [max(pids.get(inode, 0), 0) for inode in inodes]
 
 
 def process_state(pid: int) -> str:
-    """Return what the system says of a process: its state and its name.
+    """Return the state and the name of a process, as the system has them.
 
-    Not its command line, where people put passwords. A process gives itself any name it likes.
+    The command line is left out, since people put passwords there. The name may be any text.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -517,7 +517,7 @@ def _decode(data: bytes) -> TailHint | None:
 
 #: Looks per longest wait.
 _SHARE: Final = 8
-#: The watcher ends after so many looks that saw nobody wait.
+#: Looks without a waiter after which the watcher ends.
 _QUIET_LOOKS: Final = 80
 
 

@@ -1,4 +1,4 @@
-"""What is done to the files after a crash or a failed fsync. The caller holds the writer lock."""
+"""Recovery of the files after a crash or a failed fsync, under the writer lock; gaps in the log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
 class Known(NamedTuple):
     """Part of a last segment that is known before a walk to its end."""
 
-    #: behind its last frame of which is known
+    #: end of its last known frame
     offset: int
     next_lsn: int
     epoch: int
@@ -136,7 +136,7 @@ def write_once_more(disk: Disk, descriptor: int, start: int, end: int) -> None:
     """Write bytes in place as they read, so that the next sync is sure to put them on disk.
 
     A process that is killed in an fsync that fails can leave no marker, and pages whose write
-    failed count as clean: whoever comes after it would sync nothing, and be told that all is well.
+    failed count as clean: the next process would sync nothing, and report success.
     """
     for at in range(start, end, _COPY_BYTES):
         write_all(disk, descriptor, disk.read(descriptor, min(_COPY_BYTES, end - at), at), at)
@@ -161,9 +161,9 @@ def is_marked_failed(disk: Disk, path: str) -> bool:
 def mark_failed(
     disk: Disk, path: str, writer: WriterLock, generation: int, marker: dict[str, object]
 ) -> bool:
-    """Keep everybody from writing, and leave the next opener a marker.
+    """Keep all processes from writing, and leave a marker for the next opener.
 
-    False if those who have the log open cannot be told.
+    False if processes that have the log open cannot be reached.
     """
     was_held = writer.held
     try:
@@ -196,7 +196,7 @@ def failure_marker(segment: int, durable_lsn: int, error: OSError) -> dict[str, 
 
 
 def _write_marker(disk: Disk, path: str, marker: dict[str, object]) -> bool:
-    with contextlib.suppress(OSError):  # a disk that fails may fail here too: the hint still tells
+    with contextlib.suppress(OSError):  # a failing disk may fail here, too: the hint remains
         if not is_marked_failed(disk, path):
             write_file(disk, f"{path}/{FAILED_FILE}", json.dumps(marker).encode())
             disk.sync_directory(path)
@@ -246,8 +246,8 @@ def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
 def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
     """Move the frames that may be lost to a segment of their own; returns how many.
 
-    Those that the ``following`` segment begins with were moved before, by a try that was cut short
-    before it could cut off the old ones.
+    Frames at the start of the ``following`` segment were moved by an earlier try, which was cut
+    short before it removed the old frames.
     """
     disk = log.disk
     old = disk.open(f"{log.path}/log/{segment_name(segment)}")
@@ -275,13 +275,13 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
             if first.header.first_lsn == segment:  # replaced as a whole: it begins as it began
                 header = _header_of(disk, old) or header._replace(link=codec.NO_LINK)
             saved = _write_again(log, first, frames, header)
-            # One that holds nothing else was replaced as a whole.
+            # A segment without other frames was replaced as a whole.
             end = air.begin if first.header.first_lsn != segment else size
         if end < size:
             set_aside(disk, log.path, old, segment, end, size)
         elif following:
             # A try that was cut short may have cut the frames off, but not synced that: after a
-            # power loss they would stand here again, damaged, in the way of those that were moved.
+            # power loss they would stand here again, damaged, in the way of the moved frames.
             disk.sync(old)
     finally:
         disk.close(old)
@@ -292,8 +292,8 @@ class _Air(NamedTuple):
     """Part of a segment that may exist only in memory.
 
     Attributes:
-        begin: offset of it; the sync points right before the first frame belong to it.
-        first: its first frame with records; None if there is none.
+        begin: its offset; the sync points right before the first frame belong to it.
+        first: its first frame with records, None without one.
         before: the last frame that is on disk.
         end: offset of what was moved before, or the segment's size.
     """
@@ -383,7 +383,7 @@ def moved(frame: Frame, seed: int, offset: int) -> bytes:
 
 
 _HEAD: Final = codec.SEGMENT_HEADER.size
-#: What a COMPACTED record starts with, whatever it says.
+#: Start of every COMPACTED record.
 _FLOOR_HEAD: Final = encode_compacted(0, 0)[: codec.PREFIX.size]
 _INDEX_SUFFIX: Final = ".idx"
 _SNAPSHOTS: Final = ("snapshot", ".snap")
@@ -403,13 +403,13 @@ def link_to(files: SegmentFiles, segment: int, last_frame: int) -> Link:
 
 
 def said_lsn(place: Place, boot: int, hint: TailHint | None) -> int:
-    """An lsn that the log has reached for sure, whatever its segments hold; 0 if nothing tells.
+    """Return an lsn that the log has reached for sure, apart from its segments; 0 if unknown.
 
-    Ask before looking at the segments, so that what is said is never ahead of them.
+    Ask before looking at the segments, so that the answer is never ahead of them.
     """
     said = 0
     if hint is not None and not _is_as_long(place.files, hint):
-        # What was written on this boot is there; of what was before, what was on disk.
+        # Writes of this boot are there; earlier ones if they were on disk.
         is_fresh = hint.boot == boot and not hint.failed
         said = hint.next_lsn if is_fresh else hint.durable_lsn
     # An index is of a segment that holds a record.
@@ -418,7 +418,7 @@ def said_lsn(place: Place, boot: int, hint: TailHint | None) -> int:
 
 
 def _is_as_long(files: SegmentFiles, hint: TailHint) -> bool:
-    """Return whether all bytes of the hint are there: those that do not read are damage."""
+    """Return whether all bytes of the hint are there: unreadable ones are damage."""
     try:
         return files.size(hint.segment) >= hint.offset
     except SegmentGone:
@@ -428,7 +428,7 @@ def _is_as_long(files: SegmentFiles, hint: TailHint) -> bool:
 
 
 def _newest(place: Place, directory: str, suffix: str) -> int:
-    """The lsn in the name of the last file of a kind, 0 if there is none, or another log's."""
+    """Return the lsn in the name of the last file of a kind, 0 without one of this log."""
     disk, log_id = place.disk, place.files.log_id.bytes
     for name in reversed(disk.names(f"{place.path}/{directory}")):
         lsn = segment_lsn(f"{name.partition('.')[0]}.log")
@@ -458,7 +458,7 @@ def find_losses(place: Place, said: int) -> tuple[Damage, ...]:
             place.files.refresh()
             continue
         except (LogError, OSError):
-            # A file that cannot be read: whoever needs what is in it is told that, not who opens.
+            # An unreadable file: its readers get the error, opening the log does not.
             pass
         break
     return tuple(losses)
@@ -480,7 +480,7 @@ def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[Damage]:
 
 
 def seams(files: SegmentFiles) -> Iterator[tuple[int, int]]:
-    """(segment or 0, the one that follows it), of those that have frames, and of the last.
+    """Yield (segment or 0, following segment) of segments with frames, and of the last.
 
     Give it, as ``is_broken``, files that are ``looked_at``.
     """
@@ -502,7 +502,7 @@ def is_broken(files: SegmentFiles, before: int, lsn: int) -> bool:
     frame = files.frame_header(before, link.offset)
     if frame is None or frame.crc != link.crc:
         return True
-    # The zeros behind its body say nothing: a loss of power may have taken them.
+    # The zeros after its body do not count: a loss of power may have taken them.
     return link.offset + codec.FRAME_HEADER_SIZE + frame.body_size > files.sealed_size(before)
 
 

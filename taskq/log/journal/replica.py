@@ -34,12 +34,12 @@ _BORDERS_HEAD = codec.FRAME_HEADER_SIZE
 
 
 class Border(NamedTuple):
-    """Mark a place to go on from, and what stands before it.
+    """A place to go on from, and the header of the frame before it.
 
     Attributes:
         segment: first lsn of the segment; 0: nowhere.
-        offset: behind a whole frame of it, or 0: nothing of the segment is there.
-        frame: where that frame starts, 0 if there is none.
+        offset: end of a whole frame of it, or 0: nothing of the segment is there.
+        frame: where that frame starts, 0 without one.
         stem: its header, as it stands in the file.
     """
 
@@ -50,7 +50,7 @@ class Border(NamedTuple):
 
     @property
     def header(self) -> FrameHeader | None:
-        """Return what the stem says, whose CRC was checked by who read it, or is compared."""
+        """Return the decoded stem; its CRC was checked by its reader, or is compared."""
         if len(self.stem) != _BORDERS_HEAD:
             return None
         _, size, count, _, _, first, epoch, time_ns, synced, body_crc, crc = (
@@ -60,7 +60,7 @@ class Border(NamedTuple):
 
     @property
     def next_lsn(self) -> int:
-        """Return the lsn behind the frame; the segment's own where there is none."""
+        """Return the lsn after the frame; the segment's own without a frame."""
         header = self.header
         return self.segment if header is None else header.next_lsn
 
@@ -101,7 +101,7 @@ class Border(NamedTuple):
 
     @classmethod
     def at_offset(cls, segment: int, offset: int, stem: bytes) -> Border:
-        """Return the border at an offset, behind the frame with that header; b"": none.
+        """Return the border at an offset, after the frame with that header; b"": none.
 
         Raises:
             ValueError: no such frame ends there.
@@ -112,7 +112,7 @@ class Border(NamedTuple):
 
     @classmethod
     def behind(cls, segment: int, frame: Frame) -> Border:
-        """Return the border behind a frame that was read."""
+        """Return the border after a frame that was read."""
         return cls(
             segment, frame.end, frame.offset, frame.data[frame.at - _BORDERS_HEAD : frame.at]
         )
@@ -122,13 +122,13 @@ _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
 _PIECE_BYTES: Final = 1024 * 1024
 _LITTLE_BYTES: Final = 4_096
-#: Of a frame's header what is looked at to believe it: all but what is reserved, and its times.
+#: Fields of a frame's header that are compared: all but reserved bytes and times.
 _CHECKED: Final = struct.Struct("<IIIH2xQQ16xII")
 _OFFSET: Final = struct.Struct("<Q")
 
 
 class Replica(SegmentFiles):
-    """The segments of one log for who compares, copies, and knows nothing of jobs.
+    """Segment files of one log, for copying and comparing.
 
     Args:
         disk: of this machine.
@@ -164,7 +164,7 @@ class Replica(SegmentFiles):
         return (item for item in scanner.frames(_START) if not isinstance(item, Gap))
 
     def frames_behind(self, at: Border) -> Iterator[tuple[Border, Frame]]:
-        """Yield the whole frames behind a border, or all, each with the border behind it."""
+        """Yield the whole frames after a border, or all, each with the border after it."""
         next_lsn, offset = at.next_lsn, max(at.offset, _START)
         for segment in [lsn for lsn in self.lsns if lsn >= at.segment]:
             scanner = self.scanner(segment, self.size(segment), next_lsn, sealed=True)
@@ -205,7 +205,7 @@ class Replica(SegmentFiles):
     # -- growing ----------------------------------------------------------------------------------
 
     def secured(self, segment: int, known: Border) -> Border:
-        """Return where a segment ends, once all that does not read back is cut off.
+        """Cut off the unreadable end of a segment; return its new end.
 
         ``known`` stands there, and all before it was on disk.
         """
@@ -236,18 +236,18 @@ class Replica(SegmentFiles):
         return header
 
     def whole(self, data: bytes, at: int, behind: Border, epoch: int) -> tuple[Border, bool]:
-        """Return where the whole frames that begin there end, and whether what follows may be one.
+        """Return the end of the whole frames from there, and whether the rest may be a frame.
 
         One loop and no object a frame: a backlog of small ones is as fast as this is.
 
         Args:
-            data: what is to stand behind a border.
+            data: bytes to write after a border.
             at: where in it the first of them begins.
             behind: that border.
             epoch: of the segment.
         """
         unpack, pack, view = _CHECKED.unpack_from, _OFFSET.pack, memoryview(data)
-        crc32 = binascii.crc32  # the same as zlib's, and a quarter faster with what is small
+        crc32 = binascii.crc32  # the same as zlib's, and a quarter faster for small data
         base, next_lsn, seed = behind.offset, behind.next_lsn, self.seed(behind.segment)
         known, body_max, lsn_max = codec.FRAME_MAGIC, codec.FRAME_BODY_MAX, codec.LSN_MAX
         end, last, is_well = len(data), -1, True
@@ -279,9 +279,9 @@ class Replica(SegmentFiles):
         return Border(behind.segment, base + at, base + last, stem), is_well
 
     def add(self, data: bytes, behind: Border, *, syncs: bool = True) -> None:
-        """Write what stands behind a border, durably; a new segment gets its name with it.
+        """Write bytes after a border, durably; a new segment gets its name with it.
 
-        Without ``syncs`` what goes into a segment that is there is on disk behind ``sync``.
+        Without ``syncs``, bytes of an existing segment are on disk after ``sync``.
         """
         path = self.file_path(behind.segment)
         if behind.offset:
@@ -311,7 +311,7 @@ def stands(disk: Disk, files: SegmentFiles, at: Border) -> bool:
     if header is None:
         return not at.offset
     descriptor = files.descriptor(at.segment)
-    # The zeros behind a body say nothing: a loss of power may have taken them.
+    # The zeros after a body do not count: a loss of power may have taken them.
     is_there = disk.size(descriptor) >= at.frame + _HEAD + header.body_size
     return is_there and disk.read(descriptor, _HEAD, at.frame) == at.stem
 
@@ -325,15 +325,15 @@ def border_behind(disk: Disk, files: SegmentFiles, segment: int, frame: int) -> 
 
 
 _HASHED_BYTES: Final = 1024 * 1024
-#: What a frame begins with: its magic, and the size of its body.
+#: Start of a frame: its magic, and the size of its body.
 _SIZE: Final = struct.Struct("<II")
 
 
 class DurableLog:
-    """The durable part of a log as it stands now. Close it.
+    """The durable part of a log now. Close it after use.
 
-    A sync point that ends the log is left out until something follows it: it says nothing new, and
-    a recovery may take it back.
+    A sync point that ends the log is left out until a frame follows it: it has no news, and a
+    recovery may remove it.
 
     Attributes:
         identity: of the log.
@@ -377,7 +377,7 @@ class DurableLog:
             )
             self._segment, self.next_lsn = last, walk.next_lsn
             last_frame = walk.last_offset or known.last_frame
-            # Whole frames that were seen before this are durable behind it, whoever wrote them.
+            # Whole frames that were seen before this are durable after it.
             self._disk.sync(files.descriptor(last))
         if is_marked_failed(self._disk, self._path):
             raise LogFailed(self._path, "an fsync failed in one of its processes")
@@ -402,7 +402,7 @@ class DurableLog:
         return stands(self._disk, self._files, at)
 
     def follows(self, at: Border) -> bool:
-        """Return whether the log begins right behind it: its oldest segment names that end."""
+        """Return whether the log begins right after it: its oldest segment names that end."""
         if not self.begins_behind(at) or not self.segments:
             return False
         header = self._files.header(self.segments[0])
@@ -436,7 +436,7 @@ class DurableLog:
     # -- what is sent -----------------------------------------------------------------------------
 
     def next_segment(self, segment: int) -> int:
-        """Return the segment behind one, 0 if there is none."""
+        """Return the segment after another, 0 after the last."""
         return next((lsn for lsn in self.segments if lsn > segment), 0)
 
     def is_sealed(self, segment: int) -> bool:
@@ -454,7 +454,7 @@ class DurableLog:
         return self._end_of_sealed(segment, self.next_segment(segment))
 
     def borders(self, segment: int) -> list[Border]:
-        """Return the positions behind each frame of a segment, rising."""
+        """Return the positions after each frame of a segment, rising."""
         end = self.end_of(segment).offset
         places = (
             border_behind(self._disk, self._files, segment, offset)
@@ -463,7 +463,7 @@ class DurableLog:
         return [place for place in places if place is not None and place.offset <= end]
 
     def part(self, behind: Border, bytes_max: int) -> tuple[bytes, Border]:
-        """The frames behind a position, and where they end: so many bytes, but at least one frame.
+        """Return the frames after a position, and their end: up to a size, at least one frame.
 
         Raises:
             LogDamaged: the next frame is not whole.
@@ -479,7 +479,7 @@ class DurableLog:
             if magic != codec.FRAME_MAGIC or following > end:
                 break
             last, at = at, following
-        if last < 0:  # one that is larger
+        if last < 0:  # a larger one
             position = border_behind(self._disk, self._files, segment, first)
         else:
             position = border_behind(self._disk, self._files, segment, behind.offset + last)
@@ -512,7 +512,7 @@ class DurableLog:
         return data, offset + len(data) >= size
 
     def bytes_behind(self, at: Border) -> int:
-        """Return bytes of the log behind a position of it."""
+        """Return bytes of the log after a position of it."""
         ends = {lsn: self._files.size(lsn) for lsn in self.segments if lsn >= at.segment}
         if self.end.segment in ends:
             ends[self.end.segment] = self.end.offset
@@ -529,7 +529,7 @@ class DurableLog:
 
     def _read(self, segment: int, start: int, end: int) -> bytes:
         data = self._disk.read(self._files.descriptor(segment), end - start, start)
-        # The zeros behind the last frame are no part of it, and may be missing.
+        # The zeros after the last frame are no part of it, and may be missing.
         return data.ljust(end - start, b"\0")
 
     def _last_record(self, segment: int, frame: int) -> Border:

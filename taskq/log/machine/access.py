@@ -1,4 +1,4 @@
-"""Whose a data directory is: private or shared, and who else could reach it."""
+"""Rights of a data directory: private or shared, and its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_PRIVATE, _FILE_SHARED = 0o600, 0o660
 _DIRECTORY_PRIVATE, DIRECTORY_SHARED = 0o700, 0o2770
-#: Of directories on the way to a log that are missing: others may pass through them.
+#: Mode of new parent directories of a log: others may pass through them.
 _DIRECTORY_ABOVE: Final = 0o755
 _SYMLINK: Final = "it is a symbolic link, and nothing inside a task log may be one"
 
@@ -158,7 +158,7 @@ def _open_directory(path: str, name: str | None = None, directory: int | None = 
     try:
         return os.open(name or path, _DIRECTORY, dir_fd=directory)
     except OSError as error:
-        # Systems differ in what they say of a link.
+        # Systems differ in the error for a link.
         if error.errno in {errno.ENOTDIR, errno.ELOOP} and os.path.islink(path):  # noqa: PTH114 - text, maybe no UTF-8
             raise NotAFile(errno.ELOOP, _SYMLINK, path) from None
         raise
@@ -206,7 +206,7 @@ def _give(descriptor: int, directory: os.stat_result, private: int, shared: int)
     facts = os.fstat(descriptor)
     wanted = (directory.st_uid, directory.st_gid)
     if os.geteuid() == _ROOT != directory.st_uid and (facts.st_uid, facts.st_gid) != wanted:
-        # Where root is not root, as in some containers and over some networks, it stays as it is.
+        # If root has no rights, as in some containers and networks, the owner stays.
         with contextlib.suppress(OSError):
             os.fchown(descriptor, *wanted)
     mode = shared if is_shared(directory.st_mode) else private
@@ -218,7 +218,7 @@ def _set_mode(file: int | Path, facts: os.stat_result, mode: int) -> None:
     # Linux lets a directory have the bit of the one above. Who is no member of the group would
     # lose it by asking, so what is right already is left alone.
     if now != (wanted := mode | now & stat.S_ISGID):
-        # Some file systems have no modes: what comes of that is told when the log is opened.
+        # Some file systems have no modes: opening the log reports the effect.
         with contextlib.suppress(PermissionError):
             os.chmod(file, wanted)  # noqa: PTH101 - it takes a descriptor as well
 
@@ -231,7 +231,7 @@ _BESIDE: Final = ("lost+found", "taskq.toml")
 _NAMED_MAX: Final = 3
 _GROUP, _OTHERS = 0o070, 0o007
 _WRITE_ALL: Final = 0o022
-#: What is in a data directory: who may open any of it could stop writers or read payloads.
+#: Files of a data directory: their readers could stop writers or read payloads.
 _DIRECTORIES: Final = ("log", "owners", "inbox", "snapshot", "readers", "torn")
 _INNER: Final = (
     *_DIRECTORIES,
@@ -293,18 +293,18 @@ def _is_left_open(status: os.stat_result) -> bool:
     """Return whether another user made the directory, who then rules what others put there."""
     if status.st_uid in (os.geteuid(), _ROOT) or is_shared(status.st_mode):
         return False
-    # Root looks after the directories of users; one that is open to all may be a trap.
+    # Root may open users' directories; a directory open to all may be a trap.
     return os.geteuid() != _ROOT or bool(status.st_mode & stat.S_IWOTH)
 
 
 def read_private(file: Path, limit: int) -> str:
-    """Return the text of a file that holds a secret, up to so many characters.
+    """Return the text of a file that holds a secret, up to a number of characters.
 
     Raises:
         UsageError: it is another user's, who could have put anything there, or no regular file.
         OSError: it cannot be read.
     """
-    # A pipe would hold up whoever opens it.
+    # Opening a pipe would block.
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as opened:  # noqa: PTH123
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -367,10 +367,10 @@ def denied(path: str, error: OSError | None = None) -> str:
 
 
 def exposures(path: str) -> list[str]:
-    """List who but its user, or group if it is shared, could do what with a log.
+    """List exposures of a log to others than its user or sharing group.
 
-    Each is one sentence, which ends in the command that puts it right. What people set is told and
-    left as it is.
+    Each is one sentence, which ends in the command that puts it right. Modes that people set are
+    reported and kept.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
@@ -380,7 +380,7 @@ def exposures(path: str) -> list[str]:
 
 
 def whose(path: str) -> str:
-    """Return who may use a log, in words: its user, or the group that shares it."""
+    """Describe the users of a log: its user, or the group that shares it."""
     status = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
     return f"group {_group(status)}" if is_shared(status.st_mode) else _user(status.st_uid)
 
@@ -450,5 +450,5 @@ def _group(status: os.stat_result) -> str:
         return str(status.st_gid)
 
 
-#: Who may use a log: its user alone, or the group of its directory.
+#: Users of a log: its user alone, or the group of its directory.
 Mode = Literal["private", "group"]

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-# As hashlib has it, which brings OpenSSL along: 4 MiB.
+# The same as in hashlib, which would load OpenSSL: 4 MiB.
 from _blake2 import blake2b
 from pathlib import Path
 from typing import Final
@@ -20,9 +20,9 @@ from taskq.log.machine.access import make_directory, open_file
 
 #: Reads up to this size keep the GIL.
 _SMALL_READ: Final = 16 * 1024
-#: What ``posix_fallocate`` says where the file system cannot do it.
+#: Errors of ``posix_fallocate`` on a file system without it.
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
-#: What macOS says of F_FULLFSYNC where the file system has no such thing.
+#: Errors of F_FULLFSYNC on macOS on a file system without it.
 _NO_FULL_SYNC: Final = frozenset({errno.ENOTSUP, errno.ENOTTY, errno.EINVAL})
 _NOISE_BYTES: Final = 64 * 1024
 _SESSION_BYTES: Final = 64
@@ -111,7 +111,7 @@ class LocalDisk(syscalls.Pace):
         make_directory(path)
 
     def names(self, path: str) -> list[str]:
-        """Sorted names in a directory; empty when there is none."""
+        """Return sorted names in a directory; empty for a missing one."""
         try:
             return sorted(os.listdir(path))  # noqa: PTH208 - names are all that is wanted
         except (FileNotFoundError, NotADirectoryError):
@@ -141,7 +141,7 @@ class LocalDisk(syscalls.Pace):
         return room.f_blocks * room.f_frsize
 
     def files(self, path: str) -> tuple[int, int] | None:
-        """(files that may still be made, all that there may be); None: nobody counts them."""
+        """Return (files that may still be made, most files); None without a limit."""
         room = os.statvfs(path)
         return (room.f_favail, room.f_files) if room.f_files else None
 
@@ -160,7 +160,7 @@ class LocalDisk(syscalls.Pace):
         return peers.has_neighbours(Path(path) / "owners")
 
     def was_restored(self, descriptor: int) -> bool:
-        """A write sets both times alike; ``cp -a``, rsync and tar set that of modification back."""
+        """A write sets both times alike; ``cp -a``, rsync and tar restore the first."""
         facts = os.fstat(descriptor)
         return facts.st_mtime_ns != facts.st_ctime_ns
 

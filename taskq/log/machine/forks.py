@@ -1,4 +1,4 @@
-"""What a forked child must do before anything else: close what it inherited and forget it.
+"""First steps of a forked child: close inherited files and forget them.
 
 A lock that lives on in a child outlives its owner; a storage thread does not exist in a child at
 all. So files that are written or locked are opened and closed here, where a fork waits for them:
@@ -36,7 +36,7 @@ def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -
 def close_unshared(descriptor: int) -> None:
     """Close what ``open_unshared`` gave, or any other descriptor.
 
-    It is closed whatever the system says of it: what was to be kept was synced before.
+    An error of close is ignored: durable data was synced before.
     """
     with _guard:
         _unshared.discard(descriptor)
@@ -78,7 +78,7 @@ _STANDARD: Final = (0, 1, 2)
 
 
 def fill_standard() -> None:
-    """Let those that are closed lead nowhere, here and in child processes."""
+    """Point closed standard streams to nowhere, here and in child processes."""
     for number in _STANDARD:
         try:
             os.fstat(number)

@@ -15,7 +15,7 @@ from taskq.core.views import Spread
 
 #: An fsync that takes longer is counted as slow, and logged.
 SLOW_SYNC_NS: Final = SECOND_NS
-#: Values have a bucket each up to twice this; above, every doubling has so many buckets.
+#: Values have a bucket each up to twice this; every doubling above has this many buckets.
 _PER_OCTAVE: Final = 4
 _MANTISSA_BITS: Final = 3
 #: Up to 2^40, which in nanoseconds is 18 minutes; what is larger is counted in the last bucket.
@@ -35,7 +35,7 @@ class Histogram:
         self._buckets = [0] * _BUCKETS
         self._count = self._total = self._largest = 0
         self._noted: list[int] = []
-        #: whoever counts is the only one who takes from there
+        #: only the counting thread takes from there
         self._guard = threading.Lock()
         self.record: Callable[[int], None] = self._noted.append
 
@@ -71,7 +71,7 @@ class Histogram:
         self._largest = max(self._largest, value)
 
     def quantile(self, share: float) -> float:
-        """Return a number that about ``share`` of all are at most; 0 when there is none.
+        """Return a quantile: about ``share`` of all numbers are at most it; 0 without numbers.
 
         The nearest rank, at the middle of its bucket: at most an eighth beside the true one.
         """
@@ -114,7 +114,7 @@ class Meters:
 
     Attributes:
         sizes: records of each frame that this process appended.
-        appended_bytes: all that it appended to segments, frame headers and carries included.
+        appended_bytes: bytes that it appended to segments, with frame headers and carries.
         payload_bytes: of the jobs that it enqueued.
         upkeep_bytes: what upkeep wrote into other files: indexes, snapshots.
         syncs: nanoseconds of each fsync of a segment; slow_syncs: those of over a second.

@@ -1,6 +1,6 @@
-"""What the workers of a process claim, told to the others: ``owners/<owner>.serves``.
+"""Files of a process for its peers: its workers' queues (``owners/<owner>.serves``), progress.
 
-Only for people who ask why a job does not run, so nothing rests on it: the file is written when
+It only explains to people why a job does not run: the file is written when
 workers start or stop or keep jobs back, is not synced, and counts only while its owner lives.
 """
 
@@ -65,9 +65,9 @@ _BYTES_MAX: Final = 1024 * 1024
 
 
 def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
-    """Tell what an owner's workers claim; nothing if there are none.
+    """Write what an owner's workers claim; remove it without workers.
 
-    Raises nothing: where the disk refuses it, only the answers of ``why`` are poorer.
+    Raises nothing: if the disk refuses it, only the answers of ``why`` are poorer.
     """
     target = directory / f"{owner:016x}{SERVES}"
     document = [
@@ -133,7 +133,7 @@ def read_stall(directory: Path, owner: int) -> Stall | None:
 
 
 def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
-    """Return what an owner's workers claim, as far as it told; empty for one that only enqueues.
+    """Return what an owner's workers claim, as far as known; empty without workers.
 
     The first one holds all jobs back while nothing moves in the process.
     """
@@ -241,27 +241,27 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-#: Running jobs of one process that tell of themselves; of more, the latest to do so.
+#: Jobs of one process whose progress is kept: the latest reporters.
 JOBS_MAX: Final = 4_096
 #: Least time between two writes of the file.
 PAUSE_SECONDS: Final = 0.1
-#: The writer's thread ends when nothing was told for so long.
+#: The writer's thread ends after this time without reports.
 _IDLE_SECONDS: Final = 2.0
 _PROGRESS_BYTES_MAX: Final = 8 * 1024 * 1024
 _FIELDS: Final = 5
 
 
 class ProgressBoard:
-    """Take what the jobs of one process tell, and write it down on a thread.
+    """Collect the progress of one process's jobs, and write it on a thread.
 
-    The first word is written at once, the last one at most ``PAUSE_SECONDS`` after it was said.
+    The first report is written at once, the last at most ``PAUSE_SECONDS`` later.
     """
 
     def __init__(self, directory: Path, owner: int) -> None:
         self._path = directory / f"{owner:016x}{PROGRESS}"
         self._guard = threading.Condition()
         self._ended = threading.Event()
-        #: (job, token) -> whoever runs it, and what it told
+        #: (job, token) -> its runner, and its last report
         self._told: dict[tuple[int, int], tuple[weakref.ref[Any], ProgressView]] = {}
         self._has_news = False
         self._thread: threading.Thread | None = None
@@ -286,7 +286,7 @@ class ProgressBoard:
                 self._thread.start()
 
     def close(self) -> None:
-        """Tell nothing any more; the file is the owner's to remove. Legal twice."""
+        """Stop writing; the owner removes the file. Legal twice."""
         with self._guard:
             self._ended.set()
             self._guard.notify()
@@ -310,7 +310,7 @@ class ProgressBoard:
                 self._has_news = False
                 self._forget_gone()
                 rows = [[*key, *view] for key, (_, view) in self._told.items()]
-            # Whoever wants to know how far a job is sees the last word that the disk took.
+            # Readers see the last report that the disk took.
             with contextlib.suppress(OSError):
                 self._write(rows)
             self._ended.wait(PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""The processes that share a directory: who lives, who sleeps, and how to wake them.
+"""The processes that share a directory: which live, which sleep, and how to wake them.
 
 An owner is one open of the log by one process. It holds a POSIX record lock on a file of its own
 for as long as it lives: unlike flock, that lock does not live on in forked children (a killed
@@ -40,12 +40,12 @@ _SLOTS_USUAL: Final = 64
 _MADE: Final = os.O_RDWR | os.O_CREAT
 #: Open ends of other owners' pipes that are kept.
 _PIPES_MAX: Final = 64
-#: How often an owner wakes by itself that could not tell the others that it sleeps.
+#: How often an owner wakes by itself if it could not publish that it sleeps.
 _UNHEARD_SECONDS: Final = 0.1
 _POKES_MAX: Final = 3
 
-#: Owners that live in this process, with their lock files' descriptors: F_GETLK does not tell a
-#: process of its own locks, and opening such a file a second time would end them.
+#: Owners that live in this process, with their lock files' descriptors: F_GETLK does not show a
+#: process its own locks, and opening such a file a second time would end them.
 _local: dict[int, int] = {}
 forks.on_fork(_local.clear)
 _DESCRIPTION_BYTES_MAX: Final = 4_096
@@ -64,7 +64,7 @@ _OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
 
 
 def _program() -> str:
-    """Return the name of what runs here; that of the package for ``python -m package``."""
+    """Return the program's name; the package for ``python -m package``."""
     path = Path(sys.argv[0] if sys.argv else "python")
     return path.parent.name if path.name == "__main__.py" else path.name
 
@@ -137,7 +137,7 @@ class LocalPeers:
         """Tidy up after the killed: an owner whose file is gone counts as dead, too."""
         for path in self._path.glob("*.tmp"):
             _remove(path)
-        # One that was killed while it left, or came, has a pipe and no lock file.
+        # A process killed while it left, or came, has a pipe and no lock file.
         for owner in {*known_owners(self._path), *known_owners(self._path, ".pipe")}:
             if not self.alive(owner):
                 self.forget(owner)
@@ -148,7 +148,7 @@ class LocalPeers:
             if len(board) == self._small.size_max:
                 board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
         except OSError:
-            return  # whoever sleeps looks by itself before long
+            return  # sleepers look by themselves before long
         if len(board) % _SLOT.size:  # somebody cut it
             board = board[: -(len(board) % _SLOT.size)]
         if board != self._seen:
@@ -160,13 +160,13 @@ class LocalPeers:
             if not wanted & interest or owner == self.owner or owner in self._gone:
                 continue
             if not self._ring(owner):
-                # Its byte on the board stays: by now it may be that of a new owner, asleep.
+                # Its byte on the board stays: by now it may belong to a new owner, asleep.
                 if len(self._gone) >= _SLOTS_MAX:
                     self._gone.clear()
                 self._gone.add(owner)
 
     def announce(self, interest: int) -> None:
-        """Tell the others what this owner is about to sleep for.
+        """Publish what this owner is about to wait for.
 
         A file system that never writes in place refuses even that when it is full.
         """
@@ -198,7 +198,7 @@ class LocalPeers:
     def poke(self) -> None:
         with self._pipe_guard:
             # A full disk may refuse the pipe its new time, with the byte in it: a second byte does
-            # no harm, and a lost one would leave whoever sent something waiting for ever.
+            # no harm, and a lost one would leave the sender waiting for ever.
             for _ in range(0 if self._closed else _POKES_MAX):
                 try:
                     syscalls.write(self._pipe, b"\1")
@@ -276,18 +276,18 @@ class LocalPeers:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file that nobody needs; one that cannot be removed is left to the next who comes."""
+    """Remove an unneeded file; if that fails, the next process removes it."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 
 
 def poke_owners(directory: Path) -> None:
-    """Wake all owners of a directory from outside, whatever they sleep for; raises nothing."""
+    """Wake all owners of a directory from outside; raises nothing."""
     owners: list[int] = []
     with contextlib.suppress(OSError):
         owners = known_owners(directory, ".pipe")
     for owner in owners:
-        with contextlib.suppress(OSError):  # one that is dead, or awake with a full pipe
+        with contextlib.suppress(OSError):  # a dead owner, or an awake one with a full pipe
             pipe = open_pipe(directory / f"{owner:016x}.pipe", os.O_WRONLY)
             try:
                 os.write(pipe, b"\1")
@@ -330,7 +330,7 @@ def has_neighbours(directory: Path) -> bool:
 
 
 def describe_owner(directory: Path, owner: int) -> bytes:
-    """Return what an owner says of itself, as JSON; empty for one whose file is gone."""
+    """Return an owner's description of itself, from JSON; empty if its file is gone."""
     try:
         if owner in _local:
             return os.pread(_local[owner], _DESCRIPTION_BYTES_MAX, 0)

@@ -1,4 +1,4 @@
-"""What the log asks of the world: a disk, a clock and its peers. Tests hand in simulated ones.
+"""The log's ports to the system: a disk, a clock and peers. Tests pass simulated ones.
 
 Every path is absolute. Errors are ``OSError`` as the operating system gives them.
 """
@@ -51,13 +51,13 @@ class Disk(Protocol):
         """Make a directory and its parents; an existing one is no error."""
 
     def names(self, path: str) -> list[str]:
-        """Sorted names in a directory; empty when there is none."""
+        """Return sorted names in a directory; empty for a missing one."""
 
     def identity(self, descriptor: int) -> tuple[int, int]:
         """(device, inode) of an open file, so that it can name itself: a copy is another one."""
 
     def status(self, path: str) -> tuple[int, int, int] | None:
-        """(device, inode, size) of the file of that name; None: there is none."""
+        """Return (device, inode, size) of a file; None if it is missing."""
 
     def modified_ns(self, path: str) -> int | None:
         """Return when a file was last written or touched, in nanoseconds; None: it is missing."""
@@ -72,7 +72,7 @@ class Disk(Protocol):
         """Return bytes that the file system holds when it is full."""
 
     def files(self, path: str) -> tuple[int, int] | None:
-        """(files that may still be made, all that there may be); None: nobody counts them."""
+        """Return (files that may still be made, most files); None without a limit."""
 
     def try_lock(self, descriptor: int) -> bool:
         """Take the exclusive lock of the open file, without waiting."""
@@ -90,7 +90,7 @@ class Disk(Protocol):
         """Return whether a process of this machine has the log open, so since this boot."""
 
     def was_restored(self, descriptor: int) -> bool:
-        """Return whether a tool that copies wrote the file last, as far as its times tell."""
+        """Return whether a tool that copies wrote the file last, as far as its times show."""
 
 
 class Clock(Protocol):
@@ -104,10 +104,10 @@ class Clock(Protocol):
 
 
 class Peers(Protocol):
-    """The processes that share a directory: who lives, who sleeps, and how to wake them.
+    """The processes that share a directory: which live, which sleep, and how to wake them.
 
-    It raises nothing: who cannot be asked lives, and a wake-up that is lost is made up for by
-    sleepers, who look by themselves.
+    It raises nothing: an unreachable process counts as alive, and sleepers look by themselves,
+    so a lost wake-up costs only time.
     """
 
     @property
@@ -124,7 +124,7 @@ class Peers(Protocol):
         """Block until poked or woken by a peer; False: out of time."""
 
     def announce(self, interest: int) -> None:
-        """Tell the peers what this owner is about to sleep for; 0 when it is awake again."""
+        """Publish what this owner is about to wait for; 0 when it is awake again."""
 
     def poke(self) -> None:
         """Wake this owner's own ``sleep``, from any thread."""

@@ -31,16 +31,16 @@ T = TypeVar("T")
 _OFFSET: Final = ctypes.c_int64
 _SEEK_END: Final = 2
 #: A call that keeps the GIL for longer stops all threads of the program for too long; and for how
-#: long the calls behind it give the GIL up. File systems write out what is new every few seconds.
+#: long the calls after it give the GIL up. File systems write out what is new every few seconds.
 SLOW_SECONDS: Final = 0.005
 PATIENT_SECONDS: Final = 10.0
-#: So many switches between threads may stand between the end of a call and the GIL.
+#: Switches between threads that may come between the end of a call and the GIL.
 _SWITCHES: Final = 3
 #: More than this is written without the GIL: a batch may have 34 MiB.
 _LARGE_WRITE: Final = 512 * 1024
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
-#: What the system says of a name that leads nowhere; ESTALE: another machine removed it.
+#: Errors for a missing name; ESTALE: another machine removed it.
 _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 #: Device numbers are signed on macOS.
 _U64_MAX: Final = 2**64 - 1
@@ -59,7 +59,7 @@ def _load() -> Any:
     try:
         library = ctypes.PyDLL(None, use_errno=True)
         for name in ("pread", "pwrite", "lseek"):
-            # Where ``long`` has 4 bytes, the plain calls of most C libraries take such an offset.
+            # If ``long`` has 4 bytes, the plain calls of most C libraries take such an offset.
             if ctypes.sizeof(ctypes.c_long) < ctypes.sizeof(_OFFSET) and hasattr(
                 library, f"{name}64"
             ):
@@ -84,7 +84,7 @@ def _agrees(library: Any) -> bool:
     """Try whether it works as Python does: with a wrong offset it destroys logs.
 
     Raises:
-        OSError: there is no file to try that with.
+        OSError: no file can be made for the trial.
     """
     if sys.platform != "linux":
         return True  # others have no such files, and offsets of 64 bits everywhere
@@ -129,10 +129,10 @@ def _checked(result: int) -> int:
 
 
 class Pace:
-    """Says whether the calls of one log may keep the GIL: they do while all are quick.
+    """The pace of one log's calls: they keep the GIL while all are quick.
 
     Attributes:
-        patient_until: behind a slow call the others give the GIL up until then; 0: none was slow.
+        patient_until: after a slow call all calls give the GIL up until then; 0: no slow call.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Pace:
 
 
 def read_at(descriptor: int, count: int, offset: int) -> bytes:
-    """Return what is there of so many bytes; fewer only at the end of the file."""
+    """Return bytes of the file; fewer than asked for only at its end."""
     parts: list[bytes] = []
     while count:
         part = os.pread(descriptor, count, offset)
@@ -182,7 +182,7 @@ class Reader:
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
         """At most ``count`` bytes; fewer only at the end of the file."""
         pace = self._pace
-        if count > self.size_max:  # copying so much would hold up the other threads
+        if count > self.size_max:  # copying more would hold up the other threads
             return read_at(descriptor, count, offset)
         if pace.patient_until or _library is None:
             return pace.patiently(os.pread, descriptor, count, offset)
@@ -202,7 +202,7 @@ class StatusReader:
         self._buffer = ctypes.create_string_buffer(_STATX.size)
 
     def status(self, file: str | int) -> tuple[int, int, int] | None:
-        """(device, inode, size) of the file; None: there is none of that name."""
+        """Return (device, inode, size) of the file; None if it is missing."""
         pace = self._pace
         if pace.patient_until or _statx is None:
             try:
@@ -212,7 +212,7 @@ class StatusReader:
                     return None
                 raise
             device = status.st_dev & _U64_MAX
-            if sys.platform == "linux":  # as ``statx`` has it: others may have that call
+            if sys.platform == "linux":  # the layout of ``statx``, which other systems may have
                 device = os.major(device) << 32 | os.minor(device)
             return device, status.st_ino & _U64_MAX, status.st_size
         began = perf_counter()
@@ -308,7 +308,7 @@ _drained: Final = ctypes.create_string_buffer(4_096)
 def drain(descriptor: int) -> None:
     """Take what is in a pipe that does not block, up to 4 KiB; what it was is lost."""
     if _library is not None:
-        _library.read(descriptor, _drained, len(_drained))  # an error says that it is empty
+        _library.read(descriptor, _drained, len(_drained))  # an error means that it is empty
         return
     with contextlib.suppress(BlockingIOError):
         os.read(descriptor, len(_drained))

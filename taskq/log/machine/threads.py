@@ -1,7 +1,7 @@
-"""Threads for what would stop an event loop, and how a thread waits for another.
+"""Threads for blocking work and for the reports of the storage thread.
 
-They are our own, as a program may fill those of its loop.
-A worker whose task keeps all threads of asyncio's default executor busy must end all the same.
+The threads are our own, as a program may fill its loop's executor. A worker whose task keeps all
+threads of asyncio's default executor busy must end all the same.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Pending(Generic[R]):
         self._value: Any = None
         self._error: BaseException | None = None
         self._is_done = self._is_cancelled = False
-        #: taken by whoever decides what becomes of it, and never given back
+        #: taken by the thread that decides the outcome, and never given back
         self._first = allocate_lock()
         #: held until it is answered
         self._wait = allocate_lock()
@@ -102,7 +102,7 @@ class Pending(Generic[R]):
         """Return the answer, or raise the error, once it is there.
 
         Raises:
-            TimeoutError: it was not within so many seconds.
+            TimeoutError: no answer came within the time.
         """
         self._wait_for(timeout)
         if self._error is not None:
@@ -122,7 +122,7 @@ class Pending(Generic[R]):
             return
         if not self._wait.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
             raise TimeoutError
-        self._wait.release()  # for others who wait
+        self._wait.release()  # for other waiters
 
     def _answer(self, value: Any, error: BaseException | None) -> None:
         if not self._first.acquire(blocking=False):
@@ -186,10 +186,10 @@ class Aside:
         self._begin()
 
     def _begin(self) -> None:
-        # Whoever adds a call later finds the turn free, or the one that has it looks once more.
+        # A later call finds the turn free, or its holder looks once more.
         while self._calls and self._turn.acquire(blocking=False):
             try:
-                # Not ``threading.Thread``, whose start waits, and takes a lock that others hold.
+                # The start of a ``threading.Thread`` waits, and takes a lock of others.
                 _thread.start_new_thread(self._work, ())
             except RuntimeError:  # no thread is to be had, or the interpreter ends: with the next
                 self._turn.release()

@@ -44,7 +44,7 @@ class BodyStore:
             PayloadTooLarge: it is over the limit; ``what`` it is called there.
         """
         check_size(what, body)
-        # What could not be read again is not compressed.
+        # A body that is too large to decompress again stays as it is.
         if packing is None or len(body) > self.config.decompressed_bytes_max:
             return body, 0
         return compress(body, packing)
@@ -57,14 +57,14 @@ class BodyStore:
         return original_size(stored, flags) <= QUICK_BYTES_MAX
 
     def unpack(self, stored: bytes, flags: int, what: str, limit: int | None = None) -> bytes:
-        """Return the body as it was given; ``what`` it is called in errors.
+        """Return the original body; ``what`` names it in errors.
 
-        Its record tells its size, so what is too large is not read at all.
+        Its record holds its size: a body that is too large is not decompressed.
 
         Args:
-            stored: what the record holds of it.
+            stored: the body as the record holds it.
             flags: of the record.
-            what: what it is called in errors.
+            what: its name in errors.
             limit: most bytes that the caller has a use for; None for any number.
 
         Raises:

@@ -21,13 +21,13 @@ _SIZE_MAX: Final = 64 * 1024
 #: These features were written before there was any release: every taskq reads what they stand for,
 #: and none asks for them any more.
 _OLD: Final = frozenset({"records-2", "records-3", "records-4"})
-#: There are frames without a record: older versions take them for a torn tail, and cut off what
-#: was written behind them.
+#: There are frames without a record: older versions take them for a torn tail, and cut off
+#: the frames after them.
 SYNC_POINTS: Final = "sync-points-1"
 _KNOWN: Final = _OLD | {SYNC_POINTS, *(row.feature for row in TABLE.values() if row.feature)}
-#: What makes a log one that nobody may write to but the hub that copies it, byte for byte.
+#: Marks a copy that only its hub writes to, byte for byte.
 REPLICA: Final = "replica-1"
-#: Likewise of a backup, which only the next backup writes to.
+#: Marks a backup, which only the next backup writes to.
 BACKUP: Final = "backup-1"
 
 
@@ -36,9 +36,9 @@ class Identity(NamedTuple):
 
     log_id: uuid.UUID
     created_ns: int
-    #: features that who does not know them must not open the log with
+    #: features that a version must know to open the log
     incompat: frozenset[str] = frozenset()
-    #: features that who does not know them may only read the log with
+    #: features that a version must know to write to the log
     read_only: frozenset[str] = frozenset()
 
     @staticmethod
@@ -66,7 +66,7 @@ class Identity(NamedTuple):
         return REPLICA in self.read_only
 
     def as_backup(self) -> Identity:
-        """Return the same log as one that nobody writes to but the next backup."""
+        """Return the identity of a backup of this log."""
         return self._replace(read_only=self.read_only | {BACKUP})
 
     def encode(self) -> bytes:
@@ -156,10 +156,10 @@ def device_of_copy(path: str) -> str:
 
 
 def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
-    """Return the identity of the directory's log, which is made where there is none.
+    """Return the identity of the directory's log; a new one in an empty directory.
 
     Raises:
-        FormatError: as ``read_identity``, or it is missing beside segments.
+        FormatError: as ``read_identity``, or segments lack their identity.
     """
     identity = read_identity(disk, path)
     if identity is None:
@@ -177,7 +177,7 @@ def create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
 
 
 def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Identity:
-    """Say that who does not know the feature must not open the log; on disk before its first use.
+    """Keep versions without the feature from opening the log; on disk before its first use.
 
     The caller holds the writer lock.
     """
@@ -191,7 +191,7 @@ def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Iden
 
 
 def write_identity(disk: Disk, path: str, identity: Identity) -> None:
-    """Write the file anew, in one step; whoever calls keeps the directory."""
+    """Replace the file in one step; the caller syncs the directory."""
     temporary = f"{path}/{FILE}.tmp"
     write_file(disk, temporary, identity.encode())
     disk.rename(temporary, f"{path}/{FILE}")
@@ -200,7 +200,7 @@ def write_identity(disk: Disk, path: str, identity: Identity) -> None:
 def keep_directory(disk: Disk, path: str) -> None:
     """Make the directory itself as durable as its first record, with its parents' entries.
 
-    Whoever made it may have been killed before a sync, so a log without a segment is never trusted.
+    Its maker may have been killed before a sync, so a log without a segment is never trusted.
     """
     disk.sync_directory(path)
     while len(path) > 1:

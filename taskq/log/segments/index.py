@@ -4,8 +4,8 @@ In memory it grows with its segment (``IndexBuilder``). Beside a sealed segment 
 ``log/<first lsn, 20 digits>.idx`` (``IndexFile``), which is never needed: a file that is missing,
 damaged, of another log or of another segment is made again from the segment.
 
-The file is a head, blocks, and a tail; all numbers are little-endian. The fields of the head are
-those of ``_Head``. Then come four sorted columns of u64, one after the other, in blocks of 512
+The file is a head, blocks, and a tail; all numbers are little-endian. ``_Head`` has the
+fields of the head. Then come four sorted columns of u64, one after the other, in blocks of 512
 numbers (the last one of a column is shorter):
 
 - pairs: the lower 32 bits of a job, above the offset u32 of a record about it in the segment. A
@@ -13,7 +13,7 @@ numbers (the last one of a column is shorter):
   share an entry; the record that is found has the whole number.
 - lsns, times, places: the first record of the segment, and then each that starts 4 096 bytes or
   more after the last entry. A time is the highest of a frame so far; a place is the offset of the
-  record above that of its frame.
+  record above the offset of its frame.
 
 Tail: (lsn u64, step i64) of each step of the clock; the first number u64 of each block; the CRC-32
 of each block. A block is read and checked when it is first asked for. The file is read, not mapped:
@@ -64,9 +64,9 @@ class SegmentIndex:
 
     Attributes:
         first_lsn, next_lsn: of the segment, as far as it is indexed.
-        offset: up to where the segment is indexed.
+        offset: end of the indexed part of the segment.
         top_time_ns: the highest time of a frame.
-        job_min, job_max: the lowest and the highest job of the pairs; 0 and 0 if there is none.
+        job_min, job_max: the lowest and the highest job of the pairs; 0 and 0 without pairs.
         last_frame: (offset, CRC-32 of its body) of the last whole frame, (0, 0) for none.
         clocks: (lsn, step) of each step of the clock.
         salvaged: headers of damaged frames with salvaged records, by their offset.
@@ -130,10 +130,10 @@ def _left(numbers: Sequence[int], value: int, start: int, end: int) -> int:
 
 _SIZES: Final = codec.SIZES
 _ABOUT_JOBS: Final = OF_JOBS - {BIRTH}
-#: What a record is to a run: 0 none, 1 an enqueue, 2 one about a job.
+#: Part of a kind in a run: 0 none, 1 an enqueue, 2 a record about a job.
 _CLASSES: Final = [1 if kind == BIRTH else 2 * (kind in _ABOUT_JOBS) for kind in range(256)]
 _CHECKS: Final = ((), ((4, bytes((BIRTH,))),), ((4, bytes(sorted(_ABOUT_JOBS))),))
-#: What a run costs, in records that are looked at one by one.
+#: Cost of a run, in single records.
 _RUN_COST: Final = 16
 #: Pairs are sorted when there are this many: a quarter of a millisecond's work.
 _SORTED_PAIRS: Final = 4_096
@@ -161,13 +161,13 @@ class IndexBuilder(SegmentIndex):
         self._inside = (0, 0)
 
     def feed(self, frame: Frame, records: int = sys.maxsize) -> bool:
-        """Index the next whole frame, or go on with it; one that was fed before is passed over.
+        """Index the next whole frame, or go on with it; an indexed frame is passed over.
 
         Returns:
             Whether all of the frame is indexed; else it is to be fed again.
 
         Raises:
-            FormatError: a type that is unknown and may not be skipped, or lengths that do not fit.
+            FormatError: an unknown type that may not be skipped, or lengths that do not fit.
         """
         data, at, header, offset = frame
         if offset < self.offset:

@@ -1,4 +1,4 @@
-"""Everything that a log can tell of one job, found through the indexes of its segments.
+"""All records of one job, found through the indexes of the segments.
 
 Each sealed segment has an index beside it, written by upkeep; where one is missing or damaged, and
 for the segment that grows, the index is made in memory when it is first asked for. Finished jobs
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 #: Index files that are open at a time, and indexes of sealed segments that are held in memory.
 _OPEN_MAX: Final = 32
 _BUILT_MAX: Final = 8
-#: What is indexed in one step: so many bytes of segment, or frames.
+#: Bytes of a segment, or frames, that are indexed in one step.
 _STEP_BYTES: Final = 64 * 1024
 _STEP_FRAMES: Final = 64
 _STEP_RECORDS: Final = 256
 
-#: What is read of a frame to find one record.
+#: Bytes of a frame that are read to find one record.
 _WINDOW: Final = 16 * 1024
 _CHECKED: Final = int(Flag.CHECKED)
 #: Frames that are kept in memory after they were checked, ...
@@ -110,7 +110,7 @@ class Lookup:
             at, number = entry.offset, entry.lsn
         record = b""
         if (segment, frame) not in self._bodies:
-            # Most of what is large has a CRC of its own: the rest of its frame need not be read.
+            # Most large records have a CRC of their own: the rest of the frame need not be read.
             size = min(_WINDOW, start + header.body_size - at)
             data = self._files._read(self._files.descriptor(segment), max(size, 0), at)
             place, next_number = _step(data, 0, number, lsn, offset - at)
@@ -213,8 +213,8 @@ class SegmentIndexes:
     def about(self, job: int) -> Iterator[RecordFound]:
         """Yield every record that concerns a job, in the order of the log, none twice.
 
-        The first is its ENQUEUED record, or where that is gone one that carries it; nothing, if
-        there is no such job.
+        The first is its ENQUEUED record, or a later record that carries it; nothing for an
+        unknown job.
         """
         segments = self._segments()
         home = bisect_right(segments, job) - 1
@@ -246,7 +246,7 @@ class SegmentIndexes:
         return place[2].first_lsn if place is not None else self._place.next_lsn
 
     def cursor_at(self, lsn: int) -> Cursor:
-        """At the frame that holds a record, or else the first behind where it would stand."""
+        """Return the place of the frame with a record, or of the next frame."""
         segments = self._segments()
         home = max(bisect_right(segments, lsn) - 1, 0)
         for segment in segments[home:]:
@@ -294,7 +294,7 @@ class SegmentIndexes:
     # -- upkeep -----------------------------------------------------------------------------------
 
     def upkeep_steps(self) -> Iterator[None]:
-        """Write the indexes that are missing, remove those of segments that are gone.
+        """Write missing indexes, and remove the indexes of lost segments.
 
         Raises:
             OSError: the disk refused.

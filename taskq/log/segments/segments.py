@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Segments that are not part of the log any more, and whose files are still to be removed.
 
-#: What is behind the name of such a segment.
+#: Suffix of such a segment.
 GONE: Final = ".gone"
 #: Ends the name of an empty file: compaction took what begins before that lsn. The log itself says
 #: so in a COMPACTED record; by this name nobody has to look for that.
@@ -31,7 +31,7 @@ FLOOR: Final = ".floor"
 
 
 def sweep_gone(disk: Disk, directory: str) -> None:
-    """Remove their files, also those that a killed process left; no lock is needed."""
+    """Remove their files, also after a killed process; no lock is needed."""
     names = disk.names(directory)
     for name in [file for file in names if file.endswith(FLOOR)][:-1]:
         disk.remove(f"{directory}/{name}")
@@ -45,7 +45,7 @@ _READ_AHEAD: Final = 16 * 1024
 _READ_AHEAD_MAX: Final = 256 * 1024
 #: Records that are looked for in one window at a time.
 _READ_MANY: Final = 256
-#: What a disk fails to give back, it fails in pieces of this size.
+#: A disk fails to read in pieces of this size.
 _BLOCK: Final = 4_096
 _DESCRIPTORS_MAX: Final = 32
 OFFSET_BITS: Final = 32
@@ -53,16 +53,16 @@ _OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 
 
 class SegmentGone(LogError):
-    """Compaction removed the segment: who folded up to there folds anew, who looks looks again.
+    """Compaction removed the segment: folds begin anew, lookups look again.
 
-    It is no ``LogDamaged``: a claim that met that would end the job whose record it cannot read.
+    It is no ``LogDamaged``, for which a claim would end the job with the unreadable record.
     """
 
 
 class Walk(NamedTuple):
     """Result of a walk to the last whole frame."""
 
-    #: behind that frame
+    #: end of that frame
     offset: int
     next_lsn: int
     #: its header, None if there was no frame
@@ -88,7 +88,7 @@ class SegmentFiles:
         self._writable = writable
         self.log_id: UUID
         self.lsns: list[int] = []
-        #: compaction took what begins before it, as far as the directory tells
+        #: compaction removed segments that begin before it, by the directory
         self.floor = 0
         #: never closed for another's sake: the segment that is written to
         self.pinned = -1
@@ -111,7 +111,7 @@ class SegmentFiles:
         floors = (name.removesuffix(FLOOR) for name in names if name.endswith(FLOOR))
         self.floor = max((int(stem) for stem in floors if stem.isdecimal()), default=0)
         self.number(self.lsns)
-        if self._writable:  # who only reads may want to come to the end of one that was removed
+        if self._writable:  # a reader may finish a segment that was removed
             for lsn in self._descriptors.keys() - {*self.lsns, self.pinned}:
                 self._disk.close(self._descriptors.pop(lsn))
             self.when_fewer()
@@ -153,7 +153,7 @@ class SegmentFiles:
         return header is None or header[0] != lsn or header.log_id != self.log_id.bytes
 
     def bound(self, lsn: int) -> int:
-        """Return an lsn that no record of the segment can have reached, whatever stands in it."""
+        """Return an lsn above every record that the segment may hold."""
         return lsn + self.size(lsn) // codec.PREFIX.size
 
     def file_path(self, lsn: int) -> str:
@@ -197,7 +197,7 @@ class SegmentFiles:
         path = self.file_path(lsn)
         following = min((first for first in self.lsns if first > lsn), default=None)
         if following is not None:
-            with contextlib.suppress(OSError):  # a disk without room: the log tells it all the same
+            with contextlib.suppress(OSError):  # on a full disk the log itself has it
                 floor = f"{self.path}/log/{following:020d}{FLOOR}"
                 self._disk.close(self._disk.open(floor, create=True))
         with contextlib.suppress(FileNotFoundError):
@@ -232,7 +232,7 @@ class SegmentFiles:
         """Return an open descriptor of a segment.
 
         Raises:
-            SegmentGone: there is none any more.
+            SegmentGone: the segment was removed.
             LogError: it cannot be opened.
         """
         descriptor = self._descriptors.pop(lsn, None)
@@ -254,8 +254,8 @@ class SegmentFiles:
     def looked_at(self) -> Iterator[SegmentFiles]:
         """The same files for one pass over all: opened for reading alone, in fewer calls.
 
-        Nothing may be written meanwhile: each size is looked up once. Those of sealed segments
-        are known from then on.
+        Nothing may be written meanwhile: each size is looked up once. The sizes of sealed
+        segments stay known.
         """
         files = SegmentFiles(self._disk, self.path, writable=False)
         files.log_id, files.lsns, files.floor = self.log_id, list(self.lsns), self.floor
@@ -267,14 +267,14 @@ class SegmentFiles:
             files.forget()
 
     def sorted_out(self) -> tuple[list[int], list[int]]:
-        """(segments with a header, lsns that those without one may come to), in order."""
+        """Return (segments with a header, highest lsns of segments without), in order."""
         with self.looked_at() as looked:
             usable = [lsn for lsn in self.lsns if looked.header(lsn) is not None]
             others = sorted(set(self.lsns).difference(usable))
             return usable, [looked.bound(lsn) for lsn in others if looked.size(lsn)]
 
     def close_others(self) -> None:
-        """Close all but the segment that is written to: one that is removed gives its room back."""
+        """Close all but the growing segment: a removed file frees its room once closed."""
         for lsn in self._descriptors.keys() - {self.pinned}:
             self._disk.close(self._descriptors.pop(lsn))
 
@@ -289,7 +289,7 @@ class SegmentFiles:
     # -- reading ----------------------------------------------------------------------------------
 
     def cursor_at(self, lsn: int) -> Cursor | None:
-        """The start of the segment that holds ``lsn``, or of the first; None if there is none."""
+        """Return the start of the segment with ``lsn``, or of the first; None without segments."""
         self.refresh()
         if not self.lsns:
             return None
@@ -346,9 +346,9 @@ class SegmentFiles:
             cursor.frame = -1
 
     def _successor(self, segment: int, last: int) -> int | None:
-        """Return the segment behind one that was read to its end.
+        """Return the segment after a finished one.
 
-        Segments go from the oldest on: while this one is listed, none behind it was left out.
+        Segments go from the oldest on: while this one is listed, all later ones are.
         """
         following = self.after(segment, last)
         if segment not in self.lsns:
@@ -363,7 +363,7 @@ class SegmentFiles:
         return list(self._by_ordinal)
 
     def number(self, lsns: list[int]) -> list[int]:
-        """Return the number that each segment has in locations; one that is gone gets one, too."""
+        """Return the number of each segment in locations; lost segments get a number, too."""
         for lsn in lsns:
             if lsn not in self._ordinals:
                 self._ordinals[lsn] = len(self._by_ordinal)
@@ -426,7 +426,7 @@ class SegmentFiles:
     def damaged_frame(self, location: int, gap: Gap) -> tuple[codec.FrameHeader, bytes, int] | None:
         """(header, body, offset of the body) of the frame that a gap starts with.
 
-        Where the header itself is damaged, one is put together from what must have been in it.
+        A damaged header is rebuilt from its known fields.
         """
         lsn = self.segment_at(location)
         size = min(gap.resume - gap.offset, codec.FRAME_BODY_MAX)
@@ -471,7 +471,7 @@ class SegmentFiles:
             part = slice(done, done + _READ_MANY)
             first = (ordinal << OFFSET_BITS) + start
             run = whole_records(data, first, locations[part], lsns[part])
-            # Of another window, or carried, or damaged.
+            # Another window, or carried, or damaged.
             records += run or [self.record(locations[done], lsns[done])]
         return records
 
@@ -488,7 +488,7 @@ class SegmentFiles:
             if at + length <= len(data):
                 return data[at : at + length]
         descriptor = self.descriptor(self._by_ordinal[ordinal])
-        # Whoever goes on where the last look ended is likely to go on for long.
+        # A reader that goes on from its last look is likely to read much.
         goes_on = cached == ordinal and 0 < at <= len(data)
         ahead = min(2 * len(data), _READ_AHEAD_MAX) if goes_on else _READ_AHEAD
         data = self._read(descriptor, max(ahead, _READ_AHEAD), offset)
@@ -508,9 +508,9 @@ def _is_whole(record: bytes, lsn: int) -> bool:
 
 
 class Extent(NamedTuple):
-    """Up to where the log may be read.
+    """The end of the readable log.
 
-    ``offset`` of ``segment`` is behind its last whole frame; no record from ``lsn`` on counts yet.
+    ``offset`` of ``segment`` ends its last whole frame; records from ``lsn`` on do not count yet.
     """
 
     segment: int

@@ -1,8 +1,8 @@
 """The folds that this process needs, each built when first asked for and caught up on its own.
 
 A process that only enqueues builds none of them; a claimer builds the agenda; an enqueue with a key
-builds the table of keys; whoever waits for a job watches for its outcome. One is built from the
-newest snapshot that fits, and what was written since.
+builds the table of keys; a waiter watches for its job's outcome. A fold is built from the
+newest snapshot that fits, and the frames since.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Facets:
     Attributes:
         path: directory of the log.
         agenda, dedup: None until first needed.
-        uploads: how far uploads have come; caught up by whoever asks.
+        uploads: how far uploads have come; caught up on demand.
         damage: what did not read back, as far as the folds met it.
         trusts_snapshots: whether they are used; not any more once batch after batch broke.
     """
@@ -67,8 +67,8 @@ class Facets:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.path = journal.path
-        # Not for a moment of the past: a snapshot of its very position may hold jobs as ready that
-        # were due only when it was made.
+        # A moment of the past uses none: a snapshot of its very position may hold jobs as ready
+        # that were due only when it was made.
         self.trusts_snapshots = not journal.is_past
         self.generation = journal.generation
         self.agenda: Agenda | None = None
@@ -85,9 +85,9 @@ class Facets:
         self._sought: set[int] = set()
         #: how far each that was built has come
         self.followed: dict[str, Cursor] = {}
-        #: what is built in steps now
+        #: folds that are built in steps now
         self.unfinished: dict[str, Iterator[None]] = {}
-        #: what was built in steps as far as that could be done
+        #: folds that were built in steps as far as possible
         self._at_once: set[str] = set()
 
     def need_agenda(self) -> Agenda:
@@ -131,7 +131,7 @@ class Facets:
     # -- building in steps ------------------------------------------------------------------------
 
     def lacks(self, *, agenda: bool, keys: bool) -> bool:
-        """Return whether one of those that are wanted is built in steps, or has to be from now on.
+        """Return whether one of the needed folds is built in steps, now or from now on.
 
         That is so if there is much to read, be it all or what others wrote since. Until ``build``
         is done with it, it is as if it had never been built.
@@ -155,7 +155,7 @@ class Facets:
         except StopIteration:
             self._end_building(name)
         except (TaskqError, OSError) as error:
-            # Whoever needs it meets the same, and knows what to do about it.
+            # The caller that needs the fold meets the same error, and handles it.
             _log.debug("%s: %s is built at once: %s", self._journal.path, name, error)
             self._end_building(name)
         return bool(self.unfinished)
@@ -205,7 +205,7 @@ class Facets:
     def catch_up(self) -> None:
         """Bring everything that was built up to the journal's known end.
 
-        What compaction was too fast for is forgotten, and built anew when it is needed.
+        A fold whose segment is gone is dropped, and built anew when needed.
         """
         journal = self._journal
         if journal.generation != self.generation:
@@ -234,7 +234,7 @@ class Facets:
         step()
 
     def watch_for(self, job: int) -> None:
-        """Look for the end of ``job``: where it may stand already, and in what is still to come."""
+        """Look for the end of ``job``, in the log so far and in coming frames."""
         if self.agenda is not None:
             if self.agenda.table.find(job) is not None:
                 self._expect(job)
@@ -248,8 +248,7 @@ class Facets:
     def look_back(self) -> None:
         """Look for the jobs newly waited for; not to be called under the writer lock.
 
-        Those that began a short way back are found in one walk from there, others through the
-        indexes.
+        Recent jobs are found in one walk, others through the indexes.
         """
         if self._sought:
             self._again(self._look_back)
@@ -337,12 +336,12 @@ class Facets:
                 cursor.frame = start[1]
 
     def discard(self, *, broken: bool = False) -> None:
-        """Forget all that was folded: the log has it, and it is folded anew when needed.
+        """Drop all folds: they are built anew from the log when needed.
 
         ``broken``: a batch met what should never be. A request may be to blame; where none gets
         through, the folds are, and what they began with is not used again.
         """
-        # Where nothing was folded, no fold is to blame.
+        # If nothing was folded, no fold is to blame.
         self._broken += broken and bool(self.followed)
         if self._broken >= _BROKEN_MAX and self.trusts_snapshots:
             self.trusts_snapshots = False
@@ -436,7 +435,7 @@ class Sight(NamedTuple):
     facets: Facets
 
     def view(self, job: int) -> JobView | None:
-        """Return everything the log says of a job, None if there is no such job."""
+        """Return everything that the log has of a job, None for an unknown job."""
         return tell(self.journal, job, self.journal.clock.wall_ns())
 
     def waits(self, job: int) -> bool:
@@ -453,7 +452,7 @@ class Sight(NamedTuple):
         return decode_record(self.journal.files.record(location, job), job, 0, 0)
 
     def owners(self) -> list[OwnerView]:
-        """Return the processes that have the log open, and dead ones that still hold jobs."""
+        """Return processes that have the log open, and dead processes that still hold jobs."""
         claims = self.facets.need_agenda().running.values()
         running = Counter(owner for _, _, owner in claims)
         return owner_views(Path(self.journal.path) / "owners", running)

@@ -80,23 +80,23 @@ if TYPE_CHECKING:
 
 _DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
 _CARRIED_SIZE: Final = codec.WHOLE.size
-#: Of a CARRIED record: its length, job, token, since when it is ready, when it was enqueued.
+#: A CARRIED record: length, job, token, ready time, enqueue time.
 _RUN: Final = struct.Struct("<I12xQQqq")
-#: What stands between length and job of a ready one that was never claimed and holds no result.
+#: Bytes between length and job of a ready job without claims and result.
 _PLAIN_CARRIED: Final = codec.WHOLE.pack(
     0, REPEAT, READY, 0, Flag.CHECKED | Flag.DROP_RESULT, 0, 0, 0, 0, 0
 )[4:16]
-#: What an ENQUEUED record has between its length and its names.
+#: Fields of an ENQUEUED record between length and names.
 _BORN_HEAD: Final = 12
 
 
 class Watch:
-    """Jobs that somebody waits for, and the locations of the records that settled them.
+    """Jobs with waiters, and the locations of the records that settled them.
 
     Attributes:
-        jobs: those that are not settled, as far as the log was seen.
+        jobs: jobs that are not settled, as far as the log was seen.
         settled: (job, location) of the others.
-        dead: those among the settled that may still be requeued or purged.
+        dead: settled jobs that may still be requeued or purged.
     """
 
     __slots__ = ("dead", "jobs", "settled")
@@ -223,7 +223,7 @@ def _fold_floor(record: bytes, agenda: Agenda, _: At) -> None:
     agenda.floor_lsn = max(agenda.floor_lsn, codec.MARK.unpack_from(record)[6])
 
 
-#: What records do that only the agenda keeps.
+#: Effects of records that only the agenda keeps.
 _ON_AGENDA: Final[dict[int, Callable[[bytes, Agenda, At], None]]] = {
     **dict.fromkeys(RETURNS, _fold_back),
     **dict.fromkeys(OF_STEPS, _fold_step),
@@ -320,7 +320,7 @@ def _carry_key(kind: int, carried: Carried, location: int, time_ns: int, dedup: 
     if not hashed:
         return
     if kind in REVIVALS:
-        # What is left of its window is no hold for as long as it lives again.
+        # The rest of its window holds no key while the job lives again.
         dedup.apply_dropped(hashed, carried.job)
     elif carried.left_key:
         dedup.apply_dropped(carried.left_key, carried.job)
@@ -343,8 +343,8 @@ def fold_carried_run(
 ) -> tuple[int, int]:
     """Apply the carried jobs of one lane that start here and were never claimed.
 
-    A million that compaction wrote again are read back like this. Returns what follows, and its
-    lsn; one that is no such job is applied alone.
+    A million that compaction wrote again are read back like this. Returns the place after
+    them, and its lsn; any other record is applied alone.
     """
     start, born_at = at, at + _CARRIED_SIZE + 4
     names_end = born_at + 12
@@ -381,9 +381,9 @@ def fold_carried_run(
 
 
 def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: Agenda) -> None:
-    """Apply the option UNLOCKS of a record that ends a job, if that is its first; it is at ``at``.
+    """Apply the option UNLOCKS of a record that ends a job, at ``at``, if it is the first.
 
-    ``location`` is that of the record, of which ``room`` bytes are left there.
+    ``location`` is the record's, which has ``room`` bytes left there.
 
     Raises:
         FormatError: the option is longer than that, or holds no whole numbers.
@@ -418,18 +418,18 @@ def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda
 
 
 def fold_rated(record: bytes, agenda: Agenda) -> None:
-    """The claims of a group were made at these times, whatever of them was seen here."""
+    """Set the times of a group's claims, including claims that were folded already."""
     key, times = decode_rated(record, agenda.times.shift_ns)
     agenda.groups.restore(key, times, agenda.moment)
 
 
 # Runs of plain claims and successes, folded together.
 #
-# A drain fills frames with hundreds of them, all of 32 bytes and alike but for their job. Taken one
-# by one they cost 1.9 µs each, and half of what a log is made of is such records; in runs they are
+# A drain fills frames with hundreds of them, all of 32 bytes, which differ in their job. Taken one
+# by one they cost 1.9 µs each, and half of a log is such records; in runs they are
 # decoded by one call into C, and the agenda takes them for half of that.
 
-#: What a plain record starts with (length, type, byte, size of the options, flags), then attempt,
+#: Start of a plain record (length, type, byte, size of the options, flags), then attempt,
 #: job, and token or owner.
 _PLAIN: Final = struct.Struct("<12sIQQ")
 _PLAIN_CLAIM: Final = codec.PREFIX.pack(_PLAIN.size, CLAIM, 0, 0, 0)
@@ -492,7 +492,7 @@ def fold_frame(
     """
     data, at, header, offset = frame
     if agenda is not None and data[at + KIND_AT : at + KIND_AT + 1] not in _STEPS:
-        # What was due when the frame was written was ready then; see ``Agenda.promote``. A frame
+        # Jobs due when the frame was written were ready then; see ``Agenda.promote``. A frame
         # that opens with a step of the clock is of the new time: the step must be known first.
         agenda.begin_frame(header.first_lsn, header.time_ns)
     where = base + offset + codec.FRAME_HEADER_SIZE - at

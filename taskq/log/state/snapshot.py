@@ -105,7 +105,7 @@ class Newer(Unusable):
 
 
 class Kind(NamedTuple):
-    """Facet that a snapshot is of, and the version of what is frozen of it."""
+    """The facet of a snapshot, and the version of its frozen form."""
 
     name: str
     code: int
@@ -113,7 +113,7 @@ class Kind(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Hold what a snapshot says of itself."""
+    """The header of a snapshot."""
 
     code: int
     version: int
@@ -165,7 +165,7 @@ def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
 
 
 def read_header(disk: Disk, descriptor: int, kind: Kind, log_id: bytes) -> Header:
-    """Return what the open file says of itself; its size and its CRC are right.
+    """Return the header of the open file, with size and CRC checked.
 
     Raises:
         Unusable: it cannot be a whole snapshot of this facet and log.
@@ -385,14 +385,14 @@ def read_frame_header(place: Place, segment: int, offset: int) -> bytes:
 
 
 class Captured(NamedTuple):
-    """A facet at a position, copied, with all that its file will hold."""
+    """A copy of a facet at a position, with the contents of its file."""
 
     header: Header
     frozen: Frozen
 
 
 def capture(place: Place, form: Form[F], facet: F, cursor: Cursor, now_ns: int) -> Captured | None:
-    """Copy a facet that was folded up to the cursor; None if it stands behind no whole frame.
+    """Copy a facet that was folded up to the cursor; None if it does not end with a whole frame.
 
     Raises:
         OverflowError: a number is too large.

@@ -1,4 +1,4 @@
-"""Reading the log as a story: records one by one, and the fold of all that concerns one job.
+"""The history of one job: its records, and their fold.
 
 For people and tools; the live queue folds frames without making an object of any record.
 """
@@ -178,7 +178,7 @@ class Story:
         self._due_is_wall = extras.due_is_wall if extras else False
         self._expires_ns = extras.expires_ns if extras else 0
         self._expires_is_wall = extras.expires_is_wall if extras else False
-        # The clock moves moments by the steps behind the records that tell them.
+        # The clock moves moments by the steps after their records.
         self._due_lsn, self._expires_lsn, self._ended_lsn = born.lsn, born.lsn, LSN_MAX
         self._enqueued_ns = born.time_ns
         self.state = after(State.ABSENT, BIRTH, waits=self._due_ns > born.time_ns)
@@ -186,7 +186,7 @@ class Story:
             self._begin_carried(born.kind, born.carried)
 
     def _begin_carried(self, kind: int, carried: Carried) -> None:
-        """Begin with a record that says what became of the job: what came before is gone."""
+        """Begin with a record that carries the job's state: the earlier records are gone."""
         self._enqueued_ns = carried.enqueued_ns
         self._attempts = decode_history(carried.history)
         if carried.lines and self._attempts:
@@ -243,7 +243,7 @@ class Story:
         self.attempt = record.attempt
         self._due_ns, self._due_is_wall, self._due_lsn = record.due_ns, False, record.lsn
         if kind in CLAIMS:
-            self._expires_ns = 0  # what has been claimed expires no more
+            self._expires_ns = 0  # a claimed job does not expire
             self.claim = record.lsn, record.token
             view = AttemptView(number=record.attempt, owner=record.token, started_ns=record.time_ns)
             self._attempts = [*self._attempts[1 - _ATTEMPTS_SHOWN :], view]
@@ -285,7 +285,7 @@ class Story:
     def clock_stepped(self, lsn: int, step_ns: int) -> None:
         """Wall time made a step: what is relative moves with it, a date does not.
 
-        Steps may be told in their place among the job's records, or all of them behind.
+        Steps may come in their place among the job's records, or all after them.
         """
         if self._due_ns and not self._due_is_wall and lsn > self._due_lsn:
             self._due_ns += step_ns
@@ -337,7 +337,7 @@ def read_story(journal: Journal, lsn: int) -> Story | None:
             story = Story(journal.tag, record)
             born = place.record if record.carried is None else record.carried.born
             story.ties = takes_of(born)
-        # Else the job was written again further on, since it began in what is gone.
+        # If its beginning is gone, the job was written again further on.
     if story is None:
         return None
     story.records = records
@@ -361,7 +361,7 @@ def _until_final(about_job: Iterator[RecordFound]) -> Iterator[RecordFound]:
     begun = False
     for place in about_job:
         yield place
-        # A job whose beginning is gone may be told again further on, and so may its steps.
+        # A job whose beginning is gone may be written again further on, and so may its steps.
         begun = begun or place.record[KIND_AT] in BIRTHS
         if begun and place.record[KIND_AT] in LAST:
             return

@@ -1,7 +1,6 @@
-"""Find how far uploads have come, as the log tells: by hopping from frame to frame.
+"""How far uploads have come in the log, found by hopping from frame to frame.
 
-Who adopts need not fold the jobs of the log for it, only look at the end of each frame that was
-written since the upload was published.
+Adoption folds no jobs: it looks at the end of each frame since the upload was published.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 INBOX: Final = "inbox"
-#: Ends the names of what publishes an upload.
+#: Suffix of the file that publishes an upload.
 MANIFEST: Final = ".json"
-#: What is read of a frame to see whether any stand at its end.
+#: Bytes of a frame that are read to find records at its end.
 _END_BYTES: Final = 4_096
-#: What looks like ADOPTED records of one upload, and is looked at more closely when it matters.
+#: Likely ADOPTED records of one upload, checked when they matter.
 _FOUND_MAX: Final = 64
 _TRIES: Final = 4
 
@@ -61,7 +60,7 @@ class UploadsSeen:
         self._found: dict[bytes, deque[_Found]] = {}
 
     def progress(self, upload: bytes) -> tuple[int, UploadProgress] | None:
-        """(lsn, what it says) of the upload's latest ADOPTED record; None if there is none yet."""
+        """(lsn, what it says) of the upload's latest ADOPTED record; None before the first."""
         noted = self._found.get(upload)
         while noted:
             latest = noted[-1]
@@ -80,16 +79,15 @@ class UploadsSeen:
             self._found.clear()
 
     def keep_only(self, waiting: Iterable[bytes]) -> None:
-        """Forget all others: they are over, whoever adopted them.
+        """Forget all others: they are over.
 
-        Called with what waits just now, before looking further: of an upload that was published
-        since then nothing was found yet.
+        Called with the waiting uploads, before looking further: a later upload has no record yet.
         """
         kept = set(waiting)
         self._found = {upload: noted for upload, noted in self._found.items() if upload in kept}
 
     def catch_up(self) -> None:
-        """Look at all that was written since, up to the journal's known end."""
+        """Look at all frames since the last look, up to the journal's known end."""
         for _ in self.steps():
             pass
 
@@ -102,7 +100,7 @@ class UploadsSeen:
                 self.look_from(self._from_lsn)
             try:
                 yield from self._hop()
-            except SegmentGone:  # what is needed of it was written again
+            except SegmentGone:  # its needed records were written again
                 self._cursor = None
                 if number == _TRIES - 1:
                     raise
@@ -167,7 +165,7 @@ class UploadsSeen:
         self._found.setdefault(adopted.upload, deque(maxlen=_FOUND_MAX)).append(place)
 
     def _pass_damage(self, cursor: Cursor, size: int) -> None:
-        """Go on behind a header that does not read back; what is whole in its frame counts."""
+        """Go on after an unreadable header; whole records in its frame count."""
         files, segment = self._journal.files, cursor.segment
         scanner = files.scanner(segment, size, cursor.next_lsn, sealed=True)
         item = next(scanner.frames(cursor.offset), None)

@@ -1,4 +1,4 @@
-"""A log is copied while others write to it, and a copy becomes a log again: whole files, no lock.
+"""Copies of a log: backups, restored logs, excerpts and repaired logs.
 
 A backup is a directory like a log's, which read commands open and nobody writes to. It holds the
 log as it stood at one frame. Segments but the last never change: those that a backup has already
@@ -53,23 +53,23 @@ from taskq.log.segments.identity import (
 from taskq.log.segments.segments import SegmentGone
 from taskq.text import hidden
 
-#: Begun anew so often at most when compaction took what was to be copied.
+#: Tries when compaction takes segments that were to be copied.
 _TRIES: Final = 8
 _PIECE_BYTES: Final = 1024 * 1024
 _TEMPORARY: Final = ".tmp"
-#: Of a whole file that waits for the others.
+#: Suffix of a whole file that waits for the others.
 NEW: Final = ".new"
-#: What a backup holds whose files get their names.
+#: Marks a backup whose files get their names.
 _LIST: Final = "backup.json"
 _LOCK: Final = "backup.lock"
-#: What else belongs to a log, by folder: bulk that waits, positions of readers.
+#: Other files of a log, by folder: waiting bulk, positions of readers.
 _FOLDERS: Final = {
     "inbox": re.compile(r".+\.(part|json)|lock"),
     "inbox/done": re.compile(r".+\.json"),
     "readers": re.compile(r".+\.place"),
 }
 _SEGMENT_FILE: Final = re.compile(r"[0-9]{20}\.(log|idx)")
-#: What may lie in a directory that is to become a backup.
+#: Files that a directory may hold before it becomes a backup.
 _OURS: Final = frozenset(
     {_LOCK, "log", *_FOLDERS}
     | {name + rest for name in (FILE, _LIST) for rest in ("", _TEMPORARY, NEW, NEW + _TEMPORARY)}
@@ -106,9 +106,9 @@ class _Vanished(Exception):
 
 
 def back_up(path: str, target: str) -> BackupReport:
-    """Copy the log of a directory as it stands, beside whoever works with it.
+    """Copy the log of a directory while others work with it.
 
-    Whatever was acknowledged before the call is in it.
+    All jobs acknowledged before the call are in it.
 
     Args:
         path: the log's directory.
@@ -138,10 +138,10 @@ def restore(
     """Make a log of a backup, which goes on in an epoch of its own, above all lsns of the backup.
 
     Args:
-        path: the backup's directory, or that of any log that nobody has open.
+        path: the backup's directory, or a log's that no process has open.
         target: the log's, which must be empty or not there.
         above: an lsn that the lost log is known to have reached; job ids go on above it, too.
-        copier: what copies it, unless all of it reads.
+        copier: copies it, unless all of it reads.
 
     Raises:
         LogError: there is no backup, or something is in the target.
@@ -249,7 +249,7 @@ class Copier:
         self._source = source
         self._target = target
         self._copied = self._bytes = 0
-        #: what the copy holds, and what of it is new
+        #: files of the copy, and the new ones
         self._files: list[str] = []
         self._new: list[str] = []
 
@@ -268,11 +268,11 @@ class Copier:
         raise LogError(f"{self._source}: compaction takes segments faster than they are copied")
 
     def _once(self) -> End:
-        # Before the end is looked for: a reader that came further would be beyond it, and what an
-        # upload brought stands behind it, once it is gone.
+        # Before the end is looked for: a reader that came further would be beyond it, and jobs of
+        # an upload stand after it, once its file is gone.
         self._folder("readers", self._names("readers"))
         waiting = self._names("inbox")
-        # A reader lists the segments again, behind its end, when compaction takes some meanwhile.
+        # A reader lists the segments again, past its end, when compaction takes some meanwhile.
         first = self._first()
         with LogReader.open(self._source) as reader:
             end = self._end(reader)
@@ -358,7 +358,7 @@ class Copier:
         if self._is_there(name, name):
             self._files.append(name)
             return False
-        if self._is_there(name, name + NEW):  # an earlier backup was cut short behind it
+        if self._is_there(name, name + NEW):  # an earlier backup was cut short after it
             self._files.append(name)
             self._new.append(name)
             return False
@@ -374,7 +374,7 @@ class Copier:
         return (self._disk.modified_ns(theirs) or 0) <= (self._disk.modified_ns(ours) or 0)
 
     def _copy(self, name: str, size: int | None = None) -> None:
-        """Copy a file, or so many bytes of it, which then is whole and on disk as a new one.
+        """Copy a file, or its first bytes, to a new file that is whole and on disk.
 
         Raises:
             _Vanished: it is not there any more.
@@ -413,7 +413,7 @@ class Copier:
 _OF_JOBS: Final = OF_JOBS - CARRYING
 _WITH_REASON: Final = kinds_that(lambda row: row.body is Body.REASON)
 _WITH_RESULT: Final = kinds_that(lambda row: row.body is Body.RESULT)
-#: A record that every fold passes over, in place of one that tells of a job from before.
+#: A record that every fold passes over, in place of a record of an earlier job.
 _LEFT_OUT: Final = codec.PREFIX.pack(codec.PREFIX.size, 255, 0, 0, 0)
 
 
@@ -428,10 +428,10 @@ class Excerpt(NamedTuple):
 def excerpt(
     journal: Journal, since_ns: int, *, bodies: bool, hides: bool = False
 ) -> Iterator[Excerpt]:
-    """Yield the frames from a moment on, as segments that verify clean and that every reader takes.
+    """Yield the frames from a moment on, as segments that verify clean for every reader.
 
-    Lsns, epochs and times are those of the log, and so are job ids. What is told of jobs from
-    before the moment is left out: they have no beginning there.
+    Lsns, epochs and times are those of the log, and so are job ids. Records of jobs from
+    before the moment are left out: they have no beginning there.
 
     Args:
         journal: the log, open for reading.
@@ -549,12 +549,12 @@ _NAMED_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """Damage of a log, and what a repair leaves out.
+    """Damage of a log, and the losses of a repair.
 
     Attributes:
         damage: as ``verify`` finds it; parts of size 0 are gaps between segments.
         lost_jobs: ids of jobs that are gone, as far as other records name them.
-        lost_records: records that cannot be saved, whatever they said.
+        lost_records: records that cannot be saved.
     """
 
     damage: tuple[Damage, ...]
@@ -586,8 +586,8 @@ def survey_damage(journal: Journal) -> RepairReport:
 def repair_directory(path: str, target: str | None = None) -> RepairReport:
     """Copy what reads of a damaged log into a new directory; without one only look at the damage.
 
-    Nothing is written if there is no damage. The new log goes on in an epoch of its own, so that
-    its job ids are never those of jobs that are lost.
+    Nothing is written if there is no damage. The new log goes on in an epoch of its own, so its
+    job ids differ from the ids of lost jobs.
 
     Raises:
         LogError: a process has the log open, or something is in the target.
@@ -615,7 +615,7 @@ def _refuse_if_open(path: str) -> None:
 
 
 class _Mender(Copier):
-    """A copy of what reads of a log."""
+    """A copy of the readable part of a log."""
 
     def _once(self) -> End:
         for folder in ("readers", "inbox", "inbox/done"):
@@ -675,7 +675,7 @@ def _write_segment(journal: Journal, disk: Disk, segment: int, link: Link, path:
 def _readable(
     journal: Journal, segment: int, header: codec.SegmentHeader
 ) -> Iterator[tuple[codec.FrameHeader, bytes]]:
-    """Yield headers and bodies of the frames to write, none of which fills a gap of numbers."""
+    """Yield headers and bodies of the frames to write; gaps of numbers stay."""
     time_ns = header.created_ns
     for base, item in _items(journal, segment):
         if isinstance(item, Frame):
@@ -684,7 +684,7 @@ def _readable(
             yield head, bytes(item.data[item.at : item.at + head.body_size])
             continue
         for frame, first_lsn, records in _runs(journal, base, item):
-            # Where the frame's header is lost, its time lies between those around it.
+            # If the frame's header is lost, its time lies between its neighbours' times.
             is_known = frame.body_crc != 0
             yield (
                 frame._replace(
@@ -713,7 +713,7 @@ def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
 
 def _items(journal: Journal, segment: int) -> Iterator[tuple[int, Frame | Gap]]:
     files, end = journal.files, journal.end()
-    # What stands after the log's end was never answered for.
+    # Bytes after the log's end were never acknowledged.
     size = end.offset if segment == end.segment else files.size(segment)
     start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
     return files.frames(start, Cursor(segment, size, segment))
@@ -729,7 +729,7 @@ def _salvaged(
     header, body, _ = readable
     end = gap.next_lsn
     if end == gap.first_lsn:
-        # Nothing behind it in its segment tells where it ended.
+        # Nothing after it in its segment shows its end.
         segment = journal.files.segment_at(base)
         end = next((lsn for lsn in journal.files.lsns if lsn > segment), codec.LSN_MAX)
     for lsn, _, record in salvage(body, gap.first_lsn):

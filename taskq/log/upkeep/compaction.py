@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from taskq.log.commit.committer import Committer
 
 
-#: What one batch carries: so many jobs, or bytes, and the lock is held for some milliseconds.
+#: Jobs or bytes that one batch carries, so that the lock is held for some milliseconds.
 _ITEMS_MAX: Final = 256
 _ITEMS_BYTES_MAX: Final = 128 * 1024
 #: Rows of a table that are looked at in one step.
 _ROWS: Final = 2_048
-#: Jobs that change while they are written again are few; after so many passes others come first.
+#: Jobs that change while they are written again are few; other work comes first after that.
 _PASSES_MAX: Final = 8
 #: About what a job takes of which only the key is needed.
 _KEY_BYTES: Final = 256
@@ -111,7 +111,8 @@ class Compaction:
 
         It does if that is little of the segment; or else if it is little of the whole log: dense
         segments go round once, and with them what lies between them. A log that is needed for the
-        most part would only be copied for ever. Nor does it where the disk has no room for that.
+        most part would only be copied for ever. A disk without
+        room for it is another reason against it.
         """
         if not self._committer.room.holds(self.needed_bytes):
             return False
@@ -144,9 +145,9 @@ class Compaction:
         yield from self._port.make(Op.COMPACTED, floor).wait()
 
     def _uploads(self) -> Generator[None, None, tuple[bytes, ...]]:
-        """Uploads that may not be adopted as a whole; what the segment says of them is needed.
+        """Uploads that may not be adopted as a whole; their records in the segment are needed.
 
-        Whoever published one later cannot be spoken of in a segment that was sealed before.
+        A later upload has no record in a segment that was sealed before.
         """
         journal, seen = self._journal, self._committer.facets.uploads
         waiting = Inbox(journal.disk, journal.clock, journal.path).waiting().uploads
@@ -159,7 +160,7 @@ class Compaction:
         return tuple(upload.id for upload in waiting)
 
     def _catch_up(self) -> None:
-        """See all that the segment can hold: what is not known here would be lost."""
+        """Fold everything that the segment can hold: unknown jobs would be lost."""
         self._journal.refresh()
         self._committer.facets.catch_up()
 

@@ -1,4 +1,4 @@
-"""Whether a log is in a state to work with, and whether somebody works: looks at files alone.
+"""Health of a log and of its workers, from files alone.
 
 Before a start (``taskq check``), and while there should be a worker (``taskq health``).
 """
@@ -30,11 +30,11 @@ from taskq.log.read.reader import FAILED, LogReader
 from taskq.log.segments.identity import FILE, check_writable
 
 _STOPPED: Final = "stopped"
-#: A clock that is behind this was never set.
+#: A clock before this was never set.
 _YEAR_2024_NS: Final = 1_704_067_200 * SECOND_NS
 
 
-#: Whether all is well, and what there is to say of it.
+#: Whether all is well, and a sentence on it.
 Look: TypeAlias = tuple[bool, str]
 
 
@@ -44,7 +44,7 @@ class Check:
 
     name: str
     ok: bool
-    #: what was found, and what to do where it is not well
+    #: the finding, and a remedy if it is not well
     detail: str
     #: whether it counts for liveness too: only then would a restart help, or do harm
     vital: bool = False
@@ -68,7 +68,7 @@ def check_health(
     states = {
         owner: process_state(owner.pid) for owner in owner_views(path / "owners", {}) if owner.alive
     }
-    # A worker that is stopped works on nothing, whoever else has the log open.
+    # A stopped worker works on nothing, even if others have the log open.
     awake = [owner for owner, state in states.items() if not state.startswith(_STOPPED)]
     stall_of = {owner.pid: read_stall(path / "owners", owner.owner) for owner in awake}
     stalls = {pid: stall for pid, stall in stall_of.items() if stall is not None}
@@ -90,7 +90,7 @@ def _readable(path: Path) -> Check:
         with LogReader.open(str(path)) as reader:
             journal, again = reader.journal, reader.resend_command
             if journal.lost:
-                # No restart brings it back: whoever minds liveness only need not know.
+                # No restart brings it back, so liveness is unaffected.
                 losses = "; ".join(loss.explain(journal.path, again) for loss in journal.lost)
                 return Check("log", False, losses)
             detail = f"log {reader.tag} reads up to lsn {journal.next_lsn - 1}"
@@ -158,7 +158,7 @@ def _worker(owners: Iterable[OwnerView], stalls: dict[int, Stall]) -> Look:
 
 
 def _access(path: Path) -> str:
-    """Tell who may read the log; fails nothing, as in a container the others are nobody."""
+    """Report the readers of the log; never a failure, as a container has no other users."""
     try:
         detail = f"nobody but {whose(str(path))} can use its files"
     except OSError as error:
@@ -238,7 +238,7 @@ def _writable(disk: Disk, path: Path) -> Look:
 
 
 def _clock(last_ns: int) -> Look:
-    """Look whether the machine knows the time; ``last_ns`` is that of the last frame, or 0."""
+    """Check the machine's clock; ``last_ns`` is the time of the last frame, or 0."""
     now_ns = SystemClock().wall_ns()
     now = f"it is {datetime.fromtimestamp(now_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     if now_ns < last_ns - STEP_NS:

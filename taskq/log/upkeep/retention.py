@@ -1,4 +1,4 @@
-"""What is kept, for how long, and which segment may go next."""
+"""Retention: which finished jobs stay, where jobs ended, and which segment may go next."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Due(NamedTuple):
     segment: int
     #: in words, for people
     reason: str
-    #: whether finished jobs go with it, whatever their age
+    #: whether finished jobs of any age go with it
     drops_finished: bool
     #: more of it must not be needed, or nothing would be gained; None: however much it is
     needed_bytes_max: int | None
@@ -71,7 +71,7 @@ def due(
     goal: int,
     gone: int = 0,
 ) -> Due | Pinned | None:
-    """Return the oldest segment, if the policy says that it may go; None if nothing is due.
+    """Return the oldest segment, if the policy lets it go; None if no segment is due.
 
     For its age it goes up to the ``goal``, the last one with something that is past its time.
     ``gone`` of the oldest segments are taken for removed already.
@@ -130,13 +130,13 @@ def last_due(
 
 
 def _is_past(journal: Journal, following: int, seconds: float | None, now_ns: int) -> bool:
-    # Its header tells when the last frame before it was written.
+    # Its header has the time of the last frame before it.
     header = journal.files.header(following) if seconds is not None else None
     return header is not None and header.created_ns + int((seconds or 0) * SECOND_NS) <= now_ns
 
 
 def _pinned(journal: Journal, candidate: Due, following: int, total: int) -> Pinned | None:
-    """Return the named reader that still has to read the segment, unless it is too far behind."""
+    """Return the named reader that still has to read the segment, unless it lags too far."""
     for name, (segment, lsn) in reader_positions(journal.disk, journal.path).items():
         if max(segment, lsn) >= following:
             continue
@@ -161,7 +161,7 @@ def _pinned(journal: Journal, candidate: Due, following: int, total: int) -> Pin
 
 #: Letters that are looked at in one step: about a millisecond's worth.
 _SCANNED: Final = 2_000
-#: Of those beyond a limit of their number so many go in one pass.
+#: Jobs over a limit of their number that go in one pass.
 _EXCESS_MAX: Final = 2_000
 
 
@@ -302,7 +302,7 @@ _BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD)
 _RECORDS: Final = 1_024
 
 
-#: Of a number that holds an offset and, below it, a job and a bit more.
+#: Shift of a number that holds an offset above a job and a bit.
 _JOB_BITS: Final = 64
 _JOB_MASK: Final = (1 << 63) - 1
 
@@ -353,7 +353,7 @@ class Needed:
 
 
 def extent(journal: Journal, segment: int) -> tuple[int, int]:
-    """Return (bytes, lsn behind its records) of a segment, as far as it is known here."""
+    """Return (bytes, lsn after its records) of a segment, as far as it is known here."""
     following = min((lsn for lsn in journal.files.lsns if lsn > segment), default=0)
     if following:
         return journal.files.size(segment), following
@@ -417,7 +417,7 @@ class Retained:
         yield from self._find_steps(births, following, needed)
 
     def _find_steps(self, births: _Births, following: int, needed: Needed) -> Iterator[None]:
-        """Add the steps of finished jobs that stay, or that were written again behind."""
+        """Add the steps of finished jobs that stay, or that were written again later."""
         for number, (job, offsets) in enumerate(births.steps.items()):
             if not number % 64:
                 yield
@@ -492,7 +492,7 @@ class Retained:
             births.keeps[job] = keep_ns
 
     def own_keep_ns(self, born: bytes) -> int:
-        """Return how long a job is kept that says so itself, or its queue does; else 0."""
+        """Return the retention of a job by its own options, or its queue's; else 0."""
         if is_of_flow(born) and self._is_taken_in(born):
             return TIME_NS_MAX
         if self._drops_finished:
@@ -609,7 +609,7 @@ class _Births:
         return offset
 
     def open(self) -> Iterator[tuple[int, int]]:
-        """Yield (job, offset) of those that did not end here."""
+        """Yield (job, offset) of jobs that did not end here."""
         for number, offset in enumerate(self._offsets):
             if offset:
                 yield self._first + number, offset
@@ -617,9 +617,9 @@ class _Births:
 
 
 def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecord | None:
-    """Return the record that ended a job; None if it lives, or is a dead letter that was purged.
+    """Return the record that ended a job; None if it lives, or was purged.
 
-    None also if all that is known of the job was written again at ``following`` or behind.
+    None also if all records of the job were written again at ``following`` or later.
     """
     story = read_story(journal, job)
     return None if story is None or story.told_lsn >= following else story.end
@@ -678,8 +678,8 @@ class Endings:
     def steps(self, segment: int, own_keep_ns: Callable[[bytes], int]) -> Iterator[None]:
         """Read on, to the first end in a segment.
 
-        ``own_keep_ns`` tells of an ENQUEUED record how long that job is kept, 0 if the log's time
-        counts.
+        ``own_keep_ns`` returns the retention of an ENQUEUED record's job, 0 for the log's
+        own.
 
         Raises:
             SegmentGone: another process compacted it.

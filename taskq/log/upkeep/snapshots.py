@@ -40,11 +40,11 @@ _log: Final = Reporter("taskq")
 #: Log that is written before a snapshot is worth its cost, and before one is at close.
 LOG_BYTES_MIN: Final = 8 * 1024 * 1024
 CLOSE_BYTES_MIN: Final = 4 * 1024 * 1024
-#: A snapshot is written for so many bytes of log as are half of its own, at least.
+#: A snapshot is written for bytes of log of at least half of its own size.
 STATE_PARTS: Final = 2
 #: How many of each facet are kept: the newest may turn out damaged.
 KEPT: Final = 2
-#: After one that came to nothing, so much log is written before the next try.
+#: Bytes of log between a failed snapshot and the next try.
 _PATIENCE_BYTES: Final = 1024 * 1024
 #: The disk gets to work on a large file before its end.
 _SYNC_BYTES: Final = 4 * 1024 * 1024
@@ -61,7 +61,7 @@ class SnapshotPolicy:
         self._state_parts = state_parts
 
     def limit(self, snapshot_bytes: int) -> int:
-        """Return bytes of log behind a snapshot of this size at which the next one is due."""
+        """Return bytes of log after a snapshot of this size at which the next one is due."""
         return max(self._log_bytes_min, snapshot_bytes // self._state_parts)
 
 
@@ -85,7 +85,7 @@ class Snapshots:
     # -- when -------------------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """Return whether so much was written since the newest snapshot that another one pays."""
+        """Return whether the log grew enough since the newest snapshot for another."""
         journal = self._journal
         if journal.segment != self._segment or journal.offset >= self._offset:
             self._is_due, left = False, _PATIENCE_BYTES
@@ -117,7 +117,7 @@ class Snapshots:
         return [form for form in _FORMS if facets.stands(form.kind.name) is not None]
 
     def _since(self, form: Form[Any]) -> tuple[int, int]:
-        """Return (bytes of log behind the newest snapshot that fits, its own size)."""
+        """Return (bytes of log after the newest snapshot that fits, its own size)."""
         newest = self._newest(form)
         if newest is None:
             return self._log_bytes(0), 0
@@ -130,7 +130,7 @@ class Snapshots:
         return None
 
     def _fitting(self, form: Form[Any], name: str) -> Header:
-        """Return what a file says of itself.
+        """Return the header of a file.
 
         Raises:
             Unusable: it does not fit the log, or is damaged.
@@ -223,7 +223,7 @@ class Snapshots:
             raise
         yield
         disk.sync_directory(self._directory)
-        # What is due next depends on how large this one is.
+        # The size of this one decides when the next is due.
         self._segment = -1
         yield from self._tidy(form)
 
@@ -273,7 +273,7 @@ class Snapshots:
             self._committer.sync()
         if journal.durable_lsn < header.next_lsn:
             return False
-        # In this order: whoever moves frames has said before that he may, and tells when he has.
+        # The order counts: a recovery announces before it moves frames, and again afterwards.
         hint = journal.writer.peek()
         return (
             hint is not None
@@ -283,7 +283,7 @@ class Snapshots:
         )
 
     def _tidy(self, form: Form[Any]) -> Generator[None, None, None]:
-        """Remove older snapshots of the facet, those that are of no use, and what a crash left."""
+        """Remove older and useless snapshots of the facet, and files that a crash left."""
         disk = self._journal.disk
         kept = 0
         for name in snapshot_names(disk, self._journal.path, form.kind.name):

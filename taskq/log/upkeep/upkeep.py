@@ -85,7 +85,7 @@ class Report:
 _log: Final = Reporter("taskq")
 #: How often a process looks whether there is anything to do, besides after each new segment.
 LOOK_NS: Final = 10 * SECOND_NS
-#: After trouble (disk full, log locked) upkeep waits so long.
+#: Pause of upkeep after trouble (disk full, log locked).
 TROUBLE_NS: Final = 30 * SECOND_NS
 #: While the disk is nearly full it looks this often.
 _PRESSED_NS: Final = SECOND_NS
@@ -111,7 +111,7 @@ class Upkeep(Chore):
         self._complained: set[object] = set()
 
     def order(self, order: Order) -> None:
-        """Compact, and tell ``order.future`` through ``order.port``."""
+        """Compact, and answer ``order.future`` through ``order.port``."""
         self._orders.append(order)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Upkeep(Chore):
         self._stop(LOOK_NS)
 
     def _trouble(self, error: Exception) -> None:
-        if isinstance(error, SegmentGone):  # a lookup met one that went just now
+        if isinstance(error, SegmentGone):  # a lookup met a segment that went just now
             self._stop(LOOK_NS)
             return
         if isinstance(error, LogDamaged):
@@ -249,7 +249,7 @@ class Upkeep(Chore):
 
     def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> Steps:
         journal = self._journal
-        # What is written again meanwhile is not looked at in the same pass, or it would never end.
+        # Records written again meanwhile are left to the next pass, or this one would never end.
         end, goes_on = journal.segment, False
         while True:
             candidate = due(
@@ -270,7 +270,7 @@ class Upkeep(Chore):
                 return
             if candidate is None or candidate.segment >= end or not self._may_pay(candidate):
                 return
-            # Not before: where no segment is due, nobody needs the keys.
+            # Here, since without a due segment nobody needs the keys.
             yield from self._tend(self._committer.facets.dedup_steps())
             if not (yield from self._compact_one(candidate, keep_seconds, report)):
                 return
@@ -369,7 +369,7 @@ class Upkeep(Chore):
             lsns = self._journal.files.lsns
             if len(lsns) < 2 or lsns[1] > floor_lsn:  # noqa: PLR2004 - the last one stays
                 return went
-            # Whether another process has synced what says so is not known here. And the one before
+            # Another process may not have synced the record of it. And the one before
             # must not come back after a loss of power that this one does not come back from: what
             # its jobs became may stand here alone.
             self._committer.sync()
