@@ -97,7 +97,7 @@ class _Fields:
         self._minutes = sorted(parsed.minutes)
         self._hours = sorted(parsed.hours)
         *_, minute, hour, _day, _month, _weekday = expression.split()
-        #: goes by the time that passes, not by what clocks show
+        #: counts elapsed time, not the hands of a clock
         self.is_star = minute.startswith("*") or hour.startswith("*")
         self._day = _NO_DAY  # the latest that fits
 
@@ -260,7 +260,7 @@ def parse_cron(expression: str, tz: object = "UTC") -> Cron:
     """Return the rule of a cron expression: five fields, or six with the seconds first.
 
     Raises:
-        UsageError: it is none, never comes, or there is no such time zone.
+        UsageError: it is no cron expression, never comes, or the time zone is unknown.
     """
     if not isinstance(expression, str):
         raise UsageError(
@@ -290,7 +290,7 @@ def parse_every(interval: Duration) -> Every:
     """Return the rule of an interval, 1 s or more.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is no such interval.
     """
     interval_ns = positive_nanoseconds(interval, "the interval of a schedule")
     if interval_ns < INTERVAL_NS_MIN:
@@ -302,7 +302,7 @@ def parse_rule(rule: bytes) -> Rule:
     """Return what ``rule`` of a rule gave.
 
     Raises:
-        UsageError: it is none that this taskq knows.
+        UsageError: this taskq does not know such a rule.
     """
     kind, _, rest = rule.decode("utf-8", "replace").partition(" ")
     if kind == "every" and rest.isdecimal() and int(rest) >= INTERVAL_NS_MIN:
@@ -342,7 +342,7 @@ def due_ticks(name: str, rule: Rule, catch_up: str, most_ns: int, done_ns: int, 
 
 
 def next_due_ns(name: str, rule: Rule, most_ns: int, done_ns: int) -> int | None:
-    """Return when the first tick behind ``done_ns`` is to be written; None: never."""
+    """Return when the first tick after ``done_ns`` is due; None: never."""
     for at_ns in islice(rule.after(done_ns), 1):
         return at_ns + jitter_ns(name, at_ns, most_ns)
     return None
@@ -485,7 +485,7 @@ class LogSchedules:
 def views_of(
     schedules: Mapping[str, ScheduleState], now_ns: int, next_count: int = NEXT_COUNT
 ) -> list[ScheduleView]:
-    """Return those that an agenda knows, by name."""
+    """Return the schedules of an agenda, by name."""
     return [_view(name, state, now_ns, next_count) for name, state in sorted(schedules.items())]
 
 

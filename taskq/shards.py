@@ -27,7 +27,7 @@ from taskq.log.segments.identity import read_identity
 if TYPE_CHECKING:
     from taskq.calls.call import Call
 
-#: Says how many shards a root has; written once, before the first of them.
+#: Holds the number of shards of a root; written once, before the first shard.
 FILE: Final = "shards.json"
 FORMAT: Final = 1
 BITS_MAX: Final = 10
@@ -37,7 +37,7 @@ _FILE_BYTES_MAX: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """So many logs below a root: ``TaskQ(shards=Shards("data", prefix="jobs", bits=2))`` has four.
+    """Several logs below a root: ``TaskQ(shards=Shards("data", prefix="jobs", bits=2))`` has four.
 
     Attributes:
         root: the directory that they lie in.
@@ -143,7 +143,7 @@ class Shards:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(disk, str(own), json.dumps(document, indent=2).encode() + b"\n")
             with contextlib.suppress(FileExistsError):
-                path.hardlink_to(own)  # whoever is first says it for all
+                path.hardlink_to(own)  # the first process decides for all
             own.unlink()
             disk.sync_directory(root)
         except OSError as error:
