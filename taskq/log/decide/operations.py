@@ -2,8 +2,8 @@
 
 The writer lock is held and the facets are caught up, so every decision sees the whole log. A
 decider either raises before it has added anything, or adds everything of its request. Each holds
-the ``Context`` and the deciders above it in ``Operations.__init__``, none below. Those of queues,
-schedules and dead letters are here, too.
+the ``Context`` and the deciders above it in ``Operations.__init__``, none below. The deciders of
+queues, schedules and dead letters are here, too.
 """
 
 from __future__ import annotations
