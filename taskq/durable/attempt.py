@@ -36,7 +36,7 @@ from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.log.decide.steps import NewStep
 from taskq.log.format.flows import Stepped
-from taskq.log.read.flows import End, look_at_body, look_at_steps
+from taskq.log.read.flows import InputEnd, look_at_body, look_at_steps
 from taskq.log.requests import Item
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX
 
@@ -99,7 +99,7 @@ class Attempt:
         self._large: set[int] = set()
         self._tries: dict[tuple[str, int], Tries] = {}
         #: by the number of a call: its failed jobs
-        self._failed: dict[int, dict[int, End]] = {}
+        self._failed: dict[int, dict[int, InputEnd]] = {}
         #: waits of earlier runs, and of this one
         self._begun: dict[tuple[str, int], Wait] = {}
         self._waits: dict[tuple[str, int], Wait] = {}
@@ -277,10 +277,10 @@ class Attempt:
         else:
             self._tries.pop(title, None)
 
-    async def _failures(self, done: Stepped, first: int) -> dict[int, End]:
+    async def _failures(self, done: Stepped, first: int) -> dict[int, InputEnd]:
         failed = json.loads(await self._unpacked(done))
         return {
-            first + at: End(first + at, State(state), reason.encode())
+            first + at: InputEnd(first + at, State(state), reason.encode())
             for at, state, reason in failed
         }
 

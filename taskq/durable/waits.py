@@ -24,7 +24,7 @@ from taskq.durable.attempt import CALL, IN_PLACE_NS, warned
 from taskq.durable.steps import StepAttempt
 from taskq.flows.flow import Failed
 from taskq.log.format.flows import Stepped
-from taskq.log.read.flows import ENDS_MAX, End, SignalSeen, look_at_ends, look_at_signals
+from taskq.log.read.flows import ENDS_MAX, InputEnd, SignalSeen, look_at_ends, look_at_signals
 from taskq.log.requests import Item
 
 _log: Final = logging.getLogger("taskq")
@@ -312,7 +312,7 @@ class DurableRun(StepAttempt):
             await self._record(Form.VERSION, VERSION, 1, json.dumps(chosen).encode())
             return chosen
 
-    async def _keep_failed(self, done: Stepped, ends: list[End]) -> None:
+    async def _keep_failed(self, done: Stepped, ends: list[InputEnd]) -> None:
         """Write the failed jobs, since a requeued one may succeed before the next attempt."""
         failed = [
             (end.job - done.first, int(end.state), _reason(end))
@@ -347,12 +347,12 @@ class DurableRun(StepAttempt):
             )
         return items
 
-    async def _ends(self, done: Stepped, failed: dict[int, End]) -> list[End] | None:
+    async def _ends(self, done: Stepped, failed: dict[int, InputEnd]) -> list[InputEnd] | None:
         """Return the ends of a call's jobs; None while one of them lives.
 
         ``failed``: ends that an earlier attempt recorded.
         """
-        ends: list[End] = []
+        ends: list[InputEnd] = []
         jobs = [*range(done.first, done.first + done.jobs)]
         for start in range(0, len(jobs), ENDS_MAX):
             port = await self._connection.port()
@@ -362,7 +362,7 @@ class DurableRun(StepAttempt):
                 return None
         return ends
 
-    async def _result(self, end: End, made: Call[Any], on_failure: OnFailure) -> Any:
+    async def _result(self, end: InputEnd, made: Call[Any], on_failure: OnFailure) -> Any:
         job_id = f"{self._connection.tag}-{end.job}"
         if end.state is State.SUCCEEDED:
             if end.body is None:
@@ -393,7 +393,7 @@ def _valid(kind: Any, body: bytes) -> Any:
     return decode_loose(body) if kind is None else way_of(kind).read(body)
 
 
-def _reason(end: End) -> str:
+def _reason(end: InputEnd) -> str:
     if end.state is State.DEAD:
         return (end.body or b"").decode("utf-8", "replace")
     if end.state is State.ABSENT:

@@ -13,7 +13,7 @@ from taskq.log.format.flows import Takes, is_of_flow, takes_of
 from taskq.log.requests import Delivery
 
 if TYPE_CHECKING:
-    from taskq.log.read.flows import End
+    from taskq.log.read.flows import InputEnd
 
 #: The results that one job takes in, together.
 INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -78,7 +78,7 @@ class Inputs:
                 results.append(result)
         return results
 
-    async def _result(self, delivery: Delivery, takes: Takes, end: End) -> bytes:
+    async def _result(self, delivery: Delivery, takes: Takes, end: InputEnd) -> bytes:
         from taskq.core.flows import Policy  # noqa: PLC0415 - as above
 
         job_id = f"{delivery.tag}-{end.job}"
@@ -93,7 +93,7 @@ class Inputs:
         raise LogDamaged(f"{delivery.job_id} takes in the result of job {job_id}, which {how}")
 
 
-def _failed(job_id: str, end: End) -> bytes:
+def _failed(job_id: str, end: InputEnd) -> bytes:
     from pydantic_core import to_json  # noqa: PLC0415 - slow to import
 
     reason = end.state.name.lower()

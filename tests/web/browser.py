@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 import httpx
 
-from taskq_plugins.web.door import ENTRY, Keys, Place
+from taskq_plugins.web.door import ENTRY, AccessKeys, SiteAddress
 from taskq_plugins.web.mount import make_site
 
 HOST: Final = "127.0.0.1:8321"
@@ -21,12 +21,12 @@ SECRET: Final = "s" * 43
 @contextlib.asynccontextmanager
 async def stranger(
     path: Path, *, allow_actions: bool = False, show_secrets: bool = False
-) -> AsyncIterator[tuple[httpx.AsyncClient, Keys]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, AccessKeys]]:
     hosts = (HOST, "localhost:8321")
-    place = Place(
+    place = SiteAddress(
         scheme="http", hosts=hosts, allow_actions=allow_actions, show_secrets=show_secrets
     )
-    keys = Keys(SECRET)
+    keys = AccessKeys(SECRET)
     site = make_site(str(path), place, keys)
     async with (
         running(site),

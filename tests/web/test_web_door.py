@@ -28,7 +28,7 @@ from taskq.errors import UsageError
 from taskq.extras import missing
 from taskq_plugins.hub.line import line_to
 from taskq_plugins.web.command import _secret
-from taskq_plugins.web.door import ENTRY, FILE, Keys, Place, kept_root
+from taskq_plugins.web.door import ENTRY, FILE, AccessKeys, SiteAddress, kept_root
 from taskq_plugins.web.mount import make_site
 from tests.processes.harness import Child
 from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, stranger
@@ -69,7 +69,7 @@ def test_a_login_outlives_the_server_and_is_good_at_each_that_shows_the_log(
     app = TaskQ(tmp_path, durability="os")
     app.store()
     app.close_sync()
-    first, again = (Keys(root=kept_root(str(tmp_path))) for _ in range(2))
+    first, again = (AccessKeys(root=kept_root(str(tmp_path))) for _ in range(2))
     file = tmp_path / FILE
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert (first.session, first.form) == (again.session, again.form)
@@ -138,7 +138,7 @@ async def test_a_page_without_secret_knows_no_program(data: Path) -> None:
 
 
 async def test_with_tls_the_cookie_is_for_tls_alone() -> None:
-    place = Place(scheme="https", hosts=("a.example:9",), allow_actions=False)
+    place = SiteAddress(scheme="https", hosts=("a.example:9",), allow_actions=False)
     assert place.cookie_header("x", "https").endswith("; HttpOnly; SameSite=Strict; Secure")
 
 
@@ -259,8 +259,8 @@ async def test_a_body_that_breaks_off_is_refused_and_no_error_of_the_server(
         "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in head.items()],
     }
-    place = Place(scheme="http", hosts=(HOST,), allow_actions=True)
-    await make_site(str(data), place, Keys(SECRET))(scope, receive, send)
+    place = SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True)
+    await make_site(str(data), place, AccessKeys(SECRET))(scope, receive, send)
     assert sent[0]["status"] == 400
 
 

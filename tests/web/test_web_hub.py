@@ -9,7 +9,7 @@ import httpx
 
 from taskq.engine import LogReader
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.web.door import ENTRY, Keys, Place
+from taskq_plugins.web.door import ENTRY, AccessKeys, SiteAddress
 from taskq_plugins.web.mount import make_hub
 from tests.hub.place import DEVICE
 from tests.hub.place import Place as HubPlace
@@ -26,10 +26,10 @@ async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> 
         if not registry.may_fork("edge-8"):
             break
     registry.note("edge-8", end_lsn=90, at_lsn=40, heard_ns=1, clock_ns=-5 * 10**9)
-    keys = Keys("s" * 43)
+    keys = AccessKeys("s" * 43)
     hub = make_hub(
         str(place.hub),
-        Place(scheme="http", hosts=(HOST,), allow_actions=True),
+        SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True),
         keys,
         registry.all_standing,
     )

@@ -15,7 +15,7 @@ import pytest
 from taskq import TaskQ
 from taskq_plugins import patience
 from taskq_plugins.web import mount
-from taskq_plugins.web.door import Keys, Place
+from taskq_plugins.web.door import AccessKeys, SiteAddress
 from taskq_plugins.web.mount import make_site
 
 HALVES = {
@@ -33,8 +33,8 @@ def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
     app.close_sync()
     with mount.listen("127.0.0.1", 0) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
-        place = Place(scheme="http", hosts=(host,), allow_actions=True)
-        server = mount.server_of(make_site(str(tmp_path / "data"), place, Keys()), None)
+        place = SiteAddress(scheme="http", hosts=(host,), allow_actions=True)
+        server = mount.server_of(make_site(str(tmp_path / "data"), place, AccessKeys()), None)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         yield listener.getsockname()

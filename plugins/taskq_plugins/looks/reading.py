@@ -418,7 +418,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class FailureGroup:
     """Dead letters of one kind; ``jobs`` are their ids, the latest death first."""
 
     fingerprint: str
@@ -481,9 +481,9 @@ class Causes:
         self._count = count
         self._dead = -1
         self._looked = float("-inf")
-        self._failures: list[Failure] = []
+        self._failures: list[FailureGroup] = []
 
-    def of(self, reader: LogReader, dead: int) -> list[Failure]:
+    def of(self, reader: LogReader, dead: int) -> list[FailureGroup]:
         now = time.monotonic()
         if dead != self._dead and now - self._looked >= _CAUSES_SECONDS:
             self._failures = failures_of(reader, self._count)
@@ -662,7 +662,7 @@ def _is_lost(reader: LogReader, job: JobView) -> bool:
     return reason is not None and reason.code == "worker_lost"
 
 
-def failures_of(reader: LogReader, count: int = DEAD_MAX) -> list[Failure]:
+def failures_of(reader: LogReader, count: int = DEAD_MAX) -> list[FailureGroup]:
     kinds: dict[str, list[JobView]] = {}
     for job in reader.dead(None, count):
         kinds.setdefault(failure_of(job.task, "dead", job.reason)[2], []).append(job)
@@ -670,7 +670,7 @@ def failures_of(reader: LogReader, count: int = DEAD_MAX) -> list[Failure]:
     for fingerprint, jobs in kinds.items():
         error, message, _ = failure_of(jobs[0].task, "dead", jobs[0].reason)
         failures.append(
-            Failure(
+            FailureGroup(
                 fingerprint=fingerprint,
                 task=jobs[0].task,
                 error=error,

@@ -30,7 +30,7 @@ from taskq.errors import TaskqError
 from taskq.text import flat, hidden
 from taskq.values import SECOND_NS, dataclass
 from taskq.views import SETTLED_STATES
-from taskq_plugins.looks.reading import Causes, Failure, Seen, job_of, now_of
+from taskq_plugins.looks.reading import Causes, FailureGroup, Seen, job_of, now_of
 
 if TYPE_CHECKING:
     from taskq.engine import Cursor
@@ -76,7 +76,7 @@ class Picture:
     sparks: dict[str, tuple[int, ...]]
     running: tuple[tuple[JobView, ProgressView | None], ...]
     ended: tuple[JobView, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[FailureGroup, ...]
 
 
 class Watcher:
@@ -174,7 +174,7 @@ class Watcher:
 
 
 #: Subject of a row: a queue's name, a job, or failures of one kind.
-Row: TypeAlias = "str | JobView | Failure"
+Row: TypeAlias = "str | JobView | FailureGroup"
 Verb = Literal["cancel", "requeue", "run now", "pause", "resume"]
 
 #: Step of the arrows through the past.
@@ -346,7 +346,7 @@ class Screen:
         return self._fits(job.job_id, job.queue, job.task)
 
 
-def ids_of(row: JobView | Failure) -> tuple[str, ...]:
+def ids_of(row: JobView | FailureGroup) -> tuple[str, ...]:
     return getattr(row, "jobs", None) or (row.job_id,)  # type: ignore[union-attr]
 
 
@@ -359,7 +359,7 @@ _NAMES: Final = {
 _KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
-class Keys:
+class Keyboard:
     """Keys typed at a terminal's descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -381,14 +381,14 @@ class Keys:
 
 
 @contextlib.contextmanager
-def keys_of(descriptor: int) -> Iterator[Keys]:
+def keys_of(descriptor: int) -> Iterator[Keyboard]:
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)
         changed = termios.tcgetattr(descriptor)
         changed[3] &= ~termios.ISIG  # Ctrl-C is a key, too, so that the screen is left in order
         termios.tcsetattr(descriptor, termios.TCSANOW, changed)
-        yield Keys(descriptor)
+        yield Keyboard(descriptor)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
@@ -553,7 +553,7 @@ def _ended(job: JobView, time_ns: int) -> tuple[Row, list[Text]]:
     ]
 
 
-def _failure(failure: Failure, time_ns: int) -> tuple[Row, list[Text]]:
+def _failure(failure: FailureGroup, time_ns: int) -> tuple[Row, list[Text]]:
     error = ": ".join(part for part in (failure.error, failure.message) if part)
     return failure, [
         _text(f"{len(failure.jobs)} of", "bold red"),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from taskq_plugins.web.endpoints import (
         Ack,
         Claim,
-        Edit,
+        EditRequest,
         Enqueue,
         Extend,
         Many,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         OneJob,
         OneName,
         Release,
-        Signal,
+        SignalRequest,
     )
 
 #: Jobs that one step of an act on many is for.
@@ -98,12 +98,12 @@ class Acts:
     async def cancel(self, asked: OneJob) -> dict[str, Any]:
         return {"id": asked.id, "cancelled": await self._log.cancel(asked.id)}
 
-    async def edit(self, asked: Edit) -> dict[str, Any]:
+    async def edit(self, asked: EditRequest) -> dict[str, Any]:
         """Let a job that waits be due at another time, or wait elsewhere."""
         changes = asked.model_dump(exclude={"id"}, exclude_none=True)
         return {"id": asked.id, "changed": await self.app.edit(asked.id, **changes)}
 
-    async def signal(self, asked: Signal) -> dict[str, Any]:
+    async def signal(self, asked: SignalRequest) -> dict[str, Any]:
         """Send a job a signal for a wait within its run, now or later."""
         new = await self.app.signal(asked.id, asked.name, asked.value, once=asked.once)
         return {"id": asked.id, "new": new}
@@ -331,7 +331,7 @@ class Api:
             Endpoint("GET", "/api/jobs", "jobs", "Jobs that fit, the newest first.",
                      ask.Jobs, self._jobs),
             Endpoint("GET", "/api/jobs/{id}", "job", "All of one job, and why it does not run.",
-                     ask.PastJob, self._job),
+                     ask.JobAtMoment, self._job),
             Endpoint("GET", "/api/jobs/{id}/result", "result", "What a job returned.",
                      ask.Result, self._result),
         )  # fmt: skip
@@ -347,7 +347,7 @@ class Api:
             "looked_at": page.looked_at,
         }
 
-    async def _job(self, asked: asking.PastJob) -> dict[str, Any]:
+    async def _job(self, asked: asking.JobAtMoment) -> dict[str, Any]:
         seen = await self._looks.read(lambda reader: job_of(reader, asked.id), asked.at)
         return {
             **seen.job.as_dict(),
@@ -388,9 +388,9 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{jobs}/cancel", "cancel", "Cancel a job, also while it runs.",
                  ask.OneJob, acts.cancel),
         Endpoint("POST", f"{jobs}/edit", "edit", "Let a job that waits be due or wait elsewhere.",
-                 ask.Edit, acts.edit),
+                 ask.EditRequest, acts.edit),
         Endpoint("POST", f"{jobs}/signals/{{name}}", "signal", "Tell a job that waits something.",
-                 ask.Signal, acts.signal),
+                 ask.SignalRequest, acts.signal),
         Endpoint("POST", f"{jobs}/requeue", "requeue", "Make a dead letter ready again.",
                  ask.OneJob, acts.requeue),
         Endpoint("POST", f"{jobs}/purge", "purge", "Forget a dead letter.",

@@ -18,7 +18,7 @@ from taskq.engine import read_private
 from taskq.extras import missing
 
 if TYPE_CHECKING:
-    from taskq_plugins.web.door import Place
+    from taskq_plugins.web.door import SiteAddress
 
 _SECRET_CHARACTERS_MIN: Final = 32
 _SECRET_BYTES_MAX: Final = 4_096
@@ -97,7 +97,7 @@ def web(
             f"--bind {bind} is reached from other machines, where anybody on the way could read "
             f"the token: give --tls-cert and --tls-key, or stay at 127.0.0.1 and use a tunnel"
         )
-    known = door.Keys(_secret(token_file), door.kept_root(path))
+    known = door.AccessKeys(_secret(token_file), door.kept_root(path))
     with mount.listen(str(address), port) as listener:
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
         place = replace(place, show_secrets=show_secrets)
@@ -128,13 +128,13 @@ def _place(
     names: tuple[str, ...],
     is_tls: bool,
     allow_actions: bool,
-) -> Place:
+) -> SiteAddress:
     """Return by which names it is reached: those given, the address, and localhost if it is that.
 
     Raises:
         WrongUsage: it listens everywhere, which is no address to open.
     """
-    from taskq_plugins.web.door import Place  # noqa: PLC0415 - as above
+    from taskq_plugins.web.door import SiteAddress  # noqa: PLC0415 - as above
 
     if address.is_unspecified and not names:
         raise WrongUsage(
@@ -148,7 +148,7 @@ def _place(
     hosts = [f"{name.lower()}:{port}" for name in (*names, *own, *local)]
     if port == usual:  # browsers leave it out
         hosts += [host.rpartition(":")[0] for host in hosts]
-    return Place(
+    return SiteAddress(
         scheme="https" if is_tls else "http", hosts=tuple(hosts), allow_actions=allow_actions
     )
 

@@ -45,7 +45,7 @@ def same(given: str, key: str) -> bool:
     return fits and bool(key)
 
 
-class Keys:
+class AccessKeys:
     """Keys of programs and browsers.
 
     Args:
@@ -170,7 +170,7 @@ def path_of(scope: Scope) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SiteAddress:
     """Address and rights of the page.
 
     Attributes:
@@ -211,7 +211,9 @@ class Door:
         refuse: makes a response from a problem.
     """
 
-    def __init__(self, inner: ASGIApp, place: Place, keys: Keys, refuse: Refuse) -> None:
+    def __init__(
+        self, inner: ASGIApp, place: SiteAddress, keys: AccessKeys, refuse: Refuse
+    ) -> None:
         self._inner = inner
         self._place = place
         self._keys = keys

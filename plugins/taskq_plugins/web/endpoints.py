@@ -85,7 +85,7 @@ class OneJob(Asked):
     id: str = Field(max_length=_TEXT_MAX)
 
 
-class PastJob(OneJob, Past):
+class JobAtMoment(OneJob, Past):
     """The same, now or then."""
 
 
@@ -122,7 +122,7 @@ class Result(OneJob):
     )
 
 
-class Edit(OneJob):
+class EditRequest(OneJob):
     """Changes of a waiting job."""
 
     run_now: bool = Field(False, description="It is ready at once.")
@@ -131,7 +131,7 @@ class Edit(OneJob):
     queue: str | None = None
 
 
-class Signal(OneJob):
+class SignalRequest(OneJob):
     """A signal for a job."""
 
     name: str = Field(max_length=_TEXT_MAX, description="Of the signal, as the job waits for it.")
@@ -166,7 +166,7 @@ class OneName(Asked):
     name: str = Field(max_length=_TEXT_MAX)
 
 
-class Body(Asked):
+class EncodedBody(Asked):
     """A payload or result."""
 
     encoding: Literal["json", "text", "base64"]
@@ -195,7 +195,7 @@ class Enqueue(Asked):
 
     task: str | None = Field(None, min_length=1, max_length=_TEXT_MAX)
     arguments: dict[str, Any] = Field({}, description="Of the task, by parameter name.")
-    payload: Body | None = None
+    payload: EncodedBody | None = None
     queue: str | None = None
     priority: int | None = None
     attempts: int | None = None
@@ -237,7 +237,7 @@ class Extend(OneClaim):
 class Ack(OneClaim):
     """The job went well."""
 
-    result: Body | None = None
+    result: EncodedBody | None = None
 
 
 class Nack(OneClaim):

@@ -27,7 +27,16 @@ from taskq.values import SECOND_NS
 from taskq_plugins.looks.reading import Looks
 from taskq_plugins.patience import Patient, config_of
 from taskq_plugins.web.api import Acts, Api
-from taskq_plugins.web.door import API, ENTRY, Door, Keys, Place, kept_root, path_of, root_of
+from taskq_plugins.web.door import (
+    API,
+    ENTRY,
+    AccessKeys,
+    Door,
+    SiteAddress,
+    kept_root,
+    path_of,
+    root_of,
+)
 from taskq_plugins.web.endpoints import Problem, problem_of
 from taskq_plugins.web.pages import Pages
 
@@ -41,7 +50,12 @@ _ERRORS: Final = (Problem, TaskqError, HTTPException, ClientDisconnect)
 
 
 def make_site(
-    path: str, place: Place, keys: Keys, app: TaskQ | None = None, *, is_copy: bool = False
+    path: str,
+    place: SiteAddress,
+    keys: AccessKeys,
+    app: TaskQ | None = None,
+    *,
+    is_copy: bool = False,
 ) -> Door:
     """Return the page of the log in a directory, as an ASGI app.
 
@@ -97,7 +111,7 @@ _ID_CHARACTERS_MAX: Final = 80
 _SKEW_NS: Final = SECOND_NS
 
 
-def make_hub(path: str, place: Place, keys: Keys, standing: Standing) -> Door:
+def make_hub(path: str, place: SiteAddress, keys: AccessKeys, standing: Standing) -> Door:
     """Return the page of a hub: its devices, and the page of each log below ``/logs``.
 
     Args:
@@ -227,11 +241,11 @@ def taskq_web(
         allows: check by the web app's own login. None: a browser enters by the address in the
             process's log, once, like with ``taskq web``; that fits one process.
     """
-    keys = Keys(root=kept_root(str(app.data_dir)))
+    keys = AccessKeys(root=kept_root(str(app.data_dir)))
     if allows is None:
         line = "the page of taskq: below where it is mounted open %s?token=%s, once"
         logging.getLogger("taskq").warning(line, ENTRY, keys.entry())
-    place = Place(scheme="http", hosts=(), allow_actions=allow_actions, allows=allows)
+    place = SiteAddress(scheme="http", hosts=(), allow_actions=allow_actions, allows=allows)
     return make_site(str(app.data_dir), place, keys, app)
 
 
@@ -242,11 +256,11 @@ def worker_page(app: TaskQ) -> Iterator[str]:
     Raises:
         TaskqError: nobody may listen here.
     """
-    keys = Keys(root=kept_root(str(app.data_dir)))
+    keys = AccessKeys(root=kept_root(str(app.data_dir)))
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
-        place = Place(scheme="http", hosts=hosts, allow_actions=True)
+        place = SiteAddress(scheme="http", hosts=hosts, allow_actions=True)
         server = server_of(make_site(str(app.data_dir), place, keys, app), None)
         thread = Thread(target=server.run, args=([listener],), name="taskq-web")
         thread.start()

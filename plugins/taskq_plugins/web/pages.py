@@ -44,7 +44,7 @@ from taskq_plugins.looks.reading import (
     tasks_of,
     workers_of,
 )
-from taskq_plugins.web.door import ENTRY, FILES, Keys, Place, root_of, same
+from taskq_plugins.web.door import ENTRY, FILES, AccessKeys, SiteAddress, root_of, same
 from taskq_plugins.web.endpoints import Asked, JobsPage, Many, OneJob, Problem
 from taskq_plugins.web.search import Search, find_jobs, job_named, without_states
 
@@ -286,7 +286,7 @@ _NOTHING: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Elsewhere(Exception):
+class Redirect(Exception):
     """Lead to another page; its argument is the path, below the page's own root."""
 
 
@@ -314,8 +314,8 @@ class Pages:
         self,
         looks: Looks,
         acts: Mapping[str, Endpoint],
-        place: Place,
-        keys: Keys,
+        place: SiteAddress,
+        keys: AccessKeys,
         app: TaskQ | None = None,
         *,
         is_copy: bool = False,
@@ -420,7 +420,7 @@ class Pages:
         asked = _checked(JobsPage, dict(look.request.query_params))
         named = await look.read(lambda reader: job_named(reader, asked.q))
         if named is not None:
-            raise Elsewhere(f"/jobs/{named}")
+            raise Redirect(f"/jobs/{named}")
         search = Search.parse(asked.q, hides=not self._place.show_secrets)
         jobs, lanes = await look.read(
             lambda reader: (find_jobs(reader, search, asked.limit, asked.before), reader.lanes())
@@ -600,7 +600,7 @@ class Pages:
             at = moment_asked(query.get("at", ""))
             try:
                 shown = await tell(Look(request, at, partial(self._looks.read, at=at)))
-            except Elsewhere as other:
+            except Redirect as other:
                 more = f"?{urlencode({'at': at})}" if at else ""
                 return RedirectResponse(f"{root}{other}{more}", HTTPStatus.SEE_OTHER)
             now_ns = time.time_ns()

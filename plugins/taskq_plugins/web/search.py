@@ -215,7 +215,7 @@ def _without_secrets(body: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class JobPage:
     """A page of jobs, the newest first.
 
     Attributes:
@@ -229,7 +229,7 @@ class Found:
     looked_at: int
 
 
-def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Found:
+def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> JobPage:
     """Return jobs that fit, before the one of that lsn unless it is 0; at most ``limit``.
 
     Where text is looked for it ends after LOOKED_MAX jobs, and ``following`` goes on from there.
@@ -246,13 +246,13 @@ def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Fou
         jobs = reader.jobs(states, queue, task, count, before=before or TIME_NS_MAX)
         for job in jobs:
             if job.enqueued_ns < search.since_ns:
-                return Found(jobs=fitting, following=0, looked_at=looked)
+                return JobPage(jobs=fitting, following=0, looked_at=looked)
             if search.fits(job):
                 if len(fitting) == limit:
-                    return Found(jobs=fitting, following=fitting[-1].lsn, looked_at=looked)
+                    return JobPage(jobs=fitting, following=fitting[-1].lsn, looked_at=looked)
                 fitting.append(job)
             looked += 1
             before = job.lsn
         if len(jobs) < count:
-            return Found(jobs=fitting, following=0, looked_at=looked)
-    return Found(jobs=fitting, following=before, looked_at=looked)
+            return JobPage(jobs=fitting, following=0, looked_at=looked)
+    return JobPage(jobs=fitting, following=before, looked_at=looked)

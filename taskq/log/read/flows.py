@@ -36,7 +36,7 @@ _LOOKED_AT_MAX: Final = 16
 _FAILED: Final = SETTLED_STATES - {after(State.RUNNING, SUCCESS)}
 
 
-class End(NamedTuple):
+class InputEnd(NamedTuple):
     """State of a job: settled with a result or reason, not settled, or gone."""
 
     job: int
@@ -85,35 +85,35 @@ def look_at_states(sight: Sight, first: int, count: int) -> list[State]:
     return [agenda.table.state(job) for job in range(first, first + min(count, STATES_MAX))]
 
 
-def look_at_ends(sight: Sight, jobs: list[int]) -> list[End]:
+def look_at_ends(sight: Sight, jobs: list[int]) -> list[InputEnd]:
     agenda = sight.facets.need_agenda()
-    ends: list[End] = []
+    ends: list[InputEnd] = []
     for job in jobs[:ENDS_MAX]:
         state = agenda.table.state(job)
         if state is not State.ABSENT:
-            ends.append(End(job, state))
+            ends.append(InputEnd(job, state))
             continue
         ends.append(_end(sight, job))
     return ends
 
 
-def _end(sight: Sight, job: int) -> End:
+def _end(sight: Sight, job: int) -> InputEnd:
     journal, facets = sight.journal, sight.facets
     agenda = facets.need_agenda()
     location = agenda.flows.ended.get(job)
     if location is not None and agenda.dead.find(job) is None:
         try:
             if _is_end_of(journal.files.unchecked_record(location), job):
-                return End(job, *read_outcome(journal, location), location)
+                return InputEnd(job, *read_outcome(journal, location), location)
         except (LogError, IndexError):
             pass  # compaction took its segment: it was written again
     try:
         end = find_end(journal, job)
         if end is not None:
-            return End(job, *read_outcome(journal, end), end)
+            return InputEnd(job, *read_outcome(journal, end), end)
     except JobNotFound:
         pass
-    return End(job, State.ABSENT)
+    return InputEnd(job, State.ABSENT)
 
 
 def _is_end_of(record: bytes, job: int) -> bool:
