@@ -242,7 +242,7 @@ class Cron:
 Rule: TypeAlias = Cron | Every
 
 
-class Due(NamedTuple):
+class DueTicks(NamedTuple):
     """The ticks of a schedule that are to be written now.
 
     Attributes:
@@ -313,7 +313,9 @@ def parse_rule(rule: bytes) -> Rule:
     raise UsageError(f"{rule!r:.80} is no rule of a schedule that is known here")
 
 
-def due_ticks(name: str, rule: Rule, catch_up: str, most_ns: int, done_ns: int, now_ns: int) -> Due:
+def due_ticks(
+    name: str, rule: Rule, catch_up: str, most_ns: int, done_ns: int, now_ns: int
+) -> DueTicks:
     """Return what is due of a schedule.
 
     Args:
@@ -333,12 +335,12 @@ def due_ticks(name: str, rule: Rule, catch_up: str, most_ns: int, done_ns: int, 
             break
         moments.append(at_ns)
     if not moments:
-        return Due()
+        return DueTicks()
     chosen = moments[-count:]
     late_ns = now_ns - chosen[-1] - jitter_ns(name, chosen[-1], most_ns)
     if catch_up == "skip" and late_ns > _LATE_NS:
         chosen = []
-    return Due(tuple(chosen), moments[-1], catch_up == "all" and len(moments) > count)
+    return DueTicks(tuple(chosen), moments[-1], catch_up == "all" and len(moments) > count)
 
 
 def next_due_ns(name: str, rule: Rule, most_ns: int, done_ns: int) -> int | None:

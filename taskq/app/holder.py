@@ -20,7 +20,7 @@ from taskq.core.parsing import check_name, whole
 
 if TYPE_CHECKING:
     from taskq.core.views import AttemptView, CompactReport, JobView, LogStats
-    from taskq.core.why import Facts, Reason
+    from taskq.core.why import JobFacts, Reason
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent
     from taskq.log.read.timetravel import Moment
@@ -285,7 +285,7 @@ class LogHolder:
         there, port, lsn = await self._found(job)
         path = there._connection.path
         workers = await off_loop(live_workers, path)
-        facts: Facts | None = await port.look(
+        facts: JobFacts | None = await port.look(
             lambda sight: facts_of(sight.journal, sight.facets.need_agenda(), lsn, workers)
         )
         if facts is None:

@@ -20,7 +20,7 @@ from taskq.log.requests import TICKS_MAX, Enrolment, Item, Turn
 
 if TYPE_CHECKING:
     from taskq.app.tasks import TaskDecorator
-    from taskq.schedules import Due, Rule
+    from taskq.schedules import DueTicks, Rule
 
 
 class Listeners:
@@ -172,13 +172,13 @@ class Schedule:
         at = moment_in(self.rule.zone, moment_ns).isoformat()
         return self.call.options(headers={SCHEDULE_HEADER: self.name, MOMENT_HEADER: at})
 
-    def due(self, done_ns: int, now_ns: int) -> Due:
+    def due(self, done_ns: int, now_ns: int) -> DueTicks:
         """Return the ticks to be written now, of a schedule that is done with up to ``done_ns``."""
         from taskq.schedules import due_ticks  # noqa: PLC0415 - as above
 
         return due_ticks(self.name, self.rule, self.catch_up, self.jitter_ns, done_ns, now_ns)
 
-    def turns(self, seen_ns: int, due: Due, items: list[Item]) -> list[Turn]:
+    def turns(self, seen_ns: int, due: DueTicks, items: list[Item]) -> list[Turn]:
         """Return what writes these ticks and their jobs, in requests of a size that the log takes.
 
         Each goes on where the last ended; the first from where the schedule was seen to be.

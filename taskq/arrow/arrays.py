@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 #: Bytes of each record that are gathered at once: the fixed fields of the widest that is read so.
 HEAD_SIZE: Final = kinds.ROWS[kinds.REPEAT].layout.struct.size
-#: Zeros behind the bytes that records stand in, so that gathering never leaves them.
+#: Zeros after the bytes of records, so that gathering never leaves the buffer.
 PAD_SIZE: Final = 64
 _FORMATS: Final = {"B": "u1", "H": "<u2", "I": "<u4", "Q": "<u8", "q": "<i8"}
 
@@ -45,7 +45,7 @@ def _head(kind: int) -> np.dtype[np.void]:
     return _fields(layout.struct, _PREFIX + layout.names)
 
 
-#: Of every record that concerns a job: the others begin as those do that tell all of one.
+#: Head of every record about a job: all begin like CARRIED records.
 OF_JOB: Final = _head(kinds.REPEAT)
 OF_BIRTH: Final = _head(kinds.BIRTH)
 OF_FRAME: Final = _fields(
@@ -53,7 +53,7 @@ OF_FRAME: Final = _fields(
     "magic size count flags zero first_lsn epoch time_ns synced body_crc crc",
     codec.FRAME_HEADER_SIZE,
 )
-#: Types from this one on may be passed over by who does not know them.
+#: Lowest type that a reader may skip if unknown.
 SKIPPABLE: Final = 128
 CHECKED: Final = 1
 KINDS: Final = 256
@@ -131,7 +131,7 @@ _PAIRS: Final = np.frombuffer(b"".join(b"%02x" % number for number in range(256)
 
 
 def nothing(kind: Any, count: int) -> pa.Array:
-    """So many nulls: most columns of details are, and arrays do not change, so they are shared."""
+    """Return ``count`` nulls. Most columns of details are null, and arrays never change: shared."""
     return _nulls(kind, 1 << count.bit_length())[:count]
 
 
@@ -141,7 +141,7 @@ def _nulls(kind: Any, count: int) -> pa.Array:
 
 
 def validity(valid: Mask | None) -> pa.Buffer | None:
-    """Bits that say which rows are not null; None stands for all."""
+    """Return the bits of rows that are not null; None for all rows."""
     if valid is None or valid.all():
         return None
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -164,8 +164,8 @@ def slices(
 ) -> pa.Array:
     """Return the bytes of each row from ``start`` to ``end``, copied, as binary or as text.
 
-    What is no UTF-8 is replaced in text, as everywhere in taskq. Places are below 2^31, for pieces
-    are read in chunks.
+    Text replaces invalid UTF-8, like everywhere in taskq. Places are below 2^31, since pieces are
+    read in chunks.
     """
     kind = _TEXT if is_text else _BYTES
     if valid is None or valid.all():
@@ -190,7 +190,7 @@ def _taken(data: Bytes, start: Ints, end: Ints) -> pa.Array:
     count = len(start)
     borders = np.empty(2 * count + 1, np.int32)
     borders[0:-1:2], borders[1::2] = start, end
-    # One more slice, up to the end: Arrow wants the last of them to be behind the first.
+    # One more slice, up to the end: Arrow wants the last offset to follow the first.
     borders[-1] = len(data)
     offsets, bodies = pa.py_buffer(borders), pa.py_buffer(data)
     alternating = pa.Array.from_buffers(_BYTES, 2 * count, [None, offsets, bodies])

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from taskq.arrow import arrays
 from taskq.arrow.arrays import Ints, Mask
-from taskq.arrow.frames import Damage, Found, PieceReader
+from taskq.arrow.frames import DamagedBytes, PieceReader, RecordStretch
 from taskq.arrow.problems import shown
-from taskq.arrow.rows import Options, Rows, headers_of
+from taskq.arrow.rows import RecordOptions, RecordRows, headers_of
 from taskq.arrow.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, UNKNOWN, Corrupt, Piece
 from taskq.arrow.values import UNLIMITED, UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
 from taskq.core.errors import FormatError, UsageError
@@ -63,7 +63,7 @@ def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
     return build
 
 
-def _name(rows: Rows, *, is_task: bool) -> pa.Array:
+def _name(rows: RecordRows, *, is_task: bool) -> pa.Array:
     (start, end), valid = rows.route[is_task : is_task + 2], rows.is_birth
     if rows.has(kinds.OF_QUEUES) and not is_task:
         named = rows.is_among(kinds.OF_QUEUES)
@@ -81,9 +81,9 @@ def _name(rows: Rows, *, is_task: bool) -> pa.Array:
     return arrays.slices(rows.data, start, end, valid & (end > start), is_text=True)
 
 
-def _option_bytes(option: Option, holder: str) -> Callable[[Rows], pa.Array]:
-    def build(rows: Rows) -> pa.Array:
-        options: Options = getattr(rows, holder)
+def _option_bytes(option: Option, holder: str) -> Callable[[RecordRows], pa.Array]:
+    def build(rows: RecordRows) -> pa.Array:
+        options: RecordOptions = getattr(rows, holder)
         count = len(rows)
         if not options:
             return arrays.nothing(_BYTES, count)
@@ -97,11 +97,11 @@ def _option_bytes(option: Option, holder: str) -> Callable[[Rows], pa.Array]:
 
 def _option_number(
     option: Option, holder: str, *, strict: bool = False
-) -> Callable[[Rows], pa.Array]:
+) -> Callable[[RecordRows], pa.Array]:
     """Take the first number of each row; with ``strict`` none may have another size."""
 
-    def build(rows: Rows) -> pa.Array:
-        options: Options = getattr(rows, holder)
+    def build(rows: RecordRows) -> pa.Array:
+        options: RecordOptions = getattr(rows, holder)
         if not options:
             return arrays.nothing(_LONG, len(rows))
         out = np.zeros(len(rows), np.int64)
@@ -111,35 +111,35 @@ def _option_number(
     return build
 
 
-def _attempt(rows: Rows) -> pa.Array:
+def _attempt(rows: RecordRows) -> pa.Array:
     attempt = np.where(rows.is_of_job, rows.of_job["attempt"], 0).astype(np.int32)
     return arrays.numbers(attempt, rows.is_of_job | rows.is_birth, _INT)
 
 
-def _priority(rows: Rows) -> pa.Array:
+def _priority(rows: RecordRows) -> pa.Array:
     valid = rows.is_birth
     if rows.has(kinds.OF_LANES):
         valid = valid | rows.is_among(kinds.OF_LANES)
     return arrays.numbers(rows.birth["byte"].astype(np.int32), valid, _INT)
 
 
-def _token(rows: Rows) -> pa.Array:
+def _token(rows: RecordRows) -> pa.Array:
     return arrays.somewhere(rows.field("token"))
 
 
-def _cause(rows: Rows) -> pa.Array:
+def _cause(rows: RecordRows) -> pa.Array:
     if not rows.counts[_WITH_CAUSE].any():
         return arrays.nothing(_CAUSE_NAMES.type, len(rows))
     index = _CAUSE_INDEX[rows.of_job["byte"]]
     return arrays.named(_CAUSE_NAMES, index, _WITH_CAUSE[rows.kind])
 
 
-def _attempts_max(rows: Rows) -> pa.Array:
+def _attempts_max(rows: RecordRows) -> pa.Array:
     attempts = np.where(rows.is_birth, rows.birth["attempts_max"], 0).astype(np.int32)
     return arrays.somewhere(attempts, _INT)
 
 
-def _due(rows: Rows) -> tuple[Ints, Mask]:
+def _due(rows: RecordRows) -> tuple[Ints, Mask]:
     due, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     for step in rows.birth_options.each(Option.DUE, Option.DUE_WALL):
         due[step.row] = arrays.numbers_at(rows.data, step.at, "<i8")
@@ -152,7 +152,7 @@ def _due(rows: Rows) -> tuple[Ints, Mask]:
     return due, is_wall
 
 
-def _expires(rows: Rows) -> tuple[Ints, Mask]:
+def _expires(rows: RecordRows) -> tuple[Ints, Mask]:
     expires, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     for step in rows.birth_options.each(Option.EXPIRES, Option.EXPIRES_RELATIVE):
         expires[step.row] = arrays.numbers_at(rows.data, step.at, "<i8")
@@ -164,7 +164,7 @@ def _expires(rows: Rows) -> tuple[Ints, Mask]:
     return expires, is_wall
 
 
-def _carried_only(rows: Rows, option: Option, out: Ints, had: Mask | None = None) -> None:
+def _carried_only(rows: RecordRows, option: Option, out: Ints, had: Mask | None = None) -> None:
     """Write the option's numbers, of records that hold another, over those in ``out``."""
     value, has = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     rows.carried_options.numbers(option, value, has)
@@ -173,16 +173,16 @@ def _carried_only(rows: Rows, option: Option, out: Ints, had: Mask | None = None
         had |= has
 
 
-def _moments(rows: Rows) -> pa.Array:
+def _moments(rows: RecordRows) -> pa.Array:
     moments = _due(rows)[1].astype(np.int32) | (_expires(rows)[1].astype(np.int32) << 1)
     return arrays.numbers(moments, rows.is_birth | _BACK[rows.kind], _INT)
 
 
-def _flags(rows: Rows) -> pa.Array:
+def _flags(rows: RecordRows) -> pa.Array:
     return arrays.numbers(rows.birth_flags.astype(np.uint32).view(np.int32), None, _INT)
 
 
-def _state(rows: Rows) -> pa.Array:
+def _state(rows: RecordRows) -> pa.Array:
     byte = rows.of_job["byte"]
     if not rows.has(_DONE_STEPS):
         return arrays.named(_STATE_NAMES, _STATE_INDEX[byte], rows.is_carrying)
@@ -192,7 +192,7 @@ def _state(rows: Rows) -> pa.Array:
     return arrays.named(names, index, rows.is_carrying | is_form)
 
 
-def _step(rows: Rows) -> pa.Array:
+def _step(rows: RecordRows) -> pa.Array:
     count = len(rows)
     if not rows.has(kinds.OF_STEPS):
         return arrays.nothing(pa.string(), count)
@@ -206,7 +206,7 @@ def _step(rows: Rows) -> pa.Array:
     return pc.if_else(pa.array(number > 0), titles, names)
 
 
-def _began_ns(rows: Rows) -> pa.Array:
+def _began_ns(rows: RecordRows) -> pa.Array:
     if not rows.has(kinds.OF_STEPS):
         return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
@@ -214,13 +214,13 @@ def _began_ns(rows: Rows) -> pa.Array:
     return arrays.numbers(out, (out != 0) & rows.is_among(kinds.OF_STEPS))
 
 
-def _enqueued_ns(rows: Rows) -> pa.Array:
+def _enqueued_ns(rows: RecordRows) -> pa.Array:
     if not rows.carries:
         return arrays.nothing(_LONG, len(rows))
     return arrays.somewhere(np.where(rows.is_carrying, rows.of_job["enqueued_ns"], 0))
 
 
-def _ended_ns(rows: Rows) -> pa.Array:
+def _ended_ns(rows: RecordRows) -> pa.Array:
     if not rows.carries:
         return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
@@ -228,13 +228,13 @@ def _ended_ns(rows: Rows) -> pa.Array:
     return arrays.somewhere(out)
 
 
-def _step_ns(rows: Rows) -> pa.Array:
+def _step_ns(rows: RecordRows) -> pa.Array:
     if not rows.has(kinds.STEPS):
         return arrays.nothing(_LONG, len(rows))
     return arrays.numbers(rows.field("step_ns"), rows.is_among(kinds.STEPS))
 
 
-def _lease_ns(rows: Rows) -> pa.Array:
+def _lease_ns(rows: RecordRows) -> pa.Array:
     if not rows.plain_options and not rows.carries:
         return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
@@ -244,12 +244,12 @@ def _lease_ns(rows: Rows) -> pa.Array:
     return arrays.somewhere(out)
 
 
-#: What builds so many rows of a column that is the same in all of a piece.
+#: Functions that build columns with one value for all rows of a piece.
 CONSTANTS: Final[dict[str, Callable[[Piece, int], pa.Array]]] = {
     name: _repeated(name) for name in ("device", "log_id", "branch", "segment")
 }
-#: What builds another column; value, result and problem are built in ``values``.
-BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
+#: Functions that build the other columns; ``values`` builds value, result and problem.
+BUILDERS: Final[dict[str, Callable[[RecordRows], pa.Array]]] = {
     "offset": lambda rows: arrays.numbers(rows.at + rows.base),
     "lsn": lambda rows: arrays.numbers(rows.lsn),
     "kind": lambda rows: arrays.named(_KIND_NAMES, _KIND_INDEX[rows.kind]),
@@ -287,7 +287,7 @@ BUILDERS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
 }
 
 
-#: Of a longer gap only the beginning is kept as a row; a damaged frame is never as long.
+#: Bytes of a gap kept as a row; a damaged frame is never as long.
 QUARANTINED_BYTES_MAX: Final = 16 * 1024 * 1024
 #: The column of bytes that damage stands in, where there is one.
 _RAW: Final = pa.field("value", pa.binary())
@@ -311,19 +311,19 @@ def decode(
 
     Args:
         piece: which bytes of which segment.
-        schema: some columns of DETAILS, in any order; others are not even computed.
+        schema: some columns of DETAILS, in any order; others are not computed.
         corrupt: what to do about bytes that are no whole frame.
-        payload: whether value holds payloads; results and reasons are given anyhow.
-        headers: whether headers are given; else they are null.
+        payload: whether value holds payloads; results and reasons are always included.
+        headers: whether to decode headers; else they are null.
         rows_max: of a batch.
-        body_bytes_max: larger bodies are given as their hash and size, and not even read if they
-            are in files of their own.
+        body_bytes_max: larger bodies are replaced by hash and size, and are not read if they have
+        files of their own.
 
     Raises:
         UsageError: a column is not one of DETAILS.
         SegmentMissing: there is no such file.
         SegmentUnreadable: the disk refuses.
-        WrongSegment: the file is another segment than it is said to be.
+        WrongSegment: the file is another segment than named.
         SegmentDamaged: some bytes are no whole frame, and ``corrupt`` is FAIL.
         FormatError: a newer taskq wrote it.
     """
@@ -370,7 +370,7 @@ class _Decoder:
 
     def _batches(self, reader: PieceReader) -> Iterator[pa.RecordBatch]:
         for item in reader.items():
-            if not isinstance(item, Damage):
+            if not isinstance(item, DamagedBytes):
                 yield from self._decoded(item)
                 continue
             if self._corrupt is Corrupt.FAIL:
@@ -380,25 +380,25 @@ class _Decoder:
             if item.salvaged is not None:
                 yield from self._decoded(item.salvaged)
 
-    def _decoded(self, records: Found) -> Iterator[pa.RecordBatch]:
+    def _decoded(self, records: RecordStretch) -> Iterator[pa.RecordBatch]:
         count = len(records.at)
         # Batches of equal size, so that none of a few rows remains of each chunk.
         step = -(-count // -(-count // self._rows_max)) if count else 1
         for first in range(0, count, step):
-            rows = Rows(self._piece, records, first, min(first + step, count))
+            rows = RecordRows(self._piece, records, first, min(first + step, count))
             sizes = unpacked_sizes(rows, self._bodies) if self._has_values else None
             if sizes is None:
                 yield self._batch(rows)
                 continue
             for begin, end in _cut(sizes):
-                yield self._batch(Rows(self._piece, records, first + begin, first + end))
+                yield self._batch(RecordRows(self._piece, records, first + begin, first + end))
 
-    def _batch(self, rows: Rows) -> pa.RecordBatch:
+    def _batch(self, rows: RecordRows) -> pa.RecordBatch:
         values = Values(rows, self._bodies, payload=self._payload)
         columns = [self._column(field, rows, values) for field in self._schema]
         return _assembled(columns, self._schema, len(rows))
 
-    def _column(self, field: pa.Field, rows: Rows, values: Values) -> pa.Array:
+    def _column(self, field: pa.Field, rows: RecordRows, values: Values) -> pa.Array:
         name, is_text = field.name, pa.types.is_string(field.type)
         if name in _VALUES:
             array = values.column(name, is_text=is_text)
@@ -419,7 +419,7 @@ class _Decoder:
             array = self._constants[name] = CONSTANTS[name](self._piece, count)
         return array if len(array) == count else array[:count]
 
-    def _damaged(self, damage: Damage, raw: bytes) -> pa.RecordBatch:
+    def _damaged(self, damage: DamagedBytes, raw: bytes) -> pa.RecordBatch:
         gap, piece = damage.gap, self._piece
         problem = damage.what
         if len(raw) < gap.resume - gap.offset:
@@ -448,7 +448,7 @@ class _Decoder:
 def _assembled(columns: list[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
     if columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
-    # Whoever asks for no column wants to know how many rows there are.
+    # A schema without columns asks for the number of rows.
     nothing = pa.Array.from_buffers(pa.struct([]), count, [None])
     return pa.RecordBatch.from_struct_array(nothing)
 

@@ -48,7 +48,7 @@ _STRETCH_RECORDS: Final = 32
 #: Frames of fewer records, or of larger ones on average, are not worth it.
 RECORDS_MIN: Final = 4 * _STRETCH_RECORDS
 RECORD_BYTES_MAX: Final = 200
-#: Bytes behind a point in which a record must start.
+#: Bytes after a point in which a record must start.
 _WINDOW_BYTES: Final = 256
 #: Records that must seem to follow a guess.
 _HOPS: Final = 2
@@ -59,10 +59,10 @@ _KIND_AT: Final = 4
 
 
 def walk_in_stretches(data: Bytes, starts: Ints, sizes: Ints, counts: Ints) -> list[Ints | None]:
-    """Return the places of the records of each frame, None for one that must be walked otherwise.
+    """Return the places of each frame's records, None for a frame that needs another walk.
 
     Args:
-        data: what holds the bodies of the frames, with ``PAD_SIZE`` bytes behind them.
+        data: buffer with the bodies of the frames and ``PAD_SIZE`` bytes after them.
         starts: places of the bodies.
         sizes: of the bodies.
         counts: of the records in each.
@@ -113,7 +113,7 @@ def _walk(data: Bytes, frame: Ints, place: Ints, limit: Ints) -> tuple[Ints, Mas
 
 
 def _guesses(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Return (frame, place) of what looks like records, one for each stretch or so."""
+    """Return (frame, place) of likely records, about one for each stretch."""
     stretches = np.maximum(counts // _STRETCH_RECORDS, 1)
     points = stretches - 1
     frame = np.repeat(np.arange(len(starts)), points)
@@ -125,7 +125,7 @@ def _guesses(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> tuple[Ints,
         return frame, point
     window = heads(data, point, _WINDOW_BYTES + _KIND_AT).view(np.uint8)
     window = window.reshape(len(point), _WINDOW_BYTES + _KIND_AT)
-    # Of sizes below 64 KiB the upper bytes are 0, while there is no kind 0.
+    # The upper bytes of sizes below 64 KiB are 0, and no kind is 0.
     looks = (window[:, 2:-2] == 0) & (window[:, 3:-1] == 0) & (window[:, 4:] != 0)
     row, column = np.nonzero(looks)
     place = candidate = point[row] + column
@@ -140,7 +140,7 @@ def _guesses(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> tuple[Ints,
     return frame[row], place[index]
 
 
-#: From so many frames on a step for all of them costs less than one for each.
+#: Number of frames from which one step for all is faster than one step each.
 _IN_STEP_MIN: Final = 48
 #: A run shorter than this costs more to find than to walk.
 _RUN_MIN: Final = 24
@@ -154,7 +154,7 @@ def places(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, lsns: Ints) -> 
     """Return (place, length) of each record, frame by frame.
 
     Args:
-        data: what holds the bodies of the frames, with ``PAD_SIZE`` bytes behind them.
+        data: buffer with the bodies of the frames and ``PAD_SIZE`` bytes after them.
         starts: places of the bodies.
         sizes: of the bodies.
         counts: of the records in each.
@@ -168,7 +168,7 @@ def places(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, lsns: Ints) -> 
     ends = np.cumsum(room)
     at = np.zeros(int(ends[-1]) if len(ends) else 0, np.int64)
     _walk_all(data, starts, sizes, room, ends - room, at)
-    # Behind a wrong length, of which the check tells, a place may be anywhere.
+    # After a wrong length, which the check reports, a place may be anywhere.
     np.minimum(at, len(data) - PAD_SIZE, out=at)
     length = numbers_at(data, at, "<u4").astype(np.int64)
     least = FIXED_SIZES[data[at + 4]]
@@ -275,20 +275,20 @@ def _run(data: Bytes, at: int, length: int, most: int) -> int:
 
 #: Bytes that are read at a time, unless a frame is larger: what the processor's cache holds.
 CHUNK_BYTES: Final = 2 * 1024 * 1024
-#: What a disk fails to give back, it fails in pieces of this size.
+#: Unit in which a disk fails to return data.
 _BLOCK: Final = 4_096
 _HEAD: Final = codec.SEGMENT_HEADER.size
 _FRAME: Final = codec.FRAME_HEADER_SIZE
 _SIZE_AT: Final = codec.LENGTH.size
-#: A header without its own CRC, which stands behind.
+#: A header without its own CRC, which follows it.
 _CHECKED_SIZE: Final = _FRAME - codec.LENGTH.size
 
 
-class Found(NamedTuple):
-    """Records that stand in one stretch of bytes.
+class RecordStretch(NamedTuple):
+    """Records in one stretch of bytes.
 
-    ``at`` and ``length`` are their places in ``data``, which is to be read until the next ``Found``
-    is asked for, and has ``PAD_SIZE`` bytes behind it. ``base`` is the offset of ``data`` in the
+    ``at`` and ``length`` are their places in ``data``, a buffer that is valid until the next
+    ``RecordStretch`` and has ``PAD_SIZE`` extra bytes. ``base`` is the offset of ``data`` in the
     file.
     """
 
@@ -301,14 +301,14 @@ class Found(NamedTuple):
     time_ns: Ints
 
 
-class Damage(NamedTuple):
+class DamagedBytes(NamedTuple):
     """A gap, and the records in it that are whole by their own CRC, if there are any."""
 
     gap: Gap
     epoch: int
     time_ns: int
     what: str
-    salvaged: Found | None
+    salvaged: RecordStretch | None
 
 
 class PieceReader:
@@ -339,7 +339,7 @@ class PieceReader:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def items(self) -> Iterator[Found | Damage]:
+    def items(self) -> Iterator[RecordStretch | DamagedBytes]:
         """Yield everything in the piece, in its order.
 
         Raises:
@@ -355,7 +355,7 @@ class PieceReader:
             if damage is not None:
                 yield damage
             offset = _HEAD
-        # Of thousands of small segments each needs a small one.
+        # Thousands of small segments need a small buffer each.
         chunk = np.zeros(min(CHUNK_BYTES, max(end - offset, 0)) + PAD_SIZE, np.uint8)
         wanted = CHUNK_BYTES
         while offset < end:
@@ -419,7 +419,9 @@ class PieceReader:
 
     # -- frames -----------------------------------------------------------------------------------
 
-    def _whole_frames(self, data: Bytes, filled: int, base: int) -> tuple[Found | None, int, int]:
+    def _whole_frames(
+        self, data: Bytes, filled: int, base: int
+    ) -> tuple[RecordStretch | None, int, int]:
         """Return (records of the frames that the data begins with, their bytes, bytes needed).
 
         The last is not 0 if there are no such frames, since the first is longer than the data.
@@ -454,13 +456,13 @@ class PieceReader:
         first, count = heads["first_lsn"], heads["count"]
         fits = (heads["magic"] == codec.FRAME_MAGIC) & (heads["flags"] == 0)
         fits &= first < codec.LSN_MAX
-        # What comes after is only looked at where all before fits, and so does not overflow.
+        # Later values are only used if all earlier ones fit, and so do not overflow.
         expected = np.empty(len(heads), np.uint64)
         expected[:1] = self._next_lsn
         expected[1:] = first[:-1] + count[:-1]
         return _first(fits & (first >= expected))
 
-    def _strange(self, offset: int) -> tuple[Found | Damage | None, int]:
+    def _strange(self, offset: int) -> tuple[RecordStretch | DamagedBytes | None, int]:
         if not self._next_lsn:
             self._learn_lsn()
         item = next(self._scanner(self.piece.end, self._next_lsn).frames(offset), None)
@@ -485,7 +487,7 @@ class PieceReader:
 
     # -- damage -----------------------------------------------------------------------------------
 
-    def _check_header(self) -> Damage | None:
+    def _check_header(self) -> DamagedBytes | None:
         data = self._read(_HEAD, 0)
         header = codec.decode_segment_header(data, shown(self.piece.path))
         segment = self.piece.segment
@@ -501,10 +503,10 @@ class PieceReader:
             )
         else:
             return None
-        return Damage(Gap(0, _HEAD, segment, segment, torn=False), 0, 0, what, None)
+        return DamagedBytes(Gap(0, _HEAD, segment, segment, torn=False), 0, 0, what, None)
 
     def _opened(self) -> tuple[int, int]:
-        """Return (epoch, time) that the segment's header, or else its first frame, tells."""
+        """Return (epoch, time) from the segment's header, or else from its first frame."""
         data = self._read(_HEAD + _FRAME, 0)
         header = codec.decode_segment_header(data, shown(self.piece.path))
         if header is not None and header.first_lsn == self.piece.segment:
@@ -512,7 +514,7 @@ class PieceReader:
         frame = codec.decode_frame_header(data, _HEAD, self._seed, _HEAD)
         return (frame.epoch, frame.time_ns) if frame is not None else (0, 0)
 
-    def _damage(self, gap: Gap) -> Damage:
+    def _damage(self, gap: Gap) -> DamagedBytes:
         data = self._read(min(gap.resume - gap.offset, codec.FRAME_BODY_MAX), gap.offset)
         header = codec.decode_frame_header(data, 0, self._seed, gap.offset)
         body = data[_FRAME:]
@@ -526,7 +528,7 @@ class PieceReader:
         salvaged = None
         if records:
             count = len(records)
-            salvaged = Found(
+            salvaged = RecordStretch(
                 _padded(body),
                 gap.offset + _FRAME,
                 np.array([at for _, at, _ in records], np.int64),
@@ -535,9 +537,9 @@ class PieceReader:
                 np.full(count, epoch, np.uint64).view(np.int64),
                 np.full(count, time_ns, np.int64),
             )
-        return Damage(gap, epoch, time_ns, what, salvaged)
+        return DamagedBytes(gap, epoch, time_ns, what, salvaged)
 
-    def error(self, damage: Damage) -> SegmentDamaged:
+    def error(self, damage: DamagedBytes) -> SegmentDamaged:
         gap = damage.gap
         return SegmentDamaged(self.piece.path, gap.offset, gap.resume, gap.first_lsn, damage.what)
 
@@ -581,12 +583,12 @@ def place_seeds(seed: int, offset: Ints) -> npt.NDArray[np.uint32]:
     return ~state
 
 
-def _found(data: Bytes, base: int, at: Ints, heads: npt.NDArray[np.void]) -> Found:
+def _found(data: Bytes, base: int, at: Ints, heads: npt.NDArray[np.void]) -> RecordStretch:
     count = heads["count"].astype(np.int64)
     lsn = heads["first_lsn"].astype(np.int64)
     place, length = places(data, at + _FRAME, heads["size"].astype(np.int64), count, lsn)
     behind = np.cumsum(count)
-    return Found(
+    return RecordStretch(
         data,
         base,
         place,

@@ -1,4 +1,4 @@
-"""What records say, gathered when it is first asked for."""
+"""Fields and options of records, gathered at first use."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from taskq.engine import Flag, Option, kinds
 from taskq.log.format.options import decode_extras
 
 if TYPE_CHECKING:
-    from taskq.arrow.frames import Found
+    from taskq.arrow.frames import RecordStretch
 
 #: Tag and length; ``taskq.log.format.options`` has it as a struct.
 _OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
 
 
-class Step(NamedTuple):
-    """Of one option each of some rows: row, tag, place and length of the value."""
+class OptionColumn(NamedTuple):
+    """An option of each of some rows: row, tag, place and length of its value."""
 
     row: Ints
     tag: Bytes
@@ -37,18 +37,18 @@ class Step(NamedTuple):
     size: Ints
 
 
-class Options:
+class RecordOptions:
     """Options of rows.
 
     Args:
-        data: what holds them.
-        row: numbers of the rows that may have options.
-        at, end: where the options of each of these rows stand.
+        data: their buffer.
+        row: numbers of the rows with possible options.
+        at, end: places of the options of each of these rows.
     """
 
     def __init__(self, data: Bytes, row: Ints, at: Ints, end: Ints) -> None:
         self._data = data
-        self._steps: list[Step] = []
+        self._steps: list[OptionColumn] = []
         some = at + _OPTION.size <= end
         row, at, end = row[some], at[some], end[some]
         while len(row):
@@ -56,7 +56,7 @@ class Options:
             size = numbers_at(data, at + 1, "<u2").astype(np.int64)
             at = at + _OPTION.size
             # A value that is cut short is read as far as it goes.
-            self._steps.append(Step(row, tag, at, np.minimum(size, end - at)))
+            self._steps.append(OptionColumn(row, tag, at, np.minimum(size, end - at)))
             at = at + size
             more = at + _OPTION.size <= end
             row, at, end = row[more], at[more], end[more]
@@ -64,17 +64,19 @@ class Options:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
-    def each(self, *options: Option) -> Iterator[Step]:
-        """Yield the rows that have any of the options; those with several come again, in order."""
+    def each(self, *options: Option) -> Iterator[OptionColumn]:
+        """Yield the rows with any of the options; a row with several comes again, in order."""
         for step in self._steps:
             chosen = step.tag == options[0]
             for other in options[1:]:
                 chosen |= step.tag == other
             if chosen.any():
-                yield Step(step.row[chosen], step.tag[chosen], step.at[chosen], step.size[chosen])
+                yield OptionColumn(
+                    step.row[chosen], step.tag[chosen], step.at[chosen], step.size[chosen]
+                )
 
     def numbers(self, option: Option, out: Ints, had: Mask | None = None) -> None:
-        """Write the option's numbers to ``out``, the last of each row; ``had`` says which have one.
+        """Write each row's last number of the option to ``out``, and mark the row in ``had``.
 
         Raises:
             FormatError: one has another size.
@@ -113,7 +115,7 @@ class Options:
             for step in self.each(option):
                 self._check_sizes(step)
 
-    def _check_sizes(self, step: Step) -> None:
+    def _check_sizes(self, step: OptionColumn) -> None:
         wrong = step.size != _I64.size
         if wrong.any():
             index = int(np.argmax(wrong))
@@ -128,8 +130,8 @@ _TYPE: Final = DETAILS.field("headers").type
 _SIZE_SIZE: Final = 2
 
 
-def headers_of(data: Bytes, options: Options, count: int) -> pa.Array:
-    """Return the headers among the options of so many rows, null where there are none."""
+def headers_of(data: Bytes, options: RecordOptions, count: int) -> pa.Array:
+    """Return the headers of ``count`` rows, null for rows without headers."""
     if not options:
         return arrays.nothing(_TYPE, count)
     start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -140,7 +142,7 @@ def headers_of(data: Bytes, options: Options, count: int) -> pa.Array:
         return arrays.nothing(_TYPE, count)
     texts = _texts(data, row, start[row], end[row])
     pairs = [
-        # Of a last name without a value nothing is told.
+        # A last name without a value is left out.
         np.stack((*(column[np.isin(name[0], value[0])] for column in name), *value[1:]))
         for name, value in zip(texts[::2], texts[1::2], strict=False)
     ]
@@ -207,14 +209,14 @@ class Slices(NamedTuple):
     valid: Mask
 
 
-class Rows:
+class RecordRows:
     """Some records of one stretch of bytes.
 
     Raises:
         FormatError: a record's type is unknown and may not be skipped.
     """
 
-    def __init__(self, piece: Piece, stretch: Found, first: int, last: int) -> None:
+    def __init__(self, piece: Piece, stretch: RecordStretch, first: int, last: int) -> None:
         self.piece = piece
         self.data: Bytes = stretch.data
         self.base = stretch.base
@@ -337,28 +339,28 @@ class Rows:
         return queue, task, options
 
     @cached_property
-    def birth_options(self) -> Options:
+    def birth_options(self) -> RecordOptions:
         chosen = np.flatnonzero(self.is_birth & (self.birth["options_size"] != 0))
         start = self.route[2][chosen]
         end = np.minimum(start + self.birth["options_size"][chosen], self._births[2][chosen])
-        options = Options(self.data, chosen, start, end)
+        options = RecordOptions(self.data, chosen, start, end)
         options.check_sizes(*_BIRTH_NUMBERS)
         return options
 
     @cached_property
-    def plain_options(self) -> Options:
+    def plain_options(self) -> RecordOptions:
         return self._options(self.is_of_job & ~self.is_carrying)
 
     @cached_property
-    def carried_options(self) -> Options:
+    def carried_options(self) -> RecordOptions:
         return self._options(self.is_carrying)
 
-    def _options(self, chosen: Mask) -> Options:
+    def _options(self, chosen: Mask) -> RecordOptions:
         sizes = self.of_job["options_size"]
         row = np.flatnonzero(chosen & (sizes != 0))
         start = self.at[row] + arrays.FIXED_SIZES[self.kind[row]]
         end = np.minimum(start + sizes[row], self.at[row] + self.length[row])
-        return Options(self.data, row, start, end)
+        return RecordOptions(self.data, row, start, end)
 
     # -- bodies -----------------------------------------------------------------------------------
 
@@ -415,7 +417,7 @@ class Rows:
 
     @cached_property
     def owner(self) -> Ints:
-        """Return who claimed the job, or is told of; 0 for none."""
+        """Return the owner that claimed the job or that the record names; 0 for none."""
         owner = self.field("owner")
         if self.carries:
             for step in self.carried_options.each(Option.CLAIM):

@@ -12,7 +12,7 @@ _LONG: Final = pa.int64()
 _INT: Final = pa.int32()
 _BYTES: Final = pa.binary()
 
-#: One row a record, null where a record does not tell.
+#: One row per record, null for fields that a record does not have.
 SCHEMA: Final = pa.schema(
     [
         ("device", _TEXT),
@@ -32,7 +32,7 @@ SCHEMA: Final = pa.schema(
         ("timestamp", pa.timestamp("us", tz="UTC")),
         # as taskq shows it
         ("key", _TEXT),
-        # counted after the record; of those that concern one job
+        # attempts after the record, for records about a job
         ("attempt", _INT),
         ("priority", _INT),
         # who claimed the job, of carried ones too; of "owner" records themselves
@@ -59,7 +59,7 @@ DETAILS: Final = pa.schema(
         pa.field("expires_ns", _LONG),
         # 1: due_ns is wall time and does not shift with the clock; 2: expires_ns is
         pa.field("moments", _INT),
-        # of the record; of a carried one those of the ENQUEUED record inside
+        # flags of the record; for a carried job of its ENQUEUED record
         pa.field("flags", _INT),
         # of a carried record its job's; of a step its form: step, sleep, event, timeout, call
         pa.field("state", _TEXT),
@@ -84,9 +84,9 @@ DETAILS: Final = pa.schema(
     ]
 )
 
-#: Columns of text that whoever asks gets as the bytes that they are.
+#: Columns of text that can be decoded as raw bytes.
 AS_BYTES: Final = frozenset({"key", "value", "result", "concurrency_key"})
-#: Where a column's bytes stand that are no text.
+#: Columns with the bytes of values that are no text.
 BYTES_OF: Final = {"value_bytes": "value", "result_bytes": "result"}
 
 
@@ -101,7 +101,7 @@ def as_bytes(schema: pa.Schema) -> pa.Schema:
 
 #: Rows of a batch, unless fewer are left.
 ROWS_MAX: Final = 8_192
-#: What ``kind`` says of records of skippable types that this taskq does not know ...
+#: ``kind`` of records of unknown skippable types ...
 UNKNOWN: Final = "unknown"
 #: ... of bytes that are no whole frame ...
 DAMAGED: Final = "damaged"
@@ -110,14 +110,15 @@ BREAK: Final = "break"
 
 
 class Break(NamedTuple):
-    """Reason that records do not follow those before; it stands in ``value``, as JSON.
+    """A break in the sequence of records; its reason is in ``value``, as JSON.
 
     Attributes:
         what: "gap": records are missing; "fork": the log was restored and went on otherwise.
-        lsn: of the first that is missing; of a fork the first that the branches do not share.
-        goes_on: the first lsn behind a gap.
+        lsn: of the first missing record; of a fork, of the first record that the branches do not
+        share.
+        goes_on: the first lsn after a gap.
         end_lsn: where the device's log ended when it declared the break; None: it did not.
-        cause: in the words of who declared it.
+        cause: text of the declaration.
     """
 
     what: str
@@ -136,8 +137,7 @@ class Piece(NamedTuple):
         log_id: its UUID.
         tag: what its job ids start with.
         segment: first lsn of the segment.
-        start, end: bytes of the file; the segment's header is checked if ``start`` is not behind
-            it.
+        start, end: bytes of the file; the segment's header is checked unless ``start`` is after it.
         branch: of the log.
         behind: the break before its records, if there is one.
     """

@@ -22,16 +22,16 @@ from taskq.log.segments.bodystore import BodyStore
 
 if TYPE_CHECKING:
     from taskq.arrow.arrays import Ints
-    from taskq.arrow.rows import Rows, Slices
+    from taskq.arrow.rows import RecordRows, Slices
 
 #: A batch is ended before its compressed bodies would come to more, but for its first.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 _CONFIG: Final = LogConfig()
 #: No body is as large.
 UNLIMITED: Final = 2**62
-#: How a body begins that stands for one that was left out.
+#: Start of a body that stands for a body that was left out.
 LEFT_OUT: Final = b'{"left out":'
-#: What ``original_size`` reads of a compressed body.
+#: Bytes of a compressed body that ``original_size`` reads.
 _SIZE_BYTES: Final = 8
 
 
@@ -83,7 +83,7 @@ class Values:
         payload: whether payloads are given; else they are null.
     """
 
-    def __init__(self, rows: Rows, bodies: Bodies, *, payload: bool) -> None:
+    def __init__(self, rows: RecordRows, bodies: Bodies, *, payload: bool) -> None:
         self._rows = rows
         self._bodies = bodies
         self._payload = payload
@@ -168,18 +168,18 @@ def _parted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def attempts_in(history: bytes) -> tuple[list[AttemptView], bool]:
-    """Return the attempts that a value of the column history tells, and whether they are all."""
+    """Return the attempts in a value of the column history, and whether the list is complete."""
     attempts = decode_history(history)
     is_whole = bool(attempts) and attempts[0].number == 1 and len(attempts) < ATTEMPTS_KEPT
     return attempts, is_whole
 
 
 def without_reasons(history: bytes) -> bytes:
-    """Return a value of the column history that tells the same attempts, and not why they ended."""
+    """Return a value of the column history with the same attempts, without their reasons."""
     return encode_history([replace(attempt, reason="") for attempt in decode_history(history)])
 
 
-def unpacked_sizes(rows: Rows, bodies: Bodies) -> Ints | None:
+def unpacked_sizes(rows: RecordRows, bodies: Bodies) -> Ints | None:
     """Return bytes that the packed bodies of each row come to, None if there are none."""
     sizes = np.zeros(len(rows), np.int64)
     any_packed = False

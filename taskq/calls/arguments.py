@@ -1,6 +1,6 @@
 """The arguments of a task's calls as JSON payloads, checked against its annotations, and back.
 
-The fast road is two calls into pydantic_core; the slow one finds the words for what is wrong.
+The fast path is two calls into pydantic_core; the slow path words the error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from taskq.calls.loose import KEPT, Changed, explain, is_flat, is_kept, look_for
 from taskq.calls.serialization import (
     FLAT_BYTES_MAX,
     FLATTER,
-    Way,
+    JsonForm,
     can_be_read,
     cause_at,
     compiled_fields,
@@ -66,8 +66,8 @@ class ArgumentCodec:
             raise unusable(self._task, self._hints, error) from error
         is_safe = all(is_kept(schema, floats=True) for schema in schemas.values())
         self._validator, self._serializer = validator, serializer
-        self._way = Way(validator, serializer, is_kept=is_safe)
-        #: whether the conversion of what is given may lose a part of it
+        self._way = JsonForm(validator, serializer, is_kept=is_safe)
+        #: whether the conversion may lose a part of the value
         self._loses = any(map(may_lose, schemas.values()))
         #: of the parameters that anything may be in
         looks = {name: look_for(schema) for name, schema in schemas.items()}
@@ -112,7 +112,7 @@ class ArgumentCodec:
         """Return the payload of validated values.
 
         Raises:
-            InvalidCall: a value has no form in JSON, or one that cannot be read.
+            InvalidCall: a value has no form in JSON, or cannot be read back from it.
             PayloadTooLarge: the payload is over PAYLOAD_BYTES_MAX.
         """
         try:
@@ -129,7 +129,7 @@ class ArgumentCodec:
 
     def _dump_compared(self, values: dict[str, Any]) -> bytes:
         body = self._way.write(values, warnings=False)
-        # What is too large, the slow road looks at.
+        # The slow path reports a payload that is too large.
         if len(body) <= PAYLOAD_BYTES_MAX and self._way.difference(values, body):
             raise ValueError("another value")  # the slow road finds the words
         return body
@@ -151,7 +151,7 @@ class ArgumentCodec:
     def _refused(
         self, path: tuple[object, ...], text: Callable[[tuple[object, ...]], str]
     ) -> InvalidCall:
-        """Return the error of an argument; ``text`` says what is wrong at a place within it."""
+        """Return the error of an argument; ``text`` describes the fault at a place within it."""
         name, *inner = path
         label = name = str(name)
         if name in {REST, KEYWORDS}:
@@ -332,7 +332,7 @@ class ArgumentCodec:
     def _unserializable(self, values: Mapping[str, Any], error: Exception) -> InvalidCall:
         for name, value in values.items():
             try:
-                # Field by field, to find the one that the serializer did not name.
+                # Field by field: the serializer does not name the faulty field.
                 self._serializer.to_json({name: value}, warnings=False)
             except ValueError as cause:
                 return self._refused((name,), partial(_unwritten, cause))

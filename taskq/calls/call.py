@@ -1,4 +1,4 @@
-"""What one enqueue asks for: its options, checked once, and the frozen Call that carries them."""
+"""Options of an enqueue, checked once, and the frozen Call that carries them."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ R_co = TypeVar("R_co", covariant=True)
 #: type of an app's connection
 C_co = TypeVar("C_co", covariant=True)
 
-#: A dedup key, or what makes one from a call's arguments.
+#: A dedup key, or a function of a call's arguments that returns one.
 Key: TypeAlias = str | bytes | Callable[..., str | bytes]
-#: What else a key is held for, besides its window.
+#: Holding of a key beyond its window.
 Until: TypeAlias = Literal["settled"]
-#: What becomes of an enqueue whose key is held.
+#: Behaviour of an enqueue whose key is held.
 OnConflict: TypeAlias = Literal["first", "replace", "raise"]
 
-#: What makes no sense without a key: the option that it comes from, and what it is without one.
+#: Fields that need a key: the option of each, and its value without a key.
 _DEDUP_FIELDS: Final[dict[str, tuple[str, object]]] = {
     "window_ns": ("window", 0),
     "until_settled": ("until", False),
@@ -70,22 +70,22 @@ _OPTIONS_BYTES: Final = 64
 
 
 class JobOptions(TypedDict, total=False):
-    """Hold what a task, a call and ``put`` alike say of their jobs."""
+    """Options of jobs common to tasks, calls and ``put``."""
 
     #: name of the queue
     queue: str
     #: 0 to 9, higher first
     priority: int
-    #: not before so long after the enqueue
+    #: time between the enqueue and the earliest run
     delay: Duration
     #: how long the key is held; None: until the job is settled
     window: Duration | None
     #: "settled", with a window: hold the key until both, window and job, are over
     until: Until | None
-    #: if the key is held: "first" answers with the job that holds it, "replace" takes the key over
-    #: unless that job runs (one that waits is cancelled), "raise" raises ``DuplicateKey``
+    #: if the key is held: "first" returns the holder, "replace" takes the key over unless the
+    #: holder runs (a waiting holder is cancelled), "raise" raises ``DuplicateKey``
     on_conflict: OnConflict
-    #: small strings that travel with the job; those of a call are added to its task's
+    #: small strings that travel with the job; headers of a call are added to its task's
     headers: Mapping[str, str]
     #: how long the job and its result are kept after its end; "never": it never goes; None: as its
     #: queue or log says
@@ -95,7 +95,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class OptionChanges(JobOptions, total=False):
-    """Hold what ``.options(...)`` takes; each stands for this call instead of the task's own."""
+    """Keywords of ``.options(...)``; each replaces the task's own for this call."""
 
     #: how often the job may run; 0 for no limit
     attempts: int
@@ -179,7 +179,7 @@ class Options:
         return self.extras(key, self.fixed_concurrency_key(task))
 
     def fixed_concurrency_key(self, task: str) -> bytes:
-        """The concurrency key if it is text or bytes; b"" if there is none, or a function of it.
+        """Return the concurrency key if it is text or bytes; b"" without one, or for a function.
 
         Raises:
             UsageError: it is something else, or too long.
@@ -220,7 +220,7 @@ def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) ->
     """
     try:
         return _kept_spec(queue, task, priority, attempts, flags)
-    except TypeError:  # what cannot be looked up is wrong: the spec itself says how
+    except TypeError:  # an unhashable value is wrong: the spec raises the error
         return EnqueueSpec(queue, task, priority, attempts, flags)
 
 
@@ -272,12 +272,12 @@ class Call(Runnable[R_co]):
 
     Attributes:
         name: name of the task.
-        task: the task, None when this process does not know it.
-        body: the encoded arguments; how they are stored is decided when they are enqueued.
-        flags: what the task fixed for its jobs.
+        task: the task, None if this process does not know it.
+        body: the encoded arguments, not compressed yet.
+        flags: flags of the task's jobs.
         chosen: queue, priority and the other options.
-        spec: the part of them that the log wants encoded once.
-        extras: the rest of them, None when there is none.
+        spec: options that are encoded once for many jobs.
+        extras: the other options, None without any.
     """
 
     name: str
@@ -459,7 +459,7 @@ def _keep_ns(keep: Duration | None) -> int:
 
 
 def _dedup(changes: OptionChanges) -> dict[str, Any]:
-    """Return how keys are held. Who takes a task's key away takes away what was said of it, too."""
+    """Return how keys are held. A call without a key drops the task's options for keys, too."""
     values: dict[str, Any] = {}
     if "key" in changes and changes["key"] is None:
         values = {name: nothing for name, (_, nothing) in _DEDUP_FIELDS.items()}
@@ -503,7 +503,7 @@ class PutOptions(JobOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """A job of ``put_many``; the words are those of ``PutOptions``."""
+    """A job of ``put_many``, with the keywords of ``PutOptions``."""
 
     payload: bytes
     queue: str = "default"

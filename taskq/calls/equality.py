@@ -1,8 +1,8 @@
-"""Whether a value that was read back from JSON is the one that was written.
+"""Comparison of a value with its copy read back from JSON.
 
-Python's ``==`` is too kind for that (1 == True, a derived model's field may be gone) and too
-strict (nan != nan), and a class may bring an ``__eq__`` of its own. So models and dataclasses are
-compared by type and fields, containers by type and parts.
+Python's ``==`` is too lenient (1 == True, a derived model's field may be gone) and too strict (nan
+!= nan), and a class may define its own ``__eq__``. So models and dataclasses are compared by type
+and fields, containers by type and parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _EXACT: Final = frozenset(
     {str, int, float, bool, type(None), bytes, datetime, date, timedelta, UUID}
 )
-#: What their subclasses become where the annotation names one of these.
+#: An annotation of these types turns a value of a subclass into the type itself.
 _SCALARS: Final = (str, float, bytes, datetime, date, time, timedelta, Decimal, UUID, PurePath)
 _TEXT: Final = frozenset({str})
 _MISSING: Final = object()
@@ -49,12 +49,12 @@ class Difference(NamedTuple):
 
 
 def find_difference(written: object, read: object) -> Difference | None:
-    """Return a part of a written value that was not read back; None if all of it was.
+    """Return a part of a written value that was not read back; None if it is complete.
 
-    Both are walked together. JSON bounds the depth of what was read, and so the walk.
+    Both values are walked together. JSON bounds the depth of the copy, and so the walk.
     """
     left: _Pairs = [((), written, read)]
-    seen: set[tuple[int, int]] = set()  # what a private attribute holds may hold itself
+    seen: set[tuple[int, int]] = set()  # the value of a private attribute may contain itself
     while left:
         path, written, read = left.pop()
         kind: Any = type(written)
@@ -108,9 +108,9 @@ def find_lost(given: object, checked: object) -> Difference | None:
 
 
 def keeps_parts(given: dict[str, Any], checked: dict[str, Any]) -> bool:
-    """Return whether each argument or part of one is the very object that was given.
+    """Return whether each argument and its parts are the objects that the caller passed.
 
-    That is so for most calls, and costs less to see than what ``find_lost`` does.
+    That holds for most calls, and is cheaper to check than ``find_lost``.
     """
     for name, after in checked.items():
         before = given.get(name)
@@ -182,7 +182,7 @@ def _of_scalars(written: Any, read: Any) -> _Named | None:
 
 
 def _of_equals(written: Any, read: Any) -> _Named | None:
-    # One that can be read once was used up by being written.
+    # An iterator was used up by the first write.
     return () if not hasattr(written, "__next__") and bool(written == read) else None
 
 

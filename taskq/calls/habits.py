@@ -1,7 +1,7 @@
-"""What people try first who come from Celery, Huey, arq, dramatiq or taskiq, and what to write.
+"""Names from Celery, Huey, arq, dramatiq and taskiq, and what to write instead.
 
-A word that means something else here is in these tables, so that nobody is answered with the word
-that merely looks like it: ``result_expires`` is no ``expires``.
+The tables contain every name with another meaning here, so no message suggests a name that is only
+similar: ``result_expires`` is not ``expires``.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def check_directory(path: str) -> None:
         )
 
 
-# Options: those that mean the same here, the first that the place knows; and what to write, with
-# {0} for that option, where more is to be said.
+# Options: the options with the same meaning, of which the first known one counts; and a text with
+# {0} for that option, if a name is not enough.
 
 _TRIES: Final = (("retry", "attempts"), "{0}=N + 1: it counts the first run, too")
 _KEEP: Final = (("keep",), "{0}=..., how long job and result are kept; expires= drops jobs unrun")
@@ -179,7 +179,7 @@ OPTIONS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "keep_result_forever": (("keep",), '{0}="never"'),
     **dict.fromkeys(("timezone", "enable_utc"), ((), '@app.cron("0 3 * * *", tz="Europe/Berlin")')),
     **dict.fromkeys(("beat_schedule", "cron_jobs"), ((), _CRON)),
-    # Where, what, and whose.
+    # Routing, limits and names.
     **dict.fromkeys(("rate_limit",), (("rate",), "")),
     **dict.fromkeys(("queue_name", "_queue_name", "task_default_queue"), (("queue",), "")),
     **dict.fromkeys(("routing_key", "exchange", "task_routes"), _ROUTE),
@@ -230,14 +230,14 @@ OPTIONS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 
 
 def same(name: str, known: Collection[str]) -> str:
-    """Return the option that says the same here, of those that are known; "" if none does."""
+    """Return the known option with the same meaning; "" without any."""
     words, _ = OPTIONS.get(name, ((), ""))
     return next((word for word in words if word in known), "")
 
 
 def meant(name: str, known: Collection[str]) -> str:
     """Return the option that was meant; "" if none is near."""
-    # What a word of others merely looks like would mislead.
+    # A similar name would mislead for a word of another library.
     return same(name, known) if name in OPTIONS else nearest(name, known)
 
 
@@ -267,9 +267,9 @@ def option_instead(name: str, known: Iterable[str], what: str = "options") -> st
 
 
 class _NoAttribute(UsageError, AttributeError):
-    """There is no such attribute, and the message says what there is instead.
+    """A missing attribute, with a message that names the replacement.
 
-    A traceback calls it what it is to everybody, an AttributeError.
+    Tracebacks show it as an AttributeError.
     """
 
     __module__ = "builtins"

@@ -1,7 +1,7 @@
-"""What types promise of their values, and values whose types promise nothing.
+"""Values without an annotation: whether JSON returns them unchanged.
 
-JSON knows text, numbers, true, false, null, lists, and objects with text as keys. Another value
-would come back as one of these, and nobody would notice: it is refused with what to write.
+JSON has text, numbers, true, false, null, lists, and objects with text as keys. Any other value
+would silently come back as one of these: it is refused, and the message shows an annotation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Look: TypeAlias = "Callable[[Any], Changed | None]"
 
 
 def is_flat(value: object) -> bool:
-    """Tell whether a list or dict holds nothing but text, whole numbers, truth values and None."""
+    """Return whether a list or dict holds only text, whole numbers, truth values and None."""
     kind = type(value)
     if kind is dict:
         inner = cast("dict[object, object]", value)
@@ -42,7 +42,7 @@ def is_flat(value: object) -> bool:
 
 
 def find_changed(value: object) -> Changed | None:
-    """Return a part of the value that JSON does not give back, None if there is none.
+    """Return a part of the value that JSON does not return unchanged, None without any.
 
     Raises:
         ValueError: it is nested deeper than VALUE_DEPTH_MAX.
@@ -75,7 +75,7 @@ class _Node(NamedTuple):
 
 
 def _walk(value: object, skipped: AbstractSet[object]) -> Iterator[_Node]:
-    """Yield the value and its parts at any depth, but those of the skipped types.
+    """Yield the value and its parts at any depth, except parts of the skipped types.
 
     Raises:
         ValueError: it is nested deeper than VALUE_DEPTH_MAX.
@@ -104,11 +104,11 @@ def _walk(value: object, skipped: AbstractSet[object]) -> Iterator[_Node]:
 
 
 def find_unreadable(value: object, is_read: Callable[[Any], bool]) -> Changed | None:
-    """Return a part of a value without annotation that no annotation brings back.
+    """Return a part of a value without annotation that cannot be read back.
 
     Args:
-        value: whose type its reader knows, or takes as plain JSON.
-        is_read: tells whether a part that JSON does not have comes back by its own type.
+        value: read back by its own type, or as plain JSON.
+        is_read: whether a part without a form in JSON is read back by its own type.
 
     Raises:
         ValueError: it is nested deeper than VALUE_DEPTH_MAX.
@@ -170,7 +170,7 @@ def _look_in_tuple(schema: Any) -> Look | None:
         return None
 
     def look(value: Any) -> Changed | None:
-        # Of one that may be of any length the last schema is that of all the rest.
+        # In a tuple of any length the last schema holds for all further items.
         of_part = [*looks, *[last] * (len(value) - len(looks))]
         pairs = enumerate(zip(value, of_part, strict=False))
         return _first((name, look_in(part)) for name, (part, look_in) in pairs if look_in)
@@ -205,7 +205,7 @@ _LOOKS: Final[dict[str, Callable[[Any], Look | None]]] = {
 
 # Which types need no comparison, by their schemas in pydantic_core.
 
-#: Keys that a schema may have beside those that name its parts: any other one is a rule.
+#: Keys of a schema that are no rules, besides the keys of its parts.
 _NEUTRAL: Final = frozenset({"type", "metadata"})
 _PARTS: Final[dict[str, frozenset[str]]] = {
     **dict.fromkeys(("any", "none", "bool", "int", "float", "str", "bytes"), frozenset()),
@@ -214,7 +214,7 @@ _PARTS: Final[dict[str, frozenset[str]]] = {
     "tuple": frozenset({"items_schema", "variadic_item_index"}),
     "dict": frozenset({"keys_schema", "values_schema"}),
 }
-#: What JSON has itself.
+#: Types of JSON itself.
 _OF_JSON: Final = frozenset(
     {"any", "none", "bool", "int", "float", "str", "nullable", "list", "dict"}
 )
@@ -254,7 +254,7 @@ def may_lose(schema: Any) -> bool:
             kind = part.get("type")
             if kind == "float" or (kind == "dict" and "keys_schema" in part):
                 return True
-            if kind not in {"model", "dataclass"}:  # what they are given becomes theirs
+            if kind not in {"model", "dataclass"}:  # they copy the value
                 left += part.values()
         elif isinstance(part, list | tuple):
             left += part
@@ -264,12 +264,12 @@ def may_lose(schema: Any) -> bool:
 def explain(
     changed: Changed, whole: object, can_be_read: Callable[[type], bool]
 ) -> tuple[str, str]:
-    """Return what is wrong with a part of a value, and the annotation for the value, if it is easy.
+    """Return the fault of a part of a value, and the annotation for the value, if simple.
 
     Args:
         changed: the part.
         whole: the value.
-        can_be_read: tells whether a type may be an annotation.
+        can_be_read: whether a type may be an annotation.
     """
     path, part = changed
     at = f" at {''.join(f'[{name!r}]' for name in path)}" if path else ""

@@ -290,7 +290,7 @@ class Origin(NamedTuple):
         return is_same and self.code() is not known.code()
 
     def is_line_of(self, known: Origin) -> bool:
-        """Return whether both stand in the same line, whatever their module is called by now."""
+        """Return whether both are defined on the same line, under any module name."""
         return (self.name, self.file, self.line) == (known.name, known.file, known.line)
 
 

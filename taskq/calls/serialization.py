@@ -90,7 +90,7 @@ def is_deep(body: bytes, around: int = 0) -> bool:
 
 def has_long_number(body: bytes) -> bool:
     """Return whether JSON that was written here holds a whole number that nobody reads."""
-    # So long a number lies across at least one of these places.
+    # A number of this length crosses at least one of these places.
     places = body[_DIGITS_MAX - 1 :: _DIGITS_MAX]
     return any(0x30 <= digit <= 0x39 for digit in places) and not _is_json(body)  # noqa: PLR2004
 
@@ -184,7 +184,7 @@ def _listed(value: Any) -> Any:
     raise ValueError(f"a {type(value).__name__} would come back as a list: pass list(…) of it")
 
 
-class Way:
+class JsonForm:
     """Values of one type on their way to JSON and back.
 
     Fields go by their names, and are read by their aliases as well, which other senders write.
@@ -224,7 +224,7 @@ class Way:
         return "" if difference is None else difference_text(difference, difference.path)
 
 
-#: What to do about a value that is nested too deeply.
+#: Advice for a value that is nested too deeply.
 FLATTER: Final = "nobody reads that, so pass a flatter value, or its text"
 _READABLE: Final = (
     "annotate a type that JSON brings back, such as text, numbers, lists, dicts with text as keys, "
@@ -370,7 +370,7 @@ def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageErro
         try:
             compiled(hint)
         except TypeError as cause:
-            # Of a type within a dataclass, which pydantic alone looks into.
+            # A type within a dataclass, which only pydantic inspects.
             known = f" ({cause})" if "typing_extensions" in str(cause) else ""
             return UsageError(
                 f"{task}: the annotation {inspect.formatannotation(hint)} of {name!r} has no form "
@@ -422,7 +422,7 @@ class ResultCodec:
             )
         self._takes_none = plain.isinstance_python(None)
         self._look = look_for(schema)
-        self._way = Way(self._validator, serializer, is_kept=is_kept(schema, floats=False))
+        self._way = JsonForm(self._validator, serializer, is_kept=is_kept(schema, floats=False))
         #: whether its values are what JSON has, so that anything may read them
         self.is_json = is_json(schema)
         #: whose values always fit: to have pydantic warn takes ten times as long as to write them
@@ -466,7 +466,7 @@ class ResultCodec:
             body = way.write(value, warnings="error")
         except ValueError:
             return self._encode_coerced(value)
-        # What is too large is refused first, and so is not compared.
+        # A value that is too large is refused first, before the comparison.
         if way.is_kept or len(body) > PAYLOAD_BYTES_MAX or not way.problem(value, body):
             return body
         return self._encode_coerced(value)
@@ -493,7 +493,7 @@ class ResultCodec:
         """
         try:
             changed = self._look and self._look(value)
-        except (TypeError, AttributeError, KeyError):  # of another type, as is told later
+        except (TypeError, AttributeError, KeyError):  # of another type, reported later
             return
         except ValueError as error:
             raise UsageError(f"{self._task}: the returned value is {error}: {FLATTER}") from None
@@ -629,14 +629,14 @@ def _is_read_alone(value: Any) -> bool:
 
 
 @lru_cache(_KINDS_KEPT)
-def way_of(kind: Any) -> Way:
+def way_of(kind: Any) -> JsonForm:
     """Return how values of a type are written and read that stand alone.
 
     Raises:
         TypeError: pydantic knows no way to read or write the type.
     """
     config = None if inspect.isclass(kind) else json_config()
-    return Way(*compiled(kind, config), is_kept=False)
+    return JsonForm(*compiled(kind, config), is_kept=False)
 
 
 def decode_loose(body: bytes) -> Any:
@@ -658,7 +658,7 @@ def encode_reason(reason: str) -> bytes:
 
 
 def shown(value: object) -> str:
-    """Return what an error may tell of a value: its type, since its content may be secret."""
+    """Return the type of a value for an error message: its content may be secret."""
     return type(value).__name__
 
 

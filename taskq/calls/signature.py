@@ -24,9 +24,8 @@ from taskq.core.parsing import nearest
 #
 # ``async def store(row: int, db: Inject[Database] = injected()) -> None``
 #
-# Such a parameter is no part of the call: enqueuing, payloads, keys and validation leave it out,
-# and the worker fills it in from what the app's lifespans yield. Who calls the function himself
-# gives it.
+# Such a parameter is no part of the call: enqueues, payloads, keys and validation leave it out, and
+# the worker fills it from the values that the app's lifespans yield. A direct call passes it.
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ class _Mark:
 
 
 class _NotGiven:
-    """The default of an injected parameter: any use of it says what is missing."""
+    """Default of an injected parameter: any use raises an error that names the resource."""
 
     __slots__ = ()
 
@@ -275,10 +274,10 @@ class Signature:
         return values
 
     def hints(self) -> dict[str, Any]:
-        """Return the resolved annotation of each parameter, ``Any`` where there is none.
+        """Return the resolved annotation of each parameter, ``Any`` without one.
 
         Raises:
-            UsageError: an annotation names what does not exist.
+            UsageError: an annotation names something that does not exist.
         """
         for parameter in self.signature.parameters.values():
             if parameter.name not in self._resolved:
@@ -286,10 +285,10 @@ class Signature:
         return {name: self._resolved[name] for name in self.signature.parameters}
 
     def result_hint(self) -> Any:
-        """Return the resolved annotation of what the function returns, ``Any`` without one.
+        """Return the resolved annotation of the result, ``Any`` without one.
 
         Raises:
-            UsageError: it names what does not exist.
+            UsageError: it names something that does not exist.
         """
         hint = self.resolve("the result", self.signature.return_annotation)
         return None if hint in {typing.NoReturn, typing.Never} else hint

@@ -1,4 +1,4 @@
-"""Conditions of a job: their base, those of functions, and those of the machine itself."""
+"""Conditions of a job: their base class, functions, and conditions of the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _log: Final = logging.getLogger("taskq")
 
-#: While jobs wait for it, a condition is probed so often.
+#: Interval of probes while jobs wait for a condition.
 INTERVAL_SECONDS: Final = 0.4
 #: How long a probe may take.
 TIMEOUT_SECONDS: Final = 5.0
@@ -48,7 +48,7 @@ class Condition(ABC):
 
     interval_seconds: float = INTERVAL_SECONDS
     timeout_seconds: float = TIMEOUT_SECONDS
-    #: whether it tells that a network is there, so that a network error makes it be probed at once
+    #: whether it is about the network, so a network error makes it be probed at once
     is_network: ClassVar[bool] = False
 
     @property
@@ -135,15 +135,15 @@ def condition(
 def checked_conditions(
     task: str, requires: object, option: str = "requires"
 ) -> tuple[Condition, ...]:
-    """Return what ``requires=`` says, each condition once.
+    """Return the conditions of ``requires=``, each once.
 
     Args:
         task: how an error names the task.
         requires: a list or tuple of conditions and functions.
-        option: how an error names what holds them.
+        option: name of the option in an error.
 
     Raises:
-        UsageError: it is none, or one of them is no condition.
+        UsageError: no list or tuple, or an item is no condition.
     """
     if not isinstance(requires, list | tuple):
         raise UsageError(f"{task}: {option} is {requires!r:.60}: give a list of conditions")
@@ -165,13 +165,13 @@ def checked_conditions(
 
 
 async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None = None) -> T:
-    """Return what the call returns, from a daemon thread of its own: it may block, and even hang.
+    """Run a call that may block or hang in a daemon thread, and return its result.
 
-    Whoever waits may be cancelled; the thread then ends with its call.
+    The waiting task may be cancelled; the thread then ends with its call.
 
     Args:
-        call: what blocks.
-        room: how many of its kind may at a time; None: as many as probes.
+        call: the blocking function.
+        room: limit of such calls at a time; None: the limit of probes.
 
     Raises:
         RuntimeError: too many calls hang already.
@@ -220,7 +220,7 @@ def _takes_nothing(check: Callable[..., object]) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True  # a builtin that does not tell
+        return True  # a builtin without a signature
     return True
 
 
@@ -240,7 +240,7 @@ _SUPPLIES: Final = Path("/sys/class/power_supply")
 
 @dataclass(frozen=True)
 class DiskFree(Condition):
-    """So many bytes are free on the disk that holds a path; "" for the data directory's."""
+    """The disk of a path has ``free_bytes`` free; "" for the data directory."""
 
     free_bytes: int
     path: str = ""
@@ -292,14 +292,14 @@ class Supply:
 
 
 def disk_free(size: Size, path: str | os.PathLike[str] | None = None) -> Condition:
-    """Require that so much is free: ``disk_free("1GB")``, on the data directory's disk.
+    """Require free space on the data directory's disk: ``disk_free("1GB")``.
 
     Args:
         size: bytes, or text such as "500MB" or "2GiB".
-        path: a file or folder on the disk that is meant.
+        path: a file or folder on another disk.
 
     Raises:
-        UsageError: that is no size.
+        UsageError: not a size.
     """
     if path is not None and not isinstance(path, str | os.PathLike):
         raise UsageError(f"disk_free: path is {path!r:.60}: give a path")

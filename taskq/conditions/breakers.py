@@ -123,9 +123,9 @@ _ERRNO: Final[Any] = vars(OSError)["errno"]
 
 
 def is_network_failure(error: BaseException) -> bool:
-    """Return whether an error, or one that it was raised from, says that the network failed.
+    """Return whether an error or one of its causes is a network failure.
 
-    A group does if one of its failures does.
+    For a group, one of its failures is enough.
     """
     return any(_is_network(item) for generation in generations(error) for item in generation)
 

@@ -18,8 +18,8 @@ from anyio import create_task_group, run_process, sleep
 from taskq.conditions.base import Condition, aside, say_once
 from taskq.core.errors import UsageError
 
-#: A host that does not answer is tried anew so often while the earlier tries go on, as the kernel
-#: itself waits 1, 2, 4 … seconds between two.
+#: Interval of new tries of a host while earlier tries go on: the kernel itself waits 1, 2, 4 …
+#: seconds between two.
 ATTEMPT_SECONDS: Final = 0.5
 ATTEMPTS_MAX: Final = 6
 #: Addresses of one host that are tried at a time.
@@ -226,7 +226,7 @@ def _told(error: BaseException) -> str:
 
 
 async def _ask_network_manager() -> str | None:
-    """Return the devices in nmcli's terse form; None if it cannot tell."""
+    """Return the devices in nmcli's terse form; None if nmcli fails."""
     program = shutil.which("nmcli")
     if program is None:
         return None

@@ -78,7 +78,7 @@ class FlowPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Awaited:
+class HeldInputs:
     """Inputs that a held job waits for: how many, and (id, state) of some of them."""
 
     count: int

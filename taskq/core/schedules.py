@@ -32,7 +32,7 @@ class ScheduleState(NamedTuple):
     details: bytes = b""
 
 
-class Ticked(NamedTuple):
+class TickRecord(NamedTuple):
     """Content of a TICKED record: the state of one schedule from here on."""
 
     name: str
@@ -43,7 +43,7 @@ class Ticked(NamedTuple):
     has_rule: bool = True
 
 
-def apply_ticked(schedules: dict[str, ScheduleState], ticked: Ticked) -> None:
+def apply_ticked(schedules: dict[str, ScheduleState], ticked: TickRecord) -> None:
     name, state = ticked.name, ticked.state
     known = schedules.get(name)
     if ticked.is_gone:

@@ -18,7 +18,7 @@ from taskq.core.values import NamedTuple, dataclass
 from taskq.core.views import Hold, JobView, LimitView, OwnerView, QueueStats, Serving, Waiting
 
 if TYPE_CHECKING:
-    from taskq.core.flows import Awaited
+    from taskq.core.flows import HeldInputs
     from taskq.core.folds.agenda import Agenda
     from taskq.core.rates import Limit
 
@@ -111,7 +111,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class JobFacts:
     """Everything that the decision is made from.
 
     Attributes:
@@ -139,15 +139,15 @@ class Facts:
     ahead_higher: int = 0
     ahead_older: int = 0
     workers: tuple[OwnerView, ...] = ()
-    awaited: Awaited | None = None
+    awaited: HeldInputs | None = None
     waits: tuple[Wait, ...] = ()
     failed: tuple[tuple[str, str], ...] | None = None
-    used_up: UsedUp | None = None
+    used_up: UsedLimit | None = None
     holder: str = ""
     holder_pid: int = 0
 
 
-def why(facts: Facts) -> Reason:
+def why(facts: JobFacts) -> Reason:
     return (
         _settled(facts)
         or _running(facts)
@@ -160,7 +160,7 @@ def why(facts: Facts) -> Reason:
     )
 
 
-def why_there(facts: Facts, device: str, copy_of: str) -> Reason:
+def why_there(facts: JobFacts, device: str, copy_of: str) -> Reason:
     reason = why(replace(facts, owner=None, workers=(), used_up=None))
     if reason.code in {Why.PAUSED, Why.WAITS}:
         text = reason.text.partition("; ")[0]
@@ -174,7 +174,7 @@ def why_there(facts: Facts, device: str, copy_of: str) -> Reason:
     return replace(reason, text=text)
 
 
-def _settled(facts: Facts) -> Reason | None:
+def _settled(facts: JobFacts) -> Reason | None:
     job = facts.job
     when = f"{_ago(facts, job.settled_ns)} ago"
     if job.state is State.SUCCEEDED:
@@ -193,7 +193,7 @@ def _settled(facts: Facts) -> Reason | None:
     return None
 
 
-def _running(facts: Facts) -> Reason | None:
+def _running(facts: JobFacts) -> Reason | None:
     job, owner = facts.job, facts.owner
     if job.state is not State.RUNNING:
         return None
@@ -212,7 +212,7 @@ def _running(facts: Facts) -> Reason | None:
     return Reason(code=Why.WORKER_LOST, text=f"{where} is gone; {left}")
 
 
-def _waiting(facts: Facts) -> Reason | None:
+def _waiting(facts: JobFacts) -> Reason | None:
     job = facts.job
     if 0 < job.expires_ns <= facts.now_ns:
         return Reason(
@@ -240,7 +240,7 @@ def _waiting(facts: Facts) -> Reason | None:
     return None
 
 
-def _unserved(facts: Facts) -> Reason | None:
+def _unserved(facts: JobFacts) -> Reason | None:
     job, workers = facts.job, facts.workers
     if not workers:
         if not job.task:
@@ -278,7 +278,7 @@ def _unserved(facts: Facts) -> Reason | None:
     return Reason(code=Why.TASK_UNKNOWN, text=text)
 
 
-def _kept_back(facts: Facts) -> Reason | None:
+def _kept_back(facts: JobFacts) -> Reason | None:
     """Return what each worker that could run it waits for; one of them is named."""
     job, first = facts.job, None
     for worker in facts.workers:
@@ -303,7 +303,7 @@ def _keeps(hold: Hold, job: JobView) -> bool:
     )
 
 
-def _limited(facts: Facts) -> Reason | None:
+def _limited(facts: JobFacts) -> Reason | None:
     limit = facts.used_up
     if limit is None:
         return None
@@ -312,7 +312,7 @@ def _limited(facts: Facts) -> Reason | None:
     return Reason(code=code, text=limit.text(tag, facts.now_ns), until_ns=limit.next_ns)
 
 
-def _locked(facts: Facts) -> Reason | None:
+def _locked(facts: JobFacts) -> Reason | None:
     if not facts.holder_pid:
         return None
     return Reason(
@@ -322,7 +322,7 @@ def _locked(facts: Facts) -> Reason | None:
     )
 
 
-def _in_line(facts: Facts) -> Reason:
+def _in_line(facts: JobFacts) -> Reason:
     job, higher, older = facts.job, facts.ahead_higher, facts.ahead_older
     ahead = higher + older
     older_text = f"{'over ' if older >= AHEAD_MAX else ''}{_jobs(older, 'older')}"
@@ -356,7 +356,7 @@ def _with(failed: tuple[tuple[str, str], ...] | None) -> str:
     return f", for an input failed{': ' if named else ''}{named}"
 
 
-def _within_run(facts: Facts) -> Reason:
+def _within_run(facts: JobFacts) -> Reason:
     until_ns = until(facts.waits)
     text = f"it waits within its run for {waited_for(facts.waits)}"
     if until_ns:
@@ -368,13 +368,13 @@ def _within_run(facts: Facts) -> Reason:
     return Reason(code=Why.WAITS, text=text, until_ns=until_ns)
 
 
-def _inputs(awaited: Awaited) -> str:
+def _inputs(awaited: HeldInputs) -> str:
     total = f"{awaited.total} input{'s' if awaited.total != 1 else ''}"
     named = ", ".join(f"{job_id} ({state})" for job_id, state in awaited.named)
     return f"it waits for {awaited.count} of {total}{': ' if named else ''}{named}"
 
 
-def _ago(facts: Facts, moment_ns: int) -> str:
+def _ago(facts: JobFacts, moment_ns: int) -> str:
     return spoken(moment_ns - facts.now_ns)
 
 
@@ -418,7 +418,7 @@ _HOLDERS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsedUp:
+class UsedLimit:
     """A limit that is used up.
 
     Attributes:
@@ -452,7 +452,7 @@ class UsedUp:
         return f"concurrency {self.concurrency} of {whose} is used up by {holders}"
 
 
-def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | None:
+def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedLimit | None:
     """Return which limit keeps a ready job from running; None if none does."""
     chunk = agenda.table.find(lsn)
     if chunk is None:
@@ -462,7 +462,9 @@ def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | Non
     if limit.concurrency:
         running = tuple(job for job in agenda.running if _is_of(agenda, job, lane.task, key))
         if len(running) >= limit.concurrency:
-            return UsedUp(task=lane.task, key=key, concurrency=limit.concurrency, running=running)
+            return UsedLimit(
+                task=lane.task, key=key, concurrency=limit.concurrency, running=running
+            )
     group = agenda.groups.get(lane.task, key)
     if limit.rate is None or group is None or group.times is None:
         return None
@@ -470,7 +472,7 @@ def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedUp | Non
     if group.times.room(moment, limit.rate):
         return None
     free_ns = group.times.free_at(moment, limit.rate) + agenda.times.shift_ns
-    return UsedUp(task=lane.task, key=key, rate=str(limit.rate), next_ns=free_ns)
+    return UsedLimit(task=lane.task, key=key, rate=str(limit.rate), next_ns=free_ns)
 
 
 def limits_in_use(agenda: Agenda, limits: Mapping[str, Limit], now_ns: int) -> list[LimitView]:

@@ -23,7 +23,7 @@ from taskq.core.kinds import name_of
 from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind, Option
-from taskq.core.schedules import ScheduleState, Ticked
+from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.log.format import codec
 from taskq.log.format.bodies import compress
 from taskq.log.format.carried import (
@@ -139,7 +139,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_tally(_LANE, 31), _NAMES),
     (encode_compacted(77, 31), {"token": 77}),
     (encode_adopted(UploadProgress(bytes(16), 3, 9, 0, 31), 31), {}),
-    (encode_ticked(Ticked("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
+    (encode_ticked(TickRecord("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
     (encode_rated(("mail.send", b"a"), Times(), 0, 31), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
     (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": "8" + "0" * 15, "value": '{"pid":1}'}),

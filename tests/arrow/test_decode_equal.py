@@ -18,7 +18,7 @@ from taskq.arrow.decoder import batches_of
 from taskq.core.folds.steps import Form
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Flag, Kind, Option
-from taskq.core.schedules import ScheduleState, Ticked
+from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.log.format import codec
 from taskq.log.format.bodies import compress
 from taskq.log.format.carried import Carried, encode_carried, encode_compacted, encode_queue
@@ -226,7 +226,7 @@ def _others(text: bytes, number: int) -> list[bytes]:
         codec.encode_back(Kind.RETRIED, Cause.EXHAUSTED, 2, number, 9, number, text, 5),
         codec.encode_back(Kind.RELEASED, Cause.DRAIN, 2, 1, 9, 0, text, 5),
         encode_queue(Kind.PAUSED, "mail", 5),
-        encode_ticked(Ticked("nightly", ScheduleState(number, 5, True, b"every 60")), 5),
+        encode_ticked(TickRecord("nightly", ScheduleState(number, 5, True, b"every 60")), 5),
         codec.encode_checked(codec.NAME.pack(0, Kind.RESUMED, 0, 0, 1, 0)[4:], text, 5),
         codec.encode_checked(tallied, bytes([len(text) // 2]) + b"\x03" + text, 5),
         encode_compacted(number, 5),

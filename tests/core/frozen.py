@@ -21,7 +21,7 @@ from taskq.core.folds.agenda import (
     apply_waiting,
     forget_dead,
 )
-from taskq.core.folds.claims import Queues
+from taskq.core.folds.claims import LaneQueues
 from taskq.core.folds.dedup import Dedup, _Page
 from taskq.core.folds.freeze import Frozen, freeze_agenda, freeze_dedup, thaw_agenda, thaw_dedup
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, Chunk, JobTable
@@ -30,7 +30,7 @@ from taskq.core.folds.moments import Ages, Leases, Returned, SortedBlocks, Timet
 from taskq.core.folds.steps import Form, Signal, Steps, Wait, pack_waits
 from taskq.core.model import State
 from taskq.core.records import Kind
-from taskq.core.schedules import ScheduleState, Ticked, apply_ticked
+from taskq.core.schedules import ScheduleState, TickRecord, apply_ticked
 
 ALL: Final = 2**62
 START_NS: Final = 10**18
@@ -56,7 +56,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
         "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
         "lanes": "bound", "groups": "bound", "order": "bound", "_is_fresh": "bound",
     },
-    Queues: {
+    LaneQueues: {
         "lanes": "kept", "ready": "derived", "paused": "kept", "groups": "kept",
         "_by_key": "derived", "_families": "reset", "_free": "derived", "_ages": "bound",
     },
@@ -136,7 +136,7 @@ def _attribute(part: Any, name: str) -> Any:
         return part._chunks.index(value) if part._chunks else None
     if name == "_by_key":
         return [{key: lane.number for key, lane in level.items()} for level in value]
-    if name == "ready" and isinstance(part, Queues):
+    if name == "ready" and isinstance(part, LaneQueues):
         return [{lane.number for lane in _each_lane(level)} for level in value]
     if name == "groups":
         rows = ((key, times.pairs()) for key, times in value.rows(part._ages.moment))
@@ -364,7 +364,7 @@ class Driven:
 
     def tick(self, number: int, count: int, is_gone: bool) -> object:
         state = ScheduleState(count, number, number % 3 == 0, b"every 60", bytes([number % 7]))
-        ticked = Ticked(f"é{number % 4}", state, is_gone=is_gone, has_rule=count % 2 == 0)
+        ticked = TickRecord(f"é{number % 4}", state, is_gone=is_gone, has_rule=count % 2 == 0)
         apply_ticked(self.agenda.schedules, ticked)
         return None
 

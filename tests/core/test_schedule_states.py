@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.core import schedules
-from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, Ticked, apply_ticked, jitter_ns
+from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked, jitter_ns
 
 STATES = st.builds(
     ScheduleState, st.integers(0, 9), st.integers(0, 9), st.booleans(), st.binary(max_size=2),
     st.binary(max_size=2),
 )  # fmt: skip
-RECORDS = st.builds(Ticked, st.sampled_from("abc"), STATES, st.booleans(), st.booleans())
+RECORDS = st.builds(TickRecord, st.sampled_from("abc"), STATES, st.booleans(), st.booleans())
 
 
 @given(st.lists(RECORDS, max_size=20))
 def test_the_last_record_rules_and_a_rule_stays_until_another_is_told(
-    records: list[Ticked],
+    records: list[TickRecord],
 ) -> None:
     values: dict[str, ScheduleState] = {}
     for record in records:
@@ -36,13 +36,13 @@ def test_the_last_record_rules_and_a_rule_stays_until_another_is_told(
 def test_there_are_so_many_schedules_and_no_more() -> None:
     values: dict[str, ScheduleState] = {}
     for number in range(SCHEDULES_MAX + 1):
-        apply_ticked(values, Ticked(str(number), ScheduleState(number)))
+        apply_ticked(values, TickRecord(str(number), ScheduleState(number)))
     assert len(values) == SCHEDULES_MAX
     assert str(SCHEDULES_MAX - 1) in values
-    apply_ticked(values, Ticked("0", ScheduleState(7)))
+    apply_ticked(values, TickRecord("0", ScheduleState(7)))
     assert values["0"] == ScheduleState(7), "a known one is told of all the same"
-    apply_ticked(values, Ticked("1", ScheduleState(), is_gone=True))
-    apply_ticked(values, Ticked("new", ScheduleState(8)))
+    apply_ticked(values, TickRecord("1", ScheduleState(), is_gone=True))
+    apply_ticked(values, TickRecord("new", ScheduleState(8)))
     assert values["new"] == ScheduleState(8)
 
 

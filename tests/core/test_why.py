@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import pytest
 
-from taskq.core.flows import Awaited
+from taskq.core.flows import HeldInputs
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.steps import Form, Wait
 from taskq.core.model import SECOND_NS, State
 from taskq.core.rates import Limit
 from taskq.core.views import AttemptView, Hold, JobView, OwnerView, Serving
-from taskq.core.why import AHEAD_MAX, Facts, UsedUp, Why, used_up, why
+from taskq.core.why import AHEAD_MAX, JobFacts, UsedLimit, Why, used_up, why
 
 _NOW: Final = 1_704_067_200 * SECOND_NS
 _MINUTE: Final = 60 * SECOND_NS
@@ -53,9 +53,9 @@ _BACKS_OFF: Final = Hold(
     text="queue 'mail' backs off after 5 network failures in a row (OSError: no)",
 )  # fmt: skip
 
-_facts = partial(Facts, now_ns=_NOW, directory="/srv/my log")
+_facts = partial(JobFacts, now_ns=_NOW, directory="/srv/my log")
 
-_CASES: Final[list[tuple[str, Facts, Why, str]]] = [
+_CASES: Final[list[tuple[str, JobFacts, Why, str]]] = [
     (
         "succeeded",
         _facts(job=_job(State.SUCCEEDED, settled_ns=_NOW - 2 * _MINUTE)),
@@ -186,7 +186,7 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
         "other jobs of its flow come first",
         _facts(
             job=_job(State.SCHEDULED), workers=_ONE,
-            awaited=Awaited(count=2, total=3, named=(("1a2b3c4d-3", "running"),)),
+            awaited=HeldInputs(count=2, total=3, named=(("1a2b3c4d-3", "running"),)),
         ),
         Why.INPUTS,
         "it waits for 2 of 3 inputs: 1a2b3c4d-3 (running)",
@@ -262,7 +262,7 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
         "as many of its key run as may",
         _facts(
             job=_job(), workers=_ONE,
-            used_up=UsedUp(task="send", key=b"7", concurrency=4, running=(2, 3, 5, 8)),
+            used_up=UsedLimit(task="send", key=b"7", concurrency=4, running=(2, 3, 5, 8)),
         ),
         Why.CONCURRENCY,
         (
@@ -274,7 +274,7 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
         "as many of its task as may started just now",
         _facts(
             job=_job(), workers=_ONE,
-            used_up=UsedUp(task="send", key=b"", rate="10/min", next_ns=_NOW + 2 * _MINUTE),
+            used_up=UsedLimit(task="send", key=b"", rate="10/min", next_ns=_NOW + 2 * _MINUTE),
         ),
         Why.RATE,
         "rate 10/min of send is used up: the next may start in 2m, 2024-01-01T00:02:00+00:00",
@@ -312,7 +312,7 @@ _CASES: Final[list[tuple[str, Facts, Why, str]]] = [
     case[0].replace(" ", "-") for case in _CASES
 ])  # fmt: skip
 def test_each_state_of_affairs_has_its_reason_and_sentence(
-    facts: Facts, code: Why, text: str
+    facts: JobFacts, code: Why, text: str
 ) -> None:
     reason = why(facts)
     assert (reason.code, reason.text) == (code, text)
@@ -344,5 +344,5 @@ def test_a_limit_is_used_up_by_the_running_jobs_of_its_task_and_key_alone() -> N
     for job in (1, 2, 3, 4):
         agenda.apply_claimed(job, 10 + job, 1, 7, 1)
     answer = used_up(agenda, 5, Limit(concurrency=2), _NOW)
-    assert answer == UsedUp(task="t", key=b"#a", concurrency=2, running=(1, 2))
+    assert answer == UsedLimit(task="t", key=b"#a", concurrency=2, running=(1, 2))
     assert used_up(agenda, 5, Limit(concurrency=3), _NOW) is None

@@ -17,7 +17,7 @@ from taskq.core.model import SECOND_NS
 from taskq.core.schedules import jitter_ns
 from taskq.schedules import (
     CATCH_UP_MAX,
-    Due,
+    DueTicks,
     Every,
     Rule,
     due_ticks,
@@ -302,28 +302,30 @@ HOURLY = parse_cron("0 * * * *")
 START = at("2024-06-01 00:00", UTC)
 
 
-def due(catch_up: str, hours_asleep: float, minutes_late: float = 0, rule: Rule = HOURLY) -> Due:
+def due(
+    catch_up: str, hours_asleep: float, minutes_late: float = 0, rule: Rule = HOURLY
+) -> DueTicks:
     now = START + round(hours_asleep * HOUR_NS + minutes_late * MINUTE_NS)
     return due_ticks("s", rule, catch_up, 0, START, now)
 
 
 def test_nothing_is_due_before_its_time() -> None:
     for catch_up in ("skip", "last", "all"):
-        assert due(catch_up, 0.99) == Due()
+        assert due(catch_up, 0.99) == DueTicks()
 
 
 def test_a_tick_on_time_is_due_whatever_the_policy() -> None:
     for catch_up in ("skip", "last", "all"):
         for late in (0, 0.9):
-            assert due(catch_up, 1, late) == Due((START + HOUR_NS,), START + HOUR_NS)
+            assert due(catch_up, 1, late) == DueTicks((START + HOUR_NS,), START + HOUR_NS)
 
 
 def test_after_eight_hours_asleep_each_policy_makes_up_for_what_it_says() -> None:
     end = START + 8 * HOUR_NS
-    assert due("skip", 8, 30) == Due((), end)
-    assert due("skip", 8, 0.5) == Due((end,), end)
-    assert due("last", 8, 30) == Due((end,), end)
-    assert due("all", 8, 30) == Due(tuple(START + n * HOUR_NS for n in range(1, 9)), end)
+    assert due("skip", 8, 30) == DueTicks((), end)
+    assert due("skip", 8, 0.5) == DueTicks((end,), end)
+    assert due("last", 8, 30) == DueTicks((end,), end)
+    assert due("all", 8, 30) == DueTicks(tuple(START + n * HOUR_NS for n in range(1, 9)), end)
 
 
 def test_all_is_bounded_and_takes_the_latest() -> None:
@@ -336,7 +338,7 @@ def test_all_is_bounded_and_takes_the_latest() -> None:
 
 
 def test_nothing_is_due_while_the_clock_stands_before_what_is_done() -> None:
-    assert due("all", -8) == Due()
+    assert due("all", -8) == DueTicks()
 
 
 @given(steps=st.lists(st.integers(1, 40), min_size=1, max_size=60), most=st.integers(0, 300))

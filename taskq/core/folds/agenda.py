@@ -16,7 +16,7 @@ from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.flows import Flows
-from taskq.core.folds.claims import ClaimOrder, Queues
+from taskq.core.folds.claims import ClaimOrder, LaneQueues
 from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
@@ -28,7 +28,7 @@ from taskq.core.folds.jobtable import (
     STATE_MASK,
     JobTable,
 )
-from taskq.core.folds.lanes import Group, Lane
+from taskq.core.folds.lanes import Lane, LimitGroup
 from taskq.core.folds.moments import STALE_MAX, Ages, Leases, Timetable
 from taskq.core.folds.steps import Form, Signal, Steps, shifted
 from taskq.core.kinds import (
@@ -92,7 +92,7 @@ class Agenda:
         self.times = Timetable()
         self.ages = Ages()
         self.schedules: dict[str, ScheduleState] = {}
-        self.queues = Queues(self.ages)
+        self.queues = LaneQueues(self.ages)
         self.order = ClaimOrder(self.table, self.queues, self.ages, self.times)
         self.floor_lsn = self.edits = 0
         self._scheduled = self._expiring = self._left = 0
@@ -568,7 +568,7 @@ class Agenda:
             self._scheduled -= 1
             self._count_left()
 
-    def _succeeded_in_group(self, lane: Lane, group: Group) -> None:
+    def _succeeded_in_group(self, lane: Lane, group: LimitGroup) -> None:
         home = lane.home
         home.succeeded += 1
         self.groups.left(group)

@@ -25,7 +25,7 @@ from taskq.core.folds.jobtable import (
     STATE_MASK,
     JobTable,
 )
-from taskq.core.folds.lanes import BLOCKED_BY_PAUSE, Family, Groups, Lane
+from taskq.core.folds.lanes import BLOCKED_BY_PAUSE, Family, Lane, LimitGroups
 from taskq.core.folds.moments import NO_JOB
 from taskq.core.kinds import READY, RUNNING
 from taskq.core.model import PRIORITY_MAX
@@ -43,7 +43,7 @@ GONE.blocked = 1 << 30
 GONE.queue = GONE.task = "\0"
 
 
-class Queues:
+class LaneQueues:
     """Lanes, and for each priority the lanes with jobs to claim.
 
     Args:
@@ -67,7 +67,7 @@ class Queues:
         self._families: dict[Lane, Family] = {}
         #: numbers of lanes that were forgotten
         self._free: list[int] = []
-        self.groups = Groups(self.lanes, self.block, self.unblock)
+        self.groups = LimitGroups(self.lanes, self.block, self.unblock)
 
     def lane(self, priority: int, key: bytes) -> Lane:
         """Return the lane of a key, created if new.
@@ -284,7 +284,7 @@ class ClaimOrder:
         their ends and clears this list.
     """
 
-    def __init__(self, table: JobTable, queues: Queues, ages: Ages, times: Timetable) -> None:
+    def __init__(self, table: JobTable, queues: LaneQueues, ages: Ages, times: Timetable) -> None:
         self._times = times
         self.passed: list[int] = []
         self._table = table

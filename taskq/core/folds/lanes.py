@@ -84,7 +84,7 @@ class Lane:
         self.ready = self.scheduled = self.running = 0
         self.succeeded = self.dead = self.cancelled = self.expired = 0
         self.family: Family | None = None
-        self.group: Group | None = None
+        self.group: LimitGroup | None = None
         # A list: an empty deque needs more memory than the rest of a lane.
         self._blocks: list[array[int]] = []
         self._head = self._swept = 0
@@ -311,7 +311,7 @@ class Lane:
         return popped
 
 
-class Group:
+class LimitGroup:
     """The jobs and claims that one limit counts.
 
     Attributes:
@@ -437,7 +437,7 @@ BLOCKED_BY_RATE: Final = 8
 _SWEPT: Final = 2
 
 
-class Groups:
+class LimitGroups:
     """Groups of keyed lanes, and of tasks with a limit in this process.
 
     Args:
@@ -461,16 +461,16 @@ class Groups:
         self._unblock_lane = unblock
         self._limits: dict[str, Limit] = {}
         self._told: Mapping[str, Limit] | None = None
-        self._groups: dict[tuple[str, bytes], Group] = {}
-        self._rated: dict[Group, None] = {}
+        self._groups: dict[tuple[str, bytes], LimitGroup] = {}
+        self._rated: dict[LimitGroup, None] = {}
         self._order = counting()
-        self.due: list[tuple[int, int, Group]] = []
-        self.freed: dict[Group, None] = {}
+        self.due: list[tuple[int, int, LimitGroup]] = []
+        self.freed: dict[LimitGroup, None] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def get(self, task: str, key: bytes) -> Group | None:
+    def get(self, task: str, key: bytes) -> LimitGroup | None:
         limit = self._limits.get(task)
         return self._groups.get(((limit.scope if limit else "") or task, key))
 
@@ -528,14 +528,14 @@ class Groups:
 
     # -- what happens -----------------------------------------------------------------------------
 
-    def claimed(self, group: Group, count: int) -> None:
+    def claimed(self, group: LimitGroup, count: int) -> None:
         """Count ``count`` more running jobs of the group."""
         group.running += count
         limit = group.limit
         if limit is not None and 0 < limit.concurrency <= group.running:
             self._block(group, BLOCKED_BY_CONCURRENCY)
 
-    def left(self, group: Group) -> None:
+    def left(self, group: LimitGroup) -> None:
         group.running -= 1
         if group.blocked & BLOCKED_BY_CONCURRENCY:
             limit = group.limit
@@ -543,7 +543,7 @@ class Groups:
                 self._unblock(group, BLOCKED_BY_CONCURRENCY)
                 self.freed[group] = None
 
-    def rated(self, group: Group, moment: int, count: int, most: int, window_ns: int) -> None:
+    def rated(self, group: LimitGroup, moment: int, count: int, most: int, window_ns: int) -> None:
         """Count ``count`` claims made now against a rate of ``most`` in ``window_ns``."""
         if group.times is None:
             group.times = Times()
@@ -560,7 +560,7 @@ class Groups:
             old.times = None
             self._drop_if_idle(old)
 
-    def took(self, group: Group, moment: int, count: int) -> None:
+    def took(self, group: LimitGroup, moment: int, count: int) -> None:
         self.claimed(group, count)
         limit = group.limit
         if limit is not None and limit.rate is not None:
@@ -608,15 +608,15 @@ class Groups:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _group(self, key: tuple[str, bytes], limit: Limit | None) -> Group:
+    def _group(self, key: tuple[str, bytes], limit: Limit | None) -> LimitGroup:
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(key, limit)
+            group = self._groups[key] = LimitGroup(key, limit)
         elif limit is not None:
             group.limit = limit
         return group
 
-    def _join_times(self, old: Group, group: Group) -> None:
+    def _join_times(self, old: LimitGroup, group: LimitGroup) -> None:
         times, old.times = old.times, None
         self._rated.pop(old, None)
         if times is not None:
@@ -627,14 +627,14 @@ class Groups:
             self._rated[group] = None
         self._drop_if_idle(old)
 
-    def judge(self, group: Group, moment: int) -> None:
+    def judge(self, group: LimitGroup, moment: int) -> None:
         limit = group.limit
         full = limit is not None and 0 < limit.concurrency <= group.running
         (self._block if full else self._unblock)(group, BLOCKED_BY_CONCURRENCY)
         self._unblock(group, BLOCKED_BY_RATE)
         self._judge_rate(group, moment)
 
-    def _judge_rate(self, group: Group, moment: int) -> None:
+    def _judge_rate(self, group: LimitGroup, moment: int) -> None:
         limit, times = group.limit, group.times
         if limit is None or limit.rate is None or times is None:
             return
@@ -649,19 +649,19 @@ class Groups:
             last = {entry[2]: entry for entry in entries if entry[2].times and entry[2].blocked}
             self.due[:] = sorted(last.values())
 
-    def _block(self, group: Group, why: int) -> None:
+    def _block(self, group: LimitGroup, why: int) -> None:
         if not group.blocked & why:
             group.blocked |= why
             for lane in group.lanes:
                 self._block_lane(lane, why)
 
-    def _unblock(self, group: Group, why: int) -> None:
+    def _unblock(self, group: LimitGroup, why: int) -> None:
         if group.blocked & why:
             group.blocked &= ~why
             for lane in group.lanes:
                 self._unblock_lane(lane, why)
 
-    def _drop_if_idle(self, group: Group) -> None:
+    def _drop_if_idle(self, group: LimitGroup) -> None:
         if not group.lanes and group.times is None and self._groups.get(group.key) is group:
             del self._groups[group.key]
             self.freed.pop(group, None)

@@ -22,7 +22,7 @@ from taskq.core.folds.jobtable import (
 from taskq.core.kinds import EDIT, PAUSE, REPEAT, after
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.records import TABLE
-from taskq.core.schedules import Ticked
+from taskq.core.schedules import TickRecord
 from taskq.log.format.carried import (
     Carried,
     encode_carried,
@@ -112,7 +112,7 @@ class Rewrites:
             for queue in sorted(agenda.queues.paused):
                 batch.add(encode_queue(PAUSE, queue, batch.lsn))
             for name, state in sorted(agenda.schedules.items()):
-                batch.add(encode_ticked(Ticked(name, state), batch.lsn))
+                batch.add(encode_ticked(TickRecord(name, state), batch.lsn))
 
     def finish(self, batch: Batch, floor: Floor) -> None:
         """Record that nothing before ``floor.lsn`` is needed any more."""

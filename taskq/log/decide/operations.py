@@ -21,7 +21,7 @@ from taskq.core.schedules import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
     ScheduleState,
-    Ticked,
+    TickRecord,
     apply_ticked,
 )
 from taskq.log.decide.carry import Edits, Rewrites
@@ -96,7 +96,7 @@ class Ticks:
         prepared = self._enqueues.prepared(batch, turn.items)
         last_ns = turn.moments[-1] if turn.moments else state.last_ns
         state = state._replace(last_ns=last_ns, done_ns=turn.done_ns)
-        self._write(batch, Ticked(turn.name, state, has_rule=False))
+        self._write(batch, TickRecord(turn.name, state, has_rule=False))
         return self._enqueues.add(batch, turn.items, prepared)
 
     def enrol(self, batch: Batch, enrolments: Iterable[Enrolment]) -> None:
@@ -112,7 +112,7 @@ class Ticks:
             if state.rule != enrolment.rule:
                 state = state._replace(done_ns=max(batch.time_ns, state.done_ns))
             state = state._replace(rule=enrolment.rule, details=enrolment.details)
-            self._write(batch, Ticked(enrolment.name, state))
+            self._write(batch, TickRecord(enrolment.name, state))
 
     def steer(self, batch: Batch, wish: Steer) -> bool:
         """Pause, resume, reset or forget a schedule; False if it is so already.
@@ -128,7 +128,7 @@ class Ticks:
                 f"known once a worker with it was started"
             )
         if wish.action == "forget":
-            self._write(batch, Ticked(wish.name, state, is_gone=True))
+            self._write(batch, TickRecord(wish.name, state, is_gone=True))
             return True
         if wish.action == "reset":
             state = state._replace(done_ns=batch.time_ns)
@@ -138,7 +138,7 @@ class Ticks:
             # Ticks that it missed while it was paused stay missed.
             done_ns = max(state.done_ns, batch.time_ns) if state.is_paused else state.done_ns
             state = state._replace(is_paused=not state.is_paused, done_ns=done_ns)
-        self._write(batch, Ticked(wish.name, state, has_rule=False))
+        self._write(batch, TickRecord(wish.name, state, has_rule=False))
         return True
 
     def _is_news(self, enrolment: Enrolment) -> bool:
@@ -158,7 +158,7 @@ class Ticks:
                 f"{command(self._context.facets.path, 'schedules', 'forget', 'NAME')}"
             )
 
-    def _write(self, batch: Batch, ticked: Ticked) -> None:
+    def _write(self, batch: Batch, ticked: TickRecord) -> None:
         batch.add(encode_ticked(ticked, batch.lsn))
         apply_ticked(self._schedules, ticked)
 

@@ -14,7 +14,7 @@ from taskq.core.folds.lanes import pack_group, unpack_group
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.rates import Times
 from taskq.core.records import Flag, Kind, Option
-from taskq.core.schedules import ScheduleState, Ticked
+from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, option
@@ -77,7 +77,7 @@ _IS_PAUSED: Final = 1
 _GONE: Final = 2
 
 
-def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
+def encode_ticked(ticked: TickRecord, lsn: int) -> bytes:
     state = ticked.state
     options = b""
     if ticked.has_rule and not ticked.is_gone:
@@ -90,7 +90,7 @@ def encode_ticked(ticked: Ticked, lsn: int) -> bytes:
     )  # fmt: skip
 
 
-def decode_ticked(record: bytes) -> Ticked:
+def decode_ticked(record: bytes) -> TickRecord:
     """Return what a TICKED record says.
 
     Raises:
@@ -107,7 +107,7 @@ def decode_ticked(record: bytes) -> Ticked:
         elif tag == Option.DETAILS:
             details = value
     state = ScheduleState(last_ns, done_ns, bool(byte & _IS_PAUSED), rule, details)
-    return Ticked(
+    return TickRecord(
         name=name.decode("utf-8", "replace"),
         state=state,
         is_gone=bool(byte & _GONE),

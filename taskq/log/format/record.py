@@ -24,7 +24,7 @@ from taskq.core.kinds import (
 )
 from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.records import PACKED, SKIPPABLE, TABLE, Body, Cause, Flag, Option
-from taskq.core.schedules import Ticked
+from taskq.core.schedules import TickRecord
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, decode_carried, find_moment
@@ -78,7 +78,7 @@ class LogRecord(NamedTuple):
     #: of RATED: (moment, claims), the oldest first; ``extras`` has the concurrency key
     rated: tuple[tuple[int, int], ...] = ()
     #: of TICKED: all of it
-    ticked: Ticked | None = None
+    ticked: TickRecord | None = None
     #: of a record that ends an attempt: what that logged, packed
     lines: bytes = b""
     #: of a step or signal: all of it

@@ -16,10 +16,10 @@ from taskq.core.values import NamedTuple, dataclass
 from taskq.core.views import JobView, OwnerView, ProgressView, QueueStats, Waiting
 from taskq.core.why import (
     AHEAD_MAX,
-    Facts,
+    JobFacts,
     Reason,
     Strays,
-    UsedUp,
+    UsedLimit,
     Why,
     strays_of,
     used_up,
@@ -230,7 +230,7 @@ def facts_of(
     lsn: int,
     workers: tuple[OwnerView, ...],
     story: Story | None = None,
-) -> Facts | None:
+) -> JobFacts | None:
     """Return all facts of a job but those about the writer lock; None if there is no such job."""
     now_ns = journal.clock.wall_ns()
     story = story or read_story(journal, lsn)
@@ -241,7 +241,7 @@ def facts_of(
     claim = agenda.running.get(lsn)
     owner = None if claim is None else owner_view(Path(journal.path) / "owners", claim[2])
     higher, older = _ahead(agenda, job, workers)
-    return Facts(
+    return JobFacts(
         job=job,
         now_ns=now_ns,
         directory=journal.path,
@@ -257,7 +257,7 @@ def facts_of(
     )
 
 
-def decide(facts: Facts, path: str) -> Reason:
+def decide(facts: JobFacts, path: str) -> Reason:
     """The reason; looks at the writer lock where nothing more lasting is in the way. May block."""
     reason = why(facts)
     if reason.code is Why.RUNNING and facts.owner is not None:
@@ -301,7 +301,7 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
 
 def _used_up(
     agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...], now_ns: int
-) -> UsedUp | None:
+) -> UsedLimit | None:
     """Return the limit, declared by workers, that keeps a ready job from running."""
     if job.state is not State.READY:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import JobNotFound, LogError
-from taskq.core.flows import Awaited
+from taskq.core.flows import HeldInputs
 from taskq.core.folds.steps import Wait
 from taskq.core.kinds import ENDS, SUCCESS, after
 from taskq.core.model import SETTLED_STATES, State
@@ -53,7 +53,7 @@ def look_at_ties(sight: Sight, job: int) -> Takes | None:
     return None if story is None else story.ties
 
 
-def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> Awaited | None:
+def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> HeldInputs | None:
     held = agenda.flows.remaining(job)
     if held is None:
         return None
@@ -65,7 +65,7 @@ def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> Awaited | None:
         left.append((f"{tag}-{needed}", state.name.lower() if state else "dead"))
         if len(left) >= _NAMED_MAX:
             break
-    return Awaited(count=held[0], total=len(ties.inputs), named=tuple(left))
+    return HeldInputs(count=held[0], total=len(ties.inputs), named=tuple(left))
 
 
 def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...] | None:

@@ -30,7 +30,7 @@ from taskq.core.views import (
     VerifyReport,
     Waiting,
 )
-from taskq.core.why import Facts, Reason, Why, limits_in_use, waiting_jobs, why, why_there
+from taskq.core.why import JobFacts, Reason, Why, limits_in_use, waiting_jobs, why, why_there
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT, LSN_MAX, SEGMENT_HEADER
@@ -521,7 +521,7 @@ class LogReader:
         """
         story = self._story(lsn)
 
-        def read(journal: Journal, facets: Facets, now_ns: int) -> Facts | None:
+        def read(journal: Journal, facets: Facets, now_ns: int) -> JobFacts | None:
             agenda = facets.need_agenda()
             agenda.see(now_ns)
             workers = live_workers(journal.path)

@@ -7,7 +7,7 @@ import pytest
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.model import Extras
 from taskq.core.records import Kind
-from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, Ticked, apply_ticked
+from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.requests import EnqueueSpec, Enrolment, Item, Op, Steer, Turn
@@ -82,7 +82,7 @@ def test_what_a_log_knows_of_schedules_is_bounded(world: World) -> None:
     with pytest.raises(UsageError, match=f"10001 schedules .* the most is {SCHEDULES_MAX}"):
         process.ask(Op.ENROL, [RULE])
     known = dict(process.catch_up().need_agenda().schedules)
-    apply_ticked(known, Ticked("written by others", ScheduleState()))
+    apply_ticked(known, TickRecord("written by others", ScheduleState()))
     assert len(known) == SCHEDULES_MAX
 
 
@@ -112,6 +112,6 @@ def test_compaction_carries_schedules_as_they_stand() -> None:
 
 
 def test_a_name_that_is_too_long_is_damage() -> None:
-    record = encode_ticked(Ticked("x" * 300, ScheduleState()), 5)
+    record = encode_ticked(TickRecord("x" * 300, ScheduleState()), 5)
     with pytest.raises(FormatError, match="300 bytes"):
         decode_ticked(record)

@@ -14,7 +14,7 @@ from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind
-from taskq.core.schedules import ScheduleState, Ticked
+from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.log.format import codec
 from taskq.log.format.carried import (
     Carried,
@@ -55,8 +55,8 @@ _RICH_READ: Final = Extras(
     due_ns=1_005, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
 )
 _ADOPTED: Final = UploadProgress(bytes(range(16)), 1_000, 2_000, 3, 21)
-_TICKED: Final = Ticked("nightly", ScheduleState(7, 9, True, b"every 60", b"{}"))
-_FORGOTTEN: Final = Ticked("nightly", ScheduleState(7, 9), is_gone=True, has_rule=False)
+_TICKED: Final = TickRecord("nightly", ScheduleState(7, 9, True, b"every 60", b"{}"))
+_FORGOTTEN: Final = TickRecord("nightly", ScheduleState(7, 9), is_gone=True, has_rule=False)
 _TIMES: Final = Times()
 _TIMES.replace([(5, 2), (9, 1)], 3, 1_000_000)
 _ETA: Final = Extras(due_ns=5, due_is_wall=True)
