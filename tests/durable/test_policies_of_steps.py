@@ -210,7 +210,10 @@ async def swallowed_and_over() -> None:
 
 
 async def as_they_come() -> None:
-    for coming in asyncio.as_completed([wait_for_pay(), durable.sleep("1h")]):
+    tasks = [asyncio.create_task(wait_for_pay()), asyncio.create_task(durable.sleep("1h"))]
+    for task in tasks:  # the error of the second one would be "never retrieved"
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    for coming in asyncio.as_completed(tasks):
         await coming
 
 
