@@ -69,7 +69,7 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
     "sql": (ONE, "select&1", False),  # its packages may be missing
     "top": (ONE, "--once", True),
     "web": (ONE, "", False),
-    "sync": (ONE, "", False),
+    "sync": (NONE, "", False),
     "reader seek": (ONE, "billing end", True),
     "reader forget": (ONE, "billing", True),
     "schedules pause": (ONE, "nightly", False),  # no such shard
