@@ -21,6 +21,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from tests.words import parsed
+
 ROOT: Final = Path(__file__).parents[1]
 TREES: Final = ("taskq", "workers", "plugins", "examples", "tests")
 #: A larger feature should justify its size.
@@ -113,7 +115,7 @@ class Shape:
 
     def __init__(self) -> None:
         paths = [path for tree in TREES[:3] for path in sorted((ROOT / tree).rglob("*.py"))]
-        self.modules = {path: ast.parse(path.read_text()) for path in paths}
+        self.modules = {path: parsed(path.read_text()) for path in paths}
 
     @property
     def head_mean(self) -> float:

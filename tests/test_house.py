@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
-import gc
 import graphlib
 import importlib
 import inspect
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import taskq
 from taskq.cli.main import BUILT_IN
+from tests.words import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,15 +55,6 @@ def place(path: Path, node: ast.AST | None = None) -> str:
 
 def lines(path: Path) -> int:
     return len(path.read_text().splitlines())
-
-
-def parsed(text: str) -> ast.Module:
-    """Return a file's tree; none of it is garbage, and to look for some takes longer."""
-    gc.disable()
-    try:
-        return ast.parse(text)
-    finally:
-        gc.enable()
 
 
 def nodes(path: Path, having: str = "") -> list[ast.AST]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.words import habits
+from tests.lines import Shape
+from tests.words import FOLDERS, ROOT, habits, of_folder, share, subjects
+
+#: Of texts; projects like this one have 1 to 3.5 %.
+SHARE_MAX = 0.03
+REPEATED_CLASSES_MAX = 15
 
 BROKEN = {
     "D1": [
@@ -35,3 +40,17 @@ def test_each_rule_finds_its_habit(rule: str) -> None:
 
 def test_plain_sentences_have_no_habit() -> None:
     assert [text for text in GOOD if habits(text)] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_few_texts_have_a_habit(folder: str) -> None:
+    assert share(of_folder(ROOT / folder)) <= SHARE_MAX
+
+
+def test_few_subjects_of_commits_have_a_habit() -> None:
+    """A copy without a history has none."""
+    assert share(subjects()) <= SHARE_MAX
+
+
+def test_few_class_names_are_used_twice() -> None:
+    assert len(Shape().repeated_classes) <= REPEATED_CLASSES_MAX

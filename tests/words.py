@@ -7,6 +7,7 @@ a habit. A text is a docstring, a run of comment lines, or the subject of a comm
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import re
 import subprocess
@@ -65,6 +66,15 @@ RULES: dict[str, re.Pattern[str]] = {
 ARGUED: dict[str, str] = {}
 
 
+def parsed(source: str) -> ast.Module:
+    """Return a file's tree; without a collector, which would look at each new node in vain."""
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        gc.enable()
+
+
 class Text(NamedTuple):
     """A docstring, a run of comment lines or a subject, and where it begins."""
 
@@ -89,7 +99,7 @@ def texts(path: Path) -> Iterator[Text]:
     source = path.read_text()
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, kinds) and (docstring := ast.get_docstring(node)) is not None:
             yield Text(f"{name}:{getattr(node, 'lineno', 1)}", docstring)
     run: list[str] = []
