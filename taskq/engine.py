@@ -5,7 +5,7 @@ deprecated; ``taskq.log`` and ``taskq.core`` below it may change on any day.
 
 - open a log: ``Store`` to write, ``LogReader`` to read, both by a ``LogConfig``; a ``LoopPort``
   takes requests from an event loop (``Settlement``, ``ClaimRequest``, ``EnqueueSpec``, …);
-  ``Sight`` and ``Moment`` are what a look may see
+  ``LogView`` and ``Moment`` are what a look may see
 - read what stands there: ``LogRecord``, ``kinds`` (what records do), ``Gap``, ``Scanner``; under a
   name that is kept, ``NamedReader``
 - copy it as it stands: ``DurableLog`` to send, ``Replica`` to keep, ``Border`` to compare
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         Turn,
     )
     from taskq.log.segments.identity import Identity
-    from taskq.log.state.facets import Sight
+    from taskq.log.state.facets import LogView
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
     from taskq.log.upkeep.backup import back_up, excerpt, repair_directory, restore
@@ -89,6 +89,7 @@ __all__ = [
     "LogConfig",
     "LogReader",
     "LogRecord",
+    "LogView",
     "LoopPort",
     "Moment",
     "NamedReader",
@@ -98,7 +99,6 @@ __all__ = [
     "Replica",
     "Scanner",
     "Settlement",
-    "Sight",
     "StepView",
     "Store",
     "SystemClock",
@@ -150,7 +150,7 @@ _HOMES: Final = {
     "taskq.log.read.timetravel": "Moment",
     "taskq.log.requests": "Ask ClaimRequest Duplicate Ended EnqueueSpec Item Settlement Turn",
     "taskq.log.segments.identity": "Identity",
-    "taskq.log.state.facets": "Sight",
+    "taskq.log.state.facets": "LogView",
     "taskq.log.store.port": "LoopPort",
     "taskq.log.store.store": "Store",
     "taskq.log.upkeep.backup": ("back_up excerpt repair_directory restore"),

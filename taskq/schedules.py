@@ -25,7 +25,7 @@ from taskq.log.requests import Steer
 
 if TYPE_CHECKING:
     from taskq.connection.connection import Connection
-    from taskq.log.state.facets import Sight
+    from taskq.log.state.facets import LogView
 
 #: Ticks that ``catch_up="all"`` makes up for at most; of more that were missed, the latest.
 CATCH_UP_MAX: Final = 1_000
@@ -449,7 +449,7 @@ class LogSchedules:
         self._connection = connection
 
     async def list(self, next_count: int = NEXT_COUNT) -> Views:
-        def look(sight: Sight) -> Views:
+        def look(sight: LogView) -> Views:
             now_ns = sight.journal.clock.wall_ns()
             return views_of(sight.facets.need_agenda().schedules, now_ns, next_count)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent
     from taskq.log.read.timetravel import Moment
-    from taskq.log.state.story import Story
+    from taskq.log.state.job_history import Story
     from taskq.log.store.port import LoopPort
     from taskq.reading.dead import DeadLetters, Swept
     from taskq.reading.replay import Replayed, ReplayReport, States
@@ -302,11 +302,11 @@ class LogHolder:
             WrongLog: the id is of another log.
         """
         from taskq.log.read.timeline import events_of, name_workers  # noqa: PLC0415 - as above
-        from taskq.log.state.story import read_story  # noqa: PLC0415 - as above
+        from taskq.log.state.job_history import read_job  # noqa: PLC0415 - as above
 
         there, port, lsn = await self._found(job)
         story: Story | None = await port.look(
-            lambda sight: read_story(sight.journal, lsn), needs_agenda=False
+            lambda sight: read_job(sight.journal, lsn), needs_agenda=False
         )
         if story is None:
             raise await port.not_found(lsn)

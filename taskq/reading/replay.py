@@ -27,7 +27,7 @@ from taskq.log.format.record import LogRecord
 from taskq.log.read.jobs import EVERY, JobFilter, PastJob, past_jobs
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import Duplicate, Item
-from taskq.log.state.story import job_not_found, read_story
+from taskq.log.state.job_history import job_not_found, read_job
 from taskq.reading.dead import checked_limit, moment_before
 
 #: A state, its name, or several.
@@ -157,7 +157,7 @@ class _Chosen:
     def fork(
         self, lsn: int, from_step: str | None, *, dry_run: bool
     ) -> tuple[Replayed, Item | None, tuple[Stepped, ...]]:
-        story = read_story(self._journal, lsn)
+        story = read_job(self._journal, lsn)
         job_id = f"{self.tag}-{lsn}"
         if story is None or story.state is State.ABSENT:
             raise job_not_found(self._journal, lsn)

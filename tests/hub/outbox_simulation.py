@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taskq.engine import DurableLog
     from taskq.log.format.record import LogRecord
     from taskq.log.requests import Ended, Letter
-    from taskq.log.state.facets import Sight
+    from taskq.log.state.facets import LogView
     from taskq_plugins.hub.copies import Copies
     from taskq_plugins.hub.device_outbox import InboxState
     from taskq_plugins.hub.messages import Answer, Request
@@ -61,7 +61,7 @@ class Port:
     def __init__(self, process: Process) -> None:
         self._ask = process.ask
 
-    def look(self, function: Callable[[Sight], object], *, needs_agenda: bool = True) -> object:
+    def look(self, function: Callable[[LogView], object], *, needs_agenda: bool = True) -> object:
         return self._ask(Op.LOOK, (function, Trait.AGENDA if needs_agenda else Trait(0)))
 
     def skip(self, lsn: int) -> object:

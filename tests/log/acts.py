@@ -13,7 +13,7 @@ from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.selection import letters
 from taskq.log.requests import Delivery, EnqueueSpec, Op
-from taskq.log.state.story import tell
+from taskq.log.state.job_history import job_view
 from tests.log.editing import some_edit
 from tests.log.tending import Meaning, fill_segment, keeping, meaning, tend
 from tests.log.world import SMALL, Process, World
@@ -82,7 +82,7 @@ class History:
         self.by_time[now_ns - steps_ns] = picture
         newest = process.journal.next_lsn - 1
         some = {self.chance.randint(1, newest) for _ in range(6)}
-        self.told[newest] = {job: tell(process.journal, job, now_ns) for job in some}
+        self.told[newest] = {job: job_view(process.journal, job, now_ns) for job in some}
         self.steps_ns = steps_ns
 
     def _enqueue(self, process: Process) -> None:

@@ -30,7 +30,7 @@ from taskq.log.requests import (
 )
 from taskq.log.segments.segments import FLOOR, SegmentGone
 from taskq.log.state.facets import Facets
-from taskq.log.state.story import records, tell
+from taskq.log.state.job_history import job_view, records
 from taskq.log.store.caller_commit import CallerCommit
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.upkeep.backup import RepairReport, survey_damage, write_repaired
@@ -110,7 +110,7 @@ class World:
         return journal
 
     def view(self, lsn: int) -> JobView | None:
-        return tell(self.reader(), lsn, self.clock.wall_ns())
+        return job_view(self.reader(), lsn, self.clock.wall_ns())
 
     def records(self) -> list[LogRecord]:
         journal = self.reader()

@@ -26,7 +26,7 @@ from taskq.log.config import LogConfig
 from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
-from taskq.log.state.story import records
+from taskq.log.state.job_history import records
 from taskq.log.store.store import Store, open_store
 from tests.processes.warm import Program
 

@@ -18,7 +18,7 @@ from taskq.log.inbox.parts import encode_tail
 from taskq.log.inbox.writer import PartWriter, discard, publish
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
-from taskq.log.state.story import records
+from taskq.log.state.job_history import records
 from tests.processes.harness import Child, eventually
 
 TAIL = encode_tail(EnqueueSpec(attempts=0))

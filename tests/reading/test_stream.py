@@ -14,7 +14,7 @@ from taskq import Put, Record, Stream, TaskLog, TaskQ
 from taskq.errors import LogClosed, LogFailed, OutcomeUnknown, ReaderFellBehind, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.reader import LogReader
-from taskq.log.state.story import records
+from taskq.log.state.job_history import records
 from tests.effort import within
 
 

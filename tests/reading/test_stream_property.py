@@ -13,7 +13,7 @@ from taskq import Put, TaskLog
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.record import LogRecord
 from taskq.log.read.reader import LogReader
-from taskq.log.state.story import records
+from taskq.log.state.job_history import records
 from tests.effort import grows, some
 
 #: (what, how many, how large)

@@ -62,7 +62,7 @@ from taskq_plugins.hub.messages import (
 from taskq_plugins.hub.registry import OUTBOX, Hint, Registry
 
 if TYPE_CHECKING:
-    from taskq.engine import Clock, Cursor, Disk, Sight
+    from taskq.engine import Clock, Cursor, Disk, LogView
 
 #: Header of a job on a device: the number that it was handed over with.
 NUMBER: Final = "hub-number"
@@ -430,7 +430,7 @@ class HubOutbox:
             self._ask(methodcaller("requeue", letters))
         return self._look(device)
 
-    def _handed(self, sight: Sight, waiting: list[OutboxJob], bytes_max: int) -> list[HubJob]:
+    def _handed(self, sight: LogView, waiting: list[OutboxJob], bytes_max: int) -> list[HubJob]:
         jobs: list[HubJob] = []
         size = 0
         for due in waiting[:JOBS_MAX]:
@@ -443,7 +443,7 @@ class HubOutbox:
             jobs.append(made)
         return jobs
 
-    def _made(self, sight: Sight, due: OutboxJob) -> HubJob:
+    def _made(self, sight: LogView, due: OutboxJob) -> HubJob:
         now_ns, job = self._clock.wall_ns(), due.identified.job
         record = sight.brought(job)
         extras = record.extras
@@ -469,7 +469,7 @@ class HubOutbox:
         waiting: dict[int, OutboxJob] = self._ask(methodcaller("look", seen))
         return waiting
 
-    def _seen(self, sight: Sight, device: str) -> dict[int, OutboxJob]:
+    def _seen(self, sight: LogView, device: str) -> dict[int, OutboxJob]:
         with self._lock:
             try:
                 self._catch_up(sight)
@@ -481,7 +481,7 @@ class HubOutbox:
                 del known[job]
             return dict(known)
 
-    def _catch_up(self, sight: Sight) -> None:
+    def _catch_up(self, sight: LogView) -> None:
         journal = sight.journal
         if self._cursor is None:
             self._waiting.clear()
@@ -491,7 +491,7 @@ class HubOutbox:
                 for record in LogRecord.tracing(item, _TO):
                     self._add(sight, record)
 
-    def _add(self, sight: Sight, record: LogRecord) -> None:
+    def _add(self, sight: LogView, record: LogRecord) -> None:
         if not record.queue.startswith(_TO) or record.extras is None:
             return
         job, lsn, headers = record.job, record.lsn, record.extras.headers
@@ -542,11 +542,11 @@ def _missing(
     return [job for job in taken if waiting[job].identified not in there]
 
 
-def _end_of(sight: Sight) -> tuple[str, int]:
+def _end_of(sight: LogView) -> tuple[str, int]:
     return sight.journal.tag, sight.journal.next_lsn
 
 
-def _cancelled(sight: Sight, jobs: dict[int, Identified], device: str) -> list[tuple[str, int]]:
+def _cancelled(sight: LogView, jobs: dict[int, Identified], device: str) -> list[tuple[str, int]]:
     cancelled: list[tuple[str, int]] = []
     for number, identified in jobs.items():
         with contextlib.suppress(JobNotFound):

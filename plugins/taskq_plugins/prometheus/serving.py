@@ -22,7 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from taskq import Shards
-from taskq.engine import LogReader, Sight
+from taskq.engine import LogReader, LogView
 from taskq.errors import TaskqError
 from taskq_plugins.scrapes import serve
 
@@ -257,5 +257,5 @@ class _Onlooker:
 
 
 def _look(app: TaskQ) -> tuple[LogStats, Sequence[OwnerView]]:
-    owners = app.store().thread_port.look(Sight.owners).result()
+    owners = app.store().thread_port.look(LogView.owners).result()
     return app.stats_sync(), owners

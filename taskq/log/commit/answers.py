@@ -14,7 +14,7 @@ from taskq.log.machine.threads import Reporter
 from taskq.log.requests import Answer, ClaimRequest, Op, Outcome, Request, Settlement
 from taskq.log.segments.segments import Extent, SegmentGone
 from taskq.log.state.facets import NO_JOB, Facets
-from taskq.log.state.story import find_end, job_not_found, read_outcome
+from taskq.log.state.job_history import find_end, job_not_found, read_outcome
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal

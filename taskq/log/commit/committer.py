@@ -40,7 +40,7 @@ from taskq.log.machine.threads import Reporter
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import ClaimRequest, Op, Request, Trait, ops_that
 from taskq.log.segments.segments import SegmentGone
-from taskq.log.state.facets import Facets, Sight
+from taskq.log.state.facets import Facets, LogView
 from taskq.log.state.uploads import UploadsSeen
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Committer:
     ) -> None:
         self.journal = journal
         self.facets = Facets(journal)
-        self.sight = Sight(journal, self.facets)
+        self.sight = LogView(journal, self.facets)
         self.answers = Answers()
         self.waiters = Waiters(journal, self.facets)
         self.undecided = Undecided()

@@ -36,7 +36,7 @@ from taskq.log.segments.identity import check_writable
 
 #: boot, generation, durable lsn
 _MARK: Final = struct.Struct("<QIQ")
-_SYNCTURN_SIZE: Final = _MARK.size + 4
+_MARK_SIZE: Final = _MARK.size + 4
 #: How long to wait for another's fsync before doing one's own, and how often to look.
 _LOOKS: Final = 12
 _LOOK_SECONDS: Final = 0.000_25
@@ -102,8 +102,8 @@ class SyncTurn:
         self._disk.close(self._file)
 
     def _published(self, boot: int, generation: int) -> int:
-        data = self._disk.read(self._file, _SYNCTURN_SIZE, 0)
-        if len(data) < _SYNCTURN_SIZE or crc32(data[: _MARK.size]) != int.from_bytes(
+        data = self._disk.read(self._file, _MARK_SIZE, 0)
+        if len(data) < _MARK_SIZE or crc32(data[: _MARK.size]) != int.from_bytes(
             data[_MARK.size :], "little"
         ):
             return 0

@@ -30,7 +30,7 @@ from taskq.log.machine.ports import Disk, replace_file, write_all
 from taskq.log.segments.identity import FILE, read_identity
 from taskq.log.segments.segments import SegmentFiles, hop, sweep_gone
 
-_BORDERS_HEAD = codec.FRAME_HEADER_SIZE
+_FRAME_HEAD = codec.FRAME_HEADER_SIZE
 
 
 class Border(NamedTuple):
@@ -51,7 +51,7 @@ class Border(NamedTuple):
     @property
     def header(self) -> FrameHeader | None:
         """Return the decoded stem; its CRC was checked by its reader, or is compared."""
-        if len(self.stem) != _BORDERS_HEAD:
+        if len(self.stem) != _FRAME_HEAD:
             return None
         _, size, count, _, _, first, epoch, time_ns, synced, body_crc, crc = (
             codec.FRAME_HEADER.unpack(self.stem)
@@ -113,9 +113,7 @@ class Border(NamedTuple):
     @classmethod
     def behind(cls, segment: int, frame: Frame) -> Border:
         """Return the border after a frame that was read."""
-        return cls(
-            segment, frame.end, frame.offset, frame.data[frame.at - _BORDERS_HEAD : frame.at]
-        )
+        return cls(segment, frame.end, frame.offset, frame.data[frame.at - _FRAME_HEAD : frame.at])
 
 
 _HEAD: Final = codec.FRAME_HEADER_SIZE

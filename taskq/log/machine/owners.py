@@ -247,7 +247,7 @@ JOBS_MAX: Final = 4_096
 PAUSE_SECONDS: Final = 0.1
 #: The writer's thread ends after this time without reports.
 _IDLE_SECONDS: Final = 2.0
-_PROGRESS_BYTES_MAX: Final = 8 * 1024 * 1024
+_BOARD_BYTES_MAX: Final = 8 * 1024 * 1024
 _FIELDS: Final = 5
 
 
@@ -322,16 +322,16 @@ class ProgressBoard:
 
 def read_told(path: Path, job: int, token: int) -> ProgressView | None:
     try:
-        rows = parse_json(read_file(path, _PROGRESS_BYTES_MAX))
+        rows = parse_json(read_file(path, _BOARD_BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return None
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, list) and len(row) == _FIELDS and row[:2] == [job, token]:
-            return _progress_told(*row[2:])
+            return _progress_view(*row[2:])
     return None
 
 
-def _progress_told(fraction: object, message: object, at_ns: object) -> ProgressView | None:
+def _progress_view(fraction: object, message: object, at_ns: object) -> ProgressView | None:
     if isinstance(fraction, int | float) and isinstance(message, str) and isinstance(at_ns, int):
         return ProgressView(float(fraction), message, at_ns)
     return None

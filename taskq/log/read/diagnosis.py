@@ -30,7 +30,7 @@ from taskq.log.journal.lock import flock_holders, process_state
 from taskq.log.machine.owners import owner_view, owner_views, read_told
 from taskq.log.machine.peers import PROGRESS
 from taskq.log.read.flows import awaited, failed_inputs
-from taskq.log.state.story import Story, job_not_found, read_story
+from taskq.log.state.job_history import Story, job_not_found, read_job
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -233,7 +233,7 @@ def facts_of(
 ) -> JobFacts | None:
     """Return all facts of a job but those about the writer lock; None if there is no such job."""
     now_ns = journal.clock.wall_ns()
-    story = story or read_story(journal, lsn)
+    story = story or read_job(journal, lsn)
     if story is None or story.state is State.ABSENT:
         return None
     job = story.view(now_ns)
@@ -329,7 +329,7 @@ def find_progress(journal: Journal, job: int) -> ProgressView | None:
     Raises:
         JobNotFound: there is no such job in this log.
     """
-    return progress_of(journal, read_story(journal, job), job)
+    return progress_of(journal, read_job(journal, job), job)
 
 
 def progress_of(journal: Journal, story: Story | None, job: int) -> ProgressView | None:

@@ -18,12 +18,12 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import JOB_AT, KIND_AT
 from taskq.log.format.flows import Stepped, Takes, decode_step
-from taskq.log.state.story import Story, find_end, read_outcome, read_story, tell
+from taskq.log.state.job_history import Story, find_end, job_view, read_job, read_outcome
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.log.journal.journal import Journal
-    from taskq.log.state.facets import Sight
+    from taskq.log.state.facets import LogView
 
 #: Jobs that one look at ends may be asked for: up to 0.4 ms each, where an index is needed.
 ENDS_MAX: Final = 64
@@ -48,8 +48,8 @@ class InputEnd(NamedTuple):
     location: int = 0
 
 
-def look_at_ties(sight: Sight, job: int) -> Takes | None:
-    story = read_story(sight.journal, job)
+def look_at_ties(sight: LogView, job: int) -> Takes | None:
+    story = read_job(sight.journal, job)
     return None if story is None else story.ties
 
 
@@ -75,17 +75,17 @@ def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...]
     """
     if story.end is None or story.end.cause is not Cause.UPSTREAM:
         return None
-    views = [tell(journal, needed, 0) for needed in story.ties.inputs[:_LOOKED_AT_MAX]]
+    views = [job_view(journal, needed, 0) for needed in story.ties.inputs[:_LOOKED_AT_MAX]]
     failed = [view for view in views if view is not None and view.state in _FAILED]
     return tuple((view.job_id, view.state.name.lower()) for view in failed[:_NAMED_MAX])
 
 
-def look_at_states(sight: Sight, first: int, count: int) -> list[State]:
+def look_at_states(sight: LogView, first: int, count: int) -> list[State]:
     agenda = sight.facets.need_agenda()
     return [agenda.table.state(job) for job in range(first, first + min(count, STATES_MAX))]
 
 
-def look_at_ends(sight: Sight, jobs: list[int]) -> list[InputEnd]:
+def look_at_ends(sight: LogView, jobs: list[int]) -> list[InputEnd]:
     agenda = sight.facets.need_agenda()
     ends: list[InputEnd] = []
     for job in jobs[:ENDS_MAX]:
@@ -97,7 +97,7 @@ def look_at_ends(sight: Sight, jobs: list[int]) -> list[InputEnd]:
     return ends
 
 
-def _end(sight: Sight, job: int) -> InputEnd:
+def _end(sight: LogView, job: int) -> InputEnd:
     journal, facets = sight.journal, sight.facets
     agenda = facets.need_agenda()
     location = agenda.flows.ended.get(job)
@@ -144,7 +144,7 @@ class StepsSeen(NamedTuple):
     time_ns: int
 
 
-def look_at_steps(sight: Sight, job: int, place: int = 0) -> StepsSeen:
+def look_at_steps(sight: LogView, job: int, place: int = 0) -> StepsSeen:
     agenda, files = sight.facets.need_agenda(), sight.journal.files
     places = agenda.steps.places.get(job, ())
     steps: list[Stepped] = []
@@ -167,7 +167,7 @@ def look_at_steps(sight: Sight, job: int, place: int = 0) -> StepsSeen:
     return StepsSeen(tuple(steps), frozenset(large), waits, next_place, time_ns)
 
 
-def look_at_body(sight: Sight, job: int, place: int) -> bytes:
+def look_at_body(sight: LogView, job: int, place: int) -> bytes:
     """Return the body of a step, as it is stored.
 
     Raises:
@@ -188,7 +188,7 @@ class SignalSeen(NamedTuple):
     flags: int
 
 
-def look_at_signals(sight: Sight, job: int, name: bytes, after: int = 0) -> list[SignalSeen]:
+def look_at_signals(sight: LogView, job: int, name: bytes, after: int = 0) -> list[SignalSeen]:
     """Return some signals of a name after the record ``after``, the oldest first."""
     files, seen, size = sight.journal.files, list[SignalSeen](), 0
     for signal in sight.facets.need_agenda().steps.signals.get(job, ()):

@@ -29,7 +29,7 @@ from taskq.log.format.record import decode_record, places
 from taskq.log.machine.owners import owner_of
 from taskq.log.read.positions import count_behind, find_time
 from taskq.log.segments.segments import Extent, hop
-from taskq.log.state.story import tell
+from taskq.log.state.job_history import job_view
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -148,7 +148,7 @@ def age_ns(journal: Journal, lsn: int) -> int:
     """
     # The wall clock may just have stepped, without a record yet.
     now_ns = journal._time.base_ns + journal.clock.steady_ns()
-    view = tell(journal, lsn, now_ns)
+    view = job_view(journal, lsn, now_ns)
     if view is None:
         return 0
     stepped_ns = sum(step for _, step in journal.indexes.steps_after(lsn))

@@ -54,7 +54,7 @@ from taskq.log.format.salvage import salvage
 from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import hop
 from taskq.log.state.facets import Facets
-from taskq.log.state.story import Story, tell
+from taskq.log.state.job_history import Story, job_view
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
@@ -526,7 +526,7 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
     if not jobs:
         return []
     if _is_far(journal, min(jobs), len(jobs)):
-        views = (tell(journal, job, now_ns) for job in jobs)
+        views = (job_view(journal, job, now_ns) for job in jobs)
         return [view for view in views if view is not None]
     stories: dict[int, Story] = {}
     for record in records_of(journal, jobs):

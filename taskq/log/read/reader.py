@@ -70,9 +70,9 @@ from taskq.log.read.timetravel import Moment, Still, stand_at
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.identity import device_of_copy
 from taskq.log.segments.segments import Extent, SegmentGone, hop
-from taskq.log.state.facets import DAMAGE_MAX, Facets, Sight
+from taskq.log.state.facets import DAMAGE_MAX, Facets, LogView
+from taskq.log.state.job_history import Story, job_view, read_job, records, why_dropped
 from taskq.log.state.snapshot import AGENDA, newest_stand
-from taskq.log.state.story import Story, read_story, records, tell, why_dropped
 from taskq.log.state.uploads import waiting_uploads
 
 
@@ -385,7 +385,7 @@ class LogReader:
         """
 
         def read(journal: Journal, facets: Facets, _: int) -> list[JobView]:
-            sight = Sight(journal, facets)
+            sight = LogView(journal, facets)
             views: list[JobView] = []
             place: PageEnd | None = None
             while len(views) < limit:
@@ -409,7 +409,7 @@ class LogReader:
             agenda = facets.need_agenda()
             agenda.see(now_ns)
             jobs = agenda.order.next_ready(count, None if queue is None else frozenset({queue}))
-            views = [tell(journal, job, now_ns) for job in jobs]
+            views = [job_view(journal, job, now_ns) for job in jobs]
             return [view for view in views if view is not None]
 
         return self._bodies.list_views(self._told(read))
@@ -552,7 +552,7 @@ class LogReader:
         """
         if self._journal.is_past or self._journal.identity.is_replica:
             return []
-        return self._told(lambda journal, facets, _: Sight(journal, facets).owners())
+        return self._told(lambda journal, facets, _: LogView(journal, facets).owners())
 
     def last_hour(self) -> LastHour:
         """Return what came and how attempts ended in the last hour."""
@@ -611,7 +611,7 @@ class LogReader:
 
     def _story(self, lsn: int) -> Story | None:
         if lsn not in self._stories:
-            self._stories = {lsn: self._told(lambda journal, _, __: read_story(journal, lsn))}
+            self._stories = {lsn: self._told(lambda journal, _, __: read_job(journal, lsn))}
         return self._stories[lsn]
 
     def _told(self, read: Callable[[Journal, Facets, int], T]) -> T:

@@ -22,12 +22,12 @@ from taskq.log.format.carried import decode_carried, encode_history, is_carrying
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
 from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter, Rewrite
 from taskq.log.segments.segments import hop
-from taskq.log.state.story import job_not_found, tell
+from taskq.log.state.job_history import job_not_found, job_view
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.log.journal.journal import Journal
-    from taskq.log.state.facets import Sight
+    from taskq.log.state.facets import LogView
 
 Item = TypeVar("Item")
 
@@ -101,7 +101,7 @@ class Page(NamedTuple, Generic[Item]):
 
 
 def newest_dead(
-    sight: Sight, wanted: DeadFilter, limit: int, below: PageEnd | None
+    sight: LogView, wanted: DeadFilter, limit: int, below: PageEnd | None
 ) -> tuple[list[JobView], PageEnd | None]:
     """Dead letters that fit, the latest death first, and where to go on; None at the end."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
@@ -124,7 +124,7 @@ def newest_dead(
     return views, latest[-1] if len(latest) == count else None
 
 
-def count_dead(sight: Sight, wanted: DeadFilter) -> int:
+def count_dead(sight: LogView, wanted: DeadFilter) -> int:
     agenda = sight.facets.need_agenda()
     if wanted == DeadFilter():
         return agenda.dead.live
@@ -132,7 +132,7 @@ def count_dead(sight: Sight, wanted: DeadFilter) -> int:
     return sum(fits(chunk, index) for chunk, index in agenda.dead)
 
 
-def dead_page(sight: Sight, wanted: DeadFilter, start: int, end: int, limit: int) -> Page[int]:
+def dead_page(sight: LogView, wanted: DeadFilter, start: int, end: int, limit: int) -> Page[int]:
     """Return jobs among those from ``start`` on, before ``end``, that are dead letters and fit."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
@@ -155,7 +155,7 @@ def dead_page(sight: Sight, wanted: DeadFilter, start: int, end: int, limit: int
     return page
 
 
-def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
+def letters(sight: LogView, jobs: list[int]) -> Page[Letter]:
     """Return the first of these dead letters that make a batch, as they are to be written again.
 
     ``following`` is the first job of the rest.
@@ -181,7 +181,7 @@ def letters(sight: Sight, jobs: list[int]) -> Page[Letter]:
     return page
 
 
-def check_dead(sight: Sight, jobs: list[int]) -> Page[int]:
+def check_dead(sight: LogView, jobs: list[int]) -> Page[int]:
     journal, agenda = sight.journal, sight.facets.need_agenda()
     page: Page[int] = Page([], [], 0)
     for job in jobs:
@@ -193,7 +193,7 @@ def check_dead(sight: Sight, jobs: list[int]) -> Page[int]:
 
 
 def _not_dead(journal: Journal, job: int) -> TaskqError:
-    view = tell(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
+    view = job_view(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
     job_id = f"{journal.tag}-{job}"
     if view is None:
         return job_not_found(journal, job)
@@ -201,7 +201,7 @@ def _not_dead(journal: Journal, job: int) -> TaskqError:
 
 
 def _told(journal: Journal, job: int) -> JobView | None:
-    view = tell(journal, job, journal.clock.wall_ns())
+    view = job_view(journal, job, journal.clock.wall_ns())
     return view if view is not None and view.state is State.DEAD else None
 
 
@@ -264,7 +264,7 @@ def _letter(journal: Journal, job: int, location: int, births: _BirthTimes) -> L
 
 
 def waiting_page(
-    sight: Sight, wanted: WaitingFilter, start: int, end: int, limit: int
+    sight: LogView, wanted: WaitingFilter, start: int, end: int, limit: int
 ) -> Page[int]:
     """Waiting jobs among those from ``start`` on, before ``end``, that fit."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
@@ -287,7 +287,7 @@ def waiting_page(
     return page
 
 
-def waiting_job(sight: Sight, job: int) -> Rewrite:
+def waiting_job(sight: LogView, job: int) -> Rewrite:
     """Return a job that waits, as it is to be written again by an edit.
 
     Raises:
@@ -300,7 +300,7 @@ def waiting_job(sight: Sight, job: int) -> Rewrite:
     agenda.promote(time_ns - step_ns)
     chunk = agenda.table.find(job)
     state = State.ABSENT if chunk is None else State(chunk.metas[agenda.table.index] & STATE_MASK)
-    view = tell(journal, job, time_ns) if 0 < job < journal.next_lsn else None
+    view = job_view(journal, job, time_ns) if 0 < job < journal.next_lsn else None
     job_id = f"{journal.tag}-{job}"
     if view is None:
         raise job_not_found(journal, job)
@@ -316,7 +316,7 @@ def waiting_job(sight: Sight, job: int) -> Rewrite:
     )  # fmt: skip
 
 
-def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
+def count_running(sight: LogView, queue: str | None, task: str | None) -> int:
     agenda = sight.facets.need_agenda()
     lanes = _lanes(agenda, queue, task)
     return sum(agenda.lanes[number].running for number in lanes)
@@ -325,7 +325,7 @@ def count_running(sight: Sight, queue: str | None, task: str | None) -> int:
 # -- holders of keys -------------------------------------------------------------------------------
 
 
-def key_holder(sight: Sight, queue: bytes, key: bytes) -> int | None:
+def key_holder(sight: LogView, queue: bytes, key: bytes) -> int | None:
     """Return the job that holds a key in a queue, by its record; None if nobody does.
 
     One whose record does not read back counts: an enqueue with its key would be refused.

@@ -32,7 +32,7 @@ from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.machine.owners import decode_description, owner_view
-from taskq.log.state.story import read_story
+from taskq.log.state.job_history import read_job
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
@@ -142,7 +142,7 @@ def steps_of(records: Iterable[LogRecord]) -> tuple[StepView, ...]:
 
 
 def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
-    story = read_story(journal, job)
+    story = read_job(journal, job)
     return () if story is None else name_workers(journal, events_of(story.records))
 
 

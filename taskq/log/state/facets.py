@@ -28,8 +28,8 @@ from taskq.log.machine.owners import owner_views
 from taskq.log.machine.threads import Reporter
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.fold import Watch, fold_damaged, fold_frame, fold_steps
+from taskq.log.state.job_history import find_end, is_job, job_view
 from taskq.log.state.snapshot import AGENDA, DEDUP, load_newest
-from taskq.log.state.story import find_end, is_job, tell
 from taskq.log.state.uploads import UploadsSeen
 
 if TYPE_CHECKING:
@@ -428,7 +428,7 @@ class Facets:
             self.damage.append(damage)
 
 
-class Sight(NamedTuple):
+class LogView(NamedTuple):
     """Everything that a look may see; it reads only, on the thread that has them."""
 
     journal: Journal
@@ -436,7 +436,7 @@ class Sight(NamedTuple):
 
     def view(self, job: int) -> JobView | None:
         """Return everything that the log has of a job, None for an unknown job."""
-        return tell(self.journal, job, self.journal.clock.wall_ns())
+        return job_view(self.journal, job, self.journal.clock.wall_ns())
 
     def waits(self, job: int) -> bool:
         """Return whether a job waits to be taken."""

@@ -66,13 +66,13 @@ from taskq.log.requests import (
     Withdrawal,
 )
 from taskq.log.segments.segments import Extent
-from taskq.log.state.story import job_not_found, tell
+from taskq.log.state.job_history import job_not_found, job_view
 from taskq.log.state.uploads import waiting_uploads
 from taskq.log.store.caller_commit import LoneCaller, Reply
 
 if TYPE_CHECKING:
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
-    from taskq.log.state.facets import Sight
+    from taskq.log.state.facets import LogView
     from taskq.log.store.mailbox import Mailbox
 
 _DRAIN_BYTES = 512
@@ -128,7 +128,7 @@ class Bell:
         self._on_ring()
 
 
-def stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:
+def stats(sight: LogView, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:
     journal = sight.journal
     return LogStats(
         queues=queues,
@@ -140,7 +140,7 @@ def stats(sight: Sight, queues: tuple[QueueStats, ...], engine: EngineStats) -> 
     )
 
 
-def backlog(sight: Sight) -> tuple[Waiting, int | None]:
+def backlog(sight: LogView) -> tuple[Waiting, int | None]:
     """Return how many jobs wait, and the wall time at which the next scheduled one is due."""
     from taskq.core.why import waiting_in  # noqa: PLC0415 - few ask
 
@@ -149,18 +149,18 @@ def backlog(sight: Sight) -> tuple[Waiting, int | None]:
     return waiting_in(agenda.queues.stats()), agenda.first_due_ns()
 
 
-def waiting_jobs(sight: Sight) -> tuple[dict[tuple[str, str], Waiting], set[str]]:
+def waiting_jobs(sight: LogView) -> tuple[dict[tuple[str, str], Waiting], set[str]]:
     from taskq.core.why import waiting_jobs as count_waiting  # noqa: PLC0415 - few ask
 
     agenda = sight.facets.need_agenda()
     return count_waiting(agenda), {stats.queue for stats in agenda.queues.stats()}
 
 
-def peek(sight: Sight, count: int, queue: str | None) -> list[JobView]:
+def peek(sight: LogView, count: int, queue: str | None) -> list[JobView]:
     journal, agenda = sight.journal, sight.facets.need_agenda()
     queues = None if queue is None else frozenset({queue})
     now_ns = journal.clock.wall_ns()
-    views = (tell(journal, job, now_ns) for job in agenda.order.next_ready(count, queues))
+    views = (job_view(journal, job, now_ns) for job in agenda.order.next_ready(count, queues))
     return [view for view in views if view is not None]
 
 
@@ -175,7 +175,7 @@ _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 #: single call (``async_to_sync``) is spared the pipe.
 _SETTLED_IN: Final = 16
 #: Reads this process's folds, without the lock.
-Look: TypeAlias = "Callable[[Sight], T]"
+Look: TypeAlias = "Callable[[LogView], T]"
 
 
 class Sent(Protocol[T_co]):

@@ -25,7 +25,7 @@ from taskq.log.format.record import LogRecord, decode_record, places
 from taskq.log.machine.threads import Reporter
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.requests import LETTERS_MAX, Op, Rewrite
-from taskq.log.state.story import end_of, read_story, tell
+from taskq.log.state.job_history import end_of, job_view, read_job
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -450,8 +450,8 @@ class Retained:
         agenda = self._committer.facets.need_agenda()
         if agenda.table.find(job) is not None or agenda.dead.find(job) is not None:
             return False
-        story = read_story(self._journal, job)
-        return story is not None and story.end is not None and story.told_lsn >= following
+        story = read_job(self._journal, job)
+        return story is not None and story.end is not None and story.snapshot_lsn >= following
 
     def _look_at_end(self, births: _Births, record: bytes, lsn: int, header: FrameHeader) -> None:
         job = codec.JOB.unpack_from(record)[6]
@@ -555,7 +555,7 @@ class Retained:
     def history(self, job: int, attempt: int) -> bytes:
         if not attempt:
             return b""
-        view = tell(self._journal, job, self._now_ns)
+        view = job_view(self._journal, job, self._now_ns)
         return encode_history(view.attempts) if view is not None else b""
 
     def _item(
@@ -572,7 +572,7 @@ class Retained:
 
     def _expiry(self, job: int, born: bytes) -> tuple[bytes, int]:
         extras = enqueue_extras(born)
-        view = tell(self._journal, job, self._now_ns) if extras.expires_ns else None
+        view = job_view(self._journal, job, self._now_ns) if extras.expires_ns else None
         if view is None or not view.expires_ns:
             return unexpiring(born, job), 0
         return born, 0 if extras.expires_is_wall else view.expires_ns
@@ -621,8 +621,8 @@ def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecor
 
     None also if all records of the job were written again at ``following`` or later.
     """
-    story = read_story(journal, job)
-    return None if story is None or story.told_lsn >= following else story.end
+    story = read_job(journal, job)
+    return None if story is None or story.snapshot_lsn >= following else story.end
 
 
 def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:

@@ -22,7 +22,7 @@ from taskq.log.format.frames import segment_name
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import Op, Order
 from taskq.log.segments.segments import SegmentGone, sweep_gone
-from taskq.log.state.story import note_dropped
+from taskq.log.state.job_history import note_dropped
 from taskq.log.upkeep.compaction import Compaction
 from taskq.log.upkeep.retention import (
     NEARLY_FULL,

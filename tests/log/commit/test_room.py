@@ -14,7 +14,7 @@ from taskq.core.records import Kind
 from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, LogConfig
 from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, Op
-from taskq.log.state.story import job_not_found
+from taskq.log.state.job_history import job_not_found
 from tests.log.commit.full_disks import (
     CONFIG,
     MIN_FREE,

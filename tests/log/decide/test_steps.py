@@ -23,8 +23,8 @@ from taskq.log.read.selection import letters
 from taskq.log.read.timeline import StepView, steps_of
 from taskq.log.requests import Delivery, EnqueueSpec, Op, Trait
 from taskq.log.segments import identity
-from taskq.log.state.facets import Sight
-from taskq.log.state.story import read_story
+from taskq.log.state.facets import LogView
+from taskq.log.state.job_history import read_job
 from taskq.log.store.thread import is_behind
 from tests.log.tending import fill_segment, keeping, meaning, tend
 from tests.log.told import check_same, write
@@ -482,7 +482,7 @@ def test_a_run_finds_its_steps_where_another_process_compacts_the_log(*, is_told
         tend(other)
         assert first not in world.reader().files.lsns
 
-    def look(sight: Sight) -> list[str]:
+    def look(sight: LogView) -> list[str]:
         if is_told and first in world.reader().files.lsns:
             compact()
         return [step.title for step in look_at_steps(sight, delivery.job).steps]
@@ -531,7 +531,7 @@ def test_a_snapshot_keeps_what_is_known_of_steps() -> None:
 
 
 def shown(world: World, job: int) -> tuple[StepView, ...]:
-    story = read_story(world.reader(), job)
+    story = read_job(world.reader(), job)
     return () if story is None else steps_of(story.records)
 
 

@@ -18,7 +18,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.frames import Cursor
 from taskq.log.requests import EnqueueSpec, Enrolment, Op, Steer, Turn
 from taskq.log.segments.segments import SegmentGone
-from taskq.log.state.story import records
+from taskq.log.state.job_history import records
 from taskq.schedules import Rule, due_ticks, parse_cron, parse_every
 from taskq.testing.sandbox import FakeClock
 from tests.log.tending import keeping, tend

@@ -26,7 +26,7 @@ from taskq.log.format.record import decode_record, places
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.indexes import SegmentIndexes
 from taskq.log.state.fold import Watch, fold_records
-from taskq.log.state.story import Story
+from taskq.log.state.job_history import Story
 from tests.log.golden.write import HERE
 from tests.tables import ROOT, specified
 

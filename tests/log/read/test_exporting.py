@@ -13,7 +13,7 @@ from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.read.jobs import JobFilter, each_job
 from taskq.log.requests import EnqueueSpec, Op
-from taskq.log.state.story import tell
+from taskq.log.state.job_history import job_view
 from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.world import PLAIN, World
@@ -94,7 +94,7 @@ def test_what_compaction_wrote_again_is_told_once() -> None:
     assert [view.payload for view in answer[:2]] == [b"done", b"waiting"]
     assert answer[0].result == b"42"
     for view in answer:
-        assert view == tell(world.reader(), view.lsn, world.clock.wall_ns())
+        assert view == job_view(world.reader(), view.lsn, world.clock.wall_ns())
 
 
 def test_records_that_are_whole_in_a_damaged_frame_are_told_too() -> None:

@@ -17,7 +17,7 @@ from taskq.log.format.record import places
 from taskq.log.read import jobs
 from taskq.log.read.jobs import JobFilter, newest_jobs
 from taskq.log.read.reader import LogReader
-from taskq.log.state.story import tell
+from taskq.log.state.job_history import job_view
 from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.world import World
@@ -29,7 +29,7 @@ def _check(history: History) -> None:
     world = history.world
     known = range(1, history.processes[0].journal.next_lsn)
     journal, now_ns = world.reader(), world.clock.wall_ns()
-    seen = (tell(journal, lsn, now_ns) for lsn in reversed(known))
+    seen = (job_view(journal, lsn, now_ns) for lsn in reversed(known))
     every = [view for view in seen if view is not None]
     for _ in range(30):
         chosen = history.chance.sample(_STATES, history.chance.randrange(1, 4))

@@ -10,7 +10,7 @@ from taskq.log.format.carried import encode_compacted
 from taskq.log.journal.journal import Journal
 from taskq.log.read.timetravel import Moment, stand_at
 from taskq.log.state.facets import Facets
-from taskq.log.state.story import tell
+from taskq.log.state.job_history import job_view
 from tests.effort import grows, some
 from tests.log.acts import History
 from tests.log.tending import Meaning, meaning
@@ -76,7 +76,7 @@ def _check_told(history: History, lsns: list[int]) -> None:
     for lsn in lsns:
         journal, now_ns = _standing(history.world, Moment(lsn=lsn))
         for job, view in history.told[lsn].items():
-            assert tell(journal, job, now_ns) == view, (lsn, job)
+            assert job_view(journal, job, now_ns) == view, (lsn, job)
 
 
 def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:

@@ -17,7 +17,7 @@ from taskq.log.format.frames import Gap
 from taskq.log.format.record import decode_record, places
 from taskq.log.journal.journal import Journal
 from taskq.log.segments.index import IndexBuilder
-from taskq.log.state.story import Story, find_end, records, tell
+from taskq.log.state.job_history import Story, find_end, job_view, records
 from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan, Writer
 from tests.log.simulation import Simulation
@@ -204,7 +204,7 @@ def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: 
     for _ in range(2):
         reader = world.reader()
         for job, view in expected.items():
-            assert tell(reader, job, now_ns) == view
+            assert job_view(reader, job, now_ns) == view
         for job, view in expected.items():
             if view is not None:
                 assert (find_end(reader, job) is not None) == (view.settled_ns > 0)
@@ -228,9 +228,9 @@ def test_a_salvaged_job_has_its_story() -> None:
     process.settle(delivery)
     for journal in (process.journal, world.reader()):
         for job in (first, *jobs):
-            view = tell(journal, job, world.clock.wall_ns())
+            view = job_view(journal, job, world.clock.wall_ns())
             assert view is not None
             assert view.lsn == job
-        view = tell(journal, jobs[0], world.clock.wall_ns())
+        view = job_view(journal, jobs[0], world.clock.wall_ns())
         assert view is not None
         assert [attempt.outcome for attempt in view.attempts] == ["succeeded"]

@@ -13,7 +13,7 @@ from taskq.log.format import codec
 from taskq.log.requests import Op
 from taskq.log.segments.index import index_name
 from taskq.log.segments.segments import SegmentGone
-from taskq.log.state.story import tell
+from taskq.log.state.job_history import job_view
 from tests.effort import grows, some
 from tests.log.segments.plainscan import Scan
 from tests.log.segments.test_index import check_lookups, index_files, random_log, save
@@ -160,7 +160,7 @@ def test_a_damaged_segment_gets_no_file(saved: dict[str, bytes]) -> None:
     assert _FIRST not in world.machine.paths()
     assert not process.journal.indexes.missing()
     for job in range(1, process.journal.next_lsn, 11):
-        tell(process.journal, job, 0)
+        job_view(process.journal, job, 0)
 
 
 @pytest.mark.parametrize("power", [True, False])
@@ -178,7 +178,7 @@ def test_a_crash_at_any_step_of_writing_costs_nothing(
         for path in index_files(world):
             if path.endswith(".idx"):
                 assert world.machine.content(path) == saved[path]
-        assert tell(reader, 1, 0) == tell(_revive(rest).reader(), 1, 0)
+        assert job_view(reader, 1, 0) == job_view(_revive(rest).reader(), 1, 0)
         save(world.process())
         segments = world.reader().files.lsns
         assert index_files(world) == [f"{PATH}/log/{index_name(lsn)}" for lsn in segments[:-1]]
@@ -256,7 +256,7 @@ def test_indexes_of_many_segments_are_not_all_open_at_a_time() -> None:
     assert len(index_files(world)) > 40
     before = process.disk.open_files
     for job in (*jobs[:6], *jobs[-6:]):
-        view = tell(process.journal, job, 0)
+        view = job_view(process.journal, job, 0)
         assert view is not None
         assert view.settled_ns > 0 if job in jobs[:3] else view.settled_ns == 0
     assert process.disk.open_files <= before + 32

@@ -13,14 +13,14 @@ from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried, encode_history
-from taskq.log.state.story import find_end, is_job, read_outcome, tell
+from taskq.log.state.job_history import find_end, is_job, job_view, read_outcome
 from tests.log.world import Process, World
 
 _SECOND: Final = 10**9
 
 
 def _view(process: Process, job: int) -> JobView | None:
-    return tell(process.world.reader(), job, process.world.clock.wall_ns())
+    return job_view(process.world.reader(), job, process.world.clock.wall_ns())
 
 
 def _next_segment(process: Process) -> None:
@@ -126,7 +126,7 @@ def test_a_job_of_which_only_the_key_is_kept_is_no_job_any_more() -> None:
     process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
     process.journal.files.remove(1)
     reader = process.world.reader()
-    assert tell(reader, job, 0) is None
+    assert job_view(reader, job, 0) is None
     assert not is_job(reader, job)
     with pytest.raises(JobNotFound):
         find_end(reader, job)

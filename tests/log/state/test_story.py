@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from taskq.core.model import LIVE_STATES
 from taskq.core.records import Kind
 from taskq.log.format.record import decode_record, places
-from taskq.log.state.story import Story
+from taskq.log.state.job_history import Story
 from tests.effort import grows, some
 from tests.log.state.history import ALL, History, Step, frames_of
 from tests.log.state.test_fold import STEPS

@@ -11,7 +11,7 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import Duplicate, EnqueueSpec, Op, Rewrite
-from taskq.log.state.story import is_job
+from taskq.log.state.job_history import is_job
 from tests.effort import grows, some
 from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
 from tests.log.world import Process, World

@@ -19,7 +19,7 @@ from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.state.story import records
+from taskq.log.state.job_history import records
 from taskq.log.store.store import Store, open_store
 
 STEPS_MAX = 500

@@ -16,7 +16,7 @@ from taskq.core.records import Cause, Kind
 from taskq.errors import JobFailed, TaskqError
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec, Op, Settlement
-from taskq.log.state.story import records
+from taskq.log.state.job_history import records
 from tests.log.world import World
 
 ONCE = retry.exponential(attempts=1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.engine import Item, LoopPort, Sight, Store, Turn
+    from taskq.engine import Item, LogView, LoopPort, Store, Turn
     from taskq.hooks import Schedule, ScheduleState
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -161,5 +161,5 @@ async def _tick(port: LoopPort, turns: list[Turn]) -> None:
             _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
 
 
-def _states(sight: Sight) -> tuple[int, dict[str, ScheduleState]]:
+def _states(sight: LogView) -> tuple[int, dict[str, ScheduleState]]:
     return sight.journal.clock.wall_ns(), dict(sight.facets.need_agenda().schedules)

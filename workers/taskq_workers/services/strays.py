@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import Delivery, JobContext, JobHandle, State, TaskQ
-    from taskq.engine import LoopPort, Sight, Store
+    from taskq.engine import LogView, LoopPort, Store
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -216,7 +216,7 @@ def _begin(handle: JobHandle[Any]) -> Callable[[], object] | None:
     return end
 
 
-def _states(sight: Sight, jobs: list[int]) -> set[State]:
+def _states(sight: LogView, jobs: list[int]) -> set[State]:
     table = sight.facets.need_agenda().table
     return {table.state(job) for job in jobs}
 

@@ -127,11 +127,11 @@ class Story:
     """The fold of one job's records: what all that shows, lists or explains a job is told from.
 
     Attributes:
-        records, ties: what it was read from, and what that says of other jobs; by ``read_story``.
+        records, ties: what it was read from, and what that says of other jobs; by ``read_job``.
         state, attempt: as they are after the last of them.
         claim: (token, owner) of the claim that the job is under.
         end: the record that settled it.
-        told_lsn: of the last record that tells all of the job.
+        snapshot_lsn: of the last record that tells all of the job.
     """
 
     __slots__ = (
@@ -154,9 +154,9 @@ class Story:
         "claim",
         "end",
         "records",
+        "snapshot_lsn",
         "state",
         "ties",
-        "told_lsn",
     )
 
     def __init__(self, tag: str, born: LogRecord) -> None:
@@ -166,7 +166,7 @@ class Story:
         self.ties = Takes()
         self.claim: tuple[int, int] | None = None
         self.end: LogRecord | None = None
-        self.told_lsn = born.lsn
+        self.snapshot_lsn = born.lsn
         self._attempts: list[AttemptView] = []
         self._reason = ""
         self._result: bytes | None = None
@@ -220,7 +220,7 @@ class Story:
             self._move(record)
 
     def _tell_again(self, record: LogRecord, carried: Carried) -> None:
-        self.told_lsn = record.lsn
+        self.snapshot_lsn = record.lsn
         if record.kind in REPEATS:
             self._note_repeat(record, carried)
         elif record.kind in REVIVALS:
@@ -325,7 +325,7 @@ class Story:
         )
 
 
-def read_story(journal: Journal, lsn: int) -> Story | None:
+def read_job(journal: Journal, lsn: int) -> Story | None:
     story: Story | None = None
     records: list[LogRecord] = []
     for place in _about(journal, lsn):
@@ -348,8 +348,8 @@ def read_story(journal: Journal, lsn: int) -> Story | None:
     return story
 
 
-def tell(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
-    story = read_story(journal, lsn)
+def job_view(journal: Journal, lsn: int, now_ns: int) -> JobView | None:
+    story = read_job(journal, lsn)
     return None if story is None or story.state is State.ABSENT else story.view(now_ns)
 
 
