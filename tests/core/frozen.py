@@ -357,7 +357,9 @@ class Driven:
 
     def signal(self, number: int, count: int, again: bool) -> object:
         job = self._pick(number, State(number % 3 + 1))
-        signal = Signal(self.lsn - 3 * again, b"xy"[count % 2 :][:1], b"once %d" % (count % 5), 64)
+        signal = Signal(
+            max(0, self.lsn - 3 * again), b"xy"[count % 2 :][:1], b"once %d" % (count % 5), 64
+        )
         apply_signal(self.agenda, job, signal)
         self.lsn += 1
         return self.agenda.steps.awaiting(job, 0)

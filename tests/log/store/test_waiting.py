@@ -39,7 +39,7 @@ Wait: TypeAlias = "tuple[Callable[[], Pending[Any]], Callable[[], object]]"
 @pytest.fixture(autouse=True)
 def _writes_on_a_storage_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the other log's calls wait there, which user code may not."""
-    for module in ("port", "here"):
+    for module in ("port", "caller_commit"):
         monkeypatch.setattr(f"taskq.log.store.{module}.refuse_inside", lambda _: None)
 
 
