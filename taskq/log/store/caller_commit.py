@@ -128,7 +128,7 @@ class CallerCommit:
 
     def commit_for_loop(self, request: Request) -> bool:
         """Commit a plain job of an event loop, which waits for nothing; False: send it."""
-        if self._lock._is_owned():
+        if get_ident() in inside:
             return False
         began = perf_counter()
         if began < self._patient_until or not self._commit(request, syncs=False):
@@ -142,6 +142,9 @@ class CallerCommit:
         try:
             # Twice, as one of them may be what is interrupted.
             try:
+                # A signal handler may enqueue at any step: the mark refuses it for as long as this
+                # thread may hold the lock, which it would take and give back as its own.
+                inside.add(get_ident())
                 return self._try_commit(request, syncs=syncs)
             finally:
                 self._let_go()
@@ -152,7 +155,6 @@ class CallerCommit:
         if not (self._mailbox.asleep and self._lock.acquire(blocking=False) and self._is_free()):
             return False
         needs = BatchNeeds.of([request])
-        inside.add(get_ident())
         self.in_doubt = True
         try:
             is_done = self._try_lock()
@@ -192,10 +194,10 @@ class CallerCommit:
 
     def _let_go(self) -> None:
         if self._lock._is_owned():
-            inside.discard(get_ident())
             self._lock.release()
             if self.in_doubt:
                 self._mailbox.wake_up()
+        inside.discard(get_ident())
 
     def _unknown(self) -> OutcomeUnknown:
         error = InterruptedError(errno.EINTR, "a signal handler raised")

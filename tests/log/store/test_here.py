@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -377,8 +377,11 @@ class Raiser:
             self.steps += 1
             if self.steps == self.at:
                 self.has_raised = True
-                raise KeyboardInterrupt
+                self.act()
         return self._step
+
+    def act(self) -> None:
+        raise KeyboardInterrupt
 
 
 class Sweep:
@@ -485,3 +488,51 @@ def test_the_log_is_right_wherever_a_handler_raises(
         assert all(bodies[body] == bodies[body + b"+"] for body in swept.interrupted)
     fresh = stores(config)
     assert counts_of(store) == counts_of(fresh) == [("default", sum(bodies.values()) + 1, 0, 0)]
+
+
+def ready_in(store: Store) -> int:
+    return sum(ready for _, ready, *_ in counts_of(store))
+
+
+class Enqueuer(Raiser):
+    """Enqueues once, at a byte code of this thread's calls, like a signal handler."""
+
+    def __init__(self, at: int, port: ThreadPort) -> None:
+        super().__init__(at)
+        self.port = port
+        self.answer: Pending[Any] | None = None
+
+    def act(self) -> None:
+        with suppress(UsageError):  # refused within a commit
+            self.answer = self.port.enqueue(SPEC, b"handler %d" % self.at)
+
+
+@grows
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("durability", "nth"), [(Durability.OS, 7), (Durability.FSYNC, 31)])
+def test_the_log_is_right_wherever_a_handler_enqueues(
+    stores: Callable[[LogConfig], Store], durability: Durability, nth: int
+) -> None:
+    """At every byte code of a commit its job is kept or refused, and the lock stays whole."""
+    store = stores(LogConfig(durability=durability))
+    before = ready_in(store)
+
+    def run() -> int:
+        kept, at, has_steps = 0, 1, True
+        while has_steps:
+            asleep(store)
+            handler = Enqueuer(at, store.thread_port)
+            with handler.around():
+                answer = store.thread_port.enqueue(SPEC, b"%d" % at)
+            answer.result(SECONDS)
+            kept += 1
+            if handler.answer is not None:
+                handler.answer.result(SECONDS)
+                kept += 1
+            has_steps = handler.has_raised or handler.steps < SENT_STEPS
+            at += every(nth)
+        return kept
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        kept = pool.submit(run).result()
+    assert ready_in(store) == before + kept
