@@ -274,13 +274,16 @@ class LogHolder:
         """Return the one reason why a job is not running, as a code and a sentence.
 
         ``job`` is a handle, an id, or the number at its end; the beginning of a number will do
-        where only one of the newest thousand jobs begins so.
+        where only one of the newest thousand jobs begins so. A job that ended and went from a full
+        disk before its time is ``Why.DROPPED``.
 
         Raises:
             JobNotFound: the log has no such job.
             WrongLog: the id is of another log.
         """
+        from taskq.core.why import Reason, Why  # noqa: PLC0415 - few ask
         from taskq.log.read.diagnosis import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
+        from taskq.log.state.job_history import why_dropped  # noqa: PLC0415 - few ask
 
         there, port, lsn = await self._found(job)
         path = there._connection.path
@@ -289,6 +292,9 @@ class LogHolder:
             lambda sight: facts_of(sight.journal, sight.facets.need_agenda(), lsn, workers)
         )
         if facts is None:
+            dropped: str = await port.look(lambda sight: why_dropped(sight.journal, lsn))
+            if dropped:
+                return Reason(code=Why.DROPPED, text=f"it ended, and is not kept: {dropped}")
             raise await port.not_found(lsn)
         return await off_loop(decide, facts, path)
 

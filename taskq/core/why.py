@@ -41,6 +41,8 @@ class Why(enum.StrEnum):
     EXPIRED = "expired"
     #: nothing: it runs
     RUNNING = "running"
+    #: it ended, and went from a full disk before its time
+    DROPPED = "dropped"
     #: its worker is gone, and no other has taken it back yet
     WORKER_LOST = "worker_lost"
     #: other jobs of its flow have to succeed first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from taskq import TaskLog, TaskQ
 from taskq.core.why import Why
 from taskq.errors import JobNotFound, WrongLog
 from taskq.log.read import diagnosis as asking
+from taskq.log.state.job_history import DROPPED_FILE
 
 
 async def test_a_job_is_behind_those_that_its_workers_claim_first(tmp_path: Path) -> None:
@@ -84,3 +86,16 @@ async def test_the_lock_of_a_stopped_worker_is_seen_by_who_only_reads(
             reason = reader.why(lsn)
             assert reason is not None
             assert reason.code is Why.LOCKED
+
+
+async def test_a_job_that_a_full_disk_took_is_explained(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        job = await log.put(b"x", queue="q")
+        gone = f"{job.rpartition('-')[0]}-999"
+        with pytest.raises(JobNotFound):
+            await log.why(gone)
+        note = {"before_lsn": 1_000, "at_ns": 1}
+        (tmp_path / DROPPED_FILE).write_text(json.dumps(note), encoding="utf-8")
+        reason = await log.why(gone)
+        assert reason.code is Why.DROPPED
+        assert "the disk was full" in reason.text
