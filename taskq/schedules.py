@@ -193,7 +193,7 @@ class Cron:
             if following is None:
                 return
             begin, shown = end, max(shown, end + offset)
-            # Nothing fits until there, whatever the clocks are set to before it: go there at once.
+            # No tick fits before that moment, for any change of the clocks: go there at once.
             if not star or fields.first(end + offset - _SHIFT_MAX) == following:
                 begin = max(end, following - offset - _SHIFT_MAX)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.lines import Shape
 from tests.words import FOLDERS, ROOT, habits, of_folder, share, subjects
 
-#: Of texts; projects like this one have 1 to 3.5 %.
+#: A share of texts; projects like this one have 1 to 3.5 %.
 SHARE_MAX = 0.03
 REPEATED_CLASSES_MAX = 15
 

@@ -168,7 +168,7 @@ async def until_health_fails(app: TaskQ, names: set[str], text: str = "") -> Non
 async def test_health_fails_while_the_storage_thread_answers_nothing(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it waits for, and though no job waits; it is well again by itself."""
+    """A standstill fails health, waiting jobs or not; it recovers by itself."""
     monkeypatch.setattr(loopwatch, "STALL_SECONDS", 0.1)
     goes_on = threading.Event()
     text = "the storage thread answers no request, and is at"
