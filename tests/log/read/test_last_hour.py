@@ -86,9 +86,13 @@ def test_an_hour_is_sixty_minutes_that_move_on(tmp_path: Path) -> None:
 def test_of_a_busy_log_the_first_minutes_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(tmp_path, 3, 0)
+    for path in (tmp_path / "1", tmp_path / "2"):
+        fill(path, 3, 0)
+        with LogReader.open(str(path)) as reader:
+            if sum(any(minute.counts.values()) for minute in reader.last_hour().minutes()) == 1:
+                break  # else a minute ended in the midst of it
     monkeypatch.setattr(gauges, "_READ_BYTES_MAX", 1)
-    with LogReader.open(str(tmp_path)) as reader:
+    with LogReader.open(str(path)) as reader:
         minutes = reader.last_hour().minutes()
         assert len(minutes) in {1, 2}
         assert total(reader)["succeeded"] == 3
