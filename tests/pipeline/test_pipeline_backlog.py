@@ -24,8 +24,6 @@ from taskq_plugins.spark.backlog.execution import (
 from taskq_plugins.spark.backlog.worker import (
     CHUNK_BYTES_MAX,
     CHUNK_JOBS_MAX,
-    CHUNK_SECONDS,
-    Costs,
     cut,
 )
 from taskq_workers.slots.shipping import RemoteOutcome, ship
@@ -281,58 +279,21 @@ def never(_: Delivery) -> bool:
     return False
 
 
-def test_jobs_of_unknown_length_go_one_by_one() -> None:
-    costs, jobs = Costs(), waiting(*"aaaaa")
-    assert costs.chunk_jobs() == 1
-    assert lengths(cut(jobs, 4, costs, never)) == [1, 1, 1, 1]
-    assert len(jobs) == 1
-
-
-def test_a_chunk_of_fast_jobs_takes_about_its_time() -> None:
-    costs, jobs = Costs(), waiting(*"a" * 1000)
-    costs.learn([("a", CHUNK_SECONDS / 100.5, 100)] * 8)
-    assert costs.chunk_jobs() == 100
-    assert lengths(cut(jobs, 2, costs, never)) == [100, 100]
-
-
 def test_few_jobs_are_spread_over_all_partitions() -> None:
-    costs, jobs = Costs(), waiting(*"a" * 100)
-    costs.learn([("a", 0.004, 100)])
-    assert lengths(cut(jobs, 2, costs, never)) == [50, 50]
+    jobs = waiting(*"a" * 100)
+    assert lengths(cut(jobs, 2, never)) == [50, 50]
     assert not jobs
     jobs = waiting(*"a" * 100)
-    assert lengths(cut(jobs, 1, costs, never, 2)) == [50]
-
-
-def test_slow_jobs_go_alone_and_none_is_claimed_ahead() -> None:
-    costs, jobs = Costs(), waiting(*"aab")
-    costs.learn([("a", 3.0, 100)])
-    assert costs.is_slow
-    assert costs.chunk_jobs() == 1
-    assert lengths(cut(jobs, 3, costs, never)) == [1, 1, 1]
+    assert lengths(cut(jobs, 1, never, 2)) == [50]
+    assert lengths(cut(waiting(*"aaa"), 4, never)) == [1, 1, 1]
 
 
 def test_chunks_are_bounded_in_jobs_and_bytes() -> None:
-    costs = Costs()
-    costs.learn([("a", 0.000_001, 100)])
-    assert costs.chunk_jobs() == CHUNK_JOBS_MAX
-    assert lengths(cut(waiting(*"a" * 1500), 1, costs, never)) == [CHUNK_JOBS_MAX]
+    assert lengths(cut(waiting(*"a" * 500), 2, never)) == [CHUNK_JOBS_MAX] * 2
     large = waiting(*"a" * 12, size_bytes=1 << 20)
-    assert lengths(cut(large, 1, costs, never)) == [CHUNK_BYTES_MAX // (1 << 20) - 1]
-    costs.learn([("a", 0.000_001, CHUNK_BYTES_MAX)] * 9)
-    assert costs.chunk_jobs() == 2
+    assert lengths(cut(large, 1, never)) == [CHUNK_BYTES_MAX // (1 << 20) - 1]
 
 
 def test_a_suspect_gets_a_chunk_of_its_own() -> None:
-    costs, jobs = Costs(), waiting(*"aaaaa")
-    costs.learn([("a", 0.000_001, 100)])
-    assert lengths(cut(jobs, 4, costs, lambda item: item.job == 3)) == [2, 1, 2]
-
-
-def test_costs_follow_a_change_of_speed() -> None:
-    costs = Costs()
-    costs.learn([("a", 1.0, 100)])
-    for _ in range(12):
-        costs.learn([("a", 0.01, 100)])
-    assert costs.seconds("a") < 0.02
-    assert costs.seconds("b") == CHUNK_SECONDS
+    jobs = waiting(*"a" * 10)
+    assert lengths(cut(jobs, 4, lambda item: item.job == 3)) == [2, 1, 3, 3]

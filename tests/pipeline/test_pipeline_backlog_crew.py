@@ -14,7 +14,12 @@ from taskq.core.errors import DuplicateKey
 from taskq.core.records import Cause, Kind
 from taskq_plugins.spark.backlog import execution
 from taskq_plugins.spark.backlog.execution import run_chunk
-from taskq_plugins.spark.backlog.worker import Costs, ExecutorLost, SparkWorker
+from taskq_plugins.spark.backlog.worker import (
+    CHUNK_JOBS_MAX,
+    CHUNKS_PER_CORE,
+    ExecutorLost,
+    SparkWorker,
+)
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.process.running import WorkerOrder
 from tests.workers.fakes import FakeApp
@@ -111,9 +116,8 @@ async def test_a_burst_runs_everything_and_ends(fake: FakeApp, here: Here) -> No
     assert results == {number + 1: 2 * number for number in range(300)}
     assert {event.outcome for event in events} == {"succeeded"}
     assert len(events) == 300
-    # The first jobs go alone, since nobody knows how long they take; the others in large chunks.
-    assert len(here.sent) < 30
-    assert max(len(jobs) for jobs in here.sent) > 50
+    assert len(here.sent) < 60
+    assert max(len(jobs) for jobs in here.sent) <= CHUNK_JOBS_MAX
 
 
 async def test_children_join_the_success_of_their_parent(fake: FakeApp, here: Here) -> None:
@@ -290,27 +294,18 @@ async def test_spark_that_fails_stops_the_worker_and_keeps_the_jobs(
     assert by_kind(fake.fake.settled) == {Kind.RELEASED: 1, Kind.DEAD: 1}
 
 
-async def test_no_more_slow_jobs_are_claimed_than_executors_are_free(
-    fake: FakeApp, here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(costs: Costs, _: object) -> None:
-        costs.usual = 10.0
-
-    monkeypatch.setattr(Costs, "learn", slow)
-
+async def test_no_more_jobs_are_claimed_than_chunks_have_room(fake: FakeApp, here: Here) -> None:
     @fake.task
     def work() -> None: ...
 
-    fake.put(work)
+    room = here.cores * CHUNKS_PER_CORE * CHUNK_JOBS_MAX
+    for _ in range(2 * room):
+        fake.put(work)
+    here.hold = asyncio.Event()
     async with worker_of(fake, here) as worker:
-        await fake.fake.settlements(1)
-        here.hold = asyncio.Event()
-        for _ in range(20):
-            fake.put(work)
-        await fake.fake.until(lambda: not fake.fake.waiting())
         await asyncio.wait_for(here.arrived.wait(), 10)
-        assert worker.running == here.cores
-        # A claim that was under way when the first turned out slow may have brought some more.
-        assert len(fake.fake.ready) >= 20 - 2 * here.cores
+        await fake.fake.until(lambda: not fake.fake.waiting())
+        assert worker.running <= room
+        assert fake.fake.ready
         worker.request_stop()
         here.hold.set()

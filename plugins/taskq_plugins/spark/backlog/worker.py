@@ -86,97 +86,32 @@ def _too_large(delivery: Delivery, size_bytes: int) -> Settlement:
     return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
 
 
-#: Target run time of a chunk.
-CHUNK_SECONDS: Final = 1.0
-#: A chunk is not made shorter to keep all executors busy: starting it would take most of the time.
-CHUNK_SECONDS_MIN: Final = 0.1
-#: Slower jobs are claimed only for executors that are free.
-SLOW_SECONDS: Final = 1.5
-#: Most jobs of one chunk, and most bytes of their records.
-CHUNK_JOBS_MAX: Final = 1_000
+#: Most jobs of one chunk, and most bytes of their records. An executor begins no further job of a
+#: chunk after HOLD_SECONDS, so that jobs after a slow one are not kept from other workers.
+CHUNK_JOBS_MAX: Final = 64
 CHUNK_BYTES_MAX: Final = 8 << 20
-#: Weight of the latest chunk in the averages.
-_WEIGHT: Final = 0.4
-
-
-class Costs:
-    """Seconds of an executor that a job of each task takes; unknown ones count as a whole chunk.
-
-    Attributes:
-        usual: the same of any job, as they come.
-        size_usual_bytes: of a job's record.
-    """
-
-    def __init__(self) -> None:
-        self.usual = CHUNK_SECONDS
-        self.size_usual_bytes = 0.0
-        self._of_task: dict[str, float] = {}
-        self._is_new = True
-
-    def seconds(self, task: str) -> float:
-        return self._of_task.get(task, CHUNK_SECONDS)
-
-    @property
-    def is_slow(self) -> bool:
-        return self.usual > SLOW_SECONDS
-
-    def chunk_jobs(self) -> int:
-        count = CHUNK_SECONDS / max(self.usual, CHUNK_SECONDS / CHUNK_JOBS_MAX)
-        if self.size_usual_bytes:
-            count = min(count, CHUNK_BYTES_MAX / self.size_usual_bytes)
-        return max(int(count), 1)
-
-    def learn(self, jobs: Iterable[tuple[str, float, int]]) -> None:
-        by_task: dict[str, list[float]] = {}
-        size_bytes = 0
-        for task, seconds, job_bytes in jobs:
-            by_task.setdefault(task, []).append(seconds)
-            size_bytes += job_bytes
-        count = sum(map(len, by_task.values()))
-        if not count:
-            return
-        for task, times in by_task.items():
-            mean = sum(times) / len(times)
-            self._of_task[task] = _mixed(self._of_task.get(task), mean)
-        usual, size = (None, None) if self._is_new else (self.usual, self.size_usual_bytes)
-        self.usual = _mixed(usual, sum(map(sum, by_task.values())) / count)
-        self.size_usual_bytes = _mixed(size, size_bytes / count)
-        self._is_new = False
 
 
 def cut(
-    waiting: deque[Delivery],
-    partitions: int,
-    costs: Costs,
-    alone: Callable[[Delivery], bool],
-    free: int = 0,
+    waiting: deque[Delivery], partitions: int, alone: Callable[[Delivery], bool], free: int = 0
 ) -> list[list[Delivery]]:
-    """Cut up to ``partitions`` chunks of about equal cost from the left of ``waiting``.
+    """Cut up to ``partitions`` chunks of about equal length from the left of ``waiting``.
 
     Jobs that do not fit stay. ``free`` counts idle partitions, if there are more than
     ``partitions``.
     """
-    total = sum(costs.seconds(job.task) for job in waiting)
-    # Sums of floats differ by how they are added, and by the Python that adds them.
-    goal = 1.000001 * min(CHUNK_SECONDS, max(CHUNK_SECONDS_MIN, total / max(partitions, free, 1)))
+    length = min(CHUNK_JOBS_MAX, -(-len(waiting) // max(partitions, free, 1)))
     chunks: list[list[Delivery]] = []
     while waiting and len(chunks) < partitions:
         chunk = [waiting.popleft()]
-        seconds, size_bytes = costs.seconds(chunk[0].task), len(chunk[0].record)
-        while waiting and not alone(chunk[0]):
-            job = waiting[0]
-            seconds += costs.seconds(job.task)
-            size_bytes += len(job.record)
-            full = seconds > goal or size_bytes > CHUNK_BYTES_MAX or len(chunk) >= CHUNK_JOBS_MAX
-            if full or alone(job):
+        size_bytes = len(chunk[0].record)
+        while waiting and len(chunk) < length and not (alone(chunk[0]) or alone(waiting[0])):
+            size_bytes += len(waiting[0].record)
+            if size_bytes > CHUNK_BYTES_MAX:
                 break
             chunk.append(waiting.popleft())
         chunks.append(chunk)
     return chunks
-
-
-def _mixed(known: float | None, latest: float) -> float:
-    return latest if known is None else known + _WEIGHT * (latest - known)
 
 
 #: Most Spark jobs at a time; each takes a thread of the driver.
@@ -314,7 +249,6 @@ class SparkCrew:
         self._order = order
         self._hook: Hook | None = order.on_event
         self._stop = stop
-        self._costs = Costs()
         #: chunks and chunk count of each running batch
         self._out: dict[asyncio.Task[None], tuple[list[list[Delivery]], int]] = {}
         self._storing: set[asyncio.Task[None]] = set()
@@ -335,14 +269,14 @@ class SparkCrew:
     # For the feed.
 
     def free(self) -> int:
-        return self._room() * self._costs.chunk_jobs()
+        return self._room() * CHUNK_JOBS_MAX
 
     def wake(self) -> None:
         room = self._room()
         limit = self._chunks_max()
         while self.feed.buffer and room > 0:
             width = min(room, max(-(-limit // _WAVE_PARTS), 1))
-            chunks = cut(self.feed.buffer, width, self._costs, self._runs_alone, room)
+            chunks = cut(self.feed.buffer, width, self._runs_alone, room)
             wave = self._loop.create_task(self._send(chunks), name="taskq-wave")
             self._out[wave] = chunks, len(chunks)
             wave.add_done_callback(self._on_returned)
@@ -393,8 +327,7 @@ class SparkCrew:
     # Batches of chunks.
 
     def _chunks_max(self) -> int:
-        # Jobs queued after a slow one would be kept from other workers.
-        return self._executors.cores * (1 if self._costs.is_slow else CHUNKS_PER_CORE)
+        return self._executors.cores * CHUNKS_PER_CORE
 
     def _room(self) -> int:
         if self._leaving or len(self._out) >= WAVES_MAX:
@@ -495,18 +428,11 @@ class SparkCrew:
             self._lost(chunk, ExecutorLost("the executor that ran it died"))
             return
         left = dict(enumerate(chunk))
-        costs = []
         for ended in report.ended:
             delivery = left.pop(ended.number)
             self._suspects.pop(delivery.job, None)
             self._end(delivery, ended)
-            costs.append((delivery.task, self._seconds(delivery, ended), len(delivery.record)))
-        self._costs.learn(costs)
         self.give_back(left.values())
-
-    def _seconds(self, delivery: Delivery, ended: RemoteOutcome) -> float:
-        task = self._app.tasks[delivery.task]
-        return ended.seconds / (self._order.concurrency if task.is_async else 1)
 
     def _end(self, delivery: Delivery, ended: RemoteOutcome) -> None:
         task = self._app.tasks[delivery.task]
