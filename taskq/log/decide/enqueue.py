@@ -55,12 +55,10 @@ class Run:
 
     def drop_withdrawn(self) -> None:
         """Leave out the jobs whose callers gave up in time."""
-        gone = [future.done() for future in self.futures]
-        if any(gone):
-            left = [number for number, is_gone in enumerate(gone) if not is_gone]
-            self.specs = [self.specs[number] for number in left]
-            self.bodies = [self.bodies[number] for number in left]
-            self.futures = [self.futures[number] for number in left]
+        left = [number for number, future in enumerate(self.futures) if not future.done()]
+        self.specs = [self.specs[number] for number in left]
+        self.bodies = [self.bodies[number] for number in left]
+        self.futures = [self.futures[number] for number in left]
 
     def by_spec(self) -> Iterator[tuple[EnqueueSpec, list[bytes]]]:
         """Yield the bodies of the jobs that stand side by side and have the same spec."""
@@ -401,7 +399,8 @@ class Enqueues:
         return lsn
 
     def run(self, batch: Batch, run: Run) -> range:
-        run.drop_withdrawn()
+        if any(future.done() for future in run.futures):
+            run.drop_withdrawn()
         first = batch.lsn
         for spec, bodies in run.by_spec():
             self.enqueue_run(batch, spec, bodies)

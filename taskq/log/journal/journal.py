@@ -216,43 +216,6 @@ class Tail:
                 self._meters.slow_syncs += 1
                 _log.warning("%s: an fsync took %.1f s", self._files.path, took_ns / SECOND_NS)
 
-    def sync_for_all(
-        self, segment: int, generation: int, next_lsn: int, offset: int
-    ) -> tuple[int, int]:
-        """Sync it, which ends there; returns (lsn, offset) up to which it is on disk, others' too.
-
-        Raises:
-            OSError: it may be lost.
-        """
-        writer = self._writer
-        assert writer is not None
-        hint = None
-        if not writer.is_alone:
-            with contextlib.suppress(OSError):  # then it names its own frames alone
-                hint = writer.peek()
-        if hint is not None and (hint.segment, hint.generation) == (segment, generation):
-            next_lsn, offset = max(next_lsn, hint.next_lsn), max(offset, hint.offset)
-        self.sync()
-        # A failed fsync marks the lost pages clean, and then the next one succeeds.
-        hint = self._peek_surely(writer)
-        if hint is not None and (hint.failed or hint.generation != generation):
-            raise OSError(errno.EIO, "another process's fsync of this file failed")
-        return next_lsn, offset
-
-    def _peek_surely(self, writer: WriterLock) -> TailHint | None:
-        """Return the hint; not to know it is as bad as a failed fsync, so it is asked for again.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        for number in range(_PEEKS_MAX):
-            try:
-                return writer.peek()
-            except OSError:
-                if number == _PEEKS_MAX - 1:
-                    raise
-        return None
-
     def ends_in_sync_point(self, segment: int, offset: int) -> bool:
         at = offset - codec.FRAME_HEADER_SIZE
         if at < codec.SEGMENT_HEADER.size:
@@ -720,14 +683,6 @@ class Journal:
         """
         if len(body) > codec.FRAME_BODY_MAX:
             raise PayloadTooLarge("a batch", len(body), codec.FRAME_BODY_MAX, "send less at a time")
-        self._put(body, count, time_ns)
-        self._time.recorded()
-        try:  # noqa: SIM105 - of every batch
-            self._write_hint()
-        except OSError:  # the frame is in the log: a wrong hint is found out
-            pass
-
-    def _put(self, body: bytes, count: int, time_ns: int) -> None:
         frame = codec.encode_frame(
             body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, self._seed,
             self.offset,
@@ -741,6 +696,12 @@ class Journal:
         self.meters.appended_bytes += len(frame)
         self.next_lsn += count
         self.time_ns = time_ns
+        if count:  # else it is a sync point, which records no step
+            self._time.recorded()
+        try:  # noqa: SIM105 - of every batch
+            self._write_hint()
+        except OSError:  # the frame is in the log: a wrong hint is found out
+            pass
 
     def leave_sync_point(self) -> None:
         """Append a sync point, if all of the log is on disk and none records it.
@@ -755,8 +716,7 @@ class Journal:
         with self._at_end():
             if self.durable_lsn >= self.next_lsn and not self.ends_in_sync_point():
                 self.allow((SYNC_POINTS,))
-                self._put(b"", 0, self.time_ns)
-                self._write_hint()
+                self.append(b"", 0, self.time_ns)
 
     def ends_in_sync_point(self) -> bool:
         """Return whether the log's known end needs none; what is before a segment was synced."""
@@ -768,11 +728,29 @@ class Journal:
         Raises:
             OSError: it may be lost; ``fail`` must follow.
         """
-        sync = functools.partial(
-            self._tail.sync_for_all, self.segment, self.generation, self.next_lsn, self.offset
-        )
-        turn, wanted = self.writer.turn, (self.boot, self.generation, self.next_lsn)
-        through, clean = turn.share(*wanted, sync) if turn.crowded else sync()
+        writer, turn = self.writer, self.writer.turn
+        through, clean, synced = self.next_lsn, self.offset, 0
+        is_shared = turn.crowded
+        if is_shared and not turn.take(self.boot, self.generation, through):
+            self.durable_lsn = max(self.durable_lsn, through)
+            return
+        try:
+            if not writer.is_alone:
+                with contextlib.suppress(OSError):  # then it counts for its own frames alone
+                    hint = writer.peek()
+                    if hint and (hint.segment, hint.generation) == (self.segment, self.generation):
+                        through, clean = max(through, hint.next_lsn), max(clean, hint.offset)
+            self._tail.sync()
+            # A failed fsync marks the lost pages clean, and then the next one succeeds. Not to know
+            # is as bad, so the hint is read again if that fails.
+            hint = writer.peek(tries=_PEEKS_MAX)
+            if hint is None or not (hint.failed or hint.generation != self.generation):
+                synced = through
+        finally:
+            if is_shared:
+                turn.leave(self.boot, self.generation, synced)
+        if not synced:
+            raise OSError(errno.EIO, "another process's fsync of this file failed")
         self.durable_lsn = max(self.durable_lsn, through)
         self.clean_offset = max(self.clean_offset, clean)
 

@@ -55,23 +55,6 @@ class SyncTurn:
     def descriptors(self) -> tuple[int, ...]:
         return (self._file,)
 
-    def share(
-        self, boot: int, generation: int, wanted_lsn: int, sync: Callable[[], tuple[int, int]]
-    ) -> tuple[int, int]:
-        """Sync when it is this process's turn; (lsn, offset) up to which the log is on disk then.
-
-        The offset is 0 where another process synced all below ``wanted_lsn``.
-        """
-        if not self.take(boot, generation, wanted_lsn):
-            return wanted_lsn, 0
-        try:
-            through, clean = sync()
-        except BaseException:
-            self.give_up()
-            raise
-        self.leave(boot, generation, through)
-        return through, clean
-
     def take(self, boot: int, generation: int, wanted_lsn: int) -> bool:
         """Return whether this process is to sync; False once all below ``wanted_lsn`` is synced."""
         with contextlib.suppress(OSError):  # then it does not share
@@ -333,13 +316,25 @@ class WriterLock:
             return True
         return status is not None and status[:2] == self.home[1:]
 
-    def peek(self) -> TailHint | None:
-        return self._decoded(self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size))
+    def peek(self, tries: int = 1) -> TailHint | None:
+        """Return the hint, None if it cannot be believed; needs no lock.
+
+        Raises:
+            OSError: it could not be read, each of these times.
+        """
+        while True:
+            try:
+                data = self._disk.read(self._file, _TAIL_SIZE, _HOLDER.size)
+            except OSError:
+                tries -= 1
+                if not tries:
+                    raise
+            else:
+                return self._hint if data == self._hint_data else self._decoded(data)
 
     def _decoded(self, data: bytes) -> TailHint | None:
-        """Decode a hint; bytes seen last are not looked at again, as they are mostly own."""
-        if data != self._hint_data:
-            self._hint_data, self._hint = data, _decode(data)
+        """Decode a hint, and remember it: the next one read is mostly the same, or this one's."""
+        self._hint_data, self._hint = data, _decode(data)
         return self._hint
 
     def never_had_hint(self) -> bool:

@@ -121,11 +121,10 @@ def _load_statx() -> Any:
 _statx: Final = _load_statx()
 
 
-def _checked(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+def _error() -> OSError:
+    """Return the error of the last call."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
 
 
 class Pace:
@@ -190,7 +189,9 @@ class Reader:
         got = _library.pread(descriptor, self._buffer, count, offset)
         if perf_counter() - began > SLOW_SECONDS:
             pace.be_patient()
-        data: bytes = self._buffer[: got if got >= 0 else _checked(got)]
+        if got < 0:
+            raise _error()
+        data: bytes = self._buffer[:got]
         return data
 
 
@@ -223,10 +224,10 @@ class StatusReader:
         if perf_counter() - began > SLOW_SECONDS:
             pace.be_patient()
         if failed:
-            code = ctypes.get_errno()
-            if code in _NOT_THERE:
+            missing = _error()
+            if missing.errno in _NOT_THERE:
                 return None
-            raise OSError(code, os.strerror(code))
+            raise missing
         inode, size, major, minor = _STATX.unpack_from(self._buffer)
         return major << 32 | minor, inode, size
 
@@ -241,7 +242,9 @@ def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
     done: int = _library.pwrite(descriptor, data, len(data), offset)
     if perf_counter() - began > SLOW_SECONDS:
         pace.be_patient()
-    return done if done >= 0 else _checked(done)
+    if done < 0:
+        raise _error()
+    return done
 
 
 def size(pace: Pace, descriptor: int) -> int:
@@ -249,10 +252,12 @@ def size(pace: Pace, descriptor: int) -> int:
     if pace.patient_until or _library is None:
         return pace.patiently(os.fstat, descriptor).st_size
     began = perf_counter()
-    end = _library.lseek(descriptor, 0, _SEEK_END)
+    end: int = _library.lseek(descriptor, 0, _SEEK_END)
     if perf_counter() - began > SLOW_SECONDS:
         pace.be_patient()
-    return _checked(end)
+    if end < 0:
+        raise _error()
+    return end
 
 
 def touch(pace: Pace, path: str) -> None:
@@ -264,7 +269,8 @@ def touch(pace: Pace, path: str) -> None:
     failed = _library.utimes(os.fsencode(path), None)
     if perf_counter() - began > SLOW_SECONDS:
         pace.be_patient()
-    _checked(failed)
+    if failed:
+        raise _error()
 
 
 def try_flock(pace: Pace, descriptor: int) -> bool:
@@ -280,10 +286,10 @@ def try_flock(pace: Pace, descriptor: int) -> bool:
     if perf_counter() - began > SLOW_SECONDS:
         pace.be_patient()
     if failed:
-        code = ctypes.get_errno()
-        if code in (errno.EWOULDBLOCK, errno.EINTR):
+        error = _error()
+        if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
             return False
-        raise OSError(code, os.strerror(code))
+        raise error
     return True
 
 
@@ -297,7 +303,7 @@ def unflock(pace: Pace, descriptor: int) -> None:
     if perf_counter() - began > SLOW_SECONDS:
         pace.be_patient()
     if failed:
-        _checked(failed)
+        raise _error()
 
 
 # Pipes that do not block: nobody ever waits for these.
@@ -318,4 +324,7 @@ def write(descriptor: int, data: bytes) -> int:
     """Return what ``os.write`` returns."""
     if _library is None:
         return os.write(descriptor, data)
-    return _checked(_library.write(descriptor, data, len(data)))
+    done: int = _library.write(descriptor, data, len(data))
+    if done < 0:
+        raise _error()
+    return done

@@ -529,29 +529,29 @@ class LoopPort(_Port[_Future[Any]]):
         """Deliver a list with one wake-up of the loop; on the storage thread."""
         self._inbox.append(answers)
         bell = self._bell
-        if bell is None or self._is_closed():
+        if bell is None or (self._is_known and self.loop.is_closed()):
             self._call_soon(self._rung, self.give_up)
         else:
             bell.ring()
 
-    def _is_closed(self) -> bool:
-        return self._is_known and self.loop.is_closed()
-
     def _call_soon(
-        self, call: Callable[[], object], otherwise: Callable[[], object] = lambda: None
+        self,
+        call: Callable[[], object],
+        otherwise: Callable[[], object] = lambda: None,
+        *,
+        is_errand: bool = False,
     ) -> None:
-        """Call it in the loop, or ``otherwise`` if that is closed; on the storage thread."""
+        """Call it in the loop, or ``otherwise`` if that is closed.
 
-        def hand_over() -> None:
-            try:
-                self.loop.call_soon_threadsafe(call)
-            except RuntimeError:  # the loop is closed
-                otherwise()
-
-        if self._is_known:
-            hand_over()
-        else:  # somebody's own code
-            errands.put(hand_over)
+        On the storage thread, or as an errand: a loop of the program's own may run any code.
+        """
+        if not (self._is_known or is_errand):
+            errands.put(partial(self._call_soon, call, otherwise, is_errand=True))
+            return
+        try:
+            self.loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed
+            otherwise()
 
     @property
     def busy(self) -> bool:
@@ -599,25 +599,26 @@ class LoopPort(_Port[_Future[Any]]):
                         _take_all(value, taken)
         return taken
 
-    def _turn(self, answers: list[Answer]) -> None:
-        self._turns += 1
-        if self._turns == _SETTLED_IN and self._mailbox.usable:
-            with contextlib.suppress(NotImplementedError, OSError):
-                self._bell = Bell(self.loop, self._rung)
-        self._lone.is_crowded = len(answers) > 1 or len(getattr(answers[0][1], "futures", ())) > 1
-        left = iter(answers)
-        try:
-            self._resolve(left)
-        except BaseException:
-            # A task that was stepped here ends the program; the others get their answers still.
-            self.loop.call_soon(self._turn, list(left))
-            raise
-        finally:
-            self._lone.is_crowded = False
-
     def _rung(self) -> None:
+        lone = self._lone
         while self._inbox:
-            self._turn(self._inbox.popleft())
+            answers = self._inbox.popleft()
+            self._turns += 1
+            if self._turns == _SETTLED_IN and self._mailbox.usable:
+                with contextlib.suppress(NotImplementedError, OSError):
+                    self._bell = Bell(self.loop, self._rung)
+            lone.is_crowded = len(answers) > 1 or len(getattr(answers[0][1], "futures", ())) > 1
+            left = iter(answers)
+            try:
+                self._resolve(left)
+            except BaseException:
+                # A task that was stepped here ends the program; the others get their answers still.
+                if rest := list(left):
+                    self._inbox.appendleft(rest)
+                self.loop.call_soon(self._rung)
+                raise
+            finally:
+                lone.is_crowded = False
 
     def leave(self) -> None:
         """The log is closed: let the loop have its last answers and forget the pipe."""

@@ -351,9 +351,12 @@ class StorageThread:
             if committer.answers.now:
                 # They do not wait for the disk: claimed jobs run while it syncs.
                 self._deliver(committer.answers.take_now())
-            self._sync()
-        elif self._until_sync() <= 0:
-            self._sync()
+        elif self._until_sync() > 0:
+            return
+        self._unsynced_since = 0.0
+        crowded = self.peers is not None and self.peers.others >= _CROWD
+        self.writer.turn.crowded = crowded and not self.writer.is_alone
+        committer.sync()
 
     def _until_sync(self) -> float:
         """Return seconds until a sync is due that nobody waits for; infinite when none is."""
@@ -383,12 +386,6 @@ class StorageThread:
             _log.debug("%s: no sync point: %s", self.path, error)
         self._end, self._is_settled = (journal.segment, journal.offset), True
         self._hand_out()
-
-    def _sync(self) -> None:
-        self._unsynced_since = 0.0
-        crowded = self.peers is not None and self.peers.others >= _CROWD
-        self.writer.turn.crowded = crowded and not self.writer.is_alone
-        self.committer.sync()
 
     def _hand_out(self) -> None:
         committer = self.committer
