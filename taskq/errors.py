@@ -28,6 +28,7 @@
     │   └── LogClosed           used after close()
     ├── StaleDelivery           this claim is over: the job was taken back or settled
     ├── DuplicateKey            another job holds the key, and on_conflict is "raise"
+    ├── SourceMoved             ingest(after=) names another position than the source's
     ├── JobNotFound             no such job in this log; base of the id errors
     ├── NotDead                 only a dead letter can be requeued or purged, and once
     ├── NotWaiting              only a job that waits can be edited
@@ -75,6 +76,7 @@ from taskq.core.errors import (
     ReaderMismatch,
     ResultGone,
     ResultTimeout,
+    SourceMoved,
     StaleDelivery,
     TaskqError,
     UnknownTask,
@@ -116,6 +118,7 @@ __all__ = [
     "ReaderMismatch",
     "ResultGone",
     "ResultTimeout",
+    "SourceMoved",
     "StaleDelivery",
     "TaskqError",
     "UnknownTask",

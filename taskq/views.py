@@ -9,6 +9,7 @@ from taskq._lazy import lazily
 if TYPE_CHECKING:
     from taskq.connection.handle import Progress
     from taskq.core.model import LIVE_STATES, SETTLED_STATES, STATES, WAITING_STATES
+    from taskq.core.sources import SourceView
     from taskq.core.views import (
         AttemptView,
         CompactReport,
@@ -72,6 +73,7 @@ __all__ = [
     "Replayed",
     "ScheduleView",
     "Serving",
+    "SourceView",
     "Spread",
     "Standing",
     "Swept",
@@ -92,6 +94,7 @@ _HOMES: Final = {
         "OwnerView ProgressView QueueStats Serving Spread Waiting attempt_document "
         "body_document job_head moment owner"
     ),
+    "taskq.core.sources": "SourceView",
     "taskq.log.read.diagnosis": "Standing",
     "taskq.core.why": "Reason Why",
     "taskq.flows.handle": "FlowProgress",

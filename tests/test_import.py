@@ -71,7 +71,9 @@ APP = {
     "taskq.calls": "arguments call habits loose naming serialization signature",
     "taskq.conditions": "breakers",
     "taskq.connection": "blocking connection handle logoptions tracing",
-    "taskq.core": "durations errors exceptions model parsing records retry schedules values",
+    "taskq.core": (
+        "durations errors exceptions model parsing records retry schedules sources values"
+    ),
     "taskq.core.folds": "moments",
     "taskq.log": "config requests",
     "taskq.log.format": "bodies codec options",

@@ -49,6 +49,7 @@ from taskq.connection.logoptions import LogOptions, checked_numbers, config_if_p
 from taskq.core.durations import Duration
 from taskq.core.errors import UsageError
 from taskq.core.records import Flag
+from taskq.core.sources import ANYWHERE, Move, checked_move
 from taskq.core.values import TypedDict
 
 if TYPE_CHECKING:
@@ -487,19 +488,63 @@ class TaskQ(LogHolder):
 
     enqueue_many_sync = blocking(enqueue_many)
 
+    async def ingest(
+        self, source: str, calls: Iterable[Call[R]], position: Any, *, after: Any = ANYWHERE
+    ) -> list[JobHandle[R]]:
+        """Put calls into the log, and where their source stands with them: one transaction.
+
+        A program that begins at ``position(source)`` enqueues each line, message or row of a source
+        once, whenever it is killed::
+
+            done = await app.position("orders.csv")
+            file.seek(done or 0)
+            while lines := list(islice(iter(file.readline, b""), 1_000)):
+                calls = [order.call(line) for line in lines]
+                await app.ingest("orders.csv", calls, file.tell(), after=done)
+                done = file.tell()
+
+        Without calls the source is moved alone. With shards, a source and its jobs are in the shard
+        of its name.
+
+        Args:
+            source: its name, of your choice, 1 to 255 bytes.
+            calls: such as ``task.call(...)``, with their options.
+            position: any JSON value but None, at most 4 KiB; keys of dicts come back as text.
+            after: where the source must stand before, None for an unknown one; anywhere if left
+                out. Give it if two programs could ingest one source at a time.
+
+        Returns:
+            A handle for each call; of the holder where a key was taken.
+
+        Raises:
+            SourceMoved: the source stands elsewhere than ``after``; nothing was written.
+            PayloadTooLarge: the calls are over TRANSACTION_BYTES_MAX together, or the position over
+                its limit; nothing was written.
+            UsageError: an argument is wrong, a call belongs to another shard, or the log knows
+                10 000 sources.
+            LogError: the log could not be opened or written.
+        """
+        move = checked_move(source, position, after)
+        given = checked_calls(calls, "ingest")
+        return await self._of_source(source)._send_here(given, move)
+
+    ingest_sync = blocking(ingest)
+
     async def _send(self, calls: list[Call[R]], *, atomic: bool = True) -> list[JobHandle[R]]:
         if self._router is not None:
             return await self._router.send(calls, atomic=atomic)
         return await self._send_here(calls)
 
-    async def _send_here(self, calls: list[Call[R]]) -> list[JobHandle[R]]:
+    async def _send_here(
+        self, calls: list[Call[R]], move: Move | None = None
+    ) -> list[JobHandle[R]]:
         connection = self._connection
         with telemetry.sending(connection, calls) as sending:
             items = connection.packer.plain_items(sending.calls)
             if items is None:
                 loose = [connection.packer.loose(call) for call in sending.calls]
                 items = await connection.pack_many(loose)
-            answers = await connection.send_many(items)
+            answers = await connection.send_many(items, move)
             tag, both = connection.tag, zip(calls, answers, strict=True)
             jobs = [make_handle(self, call.task, tag, answer) for call, answer in both]
             return sending.sent(jobs)
@@ -590,6 +635,9 @@ class TaskQ(LogHolder):
 
     def _of(self, job: JobId) -> TaskQ:
         return self if self._router is None else self._router.of(split_job_id(job)[0])
+
+    def _of_source(self, source: str) -> TaskQ:
+        return self if self._router is None else self._router.of_source(source)
 
     def _connections(self) -> list[Connection]:
         return [self._connection] if self._router is None else self._router.connections()

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.core.durations import Duration, moment_ns, seconds
-from taskq.core.errors import UsageError
+from taskq.core.errors import SourceMoved, UsageError
 from taskq.core.model import State
 from taskq.core.parsing import check_name, whole
+from taskq.core.sources import Move, SourceState, SourceView, decode_position, views_of
 
 if TYPE_CHECKING:
     from taskq.core.views import AttemptView, CompactReport, JobView, LogStats
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent
     from taskq.log.read.timetravel import Moment
+    from taskq.log.state.facets import LogView
     from taskq.log.state.job_history import Story
     from taskq.log.store.port import LoopPort
     from taskq.reading.dead import DeadLetters, Swept
@@ -529,6 +531,51 @@ class LogHolder:
 
     compact_sync = blocking(compact)
 
+    async def position(self, source: str) -> Any:
+        """Return where a source stands, as ``ingest`` was given it; None for an unknown source.
+
+        Raises:
+            UsageError: the name is no source's.
+            LogError: the log could not be opened.
+        """
+        check_name("source name", source)
+        port = await self._of_source(source)._connection.port()
+        return decode_position(await port.look(lambda sight: _position_of(sight, source)))
+
+    position_sync = blocking(position)
+
+    async def sources(self) -> list[SourceView]:
+        """Return the sources that the log knows, by name, and where they stand."""
+        ports = [await log._connection.port() for log in self.logs()]
+        known: dict[str, SourceState] = {}
+        for port in ports:
+            known |= await port.look(lambda sight: dict(sight.facets.need_agenda().sources))
+        return views_of(known)
+
+    sources_sync = blocking(sources)
+
+    async def forget_source(self, source: str) -> bool:
+        """Forget where a source stands: it is unknown then. Returns False if it is so already.
+
+        Raises:
+            UsageError: the name is no source's.
+            LogError: the log could not be opened or written.
+        """
+        check_name("source name", source)
+        while True:
+            log = self._of_source(source)._connection
+            port = await log.port()
+            before = await port.look(lambda sight: _position_of(sight, source))
+            if not before:
+                return False
+            try:
+                await log.send_many([], Move(source, b"", before))
+            except SourceMoved:
+                continue
+            return True
+
+    forget_source_sync = blocking(forget_source)
+
     async def adopt(self) -> int:
         """Enqueue the jobs of all uploads that were published (``taskq.log.inbox``).
 
@@ -551,6 +598,11 @@ class LogHolder:
         check_name("queue name", queue)
         ports = [await log._connection.port() for log in self.logs()]
         return any([await port.pause(queue, paused=paused) for port in ports])
+
+    def _of_source(self, source: str) -> LogHolder:
+        """Return the holder of the log that a source's position is in."""
+        del source
+        return self
 
     def _of(self, job: JobId) -> LogHolder:
         """Return the holder of the log that a job is in."""
@@ -584,6 +636,11 @@ class LogHolder:
         outcome = await off_loop(work)
         await port.look(lambda _: None, needs_agenda=False)
         return outcome
+
+
+def _position_of(sight: LogView, source: str) -> bytes:
+    state = sight.facets.need_agenda().sources.get(source)
+    return b"" if state is None else state.position
 
 
 def _checked_lsn(given: int, what: str) -> int:

@@ -16,6 +16,7 @@ from taskq.connection import tracing
 from taskq.connection.connection import Connection, Loose, Packer
 from taskq.connection.handle import JobHandle
 from taskq.core.errors import UsageError, WrongLog
+from taskq.core.parsing import check_name
 from taskq.log.config import LogConfig
 from taskq.log.requests import Item
 from taskq.shards import Shards, shard_with
@@ -100,6 +101,11 @@ class ByJob:
         here = self.here()
         return here if tag in {"", here._connection.tag} else self._app
 
+    def of_source(self, source: str) -> TaskQ:
+        """Return the app over the log that a source's position is in."""
+        del source
+        return self.here()
+
     async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[JobHandle[R]]:
         """Enqueue calls, each where it belongs."""
         del atomic  # they are one transaction in any case
@@ -177,6 +183,11 @@ class ByKey:
         if index is None:
             raise WrongLog(f"{self._app._connection.path} has no shard whose jobs begin with {tag}")
         return logs[index]
+
+    def of_source(self, source: str) -> TaskQ:
+        """See ``ByJob``."""
+        encoded = check_name("source name", source)
+        return self.logs()[self._shards.index_by(encoded, b"")]
 
     async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[JobHandle[R]]:
         """See ``ByJob``.

@@ -18,6 +18,7 @@ from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.kinds import SUCCESS
 from taskq.core.parsing import check_name, checked_queues, whole
+from taskq.core.sources import ANYWHERE, checked_move
 from taskq.core.views import JobView, Serving
 from taskq.log.decide.settle import is_asked
 from taskq.log.format.bodies import Compression
@@ -86,6 +87,26 @@ class TaskLog(LogHolder):
         return [self._id_of(answer) for answer in answers]
 
     put_many_sync = blocking(put_many)
+
+    async def ingest(
+        self, source: str, jobs: Iterable[Put], position: Any, *, after: Any = ANYWHERE
+    ) -> list[str]:
+        """Put jobs into the log, and where their source stands with them: one transaction.
+
+        As ``TaskQ.ingest``, with ``Put`` in place of calls. Returns the jobs' ids in order.
+
+        Raises:
+            SourceMoved: the source stands elsewhere than ``after``; nothing was written.
+            UsageError: an argument or a job is wrong, or they are too large; nothing was written.
+            LogError: the log could not be opened or written.
+        """
+        move = checked_move(source, position, after)
+        given = [loose_put(job, self._connection.packer) for job in jobs]
+        items = await self._connection.pack_many(given)
+        answers = await self._connection.send_many(items, move)
+        return [self._id_of(answer) for answer in answers]
+
+    ingest_sync = blocking(ingest)
 
     async def claim(
         self,

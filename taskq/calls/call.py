@@ -338,12 +338,12 @@ def make_call(
     )
 
 
-def checked_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
-    """Return what ``enqueue_many`` was given, as a list; raises UsageError if one is no call."""
+def checked_calls(calls: Iterable[Call[R]], method: str = "enqueue_many") -> list[Call[R]]:
+    """Return what a method was given, as a list; raises UsageError if one is no call."""
     given = list(calls)
     for call in given:
         if not isinstance(call, Call):
-            raise UsageError(f"enqueue_many() takes calls such as task.call(...), got {call!r:.60}")
+            raise UsageError(f"{method}() takes calls such as task.call(...), got {call!r:.60}")
     return given
 
 

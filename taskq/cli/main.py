@@ -107,6 +107,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
         "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
         "schedules": ("queues", "List what ticks by the clock, pause or resume it."),
+        "sources": ("queues", "List the sources that jobs were ingested from, forget one."),
         "tail": ("stream", "Show the log's latest records, and those that are written."),
         "sql": ("taskq_plugins.spark.sql", "Answer a question in SQL over the log's tables."),
     },

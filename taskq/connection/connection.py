@@ -31,13 +31,14 @@ from taskq.core.model import PAYLOAD_BYTES_MAX, TRANSACTION_BYTES_MAX, Extras
 from taskq.core.parsing import split_id
 from taskq.core.records import Flag
 from taskq.log.format.bodies import Compression, check_compression, check_size
-from taskq.log.requests import Bundle, Delivery, Done, Duplicate, EnqueueSpec, Item, Plain
+from taskq.log.requests import Bundle, Delivery, Done, Duplicate, EnqueueSpec, Ingest, Item, Plain
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from taskq.connection.handle import JobHandle
+    from taskq.core.sources import Move
     from taskq.core.views import JobView
     from taskq.log.config import LogConfig
     from taskq.log.store.port import LoopPort, ThreadPort
@@ -510,13 +511,20 @@ class Connection:
             self.store()
         return self.packer.items_sync(given)
 
-    async def send_many(self, items: list[Item] | Plain) -> list[int | Duplicate]:
+    async def send_many(
+        self, items: list[Item] | Plain, move: Move | None = None
+    ) -> list[int | Duplicate]:
         """Enqueue a transaction; an empty one does not even open the directory.
+
+        With ``move`` the position of a source is part of it.
 
         Raises:
             PayloadTooLarge: it is over TRANSACTION_BYTES_MAX.
         """
-        items, count = _transaction(items)
+        items, count = _transaction(items, move)
+        if move is not None:
+            port = await self.port()
+            return await port.ingest(Ingest(move, items))
         if not count:
             return []
         port = await self.port()
@@ -650,7 +658,9 @@ def _check_threads() -> None:
         )
 
 
-def _transaction(items: list[Item] | Plain) -> tuple[list[Item] | Plain, int]:
+def _transaction(
+    items: list[Item] | Plain, move: Move | None = None
+) -> tuple[list[Item] | Plain, int]:
     """Return jobs as the log takes them, and how many; refuse them if they are too large."""
     from taskq.log.decide.enqueue import together  # noqa: PLC0415 - declaring an app needs no log
 
@@ -658,12 +668,11 @@ def _transaction(items: list[Item] | Plain) -> tuple[list[Item] | Plain, int]:
     count = len(items.bodies if isinstance(items, Plain) else items)
     size = transaction_bytes(items)
     if size > TRANSACTION_BYTES_MAX:
-        raise PayloadTooLarge(
-            f"the transaction of {count} jobs",
-            size,
-            TRANSACTION_BYTES_MAX,
-            "enqueue them in several calls",
-        )
+        what, remedy = f"the transaction of {count} jobs", "enqueue them in several calls"
+        if move is not None:
+            what += f" from source {move.name!r}"
+            remedy = "ingest fewer at a time, each time with the position after them"
+        raise PayloadTooLarge(what, size, TRANSACTION_BYTES_MAX, remedy)
     return items, count
 
 

@@ -381,6 +381,27 @@ class DuplicateKey(TaskqError):
         self.job_id = job_id
 
 
+class SourceMoved(TaskqError):
+    """The source stands elsewhere than ``ingest`` was told by ``after``; nothing was written.
+
+    Attributes:
+        source: its name.
+        position: where it stands; None: the log does not know the source.
+        after: where the caller thought it stood.
+    """
+
+    def __init__(self, source: str, position: object, after: object) -> None:
+        stands = "is unknown here" if position is None else f"stands at {position!r:.200}"
+        expected = "unknown" if after is None else f"at {after!r:.200}"
+        super().__init__(
+            f"source {source!r} {stands}, and not {expected}: somebody else ingests it, too, or an "
+            f"earlier call was done. Nothing was written: go on from position({source!r})"
+        )
+        self.source = source
+        self.position = position
+        self.after = after
+
+
 class NotDead(TaskqError):
     """The job is no dead letter, so it cannot be requeued or purged; nothing was done.
 

@@ -37,6 +37,7 @@ class Kind(enum.IntEnum):
     ADOPTED = 37
     CANCEL_ASKED = 38
     TICKED = 39
+    INGESTED = 40
     RATED = 41
     EDITED = 42
     STEP_DONE = 43
@@ -212,6 +213,7 @@ MARK: Final = Layout("IQ", "zero token")
 OWNER: Final = Layout("IQ", "zero owner")
 TICK: Final = Layout("Iqq", "zero last_ns done_ns")
 RATES: Final = Layout("Iqq", "zero most window_ns")
+MOVED: Final = Layout("Iq", "zero moved_ns")
 UPLOAD: Final = Layout("I16sQQQQ", "zero upload done total duplicates first_lsn")
 
 
@@ -226,6 +228,7 @@ class Body(enum.Enum):
     QUEUE = "name of the queue"
     LANE = "length of queue u8, length of task u8, queue, task"
     SCHEDULE = "name of the schedule"
+    SOURCE = "length u16 of the source's name, the name; JSON of its position, none if forgotten"
     TIMES = (
         "length u16 of (length of task u8, task, concurrency key), these; (moment i64, claims u32)"
     )
@@ -386,6 +389,10 @@ _ROWS: Final = (
         Kind.TICKED, "ticked", "how far a schedule has ticked, in the frame of the jobs of its "
         "ticks, in wall time; always with its CRC", TICK, Body.SCHEDULE, "1 paused, 2 forgotten",
         options=(Option.RULE, Option.DETAILS),
+    ),
+    Row(
+        Kind.INGESTED, "ingested", "how far a source was taken, in the frame of the jobs "
+        "that lead there, and when; always with its CRC", MOVED, Body.SOURCE,
     ),
     Row(
         Kind.RATED, "rated", "when the claims of a group were made that count against a rate, the "

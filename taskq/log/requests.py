@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from taskq.core.folds.claims import Weights
     from taskq.core.folds.lanes import Lane
     from taskq.core.rates import Limit
+    from taskq.core.sources import Move
 
 
 class Trait(enum.IntFlag):
@@ -75,6 +76,8 @@ class Op(enum.IntEnum):
     ROOM = 3, Trait.GROWS | Trait.AT_ONCE
     #: operand Slice of an upload -> UploadProgress, how far it has come then
     ADOPT = 4, Trait.GROWS | Trait.AT_ONCE
+    #: operand Ingest -> as ENQUEUE_MANY: jobs, and the position of their source
+    INGEST = 37, Trait.AGENDA | Trait.GROWS
     # -- claims and their ends
     #: operand ClaimRequest -> [Delivery, …]
     CLAIM = 5, Trait.AGENDA | Trait.PATIENT
@@ -235,6 +238,16 @@ class Plain(NamedTuple):
 
     spec: EnqueueSpec
     bodies: list[bytes]
+
+
+class Ingest(NamedTuple):
+    """Jobs of a source, and where that stands with them; no jobs move it alone.
+
+    A move to an empty position, without jobs, forgets the source.
+    """
+
+    move: Move
+    items: list[Item] | Plain
 
 
 class Slice(NamedTuple):

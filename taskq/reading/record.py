@@ -26,6 +26,7 @@ from taskq.core.kinds import (
 from taskq.core.model import State
 from taskq.core.records import PACKED, TABLE
 from taskq.core.schedules import SCHEDULE_HEADER
+from taskq.core.sources import SOURCE_HEADER
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import LogRecord, decode_record, places
@@ -60,7 +61,8 @@ class Record:
             "expired"; "carried" (compaction wrote the job again as it stands), "requeued",
             "edited" (the job waits otherwise), "purged", "extended",
             "cancel_asked"; of the log "clock", "paused", "resumed", "tallied", "compacted",
-            "adopted", "owner". Skip unknown kinds: later versions may add some.
+            "ticked", "ingested", "adopted", "owner". Skip unknown kinds: later versions may add
+            some.
         job_id: the job's id, "" for entries of the log.
         queue, task: see above.
         priority: of the job, None if not in the record.
@@ -71,8 +73,8 @@ class Record:
         due_ns: when it is due, 0 for at once; of ticked the latest tick.
         expires_ns: when it is given up unless it ran, 0 for never.
         key: its dedup key.
-        headers: its headers; of ticked the name of the schedule.
-        payload: the bytes that were enqueued.
+        headers: its headers; of ticked the name of the schedule, of ingested of the source.
+        payload: the bytes that were enqueued; of ingested the position as JSON.
         result: the job's return value, None without one.
         reason: why an attempt failed.
         state: of a carried job.
@@ -238,6 +240,8 @@ def make_record(
     headers = extras.headers if extras is not None else {}
     if record.ticked is not None:
         due_ns, headers = record.ticked.state.last_ns, {SCHEDULE_HEADER: record.ticked.name}
+    if record.moved is not None:
+        headers, payload = {SOURCE_HEADER: record.moved.name}, record.moved.state.position
     if is_birth:
         stored = record.body or b""
         payload, problem = _unpacked(stored, record.body_flags, bodies, what, limit)

@@ -91,6 +91,7 @@ async def _put(path: Path) -> dict[str, str]:
             ids[name] = await log.put(
                 TEXT.encode(), queue=NAME, headers={NAME: NAME}, key=f"{name}{NAME}", attempts=1
             )
+        await log.ingest(NAME, [], TEXT)
         deliveries = {delivery.job_id: delivery for delivery in await log.claim(5)}
         await log.nack(deliveries[ids["dead"]], TEXT)
         await log.nack(deliveries[ids["died"]], TEXT)
@@ -314,6 +315,8 @@ ROWS: Final[dict[str, Row]] = {
     "schedules resume": d("schedules", "resume", NAME),
     "schedules reset": d("schedules", "reset", NAME),
     "schedules forget": d("schedules", "forget", NAME),
+    "sources ls": d("sources", "ls"),
+    "sources forget": d("sources", "forget", NAME),
     "dead requeue": quiet(of("died", "dead", "requeue")),
     "dead purge": of("ready", "dead", "purge"),
     "worker": (lambda _: ("worker", f"{APP}:app", "--burst"), True),

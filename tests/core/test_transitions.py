@@ -34,6 +34,7 @@ ORIGINS = {
     Kind.ADOPTED: set[State](),
     Kind.CANCEL_ASKED: set[State](),
     Kind.TICKED: set[State](),
+    Kind.INGESTED: set[State](),
     Kind.RATED: set[State](),
     Kind.EDITED: {State.READY, State.SCHEDULED},
     Kind.STEP_DONE: set[State](),

@@ -35,6 +35,8 @@ class Memory:
     purged: set[int] = field(default_factory=set)
     #: titles of the steps of each job that are done
     steps: dict[int, list[str]] = field(default_factory=dict)
+    #: source -> the farthest position that an answer named
+    positions: Counter[str] = field(default_factory=Counter)
 
     def end(self, lsn: int, state: State, body: bytes | None) -> None:
         if lsn in self.reborn:
@@ -77,6 +79,7 @@ class Memory:
         self.asked = {lsn for lsn in self.asked if stays_cancelled(reference.jobs.get(lsn))}
         self.requeued &= reference.requeues
         self.purged &= reference.purged
+        self.positions.clear()
 
     def mean(self, lsn: int, what: str, value: object) -> None:
         assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"

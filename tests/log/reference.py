@@ -90,6 +90,8 @@ class Reference:
     )
 
     paused: set[bytes] = field(default_factory=set)
+    #: where each source stands
+    sources: dict[str, bytes] = field(default_factory=dict)
     #: requeues of each job, and purged jobs
     requeues: Counter[int] = field(default_factory=Counter)
     purged: set[int] = field(default_factory=set)
@@ -137,6 +139,8 @@ class Reference:
         elif kind in (Kind.PAUSED, Kind.RESUMED):
             assert (record.queue in self.paused) == (kind == Kind.RESUMED), "nothing new"
             self.paused ^= {record.queue}
+        elif record.moved is not None:
+            self.sources[record.moved.name] = record.moved.state.position
 
     def _promote(self) -> None:
         for job in self.jobs.values():
@@ -380,6 +384,7 @@ class Reference:
     def check(self, facets: Facets, now_ns: int) -> None:
         agenda, dedup = facets.need_agenda(), facets.need_dedup()
         assert not facets.damage
+        assert {name: it.position for name, it in agenda.sources.items()} == self.sources
         agenda.promote(now_ns, 2**62)
         self.move_to(now_ns)
         seen = {

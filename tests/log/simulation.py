@@ -21,12 +21,14 @@ from taskq.core.errors import (
     LogFailed,
     NotWaiting,
     OutcomeUnknown,
+    SourceMoved,
     StaleDelivery,
     TaskqError,
 )
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
 from taskq.core.records import Cause, Flag, Kind
+from taskq.core.sources import Move
 from taskq.log.commit.answers import NOWAIT
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import Run
@@ -39,6 +41,7 @@ from taskq.log.requests import (
     Done,
     Duplicate,
     EnqueueSpec,
+    Ingest,
     Op,
     Request,
     Settlement,
@@ -95,6 +98,7 @@ class Simulation(Snapshooting, Care, Uploads):
         self._steps_of_clock = steps_of_clock
         self._is_durable = durability is Durability.FSYNC
         self._bodies = 0
+        self._believed: dict[str, bytes] = {}
         self._is_failed = False
         self._may_have_lost = False
 
@@ -243,8 +247,8 @@ class Simulation(Snapshooting, Care, Uploads):
             (self._enqueue, self._enqueue_run, self._enqueue_many, self._claim,
              self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
              self._extend, self._requeue, self._purge, self._pause, self._withdraw, self._edit,
-             self._step, self._signal),
-            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6, 12, 8),
+             self._step, self._signal, self._ingest),
+            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6, 12, 8, 4),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
         if op in NOWAIT:
@@ -315,6 +319,29 @@ class Simulation(Snapshooting, Care, Uploads):
             self.memory.groups[group] = True
 
         return Op.ENQUEUE_MANY, items, accept
+
+    def _ingest(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        """The next lines of a source, as somebody does who last heard of it a while ago."""
+        source = self.chance.choice(("a", "b"))
+        before = self._believed.get(source, b"")
+        line = int(before or 0)
+        after = line + self.chance.choice((0, 1, 2, 5))
+        items: list[tuple[EnqueueSpec, bytes, Extras | None]] = [
+            (self.chance.choice(_SPECS), f"{source} {number}".encode(), None)
+            for number in range(line, after)
+        ]
+
+        def accept(answers: list[Any]) -> None:
+            for item, answer in zip(items, answers, strict=True):
+                self._enqueued(item, answer)
+            self._heard_of(source, after)
+            self.counts["ingests"] += 1
+
+        return Op.INGEST, Ingest(Move(source, b"%d" % after, before), items), accept
+
+    def _heard_of(self, source: str, position: int) -> None:
+        self._believed[source] = b"%d" % position
+        self.memory.positions[source] = max(self.memory.positions[source], position)
 
     def _claim(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         queues = self.chance.choice((None, None, frozenset({"mail"})))
@@ -494,10 +521,8 @@ class Simulation(Snapshooting, Care, Uploads):
                 self.counts["stale"] += 1
             elif isinstance(error, NotWaiting | KeyHeld) or "waits within its run" in str(error):
                 self.counts["edit: refused"] += 1
-            elif isinstance(error, DuplicateKey):
-                self.counts["refused keys"] += 1
-                if error.job_id:
-                    self.memory.durable.add(int(error.job_id.rpartition("-")[2]))
+            elif isinstance(error, (SourceMoved, DuplicateKey)):
+                self._learn_from(error)
             else:
                 assert self._faults, f"{error!r} for no reason"
                 assert isinstance(error, (AppendFailed, OutcomeUnknown, LogFailed)), repr(error)
@@ -505,6 +530,18 @@ class Simulation(Snapshooting, Care, Uploads):
                 # Somebody has to open the log again.
                 self._is_failed = self._is_failed or isinstance(error, LogFailed)
         self.pending = waiting
+
+    def _learn_from(self, error: SourceMoved | DuplicateKey) -> None:
+        """Whatever a refusal names is durable."""
+        if isinstance(error, DuplicateKey):
+            self.counts["refused keys"] += 1
+            if error.job_id:
+                self.memory.durable.add(int(error.job_id.rpartition("-")[2]))
+            return
+        self.counts["ingests refused"] += 1
+        self._believed.pop(error.source, None)
+        if error.position is not None:
+            self._heard_of(error.source, int(str(error.position)))
 
     # -- what must hold ---------------------------------------------------------------------------
 
@@ -558,6 +595,11 @@ class Simulation(Snapshooting, Care, Uploads):
             whole = there == len(group)
             assert there == 0 or whole, "a part of a transaction"
             assert whole or not acknowledged, "a transaction is gone"
+        for source in ("a", "b"):
+            position = int(reference.sources.get(source, 0))
+            assert position >= memory.positions[source], f"a position of {source} is lost"
+            lines = sum(body.startswith(source.encode() + b" ") for body in bodies)
+            assert lines == position, "lines are missing, or beyond the position"
         for lsn, titles in memory.steps.items():
             done = set(reference.jobs[lsn].steps) if lsn in reference.jobs else set()
             assert done >= set(titles) or lsn not in memory.durable, "a step is lost"

@@ -49,6 +49,7 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
         "stats": agenda.queues.stats(),
         "steps": _steps(facets),
         "floor": agenda.floor_lsn,
+        "sources": agenda.sources,
         "ready": ready,
         "keys": [
             (hashed, job, _place(facets, location), until)

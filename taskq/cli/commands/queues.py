@@ -328,3 +328,53 @@ for _action, _says in (
     ("forget", "Forget NAME, which the code has no more; a worker that has it brings it back."),
 ):
     _command(_action, _says)
+
+
+@click.group(invoke_without_command=True)
+@data_dir_option
+@json_option
+@click.pass_context
+def sources(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
+    """List the sources that jobs were ingested from and where they stand, or forget one.
+
+    A program moves a source with app.ingest(). Every command takes -d/--data-dir.
+    """
+    if context.invoked_subcommand is None:
+        _list_sources(data_dir=data_dir, as_json=as_json)
+
+
+@sources.command("ls")
+@log_argument
+@json_option
+def list_sources(data_dir: Path | None, as_json: bool) -> None:
+    """List the sources: name, when it moved last, position."""
+    _list_sources(data_dir=data_dir, as_json=as_json)
+
+
+@over_shards
+def _list_sources(*, data_dir: Path | None, as_json: bool) -> None:
+    with open_reader(data_dir) as reader:
+        views = reader.sources()
+    if as_json:
+        render.print_json([view.as_dict() for view in views])
+        return
+    if not views:
+        render.echo("No source was ingested into this log.")
+        return
+    render.print_table(
+        ("NAME~", "MOVED", "POSITION~"),
+        [(view.name, _time(view.moved), json.dumps(view.position)) for view in views],
+    )
+
+
+@sources.command("forget")
+@click.argument("name")
+@data_dir_option
+@json_option
+def forget_source(name: str, data_dir: Path | None, as_json: bool) -> None:
+    """Forget where NAME stands: a program that ingests it begins at its start again."""
+    forgotten = with_app(data_dir, lambda app: app.forget_source(name))
+    if as_json:
+        render.print_json({"name": name, "forgotten": forgotten})
+        return
+    render.echo(f"{flat(name)}: {'forgotten' if forgotten else 'this log knows no such source'}")

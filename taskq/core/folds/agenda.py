@@ -46,6 +46,7 @@ from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 
 if TYPE_CHECKING:
     from taskq.core.schedules import ScheduleState
+    from taskq.core.sources import SourceState
 
 _NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
 #: Attribute of a lane that counts the jobs of this ending.
@@ -74,6 +75,7 @@ class Agenda:
         times: when scheduled jobs are due, and when jobs expire.
         ages: since when ready jobs wait, and the current moment.
         schedules: how far each schedule has ticked, by its name.
+        sources: how far jobs were taken from each source, by its name.
         queues: the lanes, and which of them have jobs to claim.
         lanes: all lanes by number.
         groups: limits of tasks, each with its lanes.
@@ -92,6 +94,7 @@ class Agenda:
         self.times = Timetable()
         self.ages = Ages()
         self.schedules: dict[str, ScheduleState] = {}
+        self.sources: dict[str, SourceState] = {}
         self.queues = LaneQueues(self.ages)
         self.order = ClaimOrder(self.table, self.queues, self.ages, self.times)
         self.floor_lsn = self.edits = 0

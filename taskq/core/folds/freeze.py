@@ -32,6 +32,7 @@ from taskq.core.folds.steps import Signal, Steps
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.rates import Times
 from taskq.core.schedules import ScheduleState
+from taskq.core.sources import SourceState
 
 T = TypeVar("T")
 
@@ -97,6 +98,7 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
         [queue.encode("utf-8", "surrogatepass") for queue in sorted(agenda.queues.paused)]
     )
     _put_schedules(frozen, agenda.schedules)
+    _put_sources(frozen, agenda.sources)
     claims = ((job, *claim) for job, claim in agenda.running.items())
     frozen.put("Q", chain.from_iterable(claims))
     _put_leases(frozen, agenda.leases)
@@ -130,6 +132,7 @@ def thaw_agenda(source: Source) -> Agenda:
     names = _take_names(source)
     agenda.queues.paused.update(name.decode("utf-8", "surrogatepass") for name in names)
     _take_schedules(source, agenda.schedules)
+    _take_sources(source, agenda.sources)
     claims = source.take("Q")
     columns = (claims[at::4] for at in range(4))
     agenda.running = {
@@ -209,6 +212,19 @@ def _take_schedules(source: Source, schedules: dict[str, ScheduleState]) -> None
         raise ValueError(f"{len(names)} schedules have {len(last)} states")
     for name, state in zip(names, states, strict=True):
         schedules[name.decode("utf-8", "surrogatepass")] = state
+
+
+def _put_sources(frozen: Frozen, sources: dict[str, SourceState]) -> None:
+    names = sorted(sources)
+    frozen.put_names([name.encode("utf-8", "surrogatepass") for name in names])
+    frozen.put_names([sources[name].position for name in names])
+    frozen.put("q", [sources[name].moved_ns for name in names])
+
+
+def _take_sources(source: Source, sources: dict[str, SourceState]) -> None:
+    names, positions, moved = _take_names(source), _take_names(source), source.take("q")
+    for name, position, moved_ns in zip(names, positions, moved, strict=True):
+        sources[name.decode("utf-8", "surrogatepass")] = SourceState(position, moved_ns)
 
 
 def _put_rated(frozen: Frozen, agenda: Agenda) -> None:

@@ -15,6 +15,7 @@ from taskq.core.errors import (
     LogError,
     LogFailed,
     OutcomeUnknown,
+    SourceMoved,
     TaskqError,
 )
 from taskq.core.folds.agenda import Agenda
@@ -525,8 +526,9 @@ class Committer:
                 return
             value = self.operations.table[op](batch, operand)
         except TaskqError as error:
-            # An error that names a job waits until that job is on disk.
-            answers = self.answers.later if isinstance(error, DuplicateKey) else self.answers.now
+            # An error that names a job or a position waits until that is on disk.
+            waits = isinstance(error, DuplicateKey | SourceMoved)
+            answers = self.answers.later if waits else self.answers.now
             answers.append((port, future, error))
             return
         if op in _AT_ONCE:

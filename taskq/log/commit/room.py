@@ -78,6 +78,8 @@ class BatchNeeds:
     def _look_into(self, op: int, operand: Any) -> None:
         if op == Op.ENQUEUE_MANY:
             self._look_at(() if isinstance(operand, Plain) else operand)
+        elif op == Op.INGEST:
+            self._look_at(() if isinstance(operand.items, Plain) else operand.items)
         elif op in _NEEDS_KEYS or (op == Op.ADOPT and operand.is_keyed):
             self.keyed = True
         elif op == Op.REQUEUE:

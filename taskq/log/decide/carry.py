@@ -23,6 +23,7 @@ from taskq.core.kinds import EDIT, PAUSE, REPEAT, after
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.records import TABLE
 from taskq.core.schedules import TickRecord
+from taskq.core.sources import SourceRecord
 from taskq.log.format.carried import (
     Carried,
     encode_carried,
@@ -32,7 +33,7 @@ from taskq.log.format.carried import (
     key_hash_of,
 )
 from taskq.log.format.flows import again, fold_step
-from taskq.log.format.notes import encode_rated, encode_ticked
+from taskq.log.format.notes import encode_moved, encode_rated, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, rerouted, unexpiring
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Edit, Floor, Rewrite
@@ -97,7 +98,9 @@ class Rewrites:
         return False
 
     def tally(self, batch: Batch, lanes: range | list[tuple[str, bytes]]) -> None:
-        """Write down how many jobs of these lanes ended so far, what is paused, all schedules.
+        """Write down how many jobs of these lanes ended so far, what is paused.
+
+        And all schedules and sources.
 
         Or when claims of these groups were made.
         """
@@ -113,6 +116,8 @@ class Rewrites:
                 batch.add(encode_queue(PAUSE, queue, batch.lsn))
             for name, state in sorted(agenda.schedules.items()):
                 batch.add(encode_ticked(TickRecord(name, state), batch.lsn))
+            for source, stand in sorted(agenda.sources.items()):
+                batch.add(encode_moved(SourceRecord(source, stand), batch.lsn))
 
     def finish(self, batch: Batch, floor: Floor) -> None:
         """Record that nothing before ``floor.lsn`` is needed any more."""

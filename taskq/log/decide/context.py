@@ -169,6 +169,8 @@ _OPTIONS_BYTES: Final = 64
 _FREES_BYTES: Final = 64
 #: A TICKED record without its rule.
 _TICKED_BYTES: Final = 320
+#: An INGESTED record without its name and position.
+_MOVED_BYTES: Final = 48
 #: A step or signal without its value, at most.
 _STEP_BYTES: Final = 640
 
@@ -188,6 +190,10 @@ def bundle_size(bundle: Bundle) -> int:
 
 def _plain_size(jobs: Plain) -> int:
     return sum(map(len, jobs.bodies)) + len(jobs.spec.tail) * len(jobs.bodies)
+
+
+def _jobs_size(jobs: list[Item] | Plain) -> int:
+    return _plain_size(jobs) if isinstance(jobs, Plain) else sum(map(_enqueue_size, jobs))
 
 
 def _enqueue_size(item: Item) -> int:
@@ -221,9 +227,8 @@ def _step_size(step: NewStep) -> int:
 
 #: Operations with more than one small record; ``BatchNeeds`` counts plain enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
-    Op.ENQUEUE_MANY: lambda items: (
-        _plain_size(items) if isinstance(items, Plain) else sum(map(_enqueue_size, items))
-    ),
+    Op.ENQUEUE_MANY: _jobs_size,
+    Op.INGEST: lambda asked: _jobs_size(asked.items) + sum(map(len, asked.move[:2])) + _MOVED_BYTES,
     Op.SETTLE: lambda items: sum(map(_settlement_size, items)),
     Op.SETTLE_PARENTS: lambda items: sum(map(_settlement_size, items)),
     Op.SETTLE_NOWAIT: lambda operand: sum(map(_settlement_size, operand[0])),

@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import KeyHeld, LogDamaged, NotDead, TaskqError, UsageError, command
+from taskq.core import sources
+from taskq.core.errors import (
+    KeyHeld,
+    LogDamaged,
+    NotDead,
+    SourceMoved,
+    TaskqError,
+    UsageError,
+    command,
+)
 from taskq.core.folds.agenda import forget_dead
 from taskq.core.folds.dedup import UNTIL_SETTLED, key_hash
 from taskq.core.kinds import PAUSE, REMOVAL, RESUME, REVIVAL, after
@@ -35,7 +44,7 @@ from taskq.log.decide.steps import Steps
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried, encode_queue
 from taskq.log.format.flows import is_of_flow
-from taskq.log.format.notes import encode_ticked
+from taskq.log.format.notes import encode_moved, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, unexpiring
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Op
@@ -43,7 +52,7 @@ from taskq.log.state.fold import fold_carried
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
-    from taskq.log.requests import Duplicate, Enrolment, Letter, Steer, Turn
+    from taskq.log.requests import Duplicate, Enrolment, Ingest, Letter, Steer, Turn
     from taskq.log.state.facets import Facets
 
 
@@ -165,6 +174,48 @@ class Ticks:
     @property
     def _schedules(self) -> dict[str, ScheduleState]:
         return self._context.agenda.schedules
+
+
+class Sources:
+    """The decisions of one process about positions of sources."""
+
+    def __init__(self, context: Context, enqueues: Enqueues) -> None:
+        self._context = context
+        self._enqueues = enqueues
+
+    def ingest(self, batch: Batch, asked: Ingest) -> list[int | Duplicate]:
+        """Enqueue jobs, and write where their source stands with them.
+
+        Raises:
+            SourceMoved: it stands elsewhere than it should.
+            UsageError: the log knows too many sources, or has no room for a job's key.
+            DuplicateKey: a key is held, and its job asked to be refused then.
+        """
+        (name, position, after), items = asked
+        known = self._context.agenda.sources
+        before = known[name].position if name in known else b""
+        if after is not None and after != before:
+            stands, expected = map(sources.decode_position, (before, after))
+            raise SourceMoved(name, stands, expected)
+        if len(position) > len(before):
+            self._check_room(name, position)
+        answers = self._enqueues.many(batch, items)
+        if position or before:
+            state = sources.SourceState(position, batch.time_ns)
+            moved = sources.SourceRecord(name, state)
+            batch.add(encode_moved(moved, batch.lsn))
+            sources.apply_moved(known, moved)
+        return answers
+
+    def _check_room(self, name: str, position: bytes) -> None:
+        after = self._context.agenda.sources | {name: sources.SourceState(position, 0)}
+        size = sum(len(source) + len(state.position) for source, state in after.items())
+        if len(after) > sources.SOURCES_MAX or size > sources.SOURCES_BYTES_MAX:
+            raise UsageError(
+                f"this log would know {len(after)} sources of {size} bytes, the most is "
+                f"{sources.SOURCES_MAX} of {sources.SOURCES_BYTES_MAX} bytes: forget old ones with "
+                f"{command(self._context.facets.path, 'sources', 'forget', 'NAME')}"
+            )
 
 
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
@@ -308,6 +359,7 @@ class Operations:
             Op.ENQUEUE_RUN: enqueues.run,
             Op.ENQUEUE_MANY: enqueues.many,
             Op.ADOPT: Uploads(context, enqueues).adopt,
+            Op.INGEST: Sources(context, enqueues).ingest,
             Op.EXTEND: self.claims.extend,
             Op.SETTLE: self.settles.settle_each,
             Op.SETTLE_PARENTS: self.settles.settle_each,

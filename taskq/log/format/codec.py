@@ -118,6 +118,9 @@ ADOPTED      64   how far an upload has come, in the frame of the jobs that brou
 TICKED       32   how far a schedule has ticked, in the frame of the jobs of its ticks, in wall
                   time; always with its CRC; byte: 1 paused, 2 forgotten; zero u32, last_ns i64,
                   done_ns i64; body: name of the schedule
+INGESTED     24   how far a source was taken, in the frame of the jobs that lead there, and when;
+                  always with its CRC; byte: 0; zero u32, moved_ns i64; body: length u16 of the
+                  source's name, the name; JSON of its position, none if forgotten
 RATED        32   when the claims of a group were made that count against a rate, the oldest
                   first, relative; always with its CRC; byte: 0; zero u32, most i64, window_ns
                   i64; body: length u16 of (length of task u8, task, concurrency key), these;
@@ -186,6 +189,7 @@ STEP: Final = records.STEP.struct
 MARK: Final = records.MARK.struct
 TICK: Final = records.TICK.struct
 RATES: Final = records.RATES.struct
+MOVED: Final = records.MOVED.struct
 UPLOAD: Final = records.UPLOAD.struct
 LENGTH: Final = struct.Struct("<I")
 #: Start of every record: length, type, byte, size of the options, flags.

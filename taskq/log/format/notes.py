@@ -15,6 +15,7 @@ from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.rates import Times
 from taskq.core.records import Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, TickRecord
+from taskq.core.sources import SourceRecord, SourceState
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, option
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 #: Bytes of a whole record.
 ADOPTED_SIZE: Final = codec.UPLOAD.size + 4
 _CHECKED: Final = int(Flag.CHECKED)
+_SIZE: Final = struct.Struct("<H")
 _HEAD: Final = codec.PREFIX.pack(ADOPTED_SIZE, Kind.ADOPTED, 0, 0, _CHECKED)
 
 
@@ -115,6 +117,30 @@ def decode_ticked(record: bytes) -> TickRecord:
     )
 
 
+# Positions of sources: written with the jobs that lead there, and again by compaction.
+
+
+def encode_moved(moved: SourceRecord, lsn: int) -> bytes:
+    name, state = moved.name.encode("utf-8", "surrogatepass"), moved.state
+    body = _SIZE.pack(len(name)) + name + state.position
+    return codec.encode(Kind.INGESTED, 0, state.moved_ns, lsn=lsn, body=body)
+
+
+def decode_moved(record: bytes) -> SourceRecord:
+    """Return what an INGESTED record says.
+
+    Raises:
+        FormatError: lengths do not fit.
+    """
+    body = record[codec.MOVED.size : -CRC_SIZE]
+    size = _SIZE.unpack_from(body)[0] if len(body) >= _SIZE.size else NAME_BYTES_MAX + 1
+    end = _SIZE.size + size
+    if size > NAME_BYTES_MAX or end > len(body):
+        raise FormatError("an INGESTED record names no source")
+    name = body[_SIZE.size : end].decode("utf-8", "surrogatepass")
+    return SourceRecord(name, SourceState(body[end:], codec.MOVED.unpack_from(record)[6]))
+
+
 # Claims that count against a rate, in the log and after compaction.
 #
 # A claim names the rate that it counts against, so a fold knows the times of a group's claims
@@ -128,7 +154,6 @@ _RATE: Final = struct.Struct("<Iq")
 #: The whole option.
 _RATE_OPTION: Final = struct.Struct("<BHIq")
 _I64: Final = struct.Struct("<q")
-_SIZE: Final = struct.Struct("<H")
 _PAIR: Final = struct.Struct("<qI")
 _LEASE: Final = int(Option.LEASE)
 _RATE_TAG: Final = int(Option.RATE)

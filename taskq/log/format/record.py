@@ -25,12 +25,19 @@ from taskq.core.kinds import (
 from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.records import PACKED, SKIPPABLE, TABLE, Body, Cause, Flag, Option
 from taskq.core.schedules import TickRecord
+from taskq.core.sources import SourceRecord
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, decode_carried, find_moment
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, STATE_AT
 from taskq.log.format.flows import Stepped, decode_step
-from taskq.log.format.notes import UploadProgress, decode_adopted, decode_rated, decode_ticked
+from taskq.log.format.notes import (
+    UploadProgress,
+    decode_adopted,
+    decode_moved,
+    decode_rated,
+    decode_ticked,
+)
 from taskq.log.format.options import decode_key_hash, enqueue_extras, find_option
 
 if TYPE_CHECKING:
@@ -79,6 +86,8 @@ class LogRecord(NamedTuple):
     rated: tuple[tuple[int, int], ...] = ()
     #: of TICKED: all of it
     ticked: TickRecord | None = None
+    #: of INGESTED: all of it
+    moved: SourceRecord | None = None
     #: of a record that ends an attempt: what that logged, packed
     lines: bytes = b""
     #: of a step or signal: all of it
@@ -225,8 +234,12 @@ def _decode_other(data: bytes, record: LogRecord, body: bytes) -> LogRecord:
         case Body.LANE:
             split = 2 + body[0]
             return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
-        case Body.SCHEDULE:
-            return record._replace(ticked=decode_ticked(data))
+        case Body.SCHEDULE | Body.SOURCE:
+            is_tick = row.body is Body.SCHEDULE
+            return record._replace(
+                ticked=decode_ticked(data) if is_tick else None,
+                moved=None if is_tick else decode_moved(data),
+            )
         case Body.TIMES:
             (task, key), times = decode_rated(data)
             name = task.encode("utf-8", "surrogatepass")

@@ -18,6 +18,7 @@ from taskq.core.model import STATES, State
 from taskq.core.parsing import listed, split_id
 from taskq.core.rates import Limit
 from taskq.core.schedules import ScheduleState
+from taskq.core.sources import SourceView, views_of
 from taskq.core.views import (
     AttemptView,
     Damage,
@@ -474,6 +475,10 @@ class LogReader:
     def schedules(self) -> dict[str, ScheduleState]:
         """Return what the log knows of schedules, by their names."""
         return self._told(lambda _, facets, __: facets.need_agenda().schedules)
+
+    def sources(self) -> list[SourceView]:
+        """Return the sources that jobs were ingested from, by their names."""
+        return self._told(lambda _, facets, __: views_of(facets.need_agenda().sources))
 
     def records(self) -> Iterator[Entry]:
         """Yield every record; from damaged frames the records with an intact CRC of their own."""

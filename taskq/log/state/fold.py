@@ -50,6 +50,7 @@ from taskq.core.kinds import (
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.records import Flag, Kind, Option
 from taskq.core.schedules import apply_ticked
+from taskq.core.sources import apply_moved
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, decode_carried, decode_queue, key_hash_of
 from taskq.log.format.codec import FLAGS_AT, JOB_AT, KIND_AT, OPTION
@@ -62,7 +63,15 @@ from taskq.log.format.flows import (
     fold_step,
     held_needs,
 )
-from taskq.log.format.notes import _I64, _LEASE, _RATE, _RATE_TAG, decode_rated, decode_ticked
+from taskq.log.format.notes import (
+    _I64,
+    _LEASE,
+    _RATE,
+    _RATE_TAG,
+    decode_moved,
+    decode_rated,
+    decode_ticked,
+)
 from taskq.log.format.options import (
     decode_key_hash,
     decode_times,
@@ -237,6 +246,7 @@ _ON_AGENDA: Final[dict[int, Callable[[bytes, Agenda, At], None]]] = {
     Kind.TALLIED: _fold_tally,
     Kind.COMPACTED: _fold_floor,
     Kind.TICKED: lambda record, agenda, _: apply_ticked(agenda.schedules, decode_ticked(record)),
+    Kind.INGESTED: lambda record, agenda, _: apply_moved(agenda.sources, decode_moved(record)),
     Kind.RATED: lambda record, agenda, _: fold_rated(record, agenda),
 }
 

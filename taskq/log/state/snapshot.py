@@ -348,7 +348,7 @@ class Form(Generic[F]):
     thaw: Callable[[Source], F]
 
 
-AGENDA: Final = Form(Kind("agenda", 1, 6), Agenda, freeze_agenda, thaw_agenda)
+AGENDA: Final = Form(Kind("agenda", 1, 7), Agenda, freeze_agenda, thaw_agenda)
 DEDUP: Final = Form(Kind("dedup", 2, 1), Dedup, freeze_dedup, thaw_dedup)
 
 

@@ -35,7 +35,18 @@ if TYPE_CHECKING:
 
 #: Operations that are answered in their own batch: an interrupted caller leaves nobody waiting.
 _OPS: Final = frozenset(
-    map(int, (Op.ENQUEUE, Op.ENQUEUE_MANY, Op.TRANSACT, Op.SETTLE, Op.CANCEL, Op.EXTEND))
+    map(
+        int,
+        (
+            Op.ENQUEUE,
+            Op.ENQUEUE_MANY,
+            Op.INGEST,
+            Op.TRANSACT,
+            Op.SETTLE,
+            Op.CANCEL,
+            Op.EXTEND,
+        ),
+    )
 )
 #: A commit that takes longer holds up a loop; then none is made there for this multiple of its
 #: time.

@@ -53,6 +53,7 @@ from taskq.log.requests import (
     Ended,
     EnqueueSpec,
     Enrolment,
+    Ingest,
     Item,
     Letter,
     Op,
@@ -248,6 +249,11 @@ class _Port(Generic[F]):
     @_request
     def enqueue_many(self, items: list[Item] | Plain) -> Sent[list[int | Duplicate]]:
         return self._send(Op.ENQUEUE_MANY, together(items))
+
+    @_request
+    def ingest(self, asked: Ingest) -> Sent[list[int | Duplicate]]:
+        """Enqueue the jobs of a source, and move its position, in one frame."""
+        return self._send(Op.INGEST, asked)
 
     @_request
     def claim(self, request: ClaimRequest) -> Sent[list[Delivery]]:

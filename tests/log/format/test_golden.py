@@ -15,6 +15,7 @@ from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.schedules import ScheduleState, TickRecord
+from taskq.core.sources import SourceRecord, SourceState
 from taskq.log.format import codec
 from taskq.log.format.carried import (
     Carried,
@@ -25,7 +26,13 @@ from taskq.log.format.carried import (
     encode_tally,
 )
 from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
-from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
+from taskq.log.format.notes import (
+    UploadProgress,
+    encode_adopted,
+    encode_moved,
+    encode_rated,
+    encode_ticked,
+)
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces, rerouted
 from taskq.log.format.record import LogRecord, decode_record
 from taskq.log.requests import EnqueueSpec
@@ -56,6 +63,7 @@ _RICH_READ: Final = Extras(
 )
 _ADOPTED: Final = UploadProgress(bytes(range(16)), 1_000, 2_000, 3, 21)
 _TICKED: Final = TickRecord("nightly", ScheduleState(7, 9, True, b"every 60", b"{}"))
+_MOVED: Final = SourceRecord("a", SourceState(b"[1]", 7))
 _FORGOTTEN: Final = TickRecord("nightly", ScheduleState(7, 9), is_gone=True, has_rule=False)
 _TIMES: Final = Times()
 _TIMES.replace([(5, 2), (9, 1)], 3, 1_000_000)
@@ -353,6 +361,11 @@ _RECORDS: Final = {
             "6e696768746c79 8a3d727c"
         ),
         LogRecord(Kind.TICKED, 31, 8, 9, Flag.CHECKED, ticked=_FORGOTTEN),
+    ),
+    "ingested": (
+        encode_moved(_MOVED, 31),
+        "22000000 28 00 0000 01000000 00000000 0700000000000000 0100 615b315d fef01437",
+        LogRecord(Kind.INGESTED, 31, 8, 9, Flag.CHECKED, moved=_MOVED),
     ),
     "enqueued with a concurrency key": (
         _enqueued(Extras(concurrency_key=b"a")),
