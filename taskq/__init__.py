@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from taskq.flows.handle import FlowHandle, PendingFlow
     from taskq.log.config import QueuePolicy
     from taskq.log.decide.listeners import DeadLetter
+    from taskq.log.format.record import Record
     from taskq.log.requests import Delivery
-    from taskq.reading.record import Record
     from taskq.reading.stream import Stream
     from taskq.shards import Shards
     from taskq_workers import Worker
@@ -105,7 +105,7 @@ _HOMES: Final = {
     "taskq.log.config": "QueuePolicy",
     "taskq.log.decide.listeners": "DeadLetter",
     "taskq.log.requests": "Delivery",
-    "taskq.reading.record": "Record",
+    "taskq.log.format.record": "Record",
     "taskq.reading.stream": "Stream",
     "taskq.shards": "Shards",
     "taskq_workers": "Worker",

@@ -6,7 +6,7 @@ deprecated; ``taskq.log`` and ``taskq.core`` below it may change on any day.
 - open a log: ``Store`` to write, ``LogReader`` to read, both by a ``LogConfig``; a ``LoopPort``
   takes requests from an event loop (``Settlement``, ``ClaimRequest``, ``EnqueueSpec``, …);
   ``LogView`` and ``Moment`` are what a look may see
-- read what stands there: ``LogRecord``, ``kinds`` (what records do), ``Gap``, ``Scanner``; under a
+- read what stands there: ``Record``, ``kinds`` (what records do), ``Gap``, ``Scanner``; under a
   name that is kept, ``NamedReader``
 - copy it as it stands: ``DurableLog`` to send, ``Replica`` to keep, ``Border`` to compare
 - files: ``Identity``, ``Disk`` and ``Clock`` as the machine has them
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taskq.log.format.codec import FrameHeader
     from taskq.log.format.flows import Takes
     from taskq.log.format.frames import Cursor, Gap, Scanner, segment_lsn, segment_name
-    from taskq.log.format.record import LogRecord, places
+    from taskq.log.format.record import Record, places
     from taskq.log.inbox.writer import PartWriter
     from taskq.log.journal.replica import Border, DurableLog, Replica
     from taskq.log.machine.access import open_file, read_file, read_private
@@ -88,7 +88,6 @@ __all__ = [
     "LocalDisk",
     "LogConfig",
     "LogReader",
-    "LogRecord",
     "LogView",
     "LoopPort",
     "Moment",
@@ -96,6 +95,7 @@ __all__ = [
     "Option",
     "PartWriter",
     "PatientDisk",
+    "Record",
     "Replica",
     "Scanner",
     "Settlement",
@@ -138,7 +138,7 @@ _HOMES: Final = {
     "taskq.log.format.codec": "FrameHeader",
     "taskq.log.format.flows": "Takes",
     "taskq.log.format.frames": "Cursor Gap Scanner segment_lsn segment_name",
-    "taskq.log.format.record": "LogRecord places",
+    "taskq.log.format.record": "Record places",
     "taskq.log.inbox.writer": "PartWriter",
     "taskq.log.journal.replica": ("Border DurableLog Replica"),
     "taskq.log.machine.access": ("open_file read_file read_private"),

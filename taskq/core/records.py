@@ -137,7 +137,7 @@ class Option(enum.IntEnum):
 
 
 class Cause(enum.IntEnum):
-    """Cause of a release, or of a job's death."""
+    """Cause of a release, or of a job's death; as text like in records of streams."""
 
     #: the caller said so
     CALLER = 0
@@ -169,6 +169,9 @@ class Cause(enum.IntEnum):
     BREAKER = 13
     #: it waits for a time, a signal or other jobs, and goes on then; no attempt is burnt
     WAITS = 14
+
+    def __str__(self) -> str:
+        return self.name.lower()
 
 
 #: Flags of a compressed payload or result.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from datetime import datetime
@@ -30,19 +31,30 @@ def owner(number: int) -> str:
 
 
 def body_document(body: bytes | None) -> dict[str, Any] | None:
-    """Return a payload or result: ``encoding`` says whether ``data`` is JSON, text or base64."""
+    """Return a payload or result: ``encoding`` says whether ``data`` is JSON, text or base64.
+
+    Numbers that JSON lacks, NaN and infinity, make it text.
+    """
     if body is None:
         return None
     try:
-        return {"encoding": "json", "data": parse_json(body)}
-    except ValueError:
-        pass
-    try:
-        return {"encoding": "text", "data": body.decode()}
+        text = body.decode()
     except UnicodeDecodeError:
         import base64  # noqa: PLC0415 - most bodies are text
 
         return {"encoding": "base64", "data": base64.b64encode(body).decode()}
+    try:
+        data = parse_json(text, parse_constant=_finite, parse_float=_finite)
+    except ValueError:
+        return {"encoding": "text", "data": text}
+    return {"encoding": "json", "data": data}
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 def job_head(job: JobView) -> dict[str, Any]:

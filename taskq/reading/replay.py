@@ -23,7 +23,7 @@ from taskq.log.format.bodies import Compression
 from taskq.log.format.codec import PREFIX
 from taskq.log.format.flows import Stepped
 from taskq.log.format.options import encode_extras
-from taskq.log.format.record import LogRecord
+from taskq.log.format.record import Record
 from taskq.log.read.jobs import EVERY, JobFilter, PastJob, past_jobs
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import Duplicate, Item
@@ -167,7 +167,7 @@ class _Chosen:
                 f"replayed; cancel it first"
             )
         steps = _before(job_id, from_step, story.records)
-        born = next(it for it in story.records if it.kind in BIRTHS or it.carried is not None)
+        born = next(it for it in story.records if it.type in BIRTHS or it.carried is not None)
         replayed, item = self._again(PastJob(story.state, born), dry_run=dry_run)
         return replayed, item, steps
 
@@ -179,8 +179,8 @@ class _Chosen:
         replayed = Replayed(
             job_id=f"{self.tag}-{record.job}",
             new_id="",
-            queue=record.queue.decode("utf-8", "replace"),
-            task=record.task.decode("utf-8", "replace"),
+            queue=record.queue,
+            task=record.task,
             state=job.state,
         )
         if dry_run:
@@ -203,7 +203,7 @@ class _Chosen:
         spec = spec_of(
             replayed.queue,
             replayed.task,
-            record.priority,
+            record.priority or 0,
             record.attempts_max,
             Flag(flags & _KEPT_FLAGS),
         )
@@ -221,14 +221,12 @@ class _Chosen:
         return self._connection.config.packing(queue, compress)
 
 
-def _before(
-    job_id: str, from_step: str | None, records: Iterable[LogRecord]
-) -> tuple[Stepped, ...]:
+def _before(job_id: str, from_step: str | None, records: Iterable[Record]) -> tuple[Stepped, ...]:
     if from_step is None:
         return ()
     done: dict[int, Stepped] = {}
     for record in records:
-        if record.step is not None and record.kind == STEP:
+        if record.step is not None and record.type == STEP:
             done.setdefault(record.step.place, record.step)
     steps = [done[place] for place in sorted(done)]
     titles = [step.title for step in steps]

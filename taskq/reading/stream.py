@@ -27,7 +27,7 @@ from taskq.core.values import NamedTuple, dataclass
 from taskq.log.config import LogConfig
 from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.frames import Cursor, Gap
-from taskq.log.format.record import decode_record
+from taskq.log.format.record import Record
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.follow import FrameReader, Lasting, Onlooker
 from taskq.log.read.positions import (
@@ -49,7 +49,7 @@ from taskq.log.read.readers import (
 )
 from taskq.log.segments.bodystore import BodyStore
 from taskq.log.segments.segments import Extent, SegmentFiles
-from taskq.reading.record import Choice, Record, RecordReader, kind_at, open_files
+from taskq.reading.record import Choice, RecordReader, kind_at, open_files
 
 if TYPE_CHECKING:
     from taskq.connection.connection import Connection
@@ -475,12 +475,12 @@ def _find(files: SegmentFiles, extent: Extent, count: int, choice: Choice) -> tu
     def wanted(lsn: int, data: bytes) -> bool:
         if choice.skips(kind_at(data, 0)):
             return False
-        record = decode_record(data, lsn, 0, 0)
+        record = Record(data, lsn, 0, 0)
         choice.note(record)
-        if choice.lacks(record):
+        if choice.is_by_name and choice.lacks(record):
             born = read_record(files, record.job, extent)
             if born is not None:
-                choice.note(decode_record(born, record.job, 0, 0))
+                choice.note(Record(born, record.job, 0, 0))
         return choice.fits(record) is not None
 
     return find_latest(files, extent, count, wanted)

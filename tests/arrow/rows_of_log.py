@@ -16,17 +16,17 @@ from taskq.arrow import DETAILS, Corrupt, Piece, decode
 from taskq.core import kinds
 from taskq.core.errors import TaskqError
 from taskq.core.folds.steps import Form
-from taskq.core.kinds import CARRYING, OF_JOBS
+from taskq.core.kinds import CARRYING, OF_JOBS, OF_STEPS
 from taskq.core.model import Extras
 from taskq.core.records import PACKED, Kind, Option
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
-from taskq.log.format.carried import Carried
+from taskq.log.format.carried import Carried, find_moment
 from taskq.log.format.frames import segment_lsn
 from taskq.log.format.options import each_option
-from taskq.log.format.record import LogRecord
+from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
-from taskq.log.read.jobs import Entry, entries
+from taskq.log.read.jobs import entries
 from taskq.log.read.reader import open_journal
 from taskq.log.segments.bodystore import BodyStore
 from tests.log.world import PATH, World
@@ -75,7 +75,7 @@ def decoded_rows(
 
 def expected_rows(journal: Journal, directory: Path, device: str = DEVICE) -> list[Row]:
     bodies = BodyStore(str(directory), LogConfig())
-    return [_row(journal, entry, bodies, device) for entry in entries(journal)]
+    return [_row(journal, record, bodies, device) for record in entries(journal)]
 
 
 def rows_of_directory(directory: Path) -> tuple[list[Row], list[Row]]:
@@ -90,25 +90,24 @@ def rows_of_world(world: World, directory: Path) -> tuple[list[Row], list[Row]]:
     return rows_of_directory(save(world.machine, directory))
 
 
-def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
-    record = entry.decode()
+def _row(journal: Journal, record: Record, bodies: BodyStore, device: str) -> Row:
     row: Row = dict.fromkeys(DETAILS.names)
     row |= {
         "device": device,
         "log_id": str(journal.identity.log_id),
-        "segment": journal.files.segment_at(entry.location),
-        "offset": entry.location & _OFFSET_MASK,
+        "segment": journal.files.segment_at(record.location),
+        "offset": record.location & _OFFSET_MASK,
         "branch": 0,
-        "lsn": entry.lsn,
-        "kind": kinds.name_of(record.kind) if record.kind in _known() else "unknown",
+        "lsn": record.lsn,
+        "kind": kinds.name_of(record.type) if record.type in _known() else "unknown",
         "job_id": f"{journal.tag}-{record.job}" if record.job else None,
-        "timestamp": entry.time_ns // 1_000,
-        "ts_ns": entry.time_ns,
-        "epoch": f"{entry.epoch:016x}",
+        "timestamp": record.time_ns // 1_000,
+        "ts_ns": record.time_ns,
+        "epoch": f"{record.epoch:016x}",
         "flags": record.flags,
         "job": record.job or None,
     }
-    if record.kind in _known():
+    if record.type in _known():
         problems = []
         for name, value in _details(record, bodies, journal.tag):
             if name == "problem":
@@ -116,36 +115,37 @@ def _row(journal: Journal, entry: Entry, bodies: BodyStore, device: str) -> Row:
             else:
                 row[name] = value
         row["problem"] = "; ".join(problems) or None
-        row["concurrency_key"] = _concurrency_key(entry, record)
+        row["concurrency_key"] = _concurrency_key(record)
     row["timestamp"] = pa.scalar(row["timestamp"], DETAILS.field("timestamp").type).as_py()
     return row
 
 
-def _concurrency_key(entry: Entry, record: LogRecord) -> str | None:
-    if record.kind not in _BIRTHS:
+def _concurrency_key(record: Record) -> str | None:
+    if record.type not in _BIRTHS:
         return None
-    born = entry.data[entry.at : entry.at + entry.length]
-    if record.carried is not None:
-        born = record.carried.born
+    born = record.data if record.carried is None else record.carried.born
     _, _, _, size, _, _, queue_size, task_size = codec.BORN.unpack_from(born)
     at = codec.BORN.size + queue_size + task_size
     options = dict(each_option(born, at, size))
     return _key(options.get(Option.CONCURRENCY_KEY))
 
 
-def _details(record: LogRecord, bodies: BodyStore, tag: str) -> Iterator[tuple[str, Any]]:
-    kind = record.kind
+def _details(record: Record, bodies: BodyStore, tag: str) -> Iterator[tuple[str, Any]]:
+    kind = record.type
     what = f"what lsn {record.lsn} holds of {tag}-{record.job}"
     if record.queue or record.task:
-        yield "queue", record.queue.decode("utf-8", "replace") or None
-        yield "task", record.task.decode("utf-8", "replace") or None
+        yield "queue", record.queue or None
+        yield "task", record.task or None
     if kind in _BIRTHS or kind == Kind.TALLIED:
         yield "priority", record.priority
     if kind in _BIRTHS | OF_JOBS:
         yield "attempt", record.attempt
         yield from _value("value", record.body, record.body_flags, bodies, what)
     yield from _other(record)
-    yield "key_hash", _signed(record.key_hash) or None
+    if kind in OF_JOBS - OF_STEPS - CARRYING:
+        fixed = codec.FIXED_SIZES[kind]
+        _, _, _, size, _ = codec.PREFIX.unpack_from(record.data)
+        yield "key_hash", find_moment(record.data, fixed, size, Option.KEY_HASH) or None
     yield "lease_ns", record.lease_ns or None
     if record.extras is not None:
         yield from _birth(record, record.extras)
@@ -155,8 +155,8 @@ def _details(record: LogRecord, bodies: BodyStore, tag: str) -> Iterator[tuple[s
         yield from _value("result", stored, flags, bodies, what)
 
 
-def _other(record: LogRecord) -> Iterator[tuple[str, Any]]:
-    kind = record.kind
+def _other(record: Record) -> Iterator[tuple[str, Any]]:
+    kind = record.type
     if kind in (Kind.CLAIMED, Kind.OWNER):
         yield "owner", _owner(record.token)
     elif kind in OF_JOBS or kind == Kind.COMPACTED:
@@ -164,7 +164,7 @@ def _other(record: LogRecord) -> Iterator[tuple[str, Any]]:
     if kind == Kind.OWNER:
         yield from _text("value", record.body)
     if kind in _WITH_CAUSE:
-        yield "cause", record.cause.name.lower()
+        yield "cause", record.cause
     if record.step is not None:
         yield "step", record.step.title
         yield "began_ns", record.step.began_ns or None
@@ -177,14 +177,18 @@ def _other(record: LogRecord) -> Iterator[tuple[str, Any]]:
         yield from {"due_ns": record.due_ns or None, "moments": 0}.items()
 
 
-def _birth(record: LogRecord, extras: Extras) -> Iterator[tuple[str, Any]]:
+def _birth(record: Record, extras: Extras) -> Iterator[tuple[str, Any]]:
     yield "due_ns", extras.due_ns or None
     yield "expires_ns", extras.expires_ns or None
     yield "moments", int(extras.due_is_wall) | int(extras.expires_is_wall) << 1
     yield "attempts_max", record.attempts_max or None
     yield "key", _key(extras.key)
     yield "headers", extras.headers or None
-    yield "replaces", record.replaces or None
+    born = codec.decode_born(record.data if record.carried is None else record.carried.born)
+    yield (
+        "replaces",
+        find_moment(born.options, 0, len(born.options), Option.REPLACES) or None,
+    )
     if record.carried is not None:
         is_wall = record.carried.due_is_wall
         yield "moments", int(is_wall) | int(extras.expires_is_wall) << 1

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taskq.engine import DurableLog
-    from taskq.log.format.record import LogRecord
+    from taskq.log.format.record import Record
     from taskq.log.requests import Ended, Letter
     from taskq.log.state.facets import LogView
     from taskq_plugins.hub.copies import Copies
@@ -373,14 +373,14 @@ class OutboxSimulation(Simulation):
             return
         born: Counter[Identified] = Counter()
         for record in self._device_log():
-            if record.kind == RecordKind.ENQUEUED and record.extras is not None:
+            if record.type == RecordKind.ENQUEUED and record.extras is not None:
                 identified = Identified.of(record.extras.key)
                 if identified is not None:
                     born[identified] += 1
         for identified, count in born.items():
             assert count <= 1 + self.again[identified.nonce], (identified, count)
 
-    def _device_log(self) -> list[LogRecord]:
+    def _device_log(self) -> list[Record]:
         if read_identity(CrashableDisk(self.world.machine), PATH) is None:
             return []
         return self.world.records()
@@ -426,20 +426,20 @@ class OutboxSimulation(Simulation):
     def _check_ends(self) -> None:
         ends: Counter[int] = Counter()
         for record in self.out.records():
-            if record.kind in _ENDS:
+            if record.type in _ENDS:
                 ends[record.job] += 1
-            elif record.kind == RecordKind.REQUEUED:
+            elif record.type == RecordKind.REQUEUED:
                 ends[record.job] -= 1
         assert all(count <= 1 for count in ends.values()), ends
         there: dict[str, State] = {}
         for record in self._device_log():
-            if record.extras is not None and record.kind == RecordKind.ENQUEUED:
+            if record.extras is not None and record.type == RecordKind.ENQUEUED:
                 identified = Identified.of(record.extras.key)
                 view = self.world.view(record.job)
                 if identified is not None and view is not None:
                     there[identified.nonce] = view.state
         for record in self.out.records():
-            if record.kind == RecordKind.ENQUEUED and record.extras is not None:
+            if record.type == RecordKind.ENQUEUED and record.extras is not None:
                 view = self.out.view(record.job)
                 nonce = record.extras.headers.get(NONCE, "")
                 if view is not None and there.get(nonce) is State.SUCCEEDED:

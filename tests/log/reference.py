@@ -12,8 +12,10 @@ from taskq.core.folds.moments import STARVATION_NS
 from taskq.core.folds.steps import Form, unpack_waits
 from taskq.core.kinds import OF_STEPS
 from taskq.core.model import PRIORITY_MAX, State
-from taskq.core.records import Cause, Kind
-from taskq.log.format.record import LogRecord
+from taskq.core.records import Cause, Kind, Option
+from taskq.log.format import codec
+from taskq.log.format.carried import find_moment
+from taskq.log.format.record import Record
 from taskq.log.state.facets import Facets
 
 #: The precision of a job's date.
@@ -26,7 +28,8 @@ _FINAL: Final = {
 }
 #: These give a job back without counting the attempt.
 _FREE: Final = {
-    Cause.DRAIN, Cause.SNOOZE, Cause.CALLER, Cause.CONDITION, Cause.BREAKER, Cause.WAITS,
+    str(Cause.DRAIN), str(Cause.SNOOZE), str(Cause.CALLER), str(Cause.CONDITION),
+    str(Cause.BREAKER), str(Cause.WAITS),
 }  # fmt: skip
 
 
@@ -35,8 +38,8 @@ class Job:
     """One job, as of the last record."""
 
     lsn: int
-    queue: bytes
-    priority: int
+    queue: str
+    priority: int | None
     body: bytes
     key: bytes | None
     state: State
@@ -85,11 +88,11 @@ class Reference:
     #: the date of jobs that are enqueued now
     dated_ns: int = -_STEP_NS
     #: (queue, key) -> (job, until less the steps so far or None, whether until the job is settled)
-    holders: dict[tuple[bytes, bytes], list[tuple[int, int | None, bool]]] = field(
+    holders: dict[tuple[str, bytes], list[tuple[int, int | None, bool]]] = field(
         default_factory=dict
     )
 
-    paused: set[bytes] = field(default_factory=set)
+    paused: set[str] = field(default_factory=set)
     #: where each source stands
     sources: dict[str, bytes] = field(default_factory=dict)
     #: requeues of each job, and purged jobs
@@ -98,18 +101,18 @@ class Reference:
 
     @classmethod
     def of(
-        cls, records: Iterable[LogRecord], is_free: Callable[[int], bool], *, may_fall: bool
+        cls, records: Iterable[Record], is_free: Callable[[int], bool], *, may_fall: bool
     ) -> Reference:
         reference = cls(may_fall=may_fall, is_free=is_free)
         for record in records:
             reference.apply(record)
         return reference
 
-    def apply(self, record: LogRecord) -> None:
+    def apply(self, record: Record) -> None:
         assert record.lsn > self.last_lsn
-        assert record.time_ns >= self.time_ns or record.kind == Kind.CLOCK
+        assert record.time_ns >= self.time_ns or record.type == Kind.CLOCK
         self.last_lsn, self.time_ns = record.lsn, record.time_ns
-        kind = record.kind
+        kind = record.type
         if kind == Kind.CLOCK:
             self.shift_ns += record.step_ns
         if self.moment >= self.dated_ns + _STEP_NS:
@@ -132,8 +135,8 @@ class Reference:
         else:
             self._steered(record)
 
-    def _steered(self, record: LogRecord) -> None:
-        kind = record.kind
+    def _steered(self, record: Record) -> None:
+        kind = record.type
         if kind == Kind.EDITED:
             self._edited(record)
         elif kind in (Kind.PAUSED, Kind.RESUMED):
@@ -156,7 +159,7 @@ class Reference:
     def _is_due(self, job: Job, now_ns: int) -> bool:
         return job.due_ns + (self.shift_ns if job.shifts else 0) <= now_ns
 
-    def _enqueued(self, record: LogRecord) -> None:
+    def _enqueued(self, record: Record) -> None:
         extras = record.extras
         assert extras is not None
         assert record.body is not None
@@ -179,11 +182,13 @@ class Reference:
         if extras.key is not None:
             active = self.active(record.queue, extras.key, record.time_ns)
             holders = self.holders.setdefault((record.queue, extras.key), [])
-            if record.replaces:
+            options = codec.decode_born(record.data).options
+            replaces = find_moment(options, 0, len(options), Option.REPLACES)
+            if replaces:
                 # A waiting one is cancelled first, and so holds a key only for its window.
-                assert not self.is_live(record.replaces), "the key of a live job was taken over"
-                holders[:] = [holder for holder in holders if holder[0] != record.replaces]
-                active = [job for job in active if job != record.replaces]
+                assert not self.is_live(replaces), "the key of a live job was taken over"
+                holders[:] = [holder for holder in holders if holder[0] != replaces]
+                active = [job for job in active if job != replaces]
             assert not active, "a key held twice"
             # A window that is over now stays so, even if the clock has it open again later.
             moment = record.time_ns - self.shift_ns
@@ -197,7 +202,7 @@ class Reference:
             self.jobs[record.lsn].key_lives = lives
             holders.append((record.lsn, until, lives))
 
-    def active(self, queue: bytes, key: bytes, now_ns: int) -> list[int]:
+    def active(self, queue: str, key: bytes, now_ns: int) -> list[int]:
         return [
             job
             for job, until, lives in self.holders.get((queue, key), ())
@@ -208,7 +213,7 @@ class Reference:
     def is_live(self, job: int) -> bool:
         return self.jobs[job].state in (State.SCHEDULED, State.READY, State.RUNNING)
 
-    def _claimed(self, record: LogRecord) -> None:
+    def _claimed(self, record: Record) -> None:
         job = self.jobs[record.job]
         job.expires_ns = 0  # a claimed job expires no more
         seen = self.may_fall and job.state is State.SCHEDULED
@@ -223,25 +228,25 @@ class Reference:
         self.claims[record.lsn] = job.lsn
         job.lease_ns = record.lease_ns - self.shift_ns if record.lease_ns else None
 
-    def _of_claim(self, record: LogRecord) -> None:
+    def _of_claim(self, record: Record) -> None:
         job = self.jobs[record.job]
         assert (job.state, job.token) == (State.RUNNING, record.token), "of a stale claim"
         assert not job.asked, "an unwanted claim was extended, or asked for twice"
-        if record.kind == Kind.CANCEL_ASKED:
+        if record.type == Kind.CANCEL_ASKED:
             assert record.attempt == job.attempt
             job.asked = True
             return
         assert record.lease_ns > record.time_ns
         job.lease_ns = record.lease_ns - self.shift_ns
 
-    def _check_lease(self, record: LogRecord, job: Job) -> None:
-        if record.cause == Cause.LEASE_OVER:
+    def _check_lease(self, record: Record, job: Job) -> None:
+        if record.cause == str(Cause.LEASE_OVER):
             assert job.lease_ns is not None
             assert job.lease_ns + self.shift_ns <= record.time_ns, "a lease was cut short"
 
-    def _back(self, record: LogRecord) -> None:
+    def _back(self, record: Record) -> None:
         job = self.jobs[record.job]
-        if record.cause == Cause.INPUTS:
+        if record.cause == str(Cause.INPUTS):
             assert job.state is State.SCHEDULED
             assert any(name in job.awaits for _, name in job.signals), f"{job} woke for nothing"
             job.state, job.awaits, job.since_ns = State.READY, set(), self.moment
@@ -250,7 +255,7 @@ class Reference:
         assert not job.asked, "a cancelled job came back"
         self._check_lease(record, job)
         assert record.token == job.token
-        free = record.kind == Kind.RELEASED and record.cause in _FREE
+        free = record.type == Kind.RELEASED and record.cause in _FREE
         assert record.attempt == job.attempt - free
         job.attempt = record.attempt
         job.state = State.SCHEDULED if record.due_ns > record.time_ns else State.READY
@@ -259,10 +264,10 @@ class Reference:
         assert not any(name in job.awaits for _, name in job.signals), f"{job} waits for nothing"
         job.since_ns = self.moment
 
-    def _of_steps(self, record: LogRecord) -> None:
+    def _of_steps(self, record: Record) -> None:
         job, step = self.jobs[record.job], record.step
         assert step is not None
-        if record.kind == Kind.SIGNAL_SENT:
+        if record.type == Kind.SIGNAL_SENT:
             assert self.is_live(job.lsn), "a settled job was signalled"
             job.signals.append((record.lsn, step.name))
             return
@@ -277,27 +282,27 @@ class Reference:
             )
             job.signals = [it for it in job.signals if it != oldest]
 
-    def _ended(self, record: LogRecord) -> None:
+    def _ended(self, record: Record) -> None:
         job = self.jobs[record.job]
-        if record.kind in (Kind.SUCCEEDED, Kind.DEAD):
+        if record.type in (Kind.SUCCEEDED, Kind.DEAD):
             assert job.state is State.RUNNING, f"{job} was settled"
             self._check_lease(record, job)
             assert record.token == job.token
-            assert record.kind == Kind.SUCCEEDED or not job.asked, "a cancelled job died"
-        elif record.kind == Kind.CANCELLED and record.cause == Cause.ASKED:
+            assert record.type == Kind.SUCCEEDED or not job.asked, "a cancelled job died"
+        elif record.type == Kind.CANCELLED and record.cause == str(Cause.ASKED):
             assert (job.state, job.token) == (State.RUNNING, record.token), f"{job} was cancelled"
             assert job.asked, "nobody asked for that"
             assert record.attempt == job.attempt
         else:
             assert job.state in (State.READY, State.SCHEDULED), f"{job} was withdrawn"
-        if record.kind == Kind.EXPIRED:
+        if record.type == Kind.EXPIRED:
             assert job.expires_ns, f"{job} had been claimed, or never was to expire"
             # A date may have been over before the clock fell; a span of time is over for good.
             if job.expires_is_wall:
                 assert 0 < job.expires_ns <= record.time_ns or self.may_fall
             else:
                 assert job.expires_ns <= record.time_ns - self.shift_ns, f"{job} expired early"
-        job.state, job.asked = _FINAL[Kind(record.kind)], False
+        job.state, job.asked = _FINAL[Kind(record.type)], False
         if job.key is not None:
             # A key that was held for its job is free from now on, or when its window is over.
             holders = self.holders[job.queue, job.key]
@@ -309,11 +314,11 @@ class Reference:
             ]
         job.result = record.body
 
-    def _is_dead_no_more(self, record: LogRecord) -> None:
+    def _is_dead_no_more(self, record: Record) -> None:
         job = self.jobs[record.job]
         assert job.state is State.DEAD, f"{job} was requeued or purged"
         job.state = State.ABSENT
-        if record.kind == Kind.PURGED:
+        if record.type == Kind.PURGED:
             self.purged.add(job.lsn)
             return
         assert (record.queue, record.priority, record.body) == (job.queue, job.priority, job.body)
@@ -335,7 +340,7 @@ class Reference:
         assert record.carried.expires_ns == extras.expires_ns == 0, f"{job} expires again"
         job.since_ns = self.moment
 
-    def _edited(self, record: LogRecord) -> None:
+    def _edited(self, record: Record) -> None:
         job, carried = self.jobs[record.job], record.carried
         assert carried is not None
         seen = self.may_fall and job.state is State.SCHEDULED
@@ -374,7 +379,7 @@ class Reference:
 
     def _level(self, job: Job) -> int:
         waited = max(self.moment - job.since_ns, 0)
-        return min(job.priority + waited // STARVATION_NS, PRIORITY_MAX)
+        return min((job.priority or 0) + waited // STARVATION_NS, PRIORITY_MAX)
 
     def move_to(self, now_ns: int) -> None:
         """Time passed since the last record."""
@@ -412,7 +417,7 @@ class Reference:
         for state in (State.RUNNING, State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED):
             assert sum(getattr(queue, state.name.lower()) for queue in stats) == len(seen[state])
         assert [chunk.ids[index] for chunk, index in agenda.dead] == seen[State.DEAD]
-        assert {queue.encode() for queue in agenda.queues.paused} == self.paused
+        assert set(agenda.queues.paused) == self.paused
         ready = agenda.order.next_ready(10**6, None)
         if self.may_fall:
             waiting = sum(queue.ready + queue.scheduled for queue in stats)
@@ -422,7 +427,7 @@ class Reference:
             assert ready == self.ready()
             assert sum(queue.scheduled for queue in stats) == len(seen[State.SCHEDULED])
         for queue, key in self.holders:
-            hashed = key_hash(queue, key)
+            hashed = key_hash(queue.encode(), key)
             holders = {job for job, _ in dedup.holders(hashed, now_ns)}
             assert holders >= set(self.active(queue, key, now_ns)), "a held key is free"
             assert all(self.jobs[job].key is not None for job in holders)

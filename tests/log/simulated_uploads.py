@@ -103,7 +103,7 @@ class Uploads:
         process = self.world.process()
         answer = adopt(process)
         assert isinstance(answer, int), repr(answer)
-        bodies = [record.body for record in self.world.records() if record.kind == Kind.ENQUEUED]
+        bodies = [record.body for record in self.world.records() if record.type == Kind.ENQUEUED]
         for name in self.published:
             for _, body, extras in self.offered[name]:
                 count = bodies.count(body)

@@ -104,7 +104,7 @@ def adopt(process: Process, adopter: Adopter | None = None) -> Any:
 
 def bodies_in(world: World) -> Counter[bytes]:
     """Return the payloads of all jobs that the log ever had, and how often."""
-    return Counter(record.body or b"" for record in world.records() if record.kind == Kind.ENQUEUED)
+    return Counter(record.body or b"" for record in world.records() if record.type == Kind.ENQUEUED)
 
 
 def numbered(count: int) -> list[bytes]:

@@ -16,7 +16,7 @@ from taskq.log.commit.committer import Committer
 from taskq.log.commit.room import BatchNeeds, with_reserve
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import segment_name
-from taskq.log.format.record import LogRecord
+from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
 from taskq.log.requests import (
@@ -112,12 +112,12 @@ class World:
     def view(self, lsn: int) -> JobView | None:
         return job_view(self.reader(), lsn, self.clock.wall_ns())
 
-    def records(self) -> list[LogRecord]:
+    def records(self) -> list[Record]:
         journal = self.reader()
         return list(records(journal, journal.start()))
 
     def kinds(self) -> list[int]:
-        return [record.kind for record in self.records() if record.kind != Kind.OWNER]
+        return [record.type for record in self.records() if record.type != Kind.OWNER]
 
     def fold(self) -> Facets:
         facets = Facets(self.reader())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq import TaskQ
-    from taskq.log.format.record import LogRecord
+    from taskq.log.format.record import Record
     from taskq_plugins.spark.sink.uploads import Published
 
 #: Size before a record, CRC after it.
@@ -45,17 +45,15 @@ def enqueued(data_dir: Path) -> list[bytes]:
     journal = open_journal(str(data_dir))
     try:
         return [
-            entry.data[entry.at + _LENGTH : entry.at + entry.length - _CRC]
-            for entry in entries(journal)
-            if entry.kind == Kind.ENQUEUED
+            entry.data[_LENGTH:-_CRC] for entry in entries(journal) if entry.type == Kind.ENQUEUED
         ]
     finally:
         journal.close()
 
 
-def jobs(data_dir: Path) -> list[LogRecord]:
+def jobs(data_dir: Path) -> list[Record]:
     journal = open_journal(str(data_dir))
     try:
-        return [entry.decode() for entry in entries(journal) if entry.kind == Kind.ENQUEUED]
+        return [entry for entry in entries(journal) if entry.type == Kind.ENQUEUED]
     finally:
         journal.close()

@@ -85,7 +85,7 @@ def test_options_are_those_of_an_enqueue(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path / "data")
     extras = job.extras
     assert extras is not None
-    assert (job.queue, job.priority, job.attempts_max) == (b"mail", 9, 0)
+    assert (job.queue, job.priority, job.attempts_max) == ("mail", 9, 0)
     assert (extras.key, extras.window_ns, extras.until_settled) == (b"7", 3600 * 10**9, True)
     assert (extras.headers, extras.keep_ns) == ({"a": "b=c"}, 30 * 86_400 * 10**9)
     assert job.body == b'{"to":"a","n":7}'
@@ -110,7 +110,7 @@ def test_lines_of_json_are_calls_as_they_stand(tmp_path: Path) -> None:
     assert enqueue(file).exit_code == 0
     first, second, third = jobs(tmp_path / "data")
     assert first.body == b'{"to":"a","at":"2024-01-01T00:00:00"}'
-    assert (second.task, second.priority, second.body) == (b"other", 9, b'{"n":1.0}')
+    assert (second.task, second.priority, second.body) == ("other", 9, b'{"n":1.0}')
     assert second.extras is not None
     assert second.extras.headers == {"a": "b"}
     assert second.extras.due_ns > 0
@@ -143,7 +143,7 @@ def test_an_app_checks_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "def send(to: str, n: int | None) -> None: ...\n"
     )
     assert enqueue(write(tmp_path / "r.csv"), "--app", "mailjobs_of_a_test:app").exit_code == 0
-    assert {job.queue for job in jobs(tmp_path / "data")} == {b"mail"}
+    assert {job.queue for job in jobs(tmp_path / "data")} == {"mail"}
     bad = write(tmp_path / "r.jsonl", [*ROWS, {"to": 5, "n": 1}])
     failed = enqueue(bad, "--app", "mailjobs_of_a_test:app")
     assert failed.exit_code == 2

@@ -23,7 +23,7 @@ import pytest
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
-from taskq.log.format.record import LogRecord
+from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.state.job_history import records
@@ -192,10 +192,10 @@ def put(store: Store, body: bytes, priority: int = 5) -> int:
     return lsn
 
 
-def log_records(path: Path) -> list[LogRecord]:
+def log_records(path: Path) -> list[Record]:
     journal = LogReader.open(str(path))._journal
     return list(records(journal, journal.start()))
 
 
-def of_kind(records: list[LogRecord], kind: Kind) -> list[LogRecord]:
-    return [record for record in records if record.kind == kind]
+def of_kind(records: list[Record], kind: Kind) -> list[Record]:
+    return [record for record in records if record.type == kind]

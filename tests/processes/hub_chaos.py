@@ -317,7 +317,7 @@ class Chaos:
         content_of(self.log, copy)
         assert not [*faults(self.hub, deep=True)]
         ran = Counter[str]()
-        ends = Counter(item.job for item in log_records(self.log) if item.kind == Kind.SUCCEEDED)
+        ends = Counter(item.job for item in log_records(self.log) if item.type == Kind.SUCCEEDED)
         with LogReader.open(str(self.log)) as reader:
             for view in reader.jobs(None, None, None, 100_000):
                 if "hub-job" in view.headers:

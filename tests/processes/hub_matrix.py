@@ -528,7 +528,7 @@ class _Run:
 
     def _check_jobs(self, log: Path) -> None:
         """Each job of the hub's ran once by its log, and its result came home."""
-        ends = Counter(record.job for record in log_records(log) if record.kind == Kind.SUCCEEDED)
+        ends = Counter(record.job for record in log_records(log) if record.type == Kind.SUCCEEDED)
         with LogReader.open(str(log)) as reader:
             there = {job.lsn: job for job in reader.jobs(None, None, None, 10_000)}
         ran = Counter(

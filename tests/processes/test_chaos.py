@@ -12,7 +12,7 @@ import pytest
 from taskq.core.kinds import after, legal
 from taskq.core.model import LIVE_STATES, Durability, State
 from taskq.core.records import Cause, Kind
-from taskq.log.format.record import LogRecord
+from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Settlement
 from tests.log.told import fold_of, told
@@ -103,10 +103,10 @@ class Chaos:
         assert last.wait() == 0
 
 
-def check_story(chaos: Chaos, records: list[LogRecord]) -> None:
+def check_story(chaos: Chaos, records: list[Record]) -> None:
     """Every record is legal after those before it, and only the killed lost their jobs."""
     states: dict[int, State] = {}
-    claims: dict[int, LogRecord] = {}
+    claims: dict[int, Record] = {}
     keys: dict[bytes, int] = {}
     last = 0
     for record in records:
@@ -114,7 +114,7 @@ def check_story(chaos: Chaos, records: list[LogRecord]) -> None:
         last = record.lsn
         if not record.job:
             continue
-        job, kind = record.job, Kind(record.kind)
+        job, kind = record.job, Kind(record.type)
         state = states.get(job, State.ABSENT)
         if state is State.SCHEDULED and kind is Kind.CLAIMED:
             state = State.READY  # its time had come
@@ -124,7 +124,7 @@ def check_story(chaos: Chaos, records: list[LogRecord]) -> None:
             claims[job] = record
         elif kind is not Kind.ENQUEUED and record.token:
             assert record.token == claims[job].lsn
-        if record.cause is Cause.OWNER_LOST:
+        if record.cause == str(Cause.OWNER_LOST):
             assert claims[job].token in chaos.killed, "the owner was alive"
         if record.extras is not None and record.extras.key is not None:
             holder = keys.get(record.extras.key)
@@ -132,15 +132,15 @@ def check_story(chaos: Chaos, records: list[LogRecord]) -> None:
             keys[record.extras.key] = job
 
 
-def check_acknowledged(chaos: Chaos, records: list[LogRecord]) -> None:
+def check_acknowledged(chaos: Chaos, records: list[Record]) -> None:
     bodies = {
         record.lsn: (record.body or b"").decode().strip()
         for record in records
-        if record.kind == Kind.ENQUEUED
+        if record.type == Kind.ENQUEUED
     }
     assert len(set(bodies.values())) == len(bodies)
     assert chaos.enqueued.items() <= bodies.items()
-    ends = {record.job: record.kind for record in records if record.kind in ENDS.values()}
+    ends = {record.job: record.type for record in records if record.type in ENDS.values()}
     assert chaos.ended.items() <= ends.items()
 
 

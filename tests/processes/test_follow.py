@@ -124,5 +124,5 @@ def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path
         while seen[-1] < last:
             seen.append(told(reader)[0])
     assert set(seen) == expected
-    assert [record.kind for record in records].count(Kind.ENQUEUED) == jobs
+    assert [record.type for record in records].count(Kind.ENQUEUED) == jobs
     store.close()

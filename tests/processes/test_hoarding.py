@@ -41,16 +41,16 @@ def spans(path: Path) -> tuple[list[Span], list[Span]]:
     """(runs, waits of claimed jobs for a slot), read from the records and the results."""
     records = log_records(path)
     runs, held = [], []
-    results = {r.job: json.loads(r.body) for r in records if r.kind == Kind.SUCCEEDED and r.body}
+    results = {r.job: json.loads(r.body) for r in records if r.type == Kind.SUCCEEDED and r.body}
     claims: dict[int, float] = {}
     owners: dict[int, int] = {}
     released: list[tuple[int, float, float]] = []
     for record in records:
         moment = record.time_ns / 1e9
-        if record.kind == Kind.CLAIMED:
+        if record.type == Kind.CLAIMED:
             claims[record.job] = moment
             owners[record.job] = record.token
-        elif record.kind == Kind.RELEASED:
+        elif record.type == Kind.RELEASED:
             released.append((owners[record.job], claims.pop(record.job), moment))
     pids = {}
     for job, (pid, begin, end) in results.items():

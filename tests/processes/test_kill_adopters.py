@@ -36,9 +36,9 @@ def told(path: Path) -> tuple[Counter[bytes], Counter[int]]:
     succeeded: Counter[int] = Counter()
     with LogReader.open(str(path)) as reader:
         for record in records(reader.journal, reader.journal.start()):
-            if record.kind == Kind.ENQUEUED:
+            if record.type == Kind.ENQUEUED:
                 bodies[(record.body or b"")[:16].rstrip(b".")] += 1
-            elif record.kind == Kind.SUCCEEDED:
+            elif record.type == Kind.SUCCEEDED:
                 succeeded[record.job] += 1
     return bodies, succeeded
 

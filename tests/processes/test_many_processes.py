@@ -11,7 +11,7 @@ import pytest
 
 from taskq.core.model import Durability
 from taskq.core.records import Kind
-from taskq.log.format.record import LogRecord
+from taskq.log.format.record import Record
 from tests.effort import grows, some
 from tests.processes.harness import MODES, Child, log_records, of_kind
 
@@ -64,7 +64,7 @@ class Fleet:
                 assert worker.wait() == 0
 
 
-def check_each_job_once(records: list[LogRecord], jobs: int) -> None:
+def check_each_job_once(records: list[Record], jobs: int) -> None:
     enqueued = {record.lsn: record for record in of_kind(records, Kind.ENQUEUED)}
     assert len(enqueued) == jobs
     assert len({job.body for job in enqueued.values()}) == jobs
@@ -72,13 +72,13 @@ def check_each_job_once(records: list[LogRecord], jobs: int) -> None:
         concerned = [item.job for item in of_kind(records, kind)]
         assert len(concerned) == jobs
         assert set(concerned) == enqueued.keys()
-    kinds = {item.kind for item in records}
+    kinds = {item.type for item in records}
     assert kinds <= {Kind.ENQUEUED, Kind.CLAIMED, Kind.SUCCEEDED, Kind.OWNER}
 
 
-def check_fifo(records: list[LogRecord]) -> None:
+def check_fifo(records: list[Record]) -> None:
     """Within a priority a claimer gets jobs in the order of their numbers; so do all together."""
-    priorities = {record.lsn: record.priority for record in of_kind(records, Kind.ENQUEUED)}
+    priorities = {record.lsn: record.priority or 0 for record in of_kind(records, Kind.ENQUEUED)}
     by_claimer: dict[tuple[int, int], list[int]] = defaultdict(list)
     by_priority: dict[int, list[int]] = defaultdict(list)
     for claim in of_kind(records, Kind.CLAIMED):
@@ -89,15 +89,15 @@ def check_fifo(records: list[LogRecord]) -> None:
         assert jobs == sorted(jobs)
 
 
-def check_order_of_priorities(records: list[LogRecord]) -> None:
+def check_order_of_priorities(records: list[Record]) -> None:
     """No job was claimed while one of a higher priority was ready."""
     ready: Counter[int] = Counter()
     priorities: dict[int, int] = {}
     for record in records:
-        if record.kind == Kind.ENQUEUED:
-            priorities[record.lsn] = record.priority
-            ready[record.priority] += 1
-        elif record.kind == Kind.CLAIMED:
+        if record.type == Kind.ENQUEUED:
+            priorities[record.lsn] = record.priority or 0
+            ready[priorities[record.lsn]] += 1
+        elif record.type == Kind.CLAIMED:
             priority = priorities[record.job]
             ready[priority] -= 1
             assert not any(count for higher, count in ready.items() if higher > priority)

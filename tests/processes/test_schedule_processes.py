@@ -182,13 +182,13 @@ class Week:
 def read(path: Path) -> Week:
     week = Week()
     for record in log_records(path):
-        if record.kind == Kind.ENQUEUED and record.extras is not None:
+        if record.type == Kind.ENQUEUED and record.extras is not None:
             headers = record.extras.headers
             at = datetime.fromisoformat(headers["taskq-scheduled-at"]).astimezone(UTC)
             week.ticks[headers["taskq-schedule"]].append(at)
         elif record.ticked is not None:
             week.starts.setdefault(record.ticked.name, _moment(record.ticked.state.done_ns))
-        elif record.kind == Kind.SUCCEEDED:
+        elif record.type == Kind.SUCCEEDED:
             week.ended[record.job] += 1
     return week
 

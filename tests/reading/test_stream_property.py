@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from taskq import Put, TaskLog
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.format.record import LogRecord
+from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.state.job_history import records
 from tests.effort import grows, some
@@ -27,7 +27,7 @@ STEPS = st.lists(
 )
 
 
-def scan(path: str) -> list[LogRecord]:
+def scan(path: str) -> list[Record]:
     with LogReader.open(path) as reader:
         return list(records(reader._journal, reader._journal.start()))
 

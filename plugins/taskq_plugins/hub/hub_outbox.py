@@ -36,12 +36,13 @@ from anyio import CancelScope
 from taskq import State
 from taskq.engine import (
     Border,
+    Cause,
     Ended,
     Flag,
     Gap,
     LogConfig,
-    LogRecord,
     PatientDisk,
+    Record,
     Replica,
     SystemClock,
     kinds,
@@ -95,7 +96,7 @@ class There(NamedTuple):
     number: int
 
     @classmethod
-    def of(cls, record: LogRecord) -> There | None:
+    def of(cls, record: Record) -> There | None:
         extras = record.extras
         if extras is None:
             return None
@@ -125,13 +126,13 @@ class CopyReader:
                 self.live.clear()
             for at, frame in files.frames_behind(self.at):
                 if self.live or _MARK in frame.data:
-                    for record in LogRecord.tracing(frame, _MARK, self.live):
+                    for record in Record.tracing(frame, _MARK, self.live):
                         self._take(record)
                 self.at = at
         finally:
             files.forget()
 
-    def _take(self, record: LogRecord) -> None:
+    def _take(self, record: Record) -> None:
         carried, state = record.carried, record.end
         there = self.live.pop(record.job, None) or There.of(record)
         if there is None:
@@ -142,7 +143,8 @@ class CopyReader:
         body, flags = record.body, record.body_flags
         if carried is not None:
             body, flags = carried.body, carried.flags
-        end = Ended(record.job, state, record.attempt, body, record.cause, flags)
+        cause = Cause[record.cause.upper() or "CALLER"]
+        end = Ended(record.job, state, record.attempt, body, cause, flags)
         if carried is None:
             self.ends[there] = end
         else:  # its own end may be known
@@ -457,7 +459,7 @@ class HubOutbox:
         headers |= {JOB: job_id, NUMBER: str(due.number)}
         return HubJob(
             due.number, job_id, due.identified.key, extras.headers.get(QUEUE, "default"),
-            record.task.decode("utf-8", "surrogatepass"), record.priority, record.attempts_max,
+            record.task, record.priority or 0, record.attempts_max,
             record.flags & _KEPT_FLAGS | record.body_flags, headers, due_ns, extras.due_is_wall,
             max(due.expires_ns - now_ns, 1) if due.expires_ns else 0, record.body or b"",
         )  # fmt: skip
@@ -488,22 +490,22 @@ class HubOutbox:
             self._cursor = journal.start()
         for _, item in journal.frames(self._cursor):
             if not isinstance(item, Gap) and _TO in item.data:
-                for record in LogRecord.tracing(item, _TO):
+                for record in Record.tracing(item, _TO):
                     self._add(sight, record)
 
-    def _add(self, sight: LogView, record: LogRecord) -> None:
-        if not record.queue.startswith(_TO) or record.extras is None:
+    def _add(self, sight: LogView, record: Record) -> None:
+        if not record.queue.startswith(TO) or record.extras is None:
             return
         job, lsn, headers = record.job, record.lsn, record.extras.headers
         nonce, expires = headers.get(NONCE, ""), headers.get(EXPIRES, "")
-        if record.kind in kinds.EDITS:  # it may have been another device's
+        if record.type in kinds.EDITS:  # it may have been another device's
             for others in self._waiting.values():
                 others.pop(job, None)
-        known = self._waiting.setdefault(record.queue[len(_TO) :].decode("utf-8", "replace"), {})
+        known = self._waiting.setdefault(record.queue[len(TO) :], {})
         if not nonce or not sight.waits(job):
             return
-        number, since = lsn, lsn if record.kind in kinds.REVIVALS else 0
-        if record.kind in kinds.REPEATS and job in known:
+        number, since = lsn, lsn if record.type in kinds.REVIVALS else 0
+        if record.type in kinds.REPEATS and job in known:
             number, since = known[job][:2]
         expires_ns = int(expires) if expires.isdecimal() else 0
         identified = Identified(sight.journal.tag, job, nonce)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 import os
 import sys
 import time
@@ -16,14 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 import click
 
 import taskq.cli.render as render
-import taskq.views as documents
 from taskq.cli.errors import WrongUsage
 from taskq.cli.options import log_argument, open_reader, queue_option, states_option, task_option
-from taskq.values import parse_json
 from taskq.views import STATES
 
 if TYPE_CHECKING:
-    from taskq import Record
     from taskq.engine import LogReader
     from taskq.reading.record import Wanted
     from taskq.views import JobView
@@ -47,49 +42,10 @@ class JsonLines:
         self._file = file
 
     def job(self, view: JobView) -> None:
-        self._write(
-            {
-                **documents.job_head(view),
-                **_body("payload", view.payload),
-                **_body("result", view.result),
-                "problem": view.problem or None,
-                "attempts": [documents.attempt_document(attempt) for attempt in view.attempts],
-            }
-        )
+        self.write(view.as_dict())
 
-    def record(self, record: Record) -> None:
-        from taskq.cli.commands.stream import record_json  # noqa: PLC0415 - what jobs need not
-
-        document = record_json(record)
-        del document["payload"], document["result"]
-        self._write(
-            {**document, **_body("payload", record.payload), **_body("result", record.result)}
-        )
-
-    def _write(self, document: dict[str, Any]) -> None:
+    def write(self, document: dict[str, Any]) -> None:
         self._file.write(json.dumps(document, allow_nan=False) + "\n")
-
-
-def _body(name: str, body: bytes | None) -> dict[str, Any]:
-    """Return a payload or result: as JSON where it is JSON, else its bytes in base64."""
-    if body is None:
-        return {name: None}
-    try:
-        return {name: parse_json(body.decode(), parse_constant=_refuse, parse_float=_finite)}
-    except (ValueError, RecursionError):
-        return {f"{name}_base64": base64.b64encode(body).decode()}
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)
-
-
-def _finite(text: str) -> float:
-    """Refuse a number that overflows: JSON has no infinity."""
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(text)
-    return number
 
 
 @click.command()
@@ -120,8 +76,8 @@ def export(
 ) -> None:
     """Write all jobs with their attempts, one a line: finished jobs first, as they ended.
 
-    A JSON payload is under payload, any other under payload_base64. With --records the log's
-    records are written, in their order. Parquet needs the extra parquet.
+    A job is as taskq show --json prints it. With --records the log's records are written, in
+    their order, as taskq tail --json prints them. Parquet needs the extra parquet.
     """
     path = None if output in (None, "-") else Path(str(output))
     kind = kind or (_PARQUET if path is not None and path.suffix == ".parquet" else _JSONL)
@@ -209,16 +165,13 @@ def _write_records(reader: LogReader, kind: str, path: Path | None, wanted: Want
 
         with _whole(path) as temporary:
             return write_records(reader, temporary, wanted)
-    from taskq.reading.record import Chooser, make_record  # noqa: PLC0415 - help must not import it
+    from taskq.reading.record import Chooser, hand_out  # noqa: PLC0415 - help must not import it
 
     count, chooser = 0, Chooser(reader, wanted)
     with _lines(path) as lines:
-        for entry in reader.records():
-            if wanted.until_ns is not None and entry.time_ns >= wanted.until_ns:
-                continue  # not even decoded
-            record = entry.decode()
+        for record in reader.records():
             names = chooser.names(record)
             if names is not None:
-                lines.record(make_record(record, reader.tag, names, reader.bodies))
+                lines.write(hand_out(record, reader.tag, names, reader.bodies).as_dict())
                 count += 1
     return count

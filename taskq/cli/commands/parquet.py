@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from taskq.cli.errors import Failure
-from taskq.engine import LogRecord, kinds
+from taskq.engine import kinds
 from taskq.extras import import_arrow, missing
 from taskq.reading.record import Chooser, Wanted
 
@@ -191,7 +191,7 @@ def _chosen(reader: LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterat
     chooser = Chooser(reader, wanted)
     for batch in batches:
         if by_name:
-            mask = [chooser.names(record) is not None for record in _records_of(batch)]
+            mask = [chooser.names(row) is not None for row in _rows(batch)]
             chosen = batch.filter(pa.array(mask, pa.bool_()))
         else:
             chosen = batch.filter(_in_time(batch, wanted))
@@ -208,12 +208,17 @@ def _in_time(batch: Any, wanted: Wanted) -> Any:
     return pa.array(mask)
 
 
-def _records_of(batch: Any) -> Iterator[LogRecord]:
+class _Row(NamedTuple):
+    type: int
+    time_ns: int
+    job: int
+    queue: str
+    task: str
+
+
+def _rows(batch: Any) -> Iterator[_Row]:
     names = ("kind", "ts_ns", "job", "queue", "task")
     for kind, time_ns, job, queue, task in zip(
         *(batch[name].to_pylist() for name in names), strict=True
     ):
-        yield LogRecord(
-            _KINDS.get(kind, 0), 0, 0, time_ns, 0, job or 0, queue=(queue or "").encode(),
-            task=(task or "").encode(),
-        )  # fmt: skip
+        yield _Row(_KINDS.get(kind, 0), time_ns, job or 0, queue or "", task or "")

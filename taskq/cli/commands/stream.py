@@ -86,7 +86,7 @@ def tail(
     from taskq.reading.record import Choice  # noqa: PLC0415 - help must not import the log
 
     given = {name: names or None for name, names in chosen.items()}
-    show = (lambda record: render.echo(json.dumps(record_json(record)))) if as_json else _show
+    show = (lambda record: render.echo(json.dumps(record.as_dict()))) if as_json else _show
     if reader is None:
         open_reader(data_dir).close()
         from taskq.reading.stream import look_at_records  # noqa: PLC0415 - likewise
@@ -173,36 +173,8 @@ def _note(record: Record) -> str:
     if record.step_ns:
         parts.append(f"the clock was set {'forward' if record.step_ns > 0 else 'back'} by ")
         parts[-1] += render.precise(abs(record.step_ns))
-    reason = (record.reason or record.problem).partition("\n")[0]
+    reason = record.reason.partition("\n")[0]
     return ": ".join(part for part in (", ".join(parts), reason) if part)
-
-
-def record_json(record: Record) -> dict[str, Any]:
-    """Return one record for programs. Epoch and owner are text: JSON keeps no such numbers."""
-    return {
-        "lsn": record.lsn,
-        "epoch": documents.owner(record.epoch),
-        "time": documents.moment(record.time_ns),
-        "kind": record.kind,
-        "id": record.job_id or None,
-        "queue": record.queue or None,
-        "task": record.task or None,
-        "priority": record.priority,
-        "attempt": record.attempt,
-        "attempts_max": record.attempts_max or None,
-        "owner": documents.owner(record.owner) if record.owner else None,
-        "cause": record.cause or None,
-        "due_at": documents.moment(record.due_ns),
-        "expires_at": documents.moment(record.expires_ns),
-        "lease_until": documents.moment(record.lease_ns),
-        "key": None if record.key is None else record.key.decode(errors="backslashreplace"),
-        "headers": dict(record.headers),
-        "payload": documents.body_document(record.payload),
-        "result": documents.body_document(record.result),
-        "reason": record.reason or None,
-        "state": record.state or None,
-        "problem": record.problem or None,
-    }
 
 
 @click.command()

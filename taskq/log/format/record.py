@@ -1,99 +1,238 @@
-"""A record as people and tools read it; the live log never builds one."""
+"""Record: one entry of the log, for streams, tools and the commands; the live log builds none."""
 
 from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Container, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Container, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import FormatError
-from taskq.core.kinds import (
-    ADOPTIONS,
-    BEGINNINGS,
-    BIRTHS,
-    CARRYING,
-    ENDS,
-    OF_JOBS,
-    OF_STEPS,
-    READY,
-    REMOVALS,
-    REVIVALS,
-    SIGNAL,
-    after,
-)
+from taskq.core import kinds, views
+from taskq.core.durations import utc_moment
+from taskq.core.errors import FormatError, TaskqError
 from taskq.core.model import SETTLED_STATES, Extras, State
 from taskq.core.records import PACKED, SKIPPABLE, TABLE, Body, Cause, Flag, Option
-from taskq.core.schedules import TickRecord
-from taskq.core.sources import SourceRecord
-from taskq.core.values import NamedTuple
-from taskq.log.format import codec
+from taskq.core.schedules import SCHEDULE_HEADER, TickRecord
+from taskq.core.sources import SOURCE_HEADER, SourceRecord
+from taskq.log.format import codec, notes
 from taskq.log.format.carried import Carried, decode_carried, find_moment
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, STATE_AT
 from taskq.log.format.flows import Stepped, decode_step
-from taskq.log.format.notes import (
-    UploadProgress,
-    decode_adopted,
-    decode_moved,
-    decode_rated,
-    decode_ticked,
-)
-from taskq.log.format.options import decode_key_hash, enqueue_extras, find_option
+from taskq.log.format.options import enqueue_extras, find_option
 
 if TYPE_CHECKING:
     from taskq.log.format.frames import Frame
 
-#: Fields that every record has.
-_PREFIX_FIELDS: Final = 5
 _CHECKED: Final = int(Flag.CHECKED)
+_JOB: Final = struct.Struct("<Q")
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_FIELDS_AT: Final = codec.PREFIX.size
+_CAUSES: Final = {int(cause): str(cause) for cause in Cause}
+#: Unpacks a stored body: its bytes, its flags, its name in errors.
+Unpack = Callable[[bytes, int, str], bytes]
 
 
-class LogRecord(NamedTuple):
-    """Everything that a record says."""
+class Record:
+    """An entry of the log: an event of a job, or of the log itself.
 
-    kind: int
+    The meaning of a field depends on the kind; unused fields have their default. In the log only
+    "enqueued", "edited" and "carried" records name a job's queue and task. A stream fills them in
+    for later records of the latest 16 384 jobs, and always if it filters by queue or task; else
+    both are "". Moments are nanoseconds of wall time. Its bytes are decoded when a field is read.
+
+    Attributes:
+        lsn: position in the log: rising, not dense.
+        epoch: number of the stretch of the log between two unclean starts.
+        time_ns: when it was written.
+        job_id: the job's id, "" for entries of the log.
+        queue, task: see above.
+        priority: of the job, None if not in the record.
+        attempt: attempts counted so far.
+        attempts_max: of an enqueued job; 0 for no limit.
+        cause: why a job died, was cancelled, expired, retried or released.
+        due_ns: when it is due, 0 for at once; of ticked the latest tick.
+        expires_ns: when it is given up unless it ran, 0 for never.
+        payload: the bytes that were enqueued; of ingested the position as JSON.
+        result: the job's return value, None without one.
+        lease_ns: when the claim is over unless it is extended, 0 if with its process.
+        step_ns: change of the clock.
+        problem: why a payload or result is missing; "" if none is.
+    """
+
     lsn: int
     epoch: int
     time_ns: int
+    job_id: str
+    queue: str
+    task: str
+    priority: int | None
+    attempt: int
+    attempts_max: int
+    cause: str
+    due_ns: int
+    expires_ns: int
+    payload: bytes | None
+    result: bytes | None
+    lease_ns: int
+    step_ns: int
+    problem: str
+
+    # For the engine, as the record has it.
+
+    #: exactly its bytes, and their place as of ``SegmentFiles``; 0 where nobody needs it
+    data: bytes
+    location: int
     flags: int
-    #: lsn of the job that it concerns, 0 for none
-    job: int = 0
     #: lsn of the claim; of CLAIMED and OWNER the owner; of COMPACTED the first lsn that is kept
-    token: int = 0
-    attempt: int = 0
-    cause: Cause = Cause.CALLER
-    due_ns: int = 0
-    queue: bytes = b""
-    task: bytes = b""
-    priority: int = 0
-    attempts_max: int = 0
-    extras: Extras | None = None
-    key_hash: int = 0
-    #: lsn of the job that it took its key over from
-    replaces: int = 0
-    #: when the claim ends, 0 if with its owner
-    lease_ns: int = 0
-    #: payload, result, reason or description; None without one
-    body: bytes | None = None
-    step_ns: int = 0
+    token: int
+    extras: Extras | None
+    #: payload, result, reason or description as it is stored; None without one
+    body: bytes | None
     #: of CARRIED, REQUEUED and EDITED: all of it; the fields above are the job's ENQUEUED record's
-    carried: Carried | None = None
-    #: of ADOPTED: all of it
-    adopted: UploadProgress | None = None
-    #: of RATED: (moment, claims), the oldest first; ``extras`` has the concurrency key
-    rated: tuple[tuple[int, int], ...] = ()
-    #: of TICKED: all of it
-    ticked: TickRecord | None = None
+    carried: Carried | None
+    adopted: notes.UploadProgress | None
+    ticked: TickRecord | None
     #: of INGESTED: all of it
-    moved: SourceRecord | None = None
+    moved: SourceRecord | None
     #: of a record that ends an attempt: what that logged, packed
-    lines: bytes = b""
+    lines: bytes
     #: of a step or signal: all of it
-    step: Stepped | None = None
+    step: Stepped | None
     #: of a job that gave its slot back within its run: what it waits for, packed
-    awaits: bytes = b""
+    awaits: bytes
+
+    __slots__ = tuple(__annotations__)
+
+    def __init__(self, data: bytes, lsn: int, epoch: int, time_ns: int, location: int = 0) -> None:
+        self.data, self.location = data, location
+        self.lsn, self.epoch, self.time_ns = lsn, epoch, time_ns
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _DECODED:
+                raise AttributeError(name)
+            self.decode()
+            return getattr(self, name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        mine, others = (
+            (it.lsn, it.epoch, it.time_ns, it.data, it.job_id, it.queue, it.task)
+            for it in (self, other)
+        )
+        return mine == others
+
+    def __hash__(self) -> int:
+        return hash((self.lsn, self.data))
+
+    def __repr__(self) -> str:
+        return f"<Record {self.lsn}: {self.kind} {self.job_id or self.job or ''}>"
+
+    # -- what every record has, without decoding it -----------------------------------------------
+
+    @property
+    def type(self) -> int:
+        """Number of its kind: ``core.records.Kind``, or one of a later version."""
+        return self.data[KIND_AT]
+
+    @property
+    def kind(self) -> str:
+        """Return what happened.
+
+        "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled", "expired";
+        "carried" (compaction wrote the job again as it stands), "requeued", "edited" (the job
+        waits otherwise), "purged", "extended", "cancel_asked"; of the log "clock", "paused",
+        "resumed", "tallied", "compacted", "ticked", "ingested", "adopted", "owner". Skip unknown
+        kinds: later versions may add some.
+        """
+        return kinds.name_of(self.type)
+
+    @property
+    def job(self) -> int:
+        """Number of the job that it concerns, 0 for none."""
+        kind = self.type
+        if kind in kinds.BIRTHS:
+            return self.lsn
+        if kind not in kinds.OF_JOBS:
+            return 0
+        job: int = _JOB.unpack_from(self.data, codec.JOB_AT)[0]
+        return job
+
+    @property
+    def time(self) -> datetime:
+        """Return when it was written, in UTC, to the microsecond."""
+        return utc_moment(self.time_ns)
+
+    # -- what some have ---------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> int:
+        """Number of the process that claimed the job."""
+        return self.token if self.type in kinds.WITH_OWNER else 0
+
+    @property
+    def key(self) -> bytes | None:
+        """Its dedup key."""
+        return None if self.extras is None else self.extras.key
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Its headers; of ticked the name of the schedule, of ingested of the source."""
+        if self.ticked is not None:
+            return {SCHEDULE_HEADER: self.ticked.name}
+        if self.moved is not None:
+            return {SOURCE_HEADER: self.moved.name}
+        return {} if self.extras is None else self.extras.headers
+
+    @property
+    def reason(self) -> str:
+        """Return why an attempt failed."""
+        body = self.body if self.carried is None else self.carried.body
+        if self.carried is None:
+            is_reason = self.type in _WITH_REASON
+        else:
+            is_reason = self.carried.state is not State.SUCCEEDED
+        return body.decode("utf-8", "replace") if body and is_reason else ""
+
+    @property
+    def state(self) -> str:
+        """State of a carried job."""
+        return "" if self.carried is None else self.carried.state.name.lower()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON document: a line of ``taskq tail --json`` and ``taskq export --records``.
+
+        Epoch and owner are text: JSON keeps no such numbers.
+        """
+        return {
+            "lsn": self.lsn,
+            "epoch": views.owner(self.epoch),
+            "time": views.moment(self.time_ns),
+            "kind": self.kind,
+            "id": self.job_id or None,
+            "queue": self.queue or None,
+            "task": self.task or None,
+            "priority": self.priority,
+            "attempt": self.attempt,
+            "attempts_max": self.attempts_max or None,
+            "owner": views.owner(self.owner) if self.owner else None,
+            "cause": self.cause or None,
+            "due_at": views.moment(self.due_ns),
+            "expires_at": views.moment(self.expires_ns),
+            "lease_until": views.moment(self.lease_ns),
+            "key": None if self.key is None else self.key.decode(errors="backslashreplace"),
+            "headers": self.headers,
+            "payload": views.body_document(self.payload),
+            "result": views.body_document(self.result),
+            "reason": self.reason or None,
+            "state": self.state or None,
+            "problem": self.problem or None,
+        }
+
+    # -- bodies -----------------------------------------------------------------------------------
 
     @property
     def body_flags(self) -> int:
@@ -106,15 +245,54 @@ class LogRecord(NamedTuple):
         return not self._born_flags & Flag.DROP_RESULT
 
     @property
+    def _born_flags(self) -> int:
+        if self.carried is None:
+            return self.flags
+        flags: int = codec.PREFIX.unpack_from(self.carried.born)[4]
+        return flags
+
+    def unpack(self, unpack: Unpack | None) -> None:
+        """Unpack payload and result, or note the problem; None leaves out what is packed."""
+        flags = self.body_flags
+        if self.type in kinds.BEGINNINGS:
+            self.payload = self._unpacked(self.body or b"", flags, unpack)
+            if self.carried is not None and self.carried.state is State.SUCCEEDED:
+                stored = self.carried.flags & PACKED
+                self.result = self._unpacked(self.carried.body, stored, unpack)
+        elif self.type in kinds.SUCCESSES:
+            self.result = self._unpacked(self.body, flags, unpack)
+
+    def _unpacked(self, stored: bytes | None, flags: int, unpack: Unpack | None) -> bytes | None:
+        if stored is None or not flags:
+            return stored
+        if unpack is None:
+            return None
+        try:
+            return unpack(stored, flags, f"what lsn {self.lsn} holds of {self.job_id}")
+        except TaskqError as error:
+            self.problem = self.problem or str(error)
+            return None
+
+    @property
+    def packed(self) -> list[tuple[bytes, int]]:
+        """Its packed bodies as they are stored, with their flags."""
+        bodies = [(self.body, self.body_flags)]
+        if self.carried is not None:
+            bodies.append((self.carried.body, self.carried.flags & PACKED))
+        return [(body, flags) for body, flags in bodies if body is not None and flags]
+
+    # -- decoding ---------------------------------------------------------------------------------
+
+    @property
     def end(self) -> State | None:
         """Return the state in which its job has ended, None if it goes on, or without a job."""
-        state = State(ENDINGS.get(self.kind, BORN))
+        state = State(ENDINGS.get(self.type, BORN))
         if self.carried is not None:
             state = self.carried.state
         return state if state in SETTLED_STATES else None
 
     @classmethod
-    def tracing(cls, frame: Frame, mark: bytes, jobs: Container[int] = ()) -> Iterator[LogRecord]:
+    def tracing(cls, frame: Frame, mark: bytes, jobs: Container[int] = ()) -> Iterator[Record]:
         """Yield the records that bring a job with these bytes in it, or end one of these jobs.
 
         Unreadable records are passed over.
@@ -122,25 +300,117 @@ class LogRecord(NamedTuple):
         Raises:
             FormatError: the lengths of the records do not fit.
         """
-        data = frame.data
         for lsn, at, length in places(frame):
-            kind = data[at + KIND_AT]
-            if kind in BEGINNINGS:
-                is_wanted = data.find(mark, at, at + length) >= 0
+            record = cls(frame.data[at : at + length], lsn, 0, frame.header.time_ns)
+            if record.type in kinds.BEGINNINGS:
+                is_wanted = mark in record.data
             else:
-                is_wanted = (
-                    kind in ENDS and _JOB_FIELDS.unpack_from(data, at + _JOB_FIELDS_AT)[1] in jobs
-                )
+                is_wanted = record.type in kinds.ENDS and record.job in jobs
             if is_wanted:
                 with contextlib.suppress(FormatError):
-                    yield decode_record(data[at : at + length], lsn, 0, frame.header.time_ns)
+                    record.decode()
+                    yield record
 
-    @property
-    def _born_flags(self) -> int:
-        if self.carried is not None:
-            flags: int = codec.PREFIX.unpack_from(self.carried.born)[4]
-            return flags
-        return self.flags
+    def decode(self) -> None:
+        """Decode all fields; reading one does it, too.
+
+        Raises:
+            FormatError: the type is unknown and may not be skipped, or its bytes do not fit.
+        """
+        data = self.data
+        length, kind, byte, options_size, self.flags = codec.PREFIX.unpack_from(data)
+        self.token = self.attempt = self.attempts_max = 0
+        self.due_ns = self.expires_ns = self.lease_ns = self.step_ns = 0
+        self.job_id = self.queue = self.task = self.cause = self.problem = ""
+        self.priority = self.extras = self.body = self.payload = self.result = None
+        self.carried = self.adopted = self.ticked = self.moved = self.step = None
+        self.lines = self.awaits = b""
+        if kind not in TABLE:
+            check_known(kind, self.lsn)
+        elif kind in kinds.BIRTHS:
+            self._decode_birth(data)
+        elif kind in kinds.CARRYING:
+            self._decode_carried(data)
+        elif kind in kinds.OF_STEPS:
+            self.attempt, _, token = _JOB_FIELDS.unpack_from(data, _JOB_FIELDS_AT)
+            self.token = 0 if kind == kinds.SIGNAL else token
+            self.step = decode_step(data)
+            self.body = self.step.body
+        elif kind in kinds.OF_JOBS:
+            self._decode_event(data, length, byte, options_size)
+        else:
+            self._decode_other(data)
+
+    def _decode_event(self, data: bytes, length: int, byte: int, options_size: int) -> None:
+        kind, fixed = self.type, codec.FIXED_SIZES[self.type]
+        self.attempt, _, self.token = _JOB_FIELDS.unpack_from(data, _JOB_FIELDS_AT)
+        if self.flags & _CHECKED:
+            self.body = data[fixed + options_size : length - CRC_SIZE]
+        if kind in kinds.WITH_CAUSE:
+            self.cause = _CAUSES.get(byte, _CAUSES[Cause.CALLER])
+        if fixed == codec.BACK.size:
+            self.due_ns = codec.BACK.unpack_from(data)[8]
+        if options_size:
+            self.lease_ns = find_moment(data, fixed, options_size, Option.LEASE)
+            self.lines = find_option(data, fixed, options_size, Option.LINES)
+            if self.due_ns:
+                self.awaits = find_option(data, fixed, options_size, Option.AWAITS)
+
+    def _decode_birth(self, data: bytes) -> None:
+        born = codec.decode_born(data)
+        self.queue, self.task = _text(born.queue), _text(born.task)
+        self.priority, self.attempts_max, self.body = born.priority, born.attempts_max, born.body
+        self.extras = enqueue_extras(data)
+        self.due_ns, self.expires_ns = self.extras.due_ns, self.extras.expires_ns
+
+    def _decode_carried(self, data: bytes) -> None:
+        carried = self.carried = decode_carried(data)
+        self._decode_birth(carried.born)
+        self.attempt, self.token, self.lines = carried.attempt, carried.token, carried.lines
+        self.due_ns, self.lease_ns = carried.due_ns, carried.lease_ns
+        self.expires_ns = carried.expires_ns or self.expires_ns
+
+    def _decode_other(self, data: bytes) -> None:
+        row, fixed = TABLE[self.type], codec.FIXED_SIZES[self.type]
+        end = len(data) - CRC_SIZE if self.flags & _CHECKED else len(data)
+        body = data[fixed:end]
+        values = codec.LAYOUTS[self.type].unpack_from(data)[_PREFIX_FIELDS:]
+        fields = dict(zip(row.layout.names.split(), values, strict=True))
+        self.step_ns = fields.get("step_ns", 0)
+        self.token = fields.get("token", fields.get("owner", 0))
+        match row.body:
+            case Body.QUEUE:
+                self.queue = _text(body)
+            case Body.LANE:
+                split = 2 + body[0]
+                self.queue, self.task = _text(body[2:split]), _text(body[split:])
+                self.priority = data[5]
+            case Body.SCHEDULE:
+                self.ticked = notes.decode_ticked(data)
+                self.due_ns = self.ticked.state.last_ns
+            case Body.SOURCE:
+                self.moved = notes.decode_moved(data)
+                self.payload = self.moved.state.position
+            case Body.TIMES:
+                (self.task, key), _ = notes.decode_rated(data)
+                self.extras = Extras(concurrency_key=key)
+            case Body.NONE if self.type in kinds.ADOPTIONS:
+                self.adopted = notes.decode_adopted(data)
+            case Body.NONE:
+                pass
+            case _:
+                self.body = body
+
+
+_DECODED: Final = frozenset(Record.__slots__) - {"lsn", "epoch", "time_ns", "data", "location"}
+#: Their body is a reason.
+_WITH_REASON: Final = kinds.OF_JOBS - kinds.SUCCESSES
+#: Fields that every record has.
+_PREFIX_FIELDS: Final = 5
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
 
 
 def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
@@ -160,6 +430,18 @@ def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
         at += length
 
 
+def records_in(frame: Frame, base: int = 0) -> Iterator[Record]:
+    """Yield the records of a frame of the segment whose locations start at ``base``.
+
+    Raises:
+        FormatError: a length that cannot be.
+    """
+    header, data = frame.header, frame.data
+    where = base + frame.offset + codec.FRAME_HEADER_SIZE - frame.at
+    for lsn, at, length in places(frame):
+        yield Record(data[at : at + length], lsn, header.epoch, header.time_ns, where + at)
+
+
 def check_known(kind: int, lsn: int) -> None:
     """Let nobody pass over a record that may matter.
 
@@ -170,92 +452,15 @@ def check_known(kind: int, lsn: int) -> None:
         raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
 
 
-def decode_record(data: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
-    """Return one record from exactly its bytes.
-
-    Raises:
-        FormatError: the type is unknown and may not be skipped.
-    """
-    length, kind, byte, options_size, flags = codec.PREFIX.unpack_from(data)
-    if kind not in TABLE:
-        check_known(kind, lsn)
-        return LogRecord(kind, lsn, epoch, time_ns, flags)
-    if kind in BIRTHS:
-        born = codec.decode_born(data)
-        return LogRecord(
-            kind, lsn, epoch, time_ns, flags, job=lsn, queue=born.queue, task=born.task,
-            priority=byte, attempts_max=born.attempts_max, extras=enqueue_extras(data),
-            body=born.body,
-            replaces=find_moment(born.options, 0, options_size, Option.REPLACES),
-        )  # fmt: skip
-    if kind in CARRYING:
-        carried = decode_carried(data)
-        inner = decode_record(carried.born, carried.job, epoch, carried.enqueued_ns)
-        return inner._replace(
-            kind=kind, lsn=lsn, epoch=epoch, time_ns=time_ns, flags=flags, carried=carried,
-            attempt=carried.attempt, token=carried.token, lines=carried.lines,
-        )  # fmt: skip
-    fixed = codec.FIXED_SIZES[kind]
-    end = length - CRC_SIZE if flags & _CHECKED else length
-    if kind not in OF_JOBS:
-        return _decode_other(data, LogRecord(kind, lsn, epoch, time_ns, flags), data[fixed:end])
-    body = data[fixed + options_size : end] if flags & _CHECKED else None
-    attempt, job, token = _JOB_FIELDS.unpack_from(data, _JOB_FIELDS_AT)
-    if kind in OF_STEPS:
-        step = decode_step(data)
-        token = 0 if kind == SIGNAL else token
-        return LogRecord(
-            kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt, step=step,
-            body=step.body,
-        )  # fmt: skip
-    due = codec.BACK.unpack_from(data)[8] if fixed == codec.BACK.size else 0
-    return LogRecord(
-        kind, lsn, epoch, time_ns, flags, job=job, token=token, attempt=attempt,
-        cause=Cause(byte) if byte in Cause._value2member_map_ else Cause.CALLER, due_ns=due,
-        key_hash=decode_key_hash(data, fixed, options_size), body=body,
-        lease_ns=find_moment(data, fixed, options_size, Option.LEASE),
-        lines=find_option(data, fixed, options_size, Option.LINES) if options_size else b"",
-        awaits=find_option(data, fixed, options_size, Option.AWAITS) if due else b"",
-    )  # fmt: skip
-
-
-#: Names of the fixed fields of records without a single job.
-_FIELDS: Final = {"step_ns": "step_ns", "token": "token", "owner": "token"}
-
-
-def _decode_other(data: bytes, record: LogRecord, body: bytes) -> LogRecord:
-    row = TABLE[record.kind]
-    values = codec.LAYOUTS[record.kind].unpack_from(data)[_PREFIX_FIELDS:]
-    fields = zip(row.layout.names.split(), values, strict=True)
-    record = record._replace(**{_FIELDS[name]: value for name, value in fields if name in _FIELDS})
-    match row.body:
-        case Body.QUEUE:
-            return record._replace(queue=body)
-        case Body.LANE:
-            split = 2 + body[0]
-            return record._replace(queue=body[2:split], task=body[split:], priority=data[5])
-        case Body.SCHEDULE | Body.SOURCE:
-            is_tick = row.body is Body.SCHEDULE
-            return record._replace(
-                ticked=decode_ticked(data) if is_tick else None,
-                moved=None if is_tick else decode_moved(data),
-            )
-        case Body.TIMES:
-            (task, key), times = decode_rated(data)
-            name = task.encode("utf-8", "surrogatepass")
-            extras = Extras(concurrency_key=key)
-            return record._replace(task=name, extras=extras, rated=tuple(times.pairs()))
-        case Body.NONE if record.kind in ADOPTIONS:
-            return record._replace(adopted=decode_adopted(data))
-    return record._replace(body=None if row.body is Body.NONE else body)
-
-
 # The effect of single records on a job's state, for walks over many jobs without a fold.
 
 #: The state of a job of which nothing is known but that it was enqueued, as a plain number.
-BORN: Final = READY
+BORN: Final = kinds.READY
 #: States by the kinds that end or revive a job: the former state does not matter.
-ENDINGS: Final = {kind: int(after(State.ABSENT, kind)) for kind in ENDS | REVIVALS | REMOVALS}
+ENDINGS: Final = {
+    kind: int(kinds.after(State.ABSENT, kind))
+    for kind in kinds.ENDS | kinds.REVIVALS | kinds.REMOVALS
+}
 
 
 def carried_state(record: bytes) -> int:

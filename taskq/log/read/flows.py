@@ -73,7 +73,7 @@ def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...]
 
     Only the first inputs are checked, and none after compaction has moved the job.
     """
-    if story.end is None or story.end.cause is not Cause.UPSTREAM:
+    if story.end is None or story.end.cause != str(Cause.UPSTREAM):
         return None
     views = [job_view(journal, needed, 0) for needed in story.ties.inputs[:_LOOKED_AT_MAX]]
     failed = [view for view in views if view is not None and view.state in _FAILED]

@@ -25,7 +25,7 @@ from taskq.core.views import OwnerView, QueueStats
 from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Frame, Gap
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.record import Record, places, records_in
 from taskq.log.machine.owners import owner_of
 from taskq.log.read.positions import count_behind, find_time
 from taskq.log.segments.segments import Extent, hop
@@ -106,14 +106,13 @@ class Gauges:
             frame_ns = self._frame_time(location, job)
             if not frame_ns:
                 return 0
-            record = decode_record(files.unchecked_record(location), job, 0, frame_ns)
+            record = Record(files.unchecked_record(location), job, 0, frame_ns)
+            record.decode()
         except (TaskqError, OSError, ValueError, struct.error):
             return 0
-        if record.kind in REVIVALS:
+        if record.type in REVIVALS:
             return frame_ns
-        if record.carried is not None:
-            return record.carried.ready_ns
-        return max(frame_ns, record.extras.due_ns if record.extras is not None else 0)
+        return record.carried.ready_ns if record.carried else max(frame_ns, record.due_ns)
 
     def _frame_time(self, location: int, job: int) -> int:
         files, end = self._journal.files, self._journal.end()
@@ -357,9 +356,8 @@ class LastHour:
         return self._names.get(job, b"")
 
     def _meet(self, frame: Frame) -> None:
-        for lsn, at, length in places(frame):
-            if frame.data[at + KIND_AT] in INTRODUCTIONS:
-                record = decode_record(frame.data[at : at + length], lsn, 0, frame.header.time_ns)
+        for record in records_in(frame):
+            if record.type in INTRODUCTIONS:
                 view = owner_of(record.token, record.body or b"")
                 self._introduced[record.token] = view
                 self._seen.setdefault(record.token, frame.header.time_ns)

@@ -42,13 +42,13 @@ from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.record import (
     BORN,
     ENDINGS,
-    LogRecord,
+    Record,
     carried_state,
     check_known,
-    decode_record,
     encoded,
     is_named,
     places,
+    records_in,
 )
 from taskq.log.format.salvage import salvage
 from taskq.log.segments.identity import read_identity
@@ -104,73 +104,33 @@ class JobFilter(NamedTuple):
         )
 
 
-def records_of(journal: Journal, jobs: list[int]) -> Iterator[LogRecord]:
+def records_of(journal: Journal, jobs: list[int]) -> Iterator[Record]:
     """Yield every record that concerns one of these jobs, and every step of the clock."""
     wanted = frozenset(jobs)
-    job_at = _JOB.unpack_from
     for _, item in journal.frames(journal.cursor_at(min(jobs))):
         if isinstance(item, Gap):
             continue
-        data, header = item.data, item.header
-        for lsn, at, length in places(item):
-            kind = data[at + KIND_AT]
-            if kind == BIRTH:
-                fits = lsn in wanted
-            elif kind in OF_JOBS:
-                fits = job_at(data, at + JOB_AT)[0] in wanted
-            elif kind in STEPS:
-                fits = True
+        for record in records_in(item):
+            if record.job in wanted or record.type in STEPS:
+                yield record
             else:
-                check_known(kind, lsn)
-                continue
-            if fits:
-                yield decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
-
-
-class Entry(NamedTuple):
-    """A record in the log: ``data[at:at + length]``, at a location as of ``SegmentFiles``."""
-
-    lsn: int
-    epoch: int
-    time_ns: int
-    location: int
-    data: bytes
-    at: int
-    length: int
-
-    @property
-    def kind(self) -> int:
-        return self.data[self.at + KIND_AT]
-
-    @property
-    def job(self) -> int:
-        if self.kind in BIRTHS:
-            return self.lsn
-        job: int = _JOB.unpack_from(self.data, self.at + JOB_AT)[0]
-        return job
-
-    def decode(self) -> LogRecord:
-        record = self.data[self.at : self.at + self.length]
-        return decode_record(record, self.lsn, self.epoch, self.time_ns)
+                check_known(record.type, record.lsn)
 
 
 def entries(
     journal: Journal, start: Cursor | None = None, *, salvages: bool = True
-) -> Iterator[Entry]:
+) -> Iterator[Record]:
     """Yield every record from a place on; of damaged frames those whole by their own CRC."""
     for base, item in journal.frames(start or journal.start()):
         if not isinstance(item, Gap):
-            header = item.header
-            where = base + item.offset + codec.FRAME_HEADER_SIZE - item.at
-            for lsn, at, length in places(item):
-                yield Entry(lsn, header.epoch, header.time_ns, where + at, item.data, at, length)
+            yield from records_in(item, base)
             continue
         damaged = journal.files.damaged_frame(base, item) if salvages else None
         if damaged is not None:
             header, body, offset = damaged
             for lsn, at, record in salvage(body, item.first_lsn):
                 location = base + offset + at
-                yield Entry(lsn, header.epoch, header.time_ns, location, record, 0, len(record))
+                yield Record(record, lsn, header.epoch, header.time_ns, location)
 
 
 def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
@@ -224,9 +184,9 @@ class _Walk:
         for segment in files.lsns[:_OPENED_MAX]:
             files.descriptor(segment)  # an open file stays readable after compaction removes it
         for entry in entries(self._journal):
-            kind = entry.kind
+            kind = entry.type
             if kind == BIRTH:
-                if self._wanted.fits_birth(entry.data, entry.at, entry.time_ns):
+                if self._wanted.fits_birth(entry.data, 0, entry.time_ns):
                     self._births.add(entry.lsn, entry.time_ns, entry.location)
             elif kind in OF_JOBS:
                 job = entry.job
@@ -234,7 +194,7 @@ class _Walk:
                 if state in _OVER:
                     yield from self._tell(job, self._open.pop(job), state)
             elif kind in STEPS:
-                self._steps.append((entry.lsn, entry.decode().step_ns))
+                self._steps.append((entry.lsn, entry.step_ns))
             else:
                 check_known(kind, entry.lsn)
         waiting = ((place[0], place) for place in self._births)
@@ -242,7 +202,7 @@ class _Walk:
         for job, stands in merge(waiting, others, key=lambda pair: pair[0]):
             yield from self._tell(job, stands, None)
 
-    def _add(self, entry: Entry, kind: int, job: int) -> State | None:
+    def _add(self, entry: Record, kind: int, job: int) -> State | None:
         places = self._open.get(job)
         if places is None:
             places = self._births.take(job)
@@ -256,16 +216,16 @@ class _Walk:
             places.extend((entry.lsn, entry.time_ns, entry.location))
         return _ENDS.get(kind)
 
-    def _is_of_queue(self, entry: Entry) -> bool:
-        born = born_in(entry.data[entry.at : entry.at + entry.length])
+    def _is_of_queue(self, entry: Record) -> bool:
+        born = born_in(entry.data)
         return is_named(born, 0, encoded(self._wanted.queue), encoded(self._wanted.task))
 
-    def _begin_carried(self, entry: Entry, kind: int, job: int) -> State | None:
+    def _begin_carried(self, entry: Record, kind: int, job: int) -> State | None:
         """A job that began in a segment which is gone was written again; or was moved here."""
         is_moved = kind in EDITS and self._wanted.queue is not None
         if not is_moved and (job >= self._oldest or job in self._told):
             return None  # yielded before, or filtered out
-        record = entry.data[entry.at : entry.at + entry.length]
+        record = entry.data
         if not self._wanted.fits_carried(record):
             return None
         self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
@@ -282,7 +242,7 @@ class _Walk:
         read = self._journal.files.unchecked_record
         for at in range(0, len(places), _PLACE):
             lsn, time_ns, location = places[at : at + _PLACE]
-            record = decode_record(read(location), lsn, 0, time_ns)
+            record = Record(read(location), lsn, 0, time_ns)
             if story is None:
                 story = Story(self._journal.tag, record)
             else:
@@ -349,7 +309,7 @@ class PastJob(NamedTuple):
 
     state: State
     #: its ENQUEUED record, or a record that carries it
-    record: LogRecord
+    record: Record
 
 
 def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
@@ -364,9 +324,9 @@ def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
     jobs, ends = settled.chosen()
     yielded: set[int] = set()
     for entry in _undamaged(journal, start) if jobs else ():
-        if entry.kind not in BEGINNINGS:
+        if entry.type not in BEGINNINGS:
             continue
-        job, is_first = entry.job, entry.kind in BIRTHS
+        job, is_first = entry.job, entry.type in BIRTHS
         # The first record counts, if the job's first segment is still there.
         if not is_first and (job >= oldest or job in yielded):
             continue
@@ -375,7 +335,7 @@ def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
             continue
         if not is_first:
             yielded.add(job)
-        yield PastJob(State(ends[place]), entry.decode())
+        yield PastJob(State(ends[place]), entry)
 
 
 class _Ends:
@@ -389,15 +349,15 @@ class _Ends:
         #: jobs that began in segments that are gone
         self._carried: dict[int, int] = {}
 
-    def look_at(self, entry: Entry) -> None:
-        kind = entry.kind
+    def look_at(self, entry: Record) -> None:
+        kind = entry.type
         if kind in BIRTHS:
-            if self._wanted.fits_birth(entry.data, entry.at, entry.time_ns):
+            if self._wanted.fits_birth(entry.data, 0, entry.time_ns):
                 self._jobs.append(entry.lsn)
                 self._ends.append(BORN)
             return
         if kind in CARRYING and entry.job < self._oldest:
-            record = entry.data[entry.at : entry.at + entry.length]
+            record = entry.data
             if self._wanted.fits_carried(record):
                 self._carried[entry.job] = carried_state(record)
             return
@@ -425,11 +385,11 @@ class _Ends:
         return jobs, ends
 
 
-def _undamaged(journal: Journal, start: Cursor) -> Iterator[Entry]:
+def _undamaged(journal: Journal, start: Cursor) -> Iterator[Record]:
     """Yield the records from a place on; skip damage, and refuse unknown kinds."""
     start = Cursor(start.segment, start.offset, start.next_lsn)
     for entry in entries(journal, start, salvages=False):
-        check_known(entry.kind, entry.lsn)
+        check_known(entry.type, entry.lsn)
         yield entry
 
 
@@ -530,11 +490,11 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
         return [view for view in views if view is not None]
     stories: dict[int, Story] = {}
     for record in records_of(journal, jobs):
-        if record.kind in STEPS:
+        if record.type in STEPS:
             for story in stories.values():
                 story.clock_stepped(record.lsn, record.step_ns)
         elif record.job not in stories:
-            if record.kind in BEGINNINGS:
+            if record.type in BEGINNINGS:
                 stories[record.job] = Story(journal.tag, record)
         else:
             stories[record.job].add(record)

@@ -37,7 +37,7 @@ from taskq.log.format import codec
 from taskq.log.format.codec import KIND_AT, LSN_MAX, SEGMENT_HEADER
 from taskq.log.format.flows import Takes
 from taskq.log.format.frames import Cursor, Frame, Gap, segment_lsn, segment_name
-from taskq.log.format.record import check_known, places
+from taskq.log.format.record import Record, check_known, places
 from taskq.log.format.salvage import salvage
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import process_state
@@ -57,7 +57,7 @@ from taskq.log.read.diagnosis import (
 )
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.gauges import Gauges, LastHour
-from taskq.log.read.jobs import Entry, JobFilter, each_job, entries, jobs_ended, newest_jobs
+from taskq.log.read.jobs import JobFilter, each_job, entries, jobs_ended, newest_jobs
 from taskq.log.read.selection import DeadFilter, PageEnd, newest_dead
 from taskq.log.read.timeline import (
     JobEvent,
@@ -147,7 +147,7 @@ def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
     if damage:
         spans = [(part.first_lsn, part.next_lsn) for part in damage]
         for record in records(journal, journal.start()):
-            token = record.token if record.kind in OF_CLAIMS else 0
+            token = record.token if record.type in OF_CLAIMS else 0
             for first, following in spans:
                 if first <= record.job < following or first <= token < following:
                     jobs.add(record.job)
@@ -480,7 +480,7 @@ class LogReader:
         """Return the sources that jobs were ingested from, by their names."""
         return self._told(lambda _, facets, __: views_of(facets.need_agenda().sources))
 
-    def records(self) -> Iterator[Entry]:
+    def records(self) -> Iterator[Record]:
         """Yield every record; from damaged frames the records with an intact CRC of their own."""
         return entries(self._journal)
 

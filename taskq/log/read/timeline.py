@@ -20,7 +20,6 @@ from taskq.core.kinds import (
     STEP,
     WAIT,
     WITH_CAUSE,
-    name_of,
 )
 from taskq.core.model import LIVE_STATES, State
 from taskq.core.records import Cause
@@ -30,7 +29,7 @@ from taskq.log.format import codec
 from taskq.log.format.carried import Carried, decode_history
 from taskq.log.format.codec import KIND_AT
 from taskq.log.format.frames import Cursor, Gap
-from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.format.record import Record, records_in
 from taskq.log.machine.owners import decode_description, owner_view
 from taskq.log.state.job_history import read_job
 
@@ -100,7 +99,7 @@ class JobEvent:
 
         See ``AttemptView.fingerprint``.
         """
-        is_lost = self.kind == "released" and self.cause == Cause.OWNER_LOST.name.lower()
+        is_lost = self.kind == "released" and self.cause == str(Cause.OWNER_LOST)
         return failure_of(self.task, "lost" if is_lost else self.kind, self.reason)
 
 
@@ -127,11 +126,11 @@ class StepView(NamedTuple):
         }
 
 
-def steps_of(records: Iterable[LogRecord]) -> tuple[StepView, ...]:
+def steps_of(records: Iterable[Record]) -> tuple[StepView, ...]:
     steps: dict[int, StepView] = {}
     for record in records:
         step = record.step
-        if step is None or record.kind != STEP:
+        if step is None or record.type != STEP:
             continue
         form = Form(step.form).name.lower() if step.form in set(Form) else str(step.form)
         value = None if step.flags else step.body
@@ -146,26 +145,26 @@ def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
     return () if story is None else name_workers(journal, events_of(story.records))
 
 
-def events_of(records: Iterable[LogRecord]) -> list[JobEvent]:
+def events_of(records: Iterable[Record]) -> list[JobEvent]:
     events: list[JobEvent] = []
     owner = 0
     task = ""
-    place: tuple[bytes, int] | None = None
+    place: tuple[str, int | None] | None = None
     for record in records:
-        task = task or record.task.decode("utf-8", "replace")
+        task = task or record.task
         if record.carried is not None and not events:
             events += _from_carried(record.carried)
             owner = record.carried.claim[1]
-        if record.kind in CLAIMS:
+        if record.type in CLAIMS:
             owner = record.token
         event = _event(record, owner)
-        if record.kind in EDITS:
+        if record.type in EDITS:
             event = replace(event, reason=_edited(record, place))
         if record.queue:
             place = record.queue, record.priority
-        if record.kind != WAIT:  # the release that follows shows it
+        if record.type != WAIT:  # the release that follows shows it
             events.append(event)
-        if record.kind in ENDS_OF_CLAIMS:
+        if record.type in ENDS_OF_CLAIMS:
             owner = 0
     return [replace(event, task=task) for event in events]
 
@@ -191,13 +190,12 @@ def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[At
     return tuple(named)
 
 
-def _edited(record: LogRecord, before: tuple[bytes, int] | None) -> str:
+def _edited(record: Record, before: tuple[str, int | None] | None) -> str:
     """Return what an edit changed of the job's place, as far as that is known."""
     queue, priority = before or (record.queue, record.priority)
     changes = []
     if queue != record.queue:
-        names = (name.decode("utf-8", "replace") for name in (queue, record.queue))
-        changes.append("queue {}, now {}".format(*names))
+        changes.append(f"queue {queue}, now {record.queue}")
     if priority != record.priority:
         changes.append(f"priority {priority}, now {record.priority}")
     if record.carried is not None and record.carried.state is State.READY:
@@ -205,27 +203,27 @@ def _edited(record: LogRecord, before: tuple[bytes, int] | None) -> str:
     return "; ".join(changes)
 
 
-def _event(record: LogRecord, owner: int) -> JobEvent:
-    kind = record.kind
-    reason = record.body if kind in WITH_CAUSE else None
+def _event(record: Record, owner: int) -> JobEvent:
+    kind = record.type
+    reason = record.reason if kind in WITH_CAUSE else ""
     if record.step is not None:
-        reason = record.step.title.encode()
+        reason = record.step.title
     elif record.awaits:
-        reason = f"waits for {waited_for(unpack_waits(record.awaits))}".encode()
-    due_ns = record.extras.due_ns if record.extras is not None else record.due_ns
+        reason = f"waits for {waited_for(unpack_waits(record.awaits))}"
+    due_ns = record.due_ns
     if kind in CARRYING:
         due_ns = 0
     if kind in EDITS and record.carried is not None:
         due_ns = record.carried.due_ns if record.carried.state is State.SCHEDULED else 0
     return JobEvent(
         time_ns=record.time_ns,
-        kind=name_of(kind),
+        kind=record.kind,
         lsn=record.lsn,
         attempt=record.attempt,
         owner=owner if kind in _OF_CLAIMS else 0,
-        cause=Cause(record.cause).name.lower() if kind in WITH_CAUSE else "",
+        cause=record.cause,
         due_ns=due_ns,
-        reason=(reason or b"").decode("utf-8", "replace"),
+        reason=reason,
     )
 
 
@@ -295,17 +293,11 @@ def _introductions(
     for _, frame in journal.files.frames(start, through):
         if isinstance(frame, Gap):
             continue
-        data, header = frame.data, frame.header
+        end_at = frame.at + frame.header.body_size
         is_there = any(
-            data.find(pattern, frame.at, frame.at + header.body_size) >= 0
-            for pattern in list(wanted.values())
+            frame.data.find(pattern, frame.at, end_at) >= 0 for pattern in list(wanted.values())
         )
-        for lsn, at, length in places(frame) if is_there else ():
-            if data[at + KIND_AT] in INTRODUCTIONS:
-                record = decode_record(data[at : at + length], lsn, header.epoch, header.time_ns)
-                if record.token in wanted:
-                    description = decode_description(record.body or b"")
-                    yield (
-                        record.token,
-                        (description["pid"], description["name"], description["host"]),
-                    )
+        for record in records_in(frame) if is_there else ():
+            if record.type in INTRODUCTIONS and record.token in wanted:
+                known = decode_description(record.body or b"")
+                yield record.token, (known["pid"], known["name"], known["host"])

@@ -23,7 +23,7 @@ from taskq.core.views import Damage, JobView, OwnerView
 from taskq.log.format import codec
 from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
 from taskq.log.format.notes import UploadProgress
-from taskq.log.format.record import LogRecord, decode_record
+from taskq.log.format.record import Record
 from taskq.log.machine.owners import owner_views
 from taskq.log.machine.threads import Reporter
 from taskq.log.segments.segments import SegmentGone
@@ -442,14 +442,14 @@ class LogView(NamedTuple):
         """Return whether a job waits to be taken."""
         return self.facets.need_agenda().table.state(job) in WAITING_STATES
 
-    def brought(self, job: int) -> LogRecord:
+    def brought(self, job: int) -> Record:
         """Return the record that brought a job which waits, with its payload.
 
         Raises:
             LogDamaged: it does not read back.
         """
         location = self.facets.need_agenda().location(job)
-        return decode_record(self.journal.files.record(location, job), job, 0, 0)
+        return Record(self.journal.files.record(location, job), job, 0, 0)
 
     def owners(self) -> list[OwnerView]:
         """Return processes that have the log open, and dead processes that still hold jobs."""

@@ -29,7 +29,6 @@ from taskq.core.kinds import (
     REVIVALS,
     SUCCESSES,
     after,
-    name_of,
 )
 from taskq.core.model import SETTLED_STATES, State
 from taskq.core.records import PACKED, Cause
@@ -38,7 +37,7 @@ from taskq.log.format.carried import Carried, decode_history
 from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
 from taskq.log.format.flows import Takes, takes_of
 from taskq.log.format.frames import Cursor, Gap
-from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.format.record import Record, records_in
 from taskq.log.machine.ports import replace_file
 from taskq.log.requests import Outcome
 
@@ -55,22 +54,20 @@ _DROPPED_BYTES_MAX: Final = 4_096
 
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
+_OWNER_LOST: Final = str(Cause.OWNER_LOST)
 _OVER: Final = SETTLED_STATES - {after(State.RUNNING, DEATH)}
 
 
 def records(
     journal: Journal, cursor: Cursor, on_gap: Callable[[int, Gap], None] | None = None
-) -> Iterator[LogRecord]:
+) -> Iterator[Record]:
     """Yield every record from the cursor to the journal's known end; damage goes to ``on_gap``."""
     for base, item in journal.frames(cursor):
         if isinstance(item, Gap):
             if on_gap is not None:
                 on_gap(base, item)
             continue
-        header = item.header
-        for lsn, at, length in places(item):
-            record = item.data[at : at + length]
-            yield decode_record(record, lsn, header.epoch, header.time_ns)
+        yield from records_in(item)
 
 
 def is_job(journal: Journal, lsn: int) -> bool:
@@ -109,18 +106,18 @@ def read_outcome(journal: Journal, location: int) -> Outcome:
     Raises:
         JobNotFound: the job was purged.
     """
-    record = decode_record(journal.files.unchecked_record(location), 0, 0, 0)
-    if record.kind in REMOVALS:
+    record = Record(journal.files.unchecked_record(location), 0, 0, 0)
+    if record.type in REMOVALS:
         raise JobNotFound(f"job {journal.tag}-{record.job} was a dead letter and has been purged")
     return Outcome(*end_of(record)[:3])
 
 
-def end_of(end: LogRecord) -> tuple[State, bytes | None, int, int]:
+def end_of(end: Record) -> tuple[State, bytes | None, int, int]:
     """(state, result or reason as it is stored, its flags, time) of a record that ends a job."""
     if end.carried is not None:
         carried = end.carried
         return carried.state, carried.body, carried.flags & PACKED, carried.ended_ns
-    return after(State.RUNNING, end.kind), end.body, end.body_flags, end.time_ns
+    return after(State.RUNNING, end.type), end.body, end.body_flags, end.time_ns
 
 
 class Story:
@@ -159,13 +156,13 @@ class Story:
         "ties",
     )
 
-    def __init__(self, tag: str, born: LogRecord) -> None:
+    def __init__(self, tag: str, born: Record) -> None:
         self._tag = tag
         self._born = born
-        self.records: list[LogRecord] = []
+        self.records: list[Record] = []
         self.ties = Takes()
         self.claim: tuple[int, int] | None = None
-        self.end: LogRecord | None = None
+        self.end: Record | None = None
         self.snapshot_lsn = born.lsn
         self._attempts: list[AttemptView] = []
         self._reason = ""
@@ -174,16 +171,15 @@ class Story:
         self._settled_ns = 0
         self.attempt = 0
         extras = born.extras
-        self._due_ns = extras.due_ns if extras else 0
+        self._due_ns, self._expires_ns = born.due_ns, born.expires_ns
         self._due_is_wall = extras.due_is_wall if extras else False
-        self._expires_ns = extras.expires_ns if extras else 0
         self._expires_is_wall = extras.expires_is_wall if extras else False
         # The clock moves moments by the steps after their records.
         self._due_lsn, self._expires_lsn, self._ended_lsn = born.lsn, born.lsn, LSN_MAX
         self._enqueued_ns = born.time_ns
         self.state = after(State.ABSENT, BIRTH, waits=self._due_ns > born.time_ns)
         if born.carried is not None:
-            self._begin_carried(born.kind, born.carried)
+            self._begin_carried(born.type, born.carried)
 
     def _begin_carried(self, kind: int, carried: Carried) -> None:
         """Begin with a record that carries the job's state: the earlier records are gone."""
@@ -211,34 +207,34 @@ class Story:
             reasons = (attempt.reason for attempt in reversed(counted) if attempt.reason)
             self._reason = (carried.body or b"").decode("utf-8", "replace") or next(reasons, "")
 
-    def add(self, record: LogRecord) -> None:
+    def add(self, record: Record) -> None:
         if record.carried is not None:
             self._tell_again(record, record.carried)
-        elif record.kind in REMOVALS:
-            self._is_dead_no_more(record.kind)
-        elif record.kind not in BESIDE:
+        elif record.type in REMOVALS:
+            self._is_dead_no_more(record.type)
+        elif record.type not in BESIDE:
             self._move(record)
 
-    def _tell_again(self, record: LogRecord, carried: Carried) -> None:
+    def _tell_again(self, record: Record, carried: Carried) -> None:
         self.snapshot_lsn = record.lsn
-        if record.kind in REPEATS:
+        if record.type in REPEATS:
             self._note_repeat(record, carried)
-        elif record.kind in REVIVALS:
-            self._is_dead_no_more(record.kind)
+        elif record.type in REVIVALS:
+            self._is_dead_no_more(record.type)
         else:
             self.claim = None
             self._born, self.state = record, carried.state
             self._due_ns, self._due_is_wall = carried.due_ns, carried.due_is_wall
             self._due_lsn = record.lsn
 
-    def _note_repeat(self, record: LogRecord, carried: Carried) -> None:
+    def _note_repeat(self, record: Record, carried: Carried) -> None:
         is_running = carried.state is State.RUNNING
         self.claim = (carried.token, carried.claim[1]) if is_running else None
         if carried.state in SETTLED_STATES:
             self.end = self.end or record
 
-    def _move(self, record: LogRecord) -> None:
-        kind, body = record.kind, record.body
+    def _move(self, record: Record) -> None:
+        kind, body = record.type, record.body
         self.state = after(self.state, kind, waits=record.due_ns > record.time_ns)
         self.attempt = record.attempt
         self._due_ns, self._due_is_wall, self._due_lsn = record.due_ns, False, record.lsn
@@ -254,16 +250,16 @@ class Story:
             self._result, self._result_flags = body, record.body_flags
             self._reason = ""
         elif body:
-            self._reason = reason = body.decode("utf-8", "replace")
+            self._reason = reason = record.reason
         if kind in ENDS:
             self.end, self._settled_ns = record, record.time_ns
             self._ended_lsn = record.lsn
         if self._attempts and not self._attempts[-1].ended_ns:
-            is_lost = kind in RETURNS and record.cause is Cause.OWNER_LOST
+            is_lost = kind in RETURNS and record.cause == _OWNER_LOST
             self._attempts[-1] = replace(
                 self._attempts[-1],
                 ended_ns=record.time_ns,
-                outcome="lost" if is_lost else name_of(kind),
+                outcome="lost" if is_lost else record.kind,
                 reason=reason,
                 stored_lines=record.lines,
             )
@@ -298,14 +294,12 @@ class Story:
         state = self.state
         if state is State.SCHEDULED and self._due_ns <= now_ns:
             state = BY_TIME[state]
-        extras = born.extras
-        task = born.task.decode("utf-8", "replace")
         return JobView(
             lsn=born.job,
             job_id=f"{self._tag}-{born.job}",
-            queue=born.queue.decode("utf-8", "replace"),
-            task=task,
-            priority=born.priority,
+            queue=born.queue,
+            task=born.task,
+            priority=born.priority or 0,
             state=state,
             attempt=self.attempt,
             attempts_max=born.attempts_max,
@@ -313,23 +307,23 @@ class Story:
             due_ns=self._due_ns if state is State.SCHEDULED else 0,
             expires_ns=self._expires_ns,
             settled_ns=self._settled_ns,
-            key=extras.key if extras else None,
-            headers=extras.headers if extras else {},
+            key=born.key,
+            headers=born.headers,
             payload=born.body or b"",
             payload_flags=born.body_flags,
             result=self._result,
             stores_result=born.stores_result,
             result_flags=self._result_flags,
             reason=self._reason,
-            attempts=tuple(replace(attempt, task=task) for attempt in self._attempts),
+            attempts=tuple(replace(attempt, task=born.task) for attempt in self._attempts),
         )
 
 
 def read_job(journal: Journal, lsn: int) -> Story | None:
     story: Story | None = None
-    records: list[LogRecord] = []
+    records: list[Record] = []
     for place in _about(journal, lsn):
-        record = decode_record(place.record, place.lsn, place.epoch, place.time_ns)
+        record = Record(place.record, place.lsn, place.epoch, place.time_ns)
         records.append(record)
         if story is not None:
             story.add(record)

@@ -21,7 +21,7 @@ from taskq.log.format.codec import FLAGS_AT, KIND_AT, SEGMENT_HEADER, STATE_AT, 
 from taskq.log.format.flows import FLOW_FLAG, is_of_flow, job_of, takes_of
 from taskq.log.format.frames import Frame, Gap
 from taskq.log.format.options import enqueue_extras, unexpiring
-from taskq.log.format.record import LogRecord, decode_record, places
+from taskq.log.format.record import Record, places
 from taskq.log.machine.threads import Reporter
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq.log.requests import LETTERS_MAX, Op, Rewrite
@@ -389,7 +389,7 @@ class Retained:
         }
         self._drops_finished = drops_finished
         self._now_ns = now_ns
-        self._kept: dict[int, LogRecord] = {}
+        self._kept: dict[int, Record] = {}
 
     def find(self, segment: int, needed: Needed) -> Iterator[None]:
         """Add the finished jobs that stay, by where their record stands in the segment."""
@@ -513,10 +513,10 @@ class Retained:
             for job in takes_of(born).unlocks
         )
 
-    def _is_kept(self, end: LogRecord, keep_ns: int) -> bool:
+    def _is_kept(self, end: Record, keep_ns: int) -> bool:
         return not keep_ns or end.time_ns + keep_ns > self._now_ns
 
-    def _keep(self, job: int, offset: int, end: LogRecord, needed: Needed) -> None:
+    def _keep(self, job: int, offset: int, end: Record, needed: Needed) -> None:
         self._kept[job] = end
         needed.add(job, offset, 0)
 
@@ -558,9 +558,7 @@ class Retained:
         view = job_view(self._journal, job, self._now_ns)
         return encode_history(view.attempts) if view is not None else b""
 
-    def _item(
-        self, job: int, location: int, born: bytes, enqueued_ns: int, end: LogRecord
-    ) -> Rewrite:
+    def _item(self, job: int, location: int, born: bytes, enqueued_ns: int, end: Record) -> Rewrite:
         state, body, flags, ended_ns = end_of(end)
         born, expires_ns = self._expiry(job, born)
         return Rewrite(
@@ -593,7 +591,7 @@ class _Births:
         self._offsets = array("I", bytes(4 * (next_lsn - first_lsn)))
         self.carried: dict[int, int] = {}
         self.keeps: dict[int, int] = {}
-        self.kept: dict[int, tuple[int, LogRecord]] = {}
+        self.kept: dict[int, tuple[int, Record]] = {}
         self.steps: defaultdict[int, list[int]] = defaultdict(list)
 
     def born(self, job: int, offset: int) -> None:
@@ -616,7 +614,7 @@ class _Births:
         yield from self.carried.items()
 
 
-def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecord | None:
+def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> Record | None:
     """Return the record that ended a job; None if it lives, or was purged.
 
     None also if all records of the job were written again at ``following`` or later.
@@ -625,8 +623,8 @@ def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> LogRecor
     return None if story is None or story.snapshot_lsn >= following else story.end
 
 
-def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> LogRecord:
-    return decode_record(record, lsn, epoch, time_ns)
+def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> Record:
+    return Record(record, lsn, epoch, time_ns)
 
 
 def _nanoseconds(seconds: float | None) -> int:

@@ -218,7 +218,7 @@ def test_a_crash_at_any_step_of_making_or_giving_up_the_reserve_loses_nothing(
                 assert ended is State.SUCCEEDED, step
             elif what == "cancelled":
                 assert ended is State.CANCELLED, step
-        known = {record.lsn for record in world.records() if record.kind == Kind.ENQUEUED}
+        known = {record.lsn for record in world.records() if record.type == Kind.ENQUEUED}
         assert {job for what, job in done if what == "job"} <= known
         after.enqueue()
         after.enqueue()

@@ -56,7 +56,7 @@ def test_whatever_ends_the_claim_ends_the_job_as_cancelled(
     waiting = other.send(Op.OUTCOME, delivery.job)
     process.settle(delivery, kind, cause=cause, body=b"why", delay_ns=SECOND_NS)
     record = last(world)
-    assert (record.kind, record.cause, record.body) == (Kind.CANCELLED, Cause.ASKED, b"why")
+    assert (record.type, record.cause, record.body) == (Kind.CANCELLED, "asked", b"why")
     assert (record.token, record.attempt) == (delivery.token, 1)
     world.clock.advance(3_600)
     assert other.claim() == []
@@ -80,7 +80,7 @@ def test_a_lease_that_is_over_ends_it_and_extending_tells_of_it(world: World) ->
     assert is_asked(holder.committer.facets, delivery)
     world.clock.advance(30)
     assert other.claim() == []
-    assert (last(world).kind, last(world).cause) == (Kind.CANCELLED, Cause.ASKED)
+    assert (last(world).type, last(world).cause) == (Kind.CANCELLED, "asked")
     assert not is_asked(holder.catch_up(), delivery)
 
 
@@ -103,7 +103,7 @@ def test_compaction_carries_the_wish(world: World) -> None:
     assert all(item.carried and item.carried.cancel_wanted for item in carried)
     assert world.fold().need_agenda().leases.asked == {delivery.job}
     process.settle(delivery, Kind.RETRIED)
-    assert last(world).kind == Kind.CANCELLED
+    assert last(world).type == Kind.CANCELLED
 
 
 def test_only_the_process_that_runs_the_job_is_told_and_once(world: World) -> None:

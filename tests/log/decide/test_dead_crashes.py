@@ -151,7 +151,7 @@ def check_the_rest(story: Story, opener: Process, act: Act) -> None:
     if is_dead(agenda, jobs[0]):
         answers = opener.ask(Op.REQUEUE, letters(opener.committer.sight, jobs).items)
         assert answers == [None] * len(jobs)
-    requeued = [record.job for record in world.records() if record.kind == Kind.REQUEUED]
+    requeued = [record.job for record in world.records() if record.type == Kind.REQUEUED]
     assert requeued in ([], jobs)
     deliveries = opener.claim(99)
     assert [delivery.job for delivery in deliveries] == jobs

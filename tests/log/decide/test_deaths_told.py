@@ -22,8 +22,8 @@ ONCE = EnqueueSpec(attempts=1, task="mail")
 
 def told(world: World) -> list[bytes]:
     records = world.records()
-    deaths = [record for record in records if record.kind == Kind.DEAD]
-    jobs = [record for record in records if (record.kind, record.task) == (Kind.ENQUEUED, b"tell")]
+    deaths = [record for record in records if record.type == Kind.DEAD]
+    jobs = [record for record in records if (record.type, record.task) == (Kind.ENQUEUED, "tell")]
     assert [job.time_ns for job in jobs] == [death.time_ns for death in deaths]
     return [job.body or b"" for job in jobs]
 

@@ -191,15 +191,15 @@ def check(world: World, process: Process) -> None:
     died: set[int] = set()
     released: dict[int, int] = {}
     for record in world.records():
-        if record.kind in (Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED):
+        if record.type in (Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED):
             assert ended.setdefault(record.job, record.lsn) == record.lsn
-            if record.kind == Kind.DEAD:
+            if record.type == Kind.DEAD:
                 died.add(record.job)
-        elif record.kind == Kind.RELEASED and record.cause is Cause.INPUTS:
+        elif record.type == Kind.RELEASED and record.cause == str(Cause.INPUTS):
             assert released.setdefault(record.job, record.lsn) == record.lsn
     agenda = process.committer.facets.need_agenda()
     for record in world.records():
-        if record.kind != Kind.ENQUEUED:
+        if record.type != Kind.ENQUEUED:
             continue
         ties = look_at_ties(process.committer.sight, record.lsn)
         assert ties is not None

@@ -36,9 +36,9 @@ def test_an_expired_lease_redelivers_once(world: World) -> None:
     again = [delivery for process in (*others, holder) for delivery in claim(process)]
     assert [(item.job, item.attempt) for item in again] == [(job, 2)]
     assert [claim(process) for process in others] == [[], []]
-    released = [record for record in world.records() if record.kind == Kind.RELEASED]
+    released = [record for record in world.records() if record.type == Kind.RELEASED]
     assert [(delivery.job, delivery.token, delivery.cause) for delivery in released] == [
-        (job, held.token, Cause.LEASE_OVER)
+        (job, held.token, str(Cause.LEASE_OVER))
     ]
     others[0].settle(again[0])
     assert world.fold().need_agenda().table.state(job) is State.ABSENT

@@ -51,8 +51,8 @@ def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> Non
     assert running.job == jobs[0]
     stats = QueueStats(queue="mail", ready=1, running=1, cancelled=3)
     assert process.catch_up().need_agenda().queues.stats() == (stats,)
-    causes = {record.cause for record in world.records() if record.kind == Kind.CANCELLED}
-    assert causes == {Cause.PURGE}
+    causes = {record.cause for record in world.records() if record.type == Kind.CANCELLED}
+    assert causes == {str(Cause.PURGE)}
     process.settle(running)
 
 

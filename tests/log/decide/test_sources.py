@@ -41,7 +41,7 @@ def _position(process: Process, name: str = "file") -> int | None:
 
 
 def _lines(world: World) -> list[int]:
-    return [int(it.body or b"") for it in world.records() if it.kind == Kind.ENQUEUED]
+    return [int(it.body or b"") for it in world.records() if it.type == Kind.ENQUEUED]
 
 
 def _take_rest(world: World, step: int = 2) -> None:

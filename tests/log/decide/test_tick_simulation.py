@@ -131,7 +131,7 @@ class Week:
         except SegmentGone:  # upkeep removed what was read last
             result = list(records(reader, reader.start()))
         for record in result:
-            if record.extras is not None and record.task == b"report":
+            if record.extras is not None and record.task == "report":
                 name, moment = record.extras.headers["schedule"].split("/")
                 job = self.seen[name].setdefault(int(moment), record.job)
                 assert job == record.job, f"{name} ticked twice for {moment}"

@@ -68,7 +68,7 @@ class Scene:
         )
 
     def states(self) -> dict[bytes, State]:
-        lsns = [record.lsn for record in self.world.records() if record.kind == Kind.ENQUEUED]
+        lsns = [record.lsn for record in self.world.records() if record.type == Kind.ENQUEUED]
         views = [view for lsn in lsns if (view := self.world.view(lsn)) is not None]
         states = {view.payload: view.state for view in views}
         return {

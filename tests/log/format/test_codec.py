@@ -24,7 +24,7 @@ from taskq.log.format.options import (
     encode_key_hash,
     enqueue_extras,
 )
-from taskq.log.format.record import LogRecord, decode_record
+from taskq.log.format.record import Record
 from taskq.log.format.salvage import salvage
 from taskq.log.requests import EnqueueSpec
 from taskq.log.state.fold import Watch, fold_frame
@@ -68,12 +68,12 @@ def enqueued(spec: EnqueueSpec, options: bytes, body: bytes, lsn: int) -> bytes:
     return codec.encode_checked(tail, body, lsn)
 
 
-def read(record: bytes, lsn: int) -> LogRecord:
+def read(record: bytes, lsn: int) -> Record:
     """Return the record decoded, after the checks that each encoder must meet."""
     assert codec.LENGTH.unpack_from(record)[0] == len(record)
     if record[8] & Flag.CHECKED:
         assert list(salvage(record, lsn)) == [(lsn, 0, record)]
-    return decode_record(record, lsn, 7, NOW)
+    return Record(record, lsn, 7, NOW)
 
 
 def as_read(extras: Extras) -> Extras:
@@ -102,8 +102,8 @@ def test_an_enqueue_reads_back_in_every_part(
 ) -> None:
     record = enqueued(spec, encode_extras(extras, NOW), body, lsn)
     result = read(record, lsn)
-    assert (result.kind, result.lsn, result.job, result.epoch) == (Kind.ENQUEUED, lsn, lsn, 7)
-    assert (result.queue.decode(), result.task.decode()) == (spec.queue, spec.task)
+    assert (result.type, result.lsn, result.job, result.epoch) == (Kind.ENQUEUED, lsn, lsn, 7)
+    assert (result.queue, result.task) == (spec.queue, spec.task)
     assert (result.priority, result.attempts_max) == (spec.priority, spec.attempts)
     assert result.flags == int(spec.flags)
     assert result.body == body == codec.enqueue_body(record)
@@ -135,7 +135,7 @@ def test_a_record_is_whole_if_its_crc_with_its_own_is_the_known_one(
 def test_clock_and_owner_records_read_back(step: int, owner: int, body: bytes, lsn: int) -> None:
     assert read(codec.encode_clock(step, lsn), lsn).step_ns == step
     result = read(codec.encode_owner(owner, body, lsn), lsn)
-    assert (result.kind, result.token, result.body) == (Kind.OWNER, owner, body)
+    assert (result.type, result.token, result.body) == (Kind.OWNER, owner, body)
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -294,10 +294,10 @@ def test_decoding_nonsense_gives_a_record_or_says_that_the_format_is_unknown(bod
     if len(body) < codec.PREFIX.size or len(body) < codec.FIXED_SIZES.get(body[4], 0):
         return
     try:
-        result = decode_record(body, 1, 7, NOW)
+        result = Record(body, 1, 7, NOW)
     except FormatError:
         return
-    assert result.kind == body[4]
+    assert result.type == body[4]
 
 
 @pytest.mark.parametrize(("size", "kept"), [(5_529, True), (5_530, False)])
@@ -308,7 +308,7 @@ def test_lines_of_a_job_are_written_again_where_its_options_have_room(
     tail = codec.enqueue_tail(5, 0, 3, 4, 2, b"mailto", b"")
     born = codec.encode_checked(tail, b"{}", 7)
     carried = Carried(7, State.READY, born, 10**18, history=bytes(60_000), lines=b"l" * size)
-    record = decode_record(encode_carried(Kind.CARRIED, carried, 9), 9, 0, 0)
+    record = Record(encode_carried(Kind.CARRIED, carried, 9), 9, 0, 0)
     assert record.carried is not None
     assert record.carried.history == carried.history
     assert record.carried.lines == (carried.lines if kept else b"")

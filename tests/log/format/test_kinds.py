@@ -22,7 +22,7 @@ from taskq.core.records import CLAIM, TABLE, Body, Flag, Kind, Option
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
 from taskq.log.format.options import each_option
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.record import Record, places
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.indexes import SegmentIndexes
 from taskq.log.state.fold import Watch, fold_records
@@ -134,8 +134,8 @@ class Written:
         fold_records(data, 0, len(data), header, 0, agenda, dedup, None if is_alone else Watch())
         stories: dict[int, Story] = {}
         for lsn, data in enumerate(self.records, 1):
-            record = decode_record(data, lsn, 7, NOW)
-            if record.kind in kinds.BIRTHS:
+            record = Record(data, lsn, 7, NOW)
+            if record.type in kinds.BIRTHS:
                 stories[record.job] = Story("tag", record)
             else:
                 stories[record.job].add(record)

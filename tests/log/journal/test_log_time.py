@@ -23,7 +23,7 @@ _2024: Final = 1_704_067_200
 
 
 def _steps(world: World) -> list[float]:
-    return [record.step_ns / SECOND_NS for record in world.records() if record.kind == Kind.CLOCK]
+    return [record.step_ns / SECOND_NS for record in world.records() if record.type == Kind.CLOCK]
 
 
 def _times(world: World) -> list[int]:

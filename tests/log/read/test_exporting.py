@@ -36,7 +36,7 @@ def test_every_job_is_told_once_and_as_if_it_was_asked_for(
     history.run(40)
     world = history.world
     answer = _all(world)
-    jobs = [record.lsn for record in world.records() if record.kind == Kind.ENQUEUED]
+    jobs = [record.lsn for record in world.records() if record.type == Kind.ENQUEUED]
     asked = [view for view in map(world.view, jobs) if view is not None]
     assert sorted(answer, key=lambda view: view.lsn) == asked
     over = [view for view in answer if view.state in _OVER]

@@ -13,7 +13,7 @@ from taskq.core.views import AttemptView
 from taskq.errors import JobNotFound
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.carried import Carried, encode_carried, encode_history
-from taskq.log.format.record import decode_record
+from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.read.timeline import events_of, timeline
 from tests.log.world import World
@@ -105,7 +105,7 @@ def test_what_compaction_wrote_again_tells_what_came_before() -> None:
             number=2, owner=8, started_ns=400, ended_ns=500, outcome="dead", reason="never"
         ),
     ]
-    record = decode_record(_carried(State.DEAD, attempts, 500), 50, 1, 900)
+    record = Record(_carried(State.DEAD, attempts, 500), 50, 1, 900)
     events = events_of([record])
     assert [(e.kind, e.time_ns, e.lsn, e.attempt, e.owner, e.reason) for e in events] == [
         ("enqueued", 100, 0, 0, 0, ""),
@@ -115,5 +115,5 @@ def test_what_compaction_wrote_again_tells_what_came_before() -> None:
         ("dead", 500, 0, 2, 8, "never"),
         ("carried", 900, 50, 2, 0, ""),
     ]
-    withdrawn = decode_record(_carried(State.CANCELLED, [], 500), 50, 1, 900)
+    withdrawn = Record(_carried(State.CANCELLED, [], 500), 50, 1, 900)
     assert [event.kind for event in events_of([withdrawn])] == ["enqueued", "cancelled", "carried"]

@@ -16,7 +16,7 @@ from taskq.log.format.carried import Carried, encode_carried, encode_compacted
 from taskq.log.format.frames import Gap
 from taskq.log.format.notes import UploadProgress, encode_adopted
 from taskq.log.format.options import encode_extras
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.record import Record, places
 from taskq.log.journal.journal import Journal
 from tests.log.world import Process
 
@@ -55,13 +55,13 @@ class Scan:
         return scan
 
     def _add(self, lsn: int, data: bytes) -> None:
-        record = decode_record(data, lsn, 0, 0)
+        record = Record(data, lsn, 0, 0)
         self.records[lsn] = data
-        if record.kind == Kind.ENQUEUED:
+        if record.type == Kind.ENQUEUED:
             self.births.add(lsn)
-        elif record.kind in OF_JOBS:
+        elif record.type in OF_JOBS:
             self.about.setdefault(record.job, []).append(lsn)
-        elif record.kind == Kind.CLOCK:
+        elif record.type == Kind.CLOCK:
             self.steps.append((lsn, record.step_ns))
 
 

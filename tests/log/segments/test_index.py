@@ -14,7 +14,7 @@ from taskq.core.views import JobView
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.format.frames import Gap
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.record import Record, places
 from taskq.log.journal.journal import Journal
 from taskq.log.segments.index import IndexBuilder
 from taskq.log.state.job_history import Story, find_end, job_view, records
@@ -161,7 +161,7 @@ def test_a_long_index_is_sorted_in_parts() -> None:
         assert not isinstance(item, Gap)
         builder.feed(item)
         for lsn, at, _ in places(item):
-            record = decode_record(item.data[at:], lsn, 0, 0)
+            record = Record(item.data[at:], lsn, 0, 0)
             expected.append(record.job << 32 | item.end - item.header.body_size - item.at + at)
     parts = list(builder.sorted_parts())
     assert [pair for part in parts for pair in part] == sorted(expected)
@@ -178,9 +178,9 @@ def test_a_long_index_is_sorted_in_parts() -> None:
 def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
     story: Story | None = None
     for record in records(journal, journal.start()):
-        if record.lsn == job and record.kind == Kind.ENQUEUED:
+        if record.lsn == job and record.type == Kind.ENQUEUED:
             story = Story(journal.tag, record)
-        elif story is not None and record.kind == Kind.CLOCK:
+        elif story is not None and record.type == Kind.CLOCK:
             story.clock_stepped(record.lsn, record.step_ns)
         elif story is not None and record.job == job:
             story.add(record)
@@ -198,7 +198,7 @@ def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: 
     world = simulation.world
     now_ns = world.clock.wall_ns()
     reader = world.reader()
-    jobs = [record.lsn for record in world.records() if record.kind == Kind.ENQUEUED]
+    jobs = [record.lsn for record in world.records() if record.type == Kind.ENQUEUED]
     assert jobs
     expected = {job: told_by_walking(reader, job, now_ns) for job in (*jobs, jobs[-1] + 1, 2**40)}
     for _ in range(2):

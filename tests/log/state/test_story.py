@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from taskq.core.model import LIVE_STATES
 from taskq.core.records import Kind
-from taskq.log.format.record import decode_record, places
+from taskq.log.format.record import Record, places
 from taskq.log.state.job_history import Story
 from tests.effort import grows, some
 from tests.log.state.history import ALL, History, Step, frames_of
@@ -18,10 +18,10 @@ def stories(data: bytes) -> dict[int, Story]:
     for frame in frames_of(data):
         for lsn, at, length in places(frame):
             header = frame.header
-            record = decode_record(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
-            if record.kind == Kind.ENQUEUED:
+            record = Record(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
+            if record.type == Kind.ENQUEUED:
                 values[lsn] = Story("tag", record)
-            elif record.kind == Kind.CLOCK:
+            elif record.type == Kind.CLOCK:
                 for story in values.values():
                     story.clock_stepped(record.lsn, record.step_ns)
             elif record.job in values:

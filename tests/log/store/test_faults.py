@@ -105,7 +105,7 @@ class Scene:
 
     def kept(self) -> set[str]:
         """Return the names of those requests that changed the log."""
-        bodies = [record.body for record in self.world.records() if record.kind == Kind.ENQUEUED]
+        bodies = [record.body for record in self.world.records() if record.type == Kind.ENQUEUED]
         kept = {name for name in _WRITES if name.encode() in bodies}
         for name, job in (("acked", self.acked), ("cancelled", self.cancelled)):
             view = self.world.view(job)

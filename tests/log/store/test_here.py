@@ -478,7 +478,7 @@ def test_the_log_is_right_wherever_a_handler_raises(
     assert steps > 2 * SENT_STEPS
     assert swept.causes[OutcomeUnknown] > len(swept.interrupted) // 2
     bodies = Counter(
-        record.body for record in log_records(tmp_path) if record.kind == Kind.ENQUEUED
+        record.body for record in log_records(tmp_path) if record.type == Kind.ENQUEUED
     )
     assert all(bodies[body] == 1 for body in swept.told)
     kept = [body for body in swept.interrupted if bodies[body]]

@@ -118,7 +118,7 @@ class _Story:
     def check(self) -> None:
         process = self.world.process()
         assert not process.catch_up().damage
-        bodies = [record.body for record in self.world.records() if record.kind == Kind.ENQUEUED]
+        bodies = [record.body for record in self.world.records() if record.type == Kind.ENQUEUED]
         assert sum(body[:1] == b"m" for body in bodies if body) in (0, 4)
         for what, operand, future in self.answers:
             if future.done():

@@ -72,7 +72,7 @@ def check(path: str, numbers: list[int]) -> int:
     store.close()
     journal = LogReader.open(path)._journal
     lsns = [
-        record.lsn for record in records(journal, journal.start()) if record.kind == Kind.ENQUEUED
+        record.lsn for record in records(journal, journal.start()) if record.type == Kind.ENQUEUED
     ]
     assert set(numbers) <= set(lsns), f"lost {set(numbers) - set(lsns)}"
     assert fresh == max(lsns)

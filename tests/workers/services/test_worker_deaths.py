@@ -193,7 +193,7 @@ def test_a_failed_sync_tells_of_no_death() -> None:
 
 def deaths_in(path: Path) -> int:
     journal = LogReader.open(str(path))._journal
-    return sum(record.kind == Kind.DEAD for record in records(journal, journal.start()))
+    return sum(record.type == Kind.DEAD for record in records(journal, journal.start()))
 
 
 async def test_without_hooks_nothing_is_noted(app: TaskQ) -> None:
