@@ -17,8 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from taskq.core.errors import LogError, UsageError, refusal
-from taskq.core.parsing import parse_json, whole
+from taskq.core import errors, parsing
 from taskq.core.values import dataclass
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.ports import write_file
@@ -57,17 +56,17 @@ class Shards:
             os.fsdecode(self.root)
             fits = _PREFIX.fullmatch(self.prefix)
         except TypeError:
-            raise UsageError(
+            raise errors.UsageError(
                 f"shards are Shards(directory, prefix=text): not {self.root!r:.60} and "
                 f"{self.prefix!r:.60}"
             ) from None
         if not fits:
-            raise UsageError(
+            raise errors.UsageError(
                 f"the prefix of shards is {self.prefix!r:.80}, it may have up to 64 letters, "
                 f"digits, _ and -"
             )
-        if not 1 <= whole(self.bits, "bits") <= BITS_MAX:
-            raise UsageError(f"bits of shards is {self.bits}, it must be 1 to {BITS_MAX}")
+        if not 1 <= parsing.whole(self.bits, "bits") <= BITS_MAX:
+            raise errors.UsageError(f"bits of shards is {self.bits}, it must be 1 to {BITS_MAX}")
 
     @property
     def count(self) -> int:
@@ -101,18 +100,20 @@ class Shards:
         path = Path(root, FILE)
         try:
             with path.open("rb") as file:
-                values = parse_json(file.read(_FILE_BYTES_MAX))
+                values = parsing.parse_json(file.read(_FILE_BYTES_MAX))
             if values["format"] != FORMAT:
-                raise LogError(
+                raise errors.LogError(
                     f"{path}: format {values['format']!r:.20} is unknown: use a newer taskq"
                 )
             return cls(os.fspath(root), values["prefix"], values["bits"])
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise refusal(str(path), error) from error
-        except (ValueError, KeyError, TypeError, UsageError) as error:
-            raise LogError(f"{path}: not readable ({error}); restore it from a backup") from error
+            raise errors.refusal(str(path), error) from error
+        except (ValueError, KeyError, TypeError, errors.UsageError) as error:
+            raise errors.LogError(
+                f"{path}: not readable ({error}); restore it from a backup"
+            ) from error
 
     def settle_in(self, root: str) -> list[str]:
         """Return the paths of the shards below a root, which says from now on that it has these.
@@ -126,7 +127,7 @@ class Shards:
             self._write(root)
             known = Shards.of(root)
         if known is not None and (known.prefix, known.bits) != (self.prefix, self.bits):
-            raise UsageError(
+            raise errors.UsageError(
                 f"{root} has {known.count} shards, prefix={known.prefix!r} and bits={known.bits}: "
                 f"write Shards(..., prefix={known.prefix!r}, bits={known.bits}). With "
                 f"bits={self.bits} keys would be looked for where they are not; for another number "
@@ -147,7 +148,7 @@ class Shards:
             own.unlink()
             disk.sync_directory(root)
         except OSError as error:
-            raise refusal(str(path), error) from error
+            raise errors.refusal(str(path), error) from error
 
 
 def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from taskq.calls.call import Call, headers_bytes
 from taskq.connection import tracing
-from taskq.core.exceptions import names_of, text_of
-from taskq.core.model import HEADERS_BYTES_MAX, Extras
+from taskq.core import exceptions, model
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Counter as MeterCounter
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-    from taskq.connection.connection import Connection
-    from taskq.connection.handle import JobHandle
+    from taskq.connection import connection, handle
+
 
 R = TypeVar("R")
 
@@ -81,7 +80,7 @@ def meter() -> Meter | None:
     return tracing.meter
 
 
-def sending(connection: Connection, calls: list[Call[R]]) -> Sending[R]:
+def sending(connection: connection.Connection, calls: list[Call[R]]) -> Sending[R]:
     """Return the span of an enqueue of these calls, if that is traced; to be entered."""
     return Sending(calls, is_traced=connection.is_traced() and bool(calls))
 
@@ -103,7 +102,7 @@ class Sending(Generic[R]):
             headers = _carrier_of(self._span)
             self.calls = [_stamped(call, headers) for call in calls]
 
-    def sent(self, handles: list[JobHandle[R]]) -> list[JobHandle[R]]:
+    def sent(self, handles: list[handle.JobHandle[R]]) -> list[handle.JobHandle[R]]:
         """Note what came of it."""
         if self._span is None:
             return handles
@@ -129,7 +128,7 @@ class Sending(Generic[R]):
             return
         if error is not None:
             note_error(self._span, error)
-            fail(self._span, f"{names_of(type(error))[1]}: {text_of(error)}")
+            fail(self._span, f"{exceptions.names_of(type(error))[1]}: {exceptions.text_of(error)}")
         self._span.end()
 
 
@@ -156,7 +155,7 @@ def note_error(span: Span, error: BaseException) -> None:
 
 
 def _full_name(kind: type) -> str:
-    home, name = names_of(kind)
+    home, name = exceptions.names_of(kind)
     return name if home in {"", "builtins"} else f"{home}.{name}"
 
 
@@ -245,9 +244,9 @@ def _carrier_of(span: Span) -> dict[str, str]:
 
 
 def _stamped(call: Call[R], headers: Mapping[str, str]) -> Call[R]:
-    extras = call.extras or Extras()
+    extras = call.extras or model.Extras()
     # The caller's headers win: it may hand on a context of its own.
     together = {**headers, **extras.headers}
-    if headers_bytes(together) > HEADERS_BYTES_MAX:
+    if headers_bytes(together) > model.HEADERS_BYTES_MAX:
         return call  # the caller's headers matter more
     return replace(call, extras=replace(extras, headers=together))

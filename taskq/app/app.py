@@ -22,9 +22,7 @@ from typing import (
 )
 
 import taskq.telemetry as telemetry
-from taskq.app.holder import LogHolder
-from taskq.app.hooks import Around, Hooks, StepDone
-from taskq.app.schedules import Schedule, ScheduleChoices, rule_of, schedule_of
+from taskq.app import holder, hooks, schedules
 from taskq.app.tasks import (
     AsyncTask,
     SyncTask,
@@ -35,30 +33,22 @@ from taskq.app.tasks import (
     no_call,
     with_choices,
 )
+from taskq.calls import habits, naming, serialization
 from taskq.calls.call import Call, Options, checked_calls, make_call
-from taskq.calls.habits import APPS, no_app, no_attribute, option_instead
-from taskq.calls.naming import origin_of
-from taskq.calls.serialization import encode_loose
 from taskq.conditions import breakers
-from taskq.conditions.breakers import is_network_failure
 from taskq.connection import logoptions
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
 from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.connection.handle import JobHandle, make_handle
-from taskq.connection.logoptions import LogOptions, checked_numbers, config_if_plain, unknown_option
-from taskq.core.durations import Duration
-from taskq.core.errors import UsageError
-from taskq.core.records import Flag
-from taskq.core.sources import ANYWHERE, Move, checked_move
+from taskq.core import durations, errors, records, sources
 from taskq.core.values import TypedDict
 
 if TYPE_CHECKING:
     import asyncio
 
-    from taskq.app.hooks import AroundFunction
-    from taskq.app.logs import ByJob, ByKey
+    from taskq.app import logs
     from taskq.app.transaction import AppTransaction
-    from taskq.conditions.base import Check, Condition
+    from taskq.conditions import base
     from taskq.connection.settings import Settings
     from taskq.flows.flow import Flow
     from taskq.flows.handle import FlowHandle
@@ -78,7 +68,7 @@ class WorkerOptions(TypedDict, total=False):
     logs: Iterable[str | os.PathLike[str]] | Mapping[Any, int] | None
     burst: bool
     max_jobs: int | None
-    drain_timeout: Duration
+    drain_timeout: durations.Duration
     thread_limit: int | None
     process_limit: int | None
     max_jobs_per_child: int | None
@@ -140,25 +130,27 @@ def find_workers(method: str, options: WorkerOptions) -> Any:
         workers = extras.workers()
         known = workers.Worker.__init__.__kwdefaults__
     except (ImportError, AttributeError) as error:
-        raise UsageError(
+        raise errors.UsageError(
             f"app.{method}() needs the package taskq_workers ({error}): "
             f"install all of taskq again: {extras.install_line()}"
         ) from error
     unknown = options.keys() - known.keys()
     if unknown:
         name = min(unknown)
-        raise UsageError(f"app.{method}() has no option {name!r}: {option_instead(name, known)}")
+        raise errors.UsageError(
+            f"app.{method}() has no option {name!r}: {habits.option_instead(name, known)}"
+        )
     return workers
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 DeathHook = TypeVar("DeathHook", bound="DeathCall")
-StepHook = TypeVar("StepHook", bound="Callable[[StepDone], object]")
-OneAround = TypeVar("OneAround", bound="AroundFunction")
+StepHook = TypeVar("StepHook", bound="Callable[[hooks.StepDone], object]")
+OneAround = TypeVar("OneAround", bound="hooks.AroundFunction")
 
 
-class TaskQ(LogHolder):
+class TaskQ(holder.LogHolder):
     """An application's tasks and the directory of their jobs. Opens at first use.
 
     Other options come from the settings: ``TASKQ_…`` in the environment, then files. Files of the
@@ -186,22 +178,24 @@ class TaskQ(LogHolder):
         include: Iterable[str] = (),
         settings: Settings | None = None,
         shards: Shards | None = None,
-        **options: Unpack[LogOptions],
+        **options: Unpack[logoptions.LogOptions],
     ) -> None:
         if shards is not None:
             if not hasattr(shards, "index_of"):
-                raise UsageError(f"shards is {shards!r:.60}: write shards=Shards(...)")
+                raise errors.UsageError(f"shards is {shards!r:.60}: write shards=Shards(...)")
             if data_dir is None:
                 data_dir = os.fspath(shards.root)
         data_dir = logoptions.checked_data_dir(data_dir)
         if settings is not None and not hasattr(settings, "log_config"):
-            raise UsageError(f"settings is {settings!r:.60}: write settings=Settings(...)")
-        if unknown := options.keys() - LogOptions.__annotations__.keys():
-            raise unknown_option(min(unknown))
-        self._given = given = checked_numbers(options)
+            raise errors.UsageError(f"settings is {settings!r:.60}: write settings=Settings(...)")
+        if unknown := options.keys() - logoptions.LogOptions.__annotations__.keys():
+            raise logoptions.unknown_option(min(unknown))
+        self._given = given = logoptions.checked_numbers(options)
         is_told = settings or data_dir == "" or not isinstance(data_dir, str | Path | None)
         config = (
-            None if is_told or not logoptions.has_no_settings(data_dir) else config_if_plain(given)
+            None
+            if is_told or not logoptions.has_no_settings(data_dir)
+            else logoptions.config_if_plain(given)
         )
         if config is None:
             from taskq.connection.settings import load_settings  # noqa: PLC0415 - takes 0.1 s
@@ -211,10 +205,10 @@ class TaskQ(LogHolder):
         else:
             self._directory = Path(data_dir or logoptions.DATA_DIR_DEFAULT)
         super().__init__(Connection(os.fspath(self._directory), config))
-        self.hooks = Hooks(include)
+        self.hooks = hooks.Hooks(include)
         #: of an app over another log: the app itself
         self._origin: TaskQ | None = None
-        self._router: ByJob | ByKey | None = None
+        self._router: logs.ByJob | ByKey | None = None
         if shards is not None:
             from taskq.app.logs import ByKey  # noqa: PLC0415 - few apps have several logs
 
@@ -235,7 +229,7 @@ class TaskQ(LogHolder):
             UsageError: the name is empty or a path, or as ``TaskQ``.
         """
         if "data_dir" in arguments:
-            raise UsageError(
+            raise errors.UsageError(
                 "user_data() chooses the directory: leave data_dir out, or write TaskQ(data_dir)"
             )
         return cls(logoptions.user_data_dir(app), **arguments)
@@ -289,7 +283,7 @@ class TaskQ(LogHolder):
             UsageError: the function or an option is wrong, or the name is taken.
         """
         if not isinstance(self, TaskQ):  # written at the class, as @TaskQ.task
-            raise no_app()
+            raise habits.no_app()
         add = functools.partial(self._add_task, choices=choices)
         return add if fn is None else add(fn)
 
@@ -303,7 +297,7 @@ class TaskQ(LogHolder):
         name: str | None = None,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-        **choices: Unpack[ScheduleChoices],
+        **choices: Unpack[schedules.ScheduleChoices],
     ) -> TaskDecorator:
         """Enqueue a task by a cron expression; above ``@app.task``, or on a plain function.
 
@@ -323,24 +317,24 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the expression, the zone or a choice is wrong, or the name is taken.
         """
-        rule = rule_of(expression, None, tz)
+        rule = schedules.rule_of(expression, None, tz)
         return self.hooks.schedules.decorator(self._own_task, rule, choices, name, args, kwargs)
 
     def every(
         self,
-        interval: Duration,
+        interval: durations.Duration,
         *,
         name: str | None = None,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-        **choices: Unpack[ScheduleChoices],
+        **choices: Unpack[schedules.ScheduleChoices],
     ) -> TaskDecorator:
         """Enqueue a task at multiples of an interval since 1970 in UTC; else as ``cron``: "10m".
 
         Raises:
             UsageError: the interval or a choice is wrong, or the name is taken.
         """
-        rule = rule_of(None, interval)
+        rule = schedules.rule_of(None, interval)
         return self.hooks.schedules.decorator(self._own_task, rule, choices, name, args, kwargs)
 
     def schedule(
@@ -349,10 +343,10 @@ class TaskQ(LogHolder):
         call: Call[Any],
         *,
         cron: str | None = None,
-        every: Duration | None = None,
+        every: durations.Duration | None = None,
         tz: object = "UTC",
-        **choices: Unpack[ScheduleChoices],
-    ) -> Schedule:
+        **choices: Unpack[schedules.ScheduleChoices],
+    ) -> schedules.Schedule:
         """Enqueue a call by the clock: ``app.schedule("sync", sync.call("eu"), every="10m")``.
 
         Workers of the app tick, so declare it where they import it: a process that only enqueues
@@ -362,9 +356,11 @@ class TaskQ(LogHolder):
             UsageError: neither or both of cron and every are given, one is wrong, or the name is
                 taken.
         """
-        schedule = schedule_of(name, call, choices, cron=cron, every=every, tz=tz)
+        schedule = schedules.schedule_of(name, call, choices, cron=cron, every=every, tz=tz)
         if call.task is not None and call.task.app is not self:
-            raise UsageError(f"{call.name} is a task of another app: schedule it with that one")
+            raise errors.UsageError(
+                f"{call.name} is a task of another app: schedule it with that one"
+            )
         self.hooks.schedules.add(schedule)
         if self._connection.current is not None and not self.hooks.schedules.listeners.count:
             import logging  # noqa: PLC0415 - few declare one so late
@@ -380,10 +376,10 @@ class TaskQ(LogHolder):
         queue: str = "default",
         *,
         failures: int = breakers.FAILURES_DEFAULT,
-        pause: Duration = breakers.PAUSE_SECONDS_DEFAULT,
-        pause_max: Duration = breakers.PAUSE_SECONDS_MAX_DEFAULT,
-        probe: Condition | Check | None = None,
-        is_failure: Callable[[BaseException], bool] = is_network_failure,
+        pause: durations.Duration = breakers.PAUSE_SECONDS_DEFAULT,
+        pause_max: durations.Duration = breakers.PAUSE_SECONDS_MAX_DEFAULT,
+        probe: base.Condition | base.Check | None = None,
+        is_failure: Callable[[BaseException], bool] = breakers.is_network_failure,
     ) -> None:
         """Let a queue back off as a whole after several network failures in a row.
 
@@ -419,7 +415,9 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the function is no async generator function, or takes something unknown.
         """
-        self.hooks.lifespans.add(Around("lifespan", "app", function), origin_of(function))
+        self.hooks.lifespans.add(
+            hooks.Around("lifespan", "app", function), naming.origin_of(function)
+        )
         return function
 
     def middleware(self, function: OneAround) -> OneAround:
@@ -432,14 +430,16 @@ class TaskQ(LogHolder):
         Raises:
             UsageError: the function is no async generator function, or takes something unknown.
         """
-        self.hooks.middleware.add(Around("middleware", "job", function), origin_of(function))
+        self.hooks.middleware.add(
+            hooks.Around("middleware", "job", function), naming.origin_of(function)
+        )
         return function
 
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
         def __getattr__(self, name: str) -> Any:
             """Name our counterpart of another library's attribute."""
-            raise no_attribute(self, "an app", name, APPS, "app")
+            raise habits.no_attribute(self, "an app", name, habits.APPS, "app")
 
     async def enqueue(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
         """Put one call into the log; it is as durable as the app says when this returns.
@@ -489,7 +489,7 @@ class TaskQ(LogHolder):
     enqueue_many_sync = blocking(enqueue_many)
 
     async def ingest(
-        self, source: str, calls: Iterable[Call[R]], position: Any, *, after: Any = ANYWHERE
+        self, source: str, calls: Iterable[Call[R]], position: Any, *, after: Any = sources.ANYWHERE
     ) -> list[JobHandle[R]]:
         """Put calls into the log, and where their source stands with them: one transaction.
 
@@ -524,7 +524,7 @@ class TaskQ(LogHolder):
                 10 000 sources.
             LogError: the log could not be opened or written.
         """
-        move = checked_move(source, position, after)
+        move = sources.checked_move(source, position, after)
         given = checked_calls(calls, "ingest")
         return await self._of_source(source)._send_here(given, move)
 
@@ -536,7 +536,7 @@ class TaskQ(LogHolder):
         return await self._send_here(calls)
 
     async def _send_here(
-        self, calls: list[Call[R]], move: Move | None = None
+        self, calls: list[Call[R]], move: sources.Move | None = None
     ) -> list[JobHandle[R]]:
         connection = self._connection
         with telemetry.sending(connection, calls) as sending:
@@ -569,7 +569,9 @@ class TaskQ(LogHolder):
         known = self.tasks.get(task)
         if known is not None:
             return known.call(*args, **kwargs)
-        return make_call(task, None, encode_loose(task, args, kwargs), Flag(0), Options())
+        return make_call(
+            task, None, serialization.encode_loose(task, args, kwargs), records.Flag(0), Options()
+        )
 
     async def enqueue_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Enqueue a task that this process may not know, with its task's or default options.
@@ -759,7 +761,9 @@ class TaskQ(LogHolder):
     def _own_task(self, fn: Callable[..., Any]) -> Task[..., Any]:
         task = fn if isinstance(fn, Task) else self._add_task(fn, {})
         if task.app is not self:
-            raise UsageError(f"{task.name} is a task of another app: declare it with that one")
+            raise errors.UsageError(
+                f"{task.name} is a task of another app: declare it with that one"
+            )
         return task
 
     def _add_task(self, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:

@@ -12,16 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypeAlias, TypeVa
 
 import taskq.telemetry as telemetry
 from taskq.app.tasks import no_call
+from taskq.calls import habits, serialization
 from taskq.calls.call import Call, transaction_bytes
-from taskq.calls.habits import CONTEXTS, no_attribute
-from taskq.calls.serialization import cause_of, encode_loose
 from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.connection.handle import PendingJob, make_handle
-from taskq.core.errors import InvalidCall, JobSettled, PayloadTooLarge, UsageError
-from taskq.core.model import NAME_BYTES_MAX, TRANSACTION_BYTES_MAX, Extras
-from taskq.core.parsing import check_name
-from taskq.core.schedules import MOMENT_HEADER
-from taskq.core.views import ProgressView
+from taskq.core import errors, model, parsing, schedules, views
 from taskq.log.decide.steps import NewSignal
 from taskq.log.requests import Delivery, Duplicate, EnqueueSpec
 
@@ -31,7 +26,7 @@ if TYPE_CHECKING:
     from taskq.flows.handle import PendingFlow
 
     #: A job that waits for its parent's success.
-    Child: TypeAlias = tuple[PendingJob[Any], EnqueueSpec, bytes, Extras | None]
+    Child: TypeAlias = tuple[PendingJob[Any], EnqueueSpec, bytes, model.Extras | None]
 
 #: Characters of a message.
 MESSAGE_CHARACTERS_MAX: Final = 500
@@ -72,13 +67,15 @@ def tell(job: JobContext, fraction: float, message: object = "") -> None:
     store = job.app._connection.current
     if store is not None and store.usable:
         delivery = job.delivery
-        progress = ProgressView(fraction, message, store.wall_ns())
+        progress = views.ProgressView(fraction, message, store.wall_ns())
         store.progress.tell(job, delivery.job, delivery.token, progress)
 
 
 def _clipped(fraction: Any) -> float:
     if isinstance(fraction, str | bytes) or not hasattr(type(fraction), "__float__"):
-        raise UsageError(f"the fraction is {fraction!r:.60}, it must be a number from 0 to 1")
+        raise errors.UsageError(
+            f"the fraction is {fraction!r:.60}, it must be a number from 0 to 1"
+        )
     if fraction != fraction:  # noqa: PLR0124 - only NaN differs from itself, whatever its type
         return 0.0
     # Compared before it is a float, which not every number fits.
@@ -190,7 +187,7 @@ class JobContext:
 
         It stays the same when the job runs late, or was made up for; its zone is the schedule's.
         """
-        text = self.headers.get(MOMENT_HEADER)
+        text = self.headers.get(schedules.MOMENT_HEADER)
         return None if text is None else datetime.fromisoformat(text)
 
     @property
@@ -259,11 +256,11 @@ class JobContext:
             packer.loose(call)  # refuses it here and now, if it is too large
             self.packs = True
         size = self._children_size + transaction_bytes((item,))
-        if size > TRANSACTION_BYTES_MAX:
-            raise PayloadTooLarge(
+        if size > model.TRANSACTION_BYTES_MAX:
+            raise errors.PayloadTooLarge(
                 f"the jobs enqueued by {self.task} {self.id}",
                 size,
-                TRANSACTION_BYTES_MAX,
+                model.TRANSACTION_BYTES_MAX,
                 "enqueue some of them outside the job's own transaction",
             )
         self._children_size = size
@@ -296,10 +293,12 @@ class _Elsewhere:
         self._name = name
 
     def __get__(self, job: JobContext | None, _kind: type[JobContext]) -> Never:
-        raise no_attribute(job, "the context of a job", self._name, CONTEXTS, "current_job()")
+        raise habits.no_attribute(
+            job, "the context of a job", self._name, habits.CONTEXTS, "current_job()"
+        )
 
 
-for _word in CONTEXTS:
+for _word in habits.CONTEXTS:
     setattr(JobContext, _word, _Elsewhere(_word))
 
 
@@ -312,7 +311,7 @@ def current_job() -> JobContext:
     try:
         return running_job.get()
     except LookupError:
-        raise UsageError(
+        raise errors.UsageError(
             "current_job() is for code that runs inside a task: no job runs here"
         ) from None
 
@@ -339,7 +338,7 @@ def progress_sync(fraction: float, message: str = "") -> None:
     try:
         job = running_job.get()
     except LookupError:
-        raise UsageError(
+        raise errors.UsageError(
             "progress() is for code that runs inside a task: no job runs here"
         ) from None
     job.progress(fraction, message)
@@ -377,13 +376,17 @@ _HEAD, _TAIL = b'{"value":', b"}"
 async def send_signal(connection: Connection, job: JobId, name: str, value: Any, once: str) -> bool:
     """Signal a job of this log; see ``LogHolder.signal``."""
     tag, lsn = split_job_id(job)
-    check_name("the name of a signal", name)
-    if len(str(once).encode()) > NAME_BYTES_MAX:
-        raise UsageError(f"once is {once!r:.60}: give a text of at most {NAME_BYTES_MAX} bytes")
+    parsing.check_name("the name of a signal", name)
+    if len(str(once).encode()) > model.NAME_BYTES_MAX:
+        raise errors.UsageError(
+            f"once is {once!r:.60}: give a text of at most {model.NAME_BYTES_MAX} bytes"
+        )
     try:
-        body = encode_loose(f"signal {name!r}", (), {"value": value})[len(_HEAD) : -len(_TAIL)]
-    except InvalidCall as error:
-        raise UsageError(str(error).replace("the arguments", "the value", 1)) from None
+        body = serialization.encode_loose(f"signal {name!r}", (), {"value": value})[
+            len(_HEAD) : -len(_TAIL)
+        ]
+    except errors.InvalidCall as error:
+        raise errors.UsageError(str(error).replace("the arguments", "the value", 1)) from None
     port = await connection.port()
     connection.check_tag(tag, lsn)
     readers = event_readers.get(name)
@@ -393,15 +396,15 @@ async def send_signal(connection: Connection, job: JobId, name: str, value: Any,
         if problem is not None:
             _log.warning(
                 "signal %r does not fit what job %s-%d waits for, and is passed over there: %s",
-                name, tag or connection.tag, lsn, cause_of(problem),
+                name, tag or connection.tag, lsn, serialization.cause_of(problem),
             )  # fmt: skip
     try:
         return await port.signal(NewSignal(lsn, name, body, once))
-    except JobSettled as error:
+    except errors.JobSettled as error:
         view = await port.view(lsn)
         if view is None:
             raise await port.not_found(lsn) from None
-        raise JobSettled(error.job_id, str(view.state), connection.path) from None
+        raise errors.JobSettled(error.job_id, str(view.state), connection.path) from None
 
 
 def _unfit(readers: dict[Any, Callable[[bytes], object]] | None, body: bytes) -> ValueError | None:

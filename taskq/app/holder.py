@@ -13,20 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
-from taskq.core.durations import Duration, moment_ns, seconds
-from taskq.core.errors import SourceMoved, UsageError
-from taskq.core.model import State
-from taskq.core.parsing import check_name, whole
+from taskq.core import durations, errors, model, parsing
 from taskq.core.sources import Move, SourceState, SourceView, decode_position, views_of
 
 if TYPE_CHECKING:
-    from taskq.core.views import AttemptView, CompactReport, JobView, LogStats
+    from taskq.core import views
     from taskq.core.why import JobFacts, Reason
-    from taskq.log.read.reader import LogReader
+    from taskq.log.read import reader, timetravel
     from taskq.log.read.timeline import JobEvent
-    from taskq.log.read.timetravel import Moment
-    from taskq.log.state.facets import LogView
-    from taskq.log.state.job_history import Story
+    from taskq.log.state import facets, job_history
     from taskq.log.store.port import LoopPort
     from taskq.reading.dead import DeadLetters, Swept
     from taskq.reading.replay import Replayed, ReplayReport, States
@@ -118,8 +113,8 @@ class LogHolder:
         *,
         queue: str | None = None,
         task: str | None = None,
-        before: Duration | datetime | None = None,
-        state: Literal["scheduled", "ready"] | State | None = None,
+        before: durations.Duration | datetime | None = None,
+        state: Literal["scheduled", "ready"] | model.State | None = None,
         limit: int | None = None,
         dry_run: bool = False,
     ) -> Swept:
@@ -149,11 +144,11 @@ class LogHolder:
         )
 
         if queue is None and task is None and before is None and state is None:
-            raise UsageError(
+            raise errors.UsageError(
                 "cancel_many() takes a queue, task, before or state: give at least one"
             )
         if queue is not None:
-            check_name("queue name", queue)
+            parsing.check_name("queue name", queue)
         if limit is not None:
             limit = checked_limit(limit)
         wanted = WaitingFilter(
@@ -175,7 +170,7 @@ class LogHolder:
         job: JobId,
         *,
         run_now: bool = False,
-        delay: Duration | None = None,
+        delay: durations.Duration | None = None,
         eta: datetime | None = None,
         priority: int | None = None,
         queue: str | None = None,
@@ -234,7 +229,7 @@ class LogHolder:
 
     # -- questions ---------------------------------------------------------------------------------
 
-    async def stats(self, at: datetime | int | None = None) -> LogStats:
+    async def stats(self, at: datetime | int | None = None) -> views.LogStats:
         """Count the jobs of the log and of each of its queues; with shards the sums over all.
 
         Args:
@@ -247,7 +242,7 @@ class LogHolder:
         """
         logs = self.logs()
         if len(logs) > 1 and isinstance(at, int):
-            raise UsageError("at is an lsn, which is of one log: give a datetime")
+            raise errors.UsageError("at is an lsn, which is of one log: give a datetime")
         if logs[0] is not self:
             first, *more = [await log.stats(at) for log in logs]
             return sum(more, first)
@@ -258,7 +253,7 @@ class LogHolder:
 
     stats_sync = blocking(stats)
 
-    async def peek(self, count: int = 10, *, queue: str | None = None) -> list[JobView]:
+    async def peek(self, count: int = 10, *, queue: str | None = None) -> list[views.JobView]:
         """Return the next ready jobs in the order of their claims, without claiming them.
 
         Payloads over 1 MiB are left out, and damaged ones; the view's ``problem`` names the cause.
@@ -313,7 +308,7 @@ class LogHolder:
         from taskq.log.state.job_history import read_job  # noqa: PLC0415 - as above
 
         there, port, lsn = await self._found(job)
-        story: Story | None = await port.look(
+        story: job_history.Story | None = await port.look(
             lambda sight: read_job(sight.journal, lsn), needs_agenda=False
         )
         if story is None:
@@ -324,7 +319,7 @@ class LogHolder:
 
     timeline_sync = blocking(timeline)
 
-    async def attempts(self, job: JobId) -> tuple[AttemptView, ...]:
+    async def attempts(self, job: JobId) -> tuple[views.AttemptView, ...]:
         """Return the attempts of a job, oldest first: when, by which process, and what went wrong.
 
         Of more than a hundred the latest; of a job that compaction wrote again the latest twenty
@@ -337,7 +332,7 @@ class LogHolder:
         from taskq.log.read.timeline import name_attempts  # noqa: PLC0415 - as above
 
         there, port, lsn = await self._found(job)
-        view: JobView | None = await port.view(lsn)
+        view: views.JobView | None = await port.view(lsn)
         if view is None:
             raise await port.not_found(lsn)
         attempts = view.attempts
@@ -397,12 +392,14 @@ class LogHolder:
             check_reader_name(reader)
         if from_lsn is not None:
             from_lsn = _checked_lsn(from_lsn, "from_lsn")
-        time_ns = None if from_time is None else moment_ns(from_time, "from_time")
+        time_ns = None if from_time is None else durations.moment_ns(from_time, "from_time")
         start = Start(reader, from_lsn, time_ns)
         if sum(place is not None for place in start) > 1:
-            raise UsageError("give one of reader, from_lsn and from_time; seek() moves a reader")
+            raise errors.UsageError(
+                "give one of reader, from_lsn and from_time; seek() moves a reader"
+            )
         if on_damage not in ("raise", "skip"):
-            raise UsageError(f'on_damage is {on_damage!r}, it must be "raise" or "skip"')
+            raise errors.UsageError(f'on_damage is {on_damage!r}, it must be "raise" or "skip"')
         choice = Choice(kinds, queues, tasks, name_all=name_all)
         return Stream(self._connection, start, choice, follow=follow, on_damage=on_damage)
 
@@ -466,8 +463,8 @@ class LogHolder:
     async def replay(
         self,
         *,
-        since: Duration | datetime | None = None,
-        before: Duration | datetime | None = None,
+        since: durations.Duration | datetime | None = None,
+        before: durations.Duration | datetime | None = None,
         task: str | None = None,
         queue: str | None = None,
         state: States | None = None,
@@ -511,8 +508,8 @@ class LogHolder:
     # -- upkeep, which workers do by themselves ----------------------------------------------------
 
     async def compact(
-        self, *, keep: Duration | None = None, dry_run: bool = False
-    ) -> CompactReport:
+        self, *, keep: durations.Duration | None = None, dry_run: bool = False
+    ) -> views.CompactReport:
         """Remove the oldest segments as far as the log's policy allows, beside live processes.
 
         Records still needed are written again first: unsettled jobs, dead letters, held keys and
@@ -525,7 +522,7 @@ class LogHolder:
         Raises:
             LogError: the log could not be written, or another process is at it for too long.
         """
-        limit = None if keep is None else seconds(keep, "keep")
+        limit = None if keep is None else durations.seconds(keep, "keep")
         port = await self._connection.port()
         return await port.compact(limit, dry_run=dry_run)
 
@@ -538,7 +535,7 @@ class LogHolder:
             UsageError: the name is no source's.
             LogError: the log could not be opened.
         """
-        check_name("source name", source)
+        parsing.check_name("source name", source)
         port = await self._of_source(source)._connection.port()
         return decode_position(await port.look(lambda sight: _position_of(sight, source)))
 
@@ -561,7 +558,7 @@ class LogHolder:
             UsageError: the name is no source's.
             LogError: the log could not be opened or written.
         """
-        check_name("source name", source)
+        parsing.check_name("source name", source)
         while True:
             log = self._of_source(source)._connection
             port = await log.port()
@@ -570,7 +567,7 @@ class LogHolder:
                 return False
             try:
                 await log.send_many([], Move(source, b"", before))
-            except SourceMoved:
+            except errors.SourceMoved:
                 continue
             return True
 
@@ -595,7 +592,7 @@ class LogHolder:
     adopt_sync = blocking(adopt)
 
     async def _set_paused(self, queue: str, *, paused: bool) -> bool:
-        check_name("queue name", queue)
+        parsing.check_name("queue name", queue)
         ports = [await log._connection.port() for log in self.logs()]
         return any([await port.pause(queue, paused=paused) for port in ports])
 
@@ -618,12 +615,14 @@ class LogHolder:
             lsn = await there._read(lambda reader: reader.find_job(str(job)))
         return there, port, lsn
 
-    async def _stats_at(self, at: datetime | int) -> LogStats:
+    async def _stats_at(self, at: datetime | int) -> views.LogStats:
         from taskq.log.read.timetravel import Moment  # noqa: PLC0415 - as above
 
         return await self._read(lambda reader: reader.stats(), Moment.of(at))
 
-    async def _read(self, read: Callable[[LogReader], T], at: Moment | None = None) -> T:
+    async def _read(
+        self, read: Callable[[reader.LogReader], T], at: timetravel.Moment | None = None
+    ) -> T:
         from taskq.log.read.reader import LogReader  # noqa: PLC0415 - as above
 
         path = self._connection.path
@@ -638,16 +637,16 @@ class LogHolder:
         return outcome
 
 
-def _position_of(sight: LogView, source: str) -> bytes:
+def _position_of(sight: facets.LogView, source: str) -> bytes:
     state = sight.facets.need_agenda().sources.get(source)
     return b"" if state is None else state.position
 
 
 def _checked_lsn(given: int, what: str) -> int:
     try:
-        lsn = whole(given, what)
-    except UsageError:
+        lsn = parsing.whole(given, what)
+    except errors.UsageError:
         lsn = -1
     if lsn < 0:
-        raise UsageError(f"{what} is {given!r:.60}: an lsn is a whole number, 0 or more")
+        raise errors.UsageError(f"{what} is {given!r:.60}: an lsn is a whole number, 0 or more")
     return lsn

@@ -8,17 +8,12 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from taskq.app.context import _here, running_job
-from taskq.app.hooks import Hooks
-from taskq.app.schedules import Planned, Schedule
+from taskq.app import context, hooks, schedules
+from taskq.app.context import _here
 from taskq.calls.call import Call
-from taskq.connection import tracing
-from taskq.connection.connection import Connection, Loose, Packer
-from taskq.connection.handle import JobHandle
-from taskq.core.errors import UsageError, WrongLog
-from taskq.core.parsing import check_name
-from taskq.log.config import LogConfig
-from taskq.log.requests import Item
+from taskq.connection import connection, handle, tracing
+from taskq.core import errors, parsing
+from taskq.log import config, requests
 from taskq.shards import Shards, shard_with
 
 if TYPE_CHECKING:
@@ -31,7 +26,7 @@ def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
     """See ``TaskQ.over``."""
     view = object.__new__(type(app))
     view.__dict__.update(app.__dict__)
-    view._connection = Connection(os.fspath(path), app._connection.config)
+    view._connection = connection.Connection(os.fspath(path), app._connection.config)
     view._router = None
     view._origin = app
     if app._router is None:
@@ -42,7 +37,7 @@ def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
 
 
 @contextlib.contextmanager
-def elsewhere(app: TaskQ, path: str, config: LogConfig) -> Iterator[None]:
+def elsewhere(app: TaskQ, path: str, config: config.LogConfig) -> Iterator[None]:
     """Have an app use one log in another directory, however many it has, until the block is left.
 
     Raises:
@@ -58,13 +53,13 @@ def elsewhere(app: TaskQ, path: str, config: LogConfig) -> Iterator[None]:
 
 
 def _move(
-    app: TaskQ, path: str, config: LogConfig, refusal: str, router: ByJob | ByKey | None
+    app: TaskQ, path: str, config: config.LogConfig, refusal: str, router: ByJob | ByKey | None
 ) -> None:
     connection, before = app._connection, app._connection.config
     connection.config = config
     try:
         connection.move(path)
-    except UsageError:
+    except errors.UsageError:
         connection.config = before
         raise
     connection.refusal, app._router = refusal, router
@@ -73,7 +68,7 @@ def _move(
 
 def own_log(app: TaskQ) -> TaskQ | None:
     """Return the app over the log of the job or hook that this code runs for; else None."""
-    job = running_job.get(None)
+    job = context.running_job.get(None)
     here: Any = _here.get(None) if job is None else job.app
     return here if here is not None and here._origin is app else None
 
@@ -92,7 +87,7 @@ class ByJob:
         """Return the app over the log that a transaction is of, begun here and now."""
         return own_log(self._app) or self._app
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[connection.Connection]:
         """Return the connections of the app's own logs that may be open."""
         return [self._app._connection]
 
@@ -106,7 +101,7 @@ class ByJob:
         del source
         return self.here()
 
-    async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[JobHandle[R]]:
+    async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[handle.JobHandle[R]]:
         """Enqueue calls, each where it belongs."""
         del atomic  # they are one transaction in any case
         return await self.here()._send_here(calls)
@@ -124,7 +119,7 @@ class ByKey:
         self._shards = shards
         self._lock = threading.Lock()
         self._made: list[TaskQ] = []
-        self._made_for: tuple[str, LogConfig] | None = None
+        self._made_for: tuple[str, config.LogConfig] | None = None
         app._connection.refusal = (
             f"this app has {shards.count} logs, and this is asked of one: ask each of app.logs(), "
             f"or of a job by app.job(id)"
@@ -154,7 +149,7 @@ class ByKey:
         view.hooks = _OwnHooks(self._app.hooks, self._shards, index)
         return view
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[connection.Connection]:
         """See ``ByJob``."""
         return [app._connection for app in self._made]
 
@@ -166,7 +161,7 @@ class ByKey:
         """
         own = own_log(self._app)
         if own is None:
-            raise UsageError(f"a transaction is of one log: {self._app._connection.refusal}")
+            raise errors.UsageError(f"a transaction is of one log: {self._app._connection.refusal}")
         return own
 
     def of(self, tag: str) -> TaskQ:
@@ -177,19 +172,23 @@ class ByKey:
             WrongLog: it is of no shard.
         """
         if not tag:
-            raise UsageError("give a job's whole id: its number alone does not tell its shard")
+            raise errors.UsageError(
+                "give a job's whole id: its number alone does not tell its shard"
+            )
         logs = self.logs()
         index = shard_with([log._connection.path for log in logs], tag)
         if index is None:
-            raise WrongLog(f"{self._app._connection.path} has no shard whose jobs begin with {tag}")
+            raise errors.WrongLog(
+                f"{self._app._connection.path} has no shard whose jobs begin with {tag}"
+            )
         return logs[index]
 
     def of_source(self, source: str) -> TaskQ:
         """See ``ByJob``."""
-        encoded = check_name("source name", source)
+        encoded = parsing.check_name("source name", source)
         return self.logs()[self._shards.index_by(encoded, b"")]
 
-    async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[JobHandle[R]]:
+    async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[handle.JobHandle[R]]:
         """See ``ByJob``.
 
         Raises:
@@ -205,7 +204,7 @@ class ByKey:
                 next(call.name for call, home in zip(calls, homes, strict=True) if home == shard)
                 for shard in bound[:2]
             ]
-            raise UsageError(
+            raise errors.UsageError(
                 f"calls that are enqueued together belong to {len(bound)} shards, by keys and "
                 f"limits such as those of {' and '.join(tasks)}: no transaction spans two. Write "
                 f"enqueue_many(..., atomic=False); a flow must do with one"
@@ -214,7 +213,7 @@ class ByKey:
         apart: dict[int, list[int]] = {}
         for number, home in enumerate(homes):
             apart.setdefault(free if home is None else home, []).append(number)
-        jobs: dict[int, JobHandle[R]] = {}
+        jobs: dict[int, handle.JobHandle[R]] = {}
         for index, numbers in apart.items():
             sent = await logs[index]._send_here([calls[number] for number in numbers])
             jobs.update(zip(numbers, sent, strict=True))
@@ -226,36 +225,36 @@ class ByKey:
         return logs.index(own) if own in logs else os.getpid() % len(logs)
 
 
-class _OwnCalls(Packer):
+class _OwnCalls(connection.Packer):
     """The packer of one shard: it refuses calls that belong to another."""
 
-    def __init__(self, connection: Connection, shards: Shards, index: int) -> None:
+    def __init__(self, connection: connection.Connection, shards: Shards, index: int) -> None:
         super().__init__(connection.path, connection.config)
         self._shards = shards
         self._index = index
 
-    def plain_item(self, call: Call[Any]) -> Item | None:
+    def plain_item(self, call: Call[Any]) -> requests.Item | None:
         self._check(call)
         return super().plain_item(call)
 
-    def loose(self, call: Call[Any]) -> Loose:
+    def loose(self, call: Call[Any]) -> connection.Loose:
         self._check(call)
         return super().loose(call)
 
     def _check(self, call: Call[Any]) -> None:
         home = self._shards.index_of(call)
         if home not in {None, self._index}:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{call.name}: by its key or its limit this call belongs to shard {home}, and not "
                 f"to shard {self._index}: enqueue it with await {call.name.rpartition('.')[2]}."
                 f"enqueue(...), outside of transactions of other jobs"
             )
 
 
-class _OwnHooks(Hooks):
+class _OwnHooks(hooks.Hooks):
     """The hooks of one shard: its app's, without the schedules of other shards."""
 
-    def __init__(self, hooks: Hooks, shards: Shards, index: int) -> None:
+    def __init__(self, hooks: hooks.Hooks, shards: Shards, index: int) -> None:
         # Other attributes are looked up in the app's hooks, which may still grow.
         self._hooks = hooks
         self.schedules = _OwnSchedules(hooks.schedules, shards, index)
@@ -264,25 +263,25 @@ class _OwnHooks(Hooks):
         return getattr(self._hooks, name)
 
     @property
-    def shared(self) -> Hooks:
+    def shared(self) -> hooks.Hooks:
         return self._hooks
 
 
-class _OwnSchedules(Planned):
+class _OwnSchedules(schedules.Planned):
     """The schedules of one shard: those whose calls belong to it, else by their names."""
 
-    def __init__(self, planned: Planned, shards: Shards, index: int) -> None:
+    def __init__(self, planned: schedules.Planned, shards: Shards, index: int) -> None:
         self._shards = shards
         self._index = index
         self._planned = planned
         self.listeners = planned.listeners
 
     @property
-    def all(self) -> dict[str, Schedule]:
+    def all(self) -> dict[str, schedules.Schedule]:
         planned = self._planned.all.items()
         return {name: schedule for name, schedule in planned if self._home(schedule) == self._index}
 
-    def _home(self, schedule: Schedule) -> int:
+    def _home(self, schedule: schedules.Schedule) -> int:
         home = self._shards.index_of(schedule.call)
         return self._shards.index_by(schedule.name.encode(), b"") if home is None else home
 

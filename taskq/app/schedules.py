@@ -7,19 +7,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from taskq.app.tasks import Task
+from taskq.app import tasks
 from taskq.calls.call import Call
 from taskq.calls.naming import origin_here
-from taskq.core.durations import Duration, nanoseconds
-from taskq.core.errors import InvalidCall, UsageError
-from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX, Conflict
-from taskq.core.parsing import check_name
-from taskq.core.schedules import DETAILS_BYTES_MAX, MOMENT_HEADER, SCHEDULE_HEADER, SCHEDULES_MAX
+from taskq.core import durations, errors, model, parsing, schedules
 from taskq.core.values import TypedDict
 from taskq.log.requests import TICKS_MAX, Enrolment, Item, Turn
 
 if TYPE_CHECKING:
-    from taskq.app.tasks import TaskDecorator
     from taskq.schedules import DueTicks, Rule
 
 
@@ -57,7 +52,7 @@ Overlap: TypeAlias = Literal["allow", "skip"]
 _CATCH_UPS: Final = ("skip", "last", "all")
 _OVERLAPS: Final = ("allow", "skip")
 #: Most bytes of the jobs of one request of ticks, ...
-_TURN_BYTES: Final = TRANSACTION_BYTES_MAX // 2
+_TURN_BYTES: Final = model.TRANSACTION_BYTES_MAX // 2
 #: ... and, about, the frame and the headers of each.
 _ITEM_BYTES: Final = 1_024
 
@@ -69,7 +64,7 @@ class ScheduleChoices(TypedDict, total=False):
     #: up to CATCH_UP_MAX; "skip": none
     catch_up: CatchUp
     #: longest delay of a tick; the delay of one tick is the same in all processes
-    jitter: Duration
+    jitter: durations.Duration
     #: "skip": no job for a tick while the job of an earlier tick waits or runs
     overlap: Overlap
 
@@ -91,17 +86,17 @@ class Schedule:
         self,
         name: str,
         rule: Rule,
-        source: Task[..., Any] | Call[Any],
+        source: tasks.Task[..., Any] | Call[Any],
         make: Callable[[], Call[Any]],
         choices: ScheduleChoices,
     ) -> None:
         from taskq.schedules import JITTER_NS_MAX, Every  # noqa: PLC0415 - few have schedules
 
         self.origin = origin_here()
-        check_name("schedule name", name)
+        parsing.check_name("schedule name", name)
         unknown = choices.keys() - ScheduleChoices.__annotations__.keys()
         if unknown:
-            raise UsageError(
+            raise errors.UsageError(
                 f"a schedule has no option {min(unknown)!r}: its options are name, tz, args, "
                 f"kwargs, {', '.join(ScheduleChoices.__annotations__)}"
             )
@@ -115,16 +110,17 @@ class Schedule:
             ("overlap", self.overlap, _OVERLAPS),
         ):
             if value not in known:
-                raise UsageError(
+                raise errors.UsageError(
                     f"{word} of the schedule {name!r} is {value!r:.60}, it must be one of "
                     f"{', '.join(map(repr, known))}"
                 )
-        self.jitter_ns = nanoseconds(choices.get("jitter", 0), "jitter")
+        self.jitter_ns = durations.nanoseconds(choices.get("jitter", 0), "jitter")
         most_ns = min(rule.interval_ns, JITTER_NS_MAX) if type(rule) is Every else JITTER_NS_MAX
         if self.jitter_ns > most_ns:
-            raise UsageError(
-                f"jitter of the schedule {name!r} is {self.jitter_ns / SECOND_NS:g} s, it must be "
-                f"at most {most_ns / SECOND_NS:g} s (an hour, and not over the interval)"
+            raise errors.UsageError(
+                f"jitter of the schedule {name!r} is {self.jitter_ns / model.SECOND_NS:g} s, it "
+                f"must be "
+                f"at most {most_ns / model.SECOND_NS:g} s (an hour, and not over the interval)"
             )
         self._make = make
 
@@ -138,20 +134,20 @@ class Schedule:
         """
         try:
             call = self._make()
-        except InvalidCall as error:
+        except errors.InvalidCall as error:
             problem = str(error).removeprefix(f"{error.task}: ")
-            raise InvalidCall(
+            raise errors.InvalidCall(
                 error.task,
                 f"{problem}; the schedule {self.name!r} gives arguments with args= and kwargs=",
             ) from None
         if self.overlap == "skip":
             if call.extras is not None and call.extras.key is not None:
-                raise UsageError(
+                raise errors.UsageError(
                     f"the schedule {self.name!r} has overlap='skip', which needs the job's key, "
                     f"and {call.name} has a key of its own: leave one of them out"
                 )
-            return call.options(key=f"{SCHEDULE_HEADER}:{self.name}")
-        if call.extras is not None and call.extras.on_conflict is Conflict.RAISE:
+            return call.options(key=f"{schedules.SCHEDULE_HEADER}:{self.name}")
+        if call.extras is not None and call.extras.on_conflict is model.Conflict.RAISE:
             # A tick has nobody to raise to: it is over, and the job that holds the key stands.
             return call.options(on_conflict="first")
         return call
@@ -161,7 +157,7 @@ class Schedule:
         if self.origin.is_rerun_of(known.origin):
             return True
         ours, theirs = self.source, known.source
-        if ours is theirs or not (isinstance(ours, Task) and isinstance(theirs, Task)):
+        if ours is theirs or not (isinstance(ours, tasks.Task) and isinstance(theirs, tasks.Task)):
             return False
         return ours.origin.is_line_of(theirs.origin)
 
@@ -170,7 +166,9 @@ class Schedule:
         from taskq.schedules import moment_in  # noqa: PLC0415 - as above
 
         at = moment_in(self.rule.zone, moment_ns).isoformat()
-        return self.call.options(headers={SCHEDULE_HEADER: self.name, MOMENT_HEADER: at})
+        return self.call.options(
+            headers={schedules.SCHEDULE_HEADER: self.name, schedules.MOMENT_HEADER: at}
+        )
 
     def due(self, done_ns: int, now_ns: int) -> DueTicks:
         """Return the ticks to be written now, of a schedule that is done with up to ``done_ns``."""
@@ -211,12 +209,12 @@ class Schedule:
             "task": call.name,
             "queue": call.chosen.queue,
             "catch_up": self.catch_up,
-            "jitter_seconds": self.jitter_ns / SECOND_NS,
+            "jitter_seconds": self.jitter_ns / model.SECOND_NS,
             "overlap": self.overlap,
         }
         encoded = json.dumps(details, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        if len(encoded) > DETAILS_BYTES_MAX:
-            raise UsageError(f"the schedule {self.name!r}: its names are too long")
+        if len(encoded) > schedules.DETAILS_BYTES_MAX:
+            raise errors.UsageError(f"the schedule {self.name!r}: its names are too long")
         return Enrolment(self.name, self.rule.rule, encoded)
 
     def __repr__(self) -> str:
@@ -248,24 +246,24 @@ class Planned:
         name = schedule.name
         taken = self.all.get(name)
         if taken is not None and not schedule.is_new_form_of(taken):
-            raise UsageError(
+            raise errors.UsageError(
                 f"there are two schedules named {name!r} ({taken.rule} and {schedule.rule}): "
                 f"give one of them another name with name="
             )
-        if len(self.all) >= SCHEDULES_MAX:
-            raise UsageError(f"an app has at most {SCHEDULES_MAX} schedules")
+        if len(self.all) >= schedules.SCHEDULES_MAX:
+            raise errors.UsageError(f"an app has at most {schedules.SCHEDULES_MAX} schedules")
         self.all[name] = schedule
         self.listeners.tell()
 
     def decorator(
         self,
-        own_task: Callable[[Callable[..., Any]], Task[..., Any]],
+        own_task: Callable[[Callable[..., Any]], tasks.Task[..., Any]],
         rule: Rule,
         choices: ScheduleChoices,
         name: str | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None,
-    ) -> TaskDecorator:
+    ) -> tasks.TaskDecorator:
         """Make what takes up a schedule of the task that it decorates.
 
         Args:
@@ -281,7 +279,7 @@ class Planned:
         """
         given = dict(kwargs or {})
 
-        def plan(fn: Callable[..., Any]) -> Task[..., Any]:
+        def plan(fn: Callable[..., Any]) -> tasks.Task[..., Any]:
             task = own_task(fn)
 
             def make() -> Call[Any]:
@@ -299,7 +297,7 @@ def schedule_of(
     choices: ScheduleChoices,
     *,
     cron: str | None,
-    every: Duration | None,
+    every: durations.Duration | None,
     tz: object,
 ) -> Schedule:
     """Return a schedule of a call.
@@ -308,15 +306,15 @@ def schedule_of(
         UsageError: neither or both of cron and every are given, or one is wrong.
     """
     if not isinstance(call, Call):
-        raise UsageError(
+        raise errors.UsageError(
             f"the schedule {name!r} takes a call such as task.call(...), got {call!r:.60}"
         )
     if (cron is None) == (every is None):
-        raise UsageError(f"the schedule {name!r} takes either cron= or every=")
+        raise errors.UsageError(f"the schedule {name!r} takes either cron= or every=")
     return Schedule(name, rule_of(cron, every, tz), call, lambda: call, choices)
 
 
-def rule_of(cron: str | None, every: Duration | None, tz: object = "UTC") -> Rule:
+def rule_of(cron: str | None, every: durations.Duration | None, tz: object = "UTC") -> Rule:
     """Return the moments of a schedule, by one of the two.
 
     Raises:

@@ -11,15 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from taskq.app.holder import LogHolder
 from taskq.app.transaction import LogTransaction, failed, released
 from taskq.calls.call import Put, PutOptions, key_bytes
+from taskq.connection import connection, logoptions
 from taskq.connection.blocking import blocking, refuse_in_loop, run
-from taskq.connection.connection import Connection, check_bytes, loose_put, split_job_id
-from taskq.connection.logoptions import LogOptions, log_config
-from taskq.core.durations import Duration, nanoseconds, positive_nanoseconds
-from taskq.core.errors import TaskqError, UsageError
-from taskq.core.kinds import SUCCESS
-from taskq.core.parsing import check_name, checked_queues, whole
-from taskq.core.sources import ANYWHERE, checked_move
-from taskq.core.views import JobView, Serving
+from taskq.core import durations, errors, kinds, parsing, sources, views
 from taskq.log.decide.settle import is_asked
 from taskq.log.format.bodies import Compression
 from taskq.log.read.selection import key_holder
@@ -35,7 +29,9 @@ class TaskLog(LogHolder):
     """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], **options: Unpack[LogOptions]) -> TaskLog:
+    def open(
+        cls, path: str | os.PathLike[str], **options: Unpack[logoptions.LogOptions]
+    ) -> TaskLog:
         """Return the log of a directory, which is made when it is missing; enter it or await it.
 
         Args:
@@ -45,7 +41,7 @@ class TaskLog(LogHolder):
         Raises:
             UsageError: an option is wrong.
         """
-        return cls(Connection(os.fspath(path), log_config(options)))
+        return cls(connection.Connection(os.fspath(path), logoptions.log_config(options)))
 
     @property
     def data_dir(self) -> Path:
@@ -67,7 +63,7 @@ class TaskLog(LogHolder):
             DuplicateKey: another job holds the key, and ``on_conflict`` is "raise".
             LogError: the log could not be opened or written.
         """
-        job = loose_put(Put(payload=payload, **options), self._connection.packer)
+        job = connection.loose_put(Put(payload=payload, **options), self._connection.packer)
         item = job[0] if job[1] is None else await self._connection.pack(job)
         port = await self._connection.port()
         return self._id_of(await port.enqueue(*item))
@@ -81,7 +77,7 @@ class TaskLog(LogHolder):
             UsageError: one of them is wrong, or together they are too large; nothing was written.
             LogError: the log could not be opened or written.
         """
-        given = [loose_put(job, self._connection.packer) for job in jobs]
+        given = [connection.loose_put(job, self._connection.packer) for job in jobs]
         items = await self._connection.pack_many(given)
         answers = await self._connection.send_many(items)
         return [self._id_of(answer) for answer in answers]
@@ -89,7 +85,7 @@ class TaskLog(LogHolder):
     put_many_sync = blocking(put_many)
 
     async def ingest(
-        self, source: str, jobs: Iterable[Put], position: Any, *, after: Any = ANYWHERE
+        self, source: str, jobs: Iterable[Put], position: Any, *, after: Any = sources.ANYWHERE
     ) -> list[str]:
         """Put jobs into the log, and where their source stands with them: one transaction.
 
@@ -100,8 +96,8 @@ class TaskLog(LogHolder):
             UsageError: an argument or a job is wrong, or they are too large; nothing was written.
             LogError: the log could not be opened or written.
         """
-        move = checked_move(source, position, after)
-        given = [loose_put(job, self._connection.packer) for job in jobs]
+        move = sources.checked_move(source, position, after)
+        given = [connection.loose_put(job, self._connection.packer) for job in jobs]
         items = await self._connection.pack_many(given)
         answers = await self._connection.send_many(items, move)
         return [self._id_of(answer) for answer in answers]
@@ -113,8 +109,8 @@ class TaskLog(LogHolder):
         count: int = 1,
         *,
         queues: Iterable[str] | None = None,
-        wait: Duration | None = 0,
-        lease: Duration | None = None,
+        wait: durations.Duration | None = 0,
+        lease: durations.Duration | None = None,
     ) -> list[Delivery]:
         """Take up to ``count`` jobs, highest priority first; each counts an attempt.
 
@@ -134,16 +130,16 @@ class TaskLog(LogHolder):
         Raises:
             LogLocked: nobody could look, for another process kept the log locked.
         """
-        count = whole(count, "count")
+        count = parsing.whole(count, "count")
         if not 1 <= count <= _CLAIM_MAX:
-            raise UsageError(f"count is {count}, it must be 1 to {_CLAIM_MAX}")
-        names = None if queues is None else checked_queues(queues)
+            raise errors.UsageError(f"count is {count}, it must be 1 to {_CLAIM_MAX}")
+        names = None if queues is None else parsing.checked_queues(queues)
         port = await self._connection.port()
         store, until = self._connection.store(), None
         if wait is not None:
-            until = store.steady_ns() + nanoseconds(wait, "wait")
-        store.serve(self, Serving(queues=names))
-        lease_ns = 0 if lease is None else positive_nanoseconds(lease, "lease")
+            until = store.steady_ns() + durations.nanoseconds(wait, "wait")
+        store.serve(self, views.Serving(queues=names))
+        lease_ns = 0 if lease is None else durations.positive_nanoseconds(lease, "lease")
         request = ClaimRequest(count, queues=names, wait_until_ns=until, lease_ns=lease_ns)
         asked = port.claim(request)
         try:
@@ -188,16 +184,16 @@ class TaskLog(LogHolder):
         """
         flags = 0
         if result is not None:
-            check_bytes("the result", result)
+            connection.check_bytes("the result", result)
             packer = self._connection.packer
             packing = packer.config.packing(delivery.queue, compress)
             result, flags = await packer.result(result, packing, "the result")
-        await self._settle(Settlement(SUCCESS, delivery, result, flags=flags))
+        await self._settle(Settlement(kinds.SUCCESS, delivery, result, flags=flags))
 
     ack_sync = blocking(ack)
 
     async def nack(
-        self, delivery: Delivery, reason: str = "", delay: Duration | None = None
+        self, delivery: Delivery, reason: str = "", delay: durations.Duration | None = None
     ) -> None:
         """End a delivery badly: the job is due again later, or dead after its last attempt.
 
@@ -213,7 +209,7 @@ class TaskLog(LogHolder):
 
     nack_sync = blocking(nack)
 
-    async def release(self, delivery: Delivery, delay: Duration = 0) -> None:
+    async def release(self, delivery: Delivery, delay: durations.Duration = 0) -> None:
         """Give a delivery back without burning its attempt; it is due again after ``delay``.
 
         Raises:
@@ -223,7 +219,7 @@ class TaskLog(LogHolder):
 
     release_sync = blocking(release)
 
-    async def extend(self, delivery: Delivery, seconds: Duration = 30) -> None:
+    async def extend(self, delivery: Delivery, seconds: durations.Duration = 30) -> None:
         """Extend a delivery's lease to this duration from now; give it one if it had none.
 
         A delivery whose lease has ended is still its holder's until a claimer takes the job back.
@@ -231,7 +227,7 @@ class TaskLog(LogHolder):
         Raises:
             StaleDelivery: the job was taken back or settled meanwhile.
         """
-        lease_ns = positive_nanoseconds(seconds, "seconds")
+        lease_ns = durations.positive_nanoseconds(seconds, "seconds")
         port = await self._connection.port()
         await port.extend(delivery, lease_ns)
 
@@ -276,7 +272,7 @@ class TaskLog(LogHolder):
 
     cancel_asked_sync = blocking(cancel_asked)
 
-    async def get(self, job_id: str) -> JobView:
+    async def get(self, job_id: str) -> views.JobView:
         """Return everything the log holds about a job.
 
         Raises:
@@ -285,14 +281,14 @@ class TaskLog(LogHolder):
             LogDamaged: its payload or result does not read back.
         """
         port, lsn = await self._located(job_id)
-        view: JobView | None = await port.view(lsn)
+        view: views.JobView | None = await port.view(lsn)
         if view is None:
             raise await port.not_found(lsn)
         return await self._connection.packer.opened_view(view)
 
     get_sync = blocking(get)
 
-    async def find(self, key: str | bytes, queue: str = "default") -> JobView | None:
+    async def find(self, key: str | bytes, queue: str = "default") -> views.JobView | None:
         """Find the job that holds a dedup key in a queue; None if the next job may have it.
 
         ::
@@ -303,7 +299,7 @@ class TaskLog(LogHolder):
             UsageError: that is no key, or no name of a queue.
             LogDamaged: the job's payload or result does not read back.
         """
-        wanted = check_name("queue name", queue), key_bytes("find", key)
+        wanted = parsing.check_name("queue name", queue), key_bytes("find", key)
         port = await self._connection.port()
         lsn: int | None = await port.look(
             lambda sight: key_holder(sight, *wanted), needs_agenda=False, needs_keys=True
@@ -346,11 +342,11 @@ class TaskLog(LogHolder):
     async def _settle(self, settlement: Settlement) -> None:
         port = await self._connection.port()
         (answer,) = await port.settle([settlement])
-        if isinstance(answer, TaskqError):
+        if isinstance(answer, errors.TaskqError):
             raise answer
 
     async def _located(self, job_id: str) -> tuple[LoopPort, int]:
-        tag, lsn = split_job_id(job_id)
+        tag, lsn = connection.split_job_id(job_id)
         port = await self._connection.port()
         self._connection.check_tag(tag, lsn)
         return port, lsn

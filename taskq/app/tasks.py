@@ -21,6 +21,7 @@ from typing import (
 )
 
 import taskq._native as native
+from taskq.calls import habits, naming, serialization
 from taskq.calls.arguments import ArgumentCodec, StepArguments
 from taskq.calls.call import (
     Call,
@@ -31,25 +32,9 @@ from taskq.calls.call import (
     concurrency_key_bytes,
     key_bytes,
 )
-from taskq.calls.habits import TASKS, no_attribute, option_instead
-from taskq.calls.naming import (
-    check_function,
-    check_importable,
-    is_async,
-    may_await,
-    name_of,
-    origin_of,
-)
-from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
-from taskq.connection import tracing
-from taskq.connection.blocking import refuse_in_loop
-from taskq.connection.handle import JobHandle, make_handle
-from taskq.core.durations import Duration, seconds
-from taskq.core.errors import UsageError
-from taskq.core.model import LINES_BYTES_MAX, Extras
-from taskq.core.parsing import Size, check_name, size_bytes, whole
-from taskq.core.records import PACKED_MIN, Flag
+from taskq.connection import blocking, handle, tracing
+from taskq.core import durations, errors, model, parsing, records
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.format.bodies import COMPRESSED_BYTES_MIN, Compression
@@ -58,8 +43,8 @@ from taskq.log.requests import Duplicate, Item, Plain
 if TYPE_CHECKING:
     from taskq.app.app import TaskQ
     from taskq.conditions.base import Check, Condition
-    from taskq.connection.connection import JobId, Loose
-    from taskq.core.rates import Limit
+    from taskq.connection import connection
+    from taskq.core import rates
     from taskq.flows.flow import Flow, Step
     from taskq.log.decide.listeners import DeadLetter
 
@@ -106,7 +91,7 @@ class Enqueuer(Generic[P, R]):
     #: ``step(...)``: a part of a flow; its first argument is what the part before it gives
     step = StepMaker()
 
-    def __init__(self, task: Task[P, R], chosen: Options, flags: Flag) -> None:
+    def __init__(self, task: Task[P, R], chosen: Options, flags: records.Flag) -> None:
         self._task = task
         self._connection = task.app._connection
         self._chosen = chosen
@@ -130,7 +115,7 @@ class Enqueuer(Generic[P, R]):
         def __getattr__(self, name: str) -> Any:
             """Name our counterpart of another library's attribute."""
             task = self.__dict__.get("_task", self).__dict__.get("name", "task")
-            raise no_attribute(self, "a task", name, TASKS, task.rpartition(".")[2])
+            raise habits.no_attribute(self, "a task", name, habits.TASKS, task.rpartition(".")[2])
 
     def options(self, **changes: Unpack[OptionChanges]) -> TaskOptions[P, R]:
         """Return the same task with other options, for one call or many.
@@ -142,7 +127,7 @@ class Enqueuer(Generic[P, R]):
             check_unlimited(self._task.name, changes)
         return TaskOptions(self._task, self._chosen.changed(changes), self._flags)
 
-    def kind(self) -> tuple[Options, Flag]:
+    def kind(self) -> tuple[Options, records.Flag]:
         """Return the options and flags with which its jobs are enqueued."""
         return self._chosen, self._flags
 
@@ -163,12 +148,12 @@ class Enqueuer(Generic[P, R]):
         """
         task, chosen = self._task, self._chosen
         if chosen.key is not None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{task.name}: a job of a flow takes no dedup key, for another job might hold it: "
                 f"use {task.name}.options(key=None).step(...)"
             )
         if callable(chosen.concurrency_key):
-            raise UsageError(
+            raise errors.UsageError(
                 f"{task.name}: concurrency_key is made of the arguments, and a step's first one "
                 f'comes later: use {task.name}.options(concurrency_key="text").step(...)'
             )
@@ -194,7 +179,7 @@ class Enqueuer(Generic[P, R]):
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R]:
         return self._call_of(*self._encoded(args, kwargs))
 
-    def _call_of(self, body: bytes, extras: Extras | None) -> Call[R]:
+    def _call_of(self, body: bytes, extras: model.Extras | None) -> Call[R]:
         return Call(
             name=self._task.name,
             task=self._task,
@@ -205,7 +190,7 @@ class Enqueuer(Generic[P, R]):
             extras=extras,
         )
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
         """Put one job into the log; it is as durable as the app says when this returns.
 
         A caller that is cancelled withdraws the job if it was not yet written, else it stands.
@@ -222,7 +207,9 @@ class Enqueuer(Generic[P, R]):
             if type(body) is tuple:  # it is in the line already
                 body, store = body  # or the collector would meet the tuple while it waits
                 lsn = await body
-                job: JobHandle[R] = native.plain.new_handle(JobHandle, app, task, store.tag, lsn)
+                job: handle.JobHandle[R] = native.plain.new_handle(
+                    handle.JobHandle, app, task, store.tag, lsn
+                )
                 return job
         elif is_plain:
             body = task.encode(args, kwargs)
@@ -238,17 +225,19 @@ class Enqueuer(Generic[P, R]):
             await port.room()
         answer = await port.enqueue(spec, body, extras)
         if type(answer) is int:
-            return JobHandle(app, task, store.tag, answer)
-        return make_handle(app, task, store.tag, answer)
+            return handle.JobHandle(app, task, store.tag, answer)
+        return handle.make_handle(app, task, store.tag, answer)
 
     def _submit(self) -> Callable[..., Any] | None:
         """Return what may put jobs of this kind into the line; None where Python is to look."""
-        goes_plain = self._is_plain and self._extras is None and self.spec.flags < PACKED_MIN
+        goes_plain = (
+            self._is_plain and self._extras is None and self.spec.flags < records.PACKED_MIN
+        )
         return native.plain.submit if native.is_on and goes_plain else None
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
-        refuse_in_loop("enqueue_sync()", "await enqueue()")
+        blocking.refuse_in_loop("enqueue_sync()", "await enqueue()")
         if self._connection.is_traced():
             return self._task.app.enqueue_sync(self.call(*args, **kwargs))
         body, extras = self._encoded(args, kwargs)
@@ -256,11 +245,11 @@ class Enqueuer(Generic[P, R]):
         if self._packing is not None:
             item = self._connection.pack_sync((item, self._packing, self._what))
         answer = self._connection.send_sync(*item)
-        return make_handle(self._task.app, self._task, self._connection.tag, answer)
+        return handle.make_handle(self._task.app, self._task, self._connection.tag, answer)
 
     async def enqueue_many(
         self, calls: Iterable[tuple[Any, ...]], *, atomic: bool = True
-    ) -> list[JobHandle[R]]:
+    ) -> list[handle.JobHandle[R]]:
         """Put one job for each tuple of arguments into the log: all of them or none.
 
         With ``atomic=False`` that holds for each shard of the app.
@@ -278,9 +267,9 @@ class Enqueuer(Generic[P, R]):
 
     def enqueue_many_sync(
         self, calls: Iterable[tuple[Any, ...]], *, atomic: bool = True
-    ) -> list[JobHandle[R]]:
+    ) -> list[handle.JobHandle[R]]:
         """Do as ``enqueue_many``, blocking this thread."""
-        refuse_in_loop("enqueue_many_sync()", "await enqueue_many()")
+        blocking.refuse_in_loop("enqueue_many_sync()", "await enqueue_many()")
         if self._connection.is_traced():
             return self._task.app.enqueue_many_sync(self._calls(calls), atomic=atomic)
         items = self._items(calls)
@@ -288,14 +277,18 @@ class Enqueuer(Generic[P, R]):
             items = self._connection.pack_many_sync(self._loose(items))
         return self._handles(self._connection.send_many_sync(items))
 
-    def _handles(self, answers: list[int | Duplicate]) -> list[JobHandle[R]]:
+    def _handles(self, answers: list[int | Duplicate]) -> list[handle.JobHandle[R]]:
         task, tag = self._task, self._connection.tag
         app = task.app
-        make = functools.partial(native.plain.new_handle, JobHandle) if native.is_on else JobHandle
+        make = (
+            functools.partial(native.plain.new_handle, handle.JobHandle)
+            if native.is_on
+            else handle.JobHandle
+        )
         return [
             make(app, task, tag, answer)
             if type(answer) is int
-            else make_handle(app, task, tag, answer)
+            else handle.make_handle(app, task, tag, answer)
             for answer in answers
         ]
 
@@ -318,7 +311,7 @@ class Enqueuer(Generic[P, R]):
 
     def _checked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not isinstance(args, tuple):
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self._task.name}: enqueue_many() takes a tuple of arguments for each job, "
                 f"got {args!r:.60}: write ({args!r:.20},) for a single argument"
             )
@@ -331,7 +324,7 @@ class Enqueuer(Generic[P, R]):
             return item
         return await self._connection.pack((item, self._packing, self._what))
 
-    def _loose(self, items: list[Item]) -> list[Loose]:
+    def _loose(self, items: list[Item]) -> list[connection.Loose]:
         return [(item, self._packing, self._what) for item in items]
 
     @property
@@ -340,7 +333,7 @@ class Enqueuer(Generic[P, R]):
 
     def _encoded(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bytes, Extras | None]:
+    ) -> tuple[bytes, model.Extras | None]:
         chosen = self._chosen
         key, other = chosen.key, chosen.concurrency_key
         if self._is_plain:
@@ -406,19 +399,19 @@ class Task(Enqueuer[P, R]):
         durable_claim: bool = False,
         on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
-        flags = Flag(0) if store_result else Flag.DROP_RESULT
+        flags = records.Flag(0) if store_result else records.Flag.DROP_RESULT
         if durable_claim:
-            flags |= Flag.DURABLE_CLAIM
+            flags |= records.Flag.DURABLE_CLAIM
         self.app = app
         self.name = name
         for spelled in (name, *aliases):
-            check_name("task name", spelled)
+            parsing.check_name("task name", spelled)
         super().__init__(self, chosen, flags)
         self.fn = fn
-        self.origin = origin_of(fn)
+        self.origin = naming.origin_of(fn)
         self.aliases = aliases
-        self.is_async = is_async(fn)
-        self.may_await = may_await(fn)
+        self.is_async = naming.is_async(fn)
+        self.may_await = naming.may_await(fn)
         self.runs_in: str = runs_in or ("" if self.is_async else "thread")
         self.retry = retry
         self.timeout = timeout
@@ -426,7 +419,7 @@ class Task(Enqueuer[P, R]):
         self.store_result = store_result
         self.requires: tuple[Condition, ...] = ()
         self.while_running = False
-        self.limit: Limit | None = None
+        self.limit: rates.Limit | None = None
         #: most bytes of an attempt's log lines that are kept with its outcome
         self.keep_log = 0
         self.on_dead = on_dead
@@ -435,7 +428,7 @@ class Task(Enqueuer[P, R]):
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] = self._first_decode
         functools.update_wrapper(self, fn)
 
-    def job(self, job: JobId) -> JobHandle[R]:
+    def job(self, job: connection.JobId) -> handle.JobHandle[R]:
         """Return the handle of a job of this task, with its type of result; see ``TaskQ.job``.
 
         Raises:
@@ -475,9 +468,9 @@ class Task(Enqueuer[P, R]):
         return StepArguments(self.signature)
 
     @functools.cached_property
-    def result_codec(self) -> ResultCodec:
+    def result_codec(self) -> serialization.ResultCodec:
         """Return what makes returned values stored ones, and back."""
-        return ResultCodec(self.signature)
+        return serialization.ResultCodec(self.signature)
 
     @functools.cached_property
     def takes_anything(self) -> bool:
@@ -492,7 +485,7 @@ class Task(Enqueuer[P, R]):
         """Return whether its results are what JSON has."""
         try:
             return self.result_codec.is_json
-        except UsageError:
+        except errors.UsageError:
             return True  # as its workers say
 
     def encode_result(self, value: object) -> bytes | None:
@@ -505,7 +498,7 @@ class Task(Enqueuer[P, R]):
         if self.store_result:
             return self.result_codec.encode(value)
         if isinstance(value, Awaitable):
-            raise UsageError(f"{self.name}: returned a {type(value).__name__}")
+            raise errors.UsageError(f"{self.name}: returned a {type(value).__name__}")
         return None
 
     def check(self) -> None:
@@ -559,7 +552,7 @@ class Task(Enqueuer[P, R]):
         try:
             return key(*args, **kwargs)
         except Exception as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self.name}: {what}= failed for this call: {type(error).__name__}: {error}. "
                 f"It is called with the task's own arguments, defaults filled in"
             ) from error
@@ -583,7 +576,7 @@ class AsyncTask(Task[P, R]):
         return coroutine
 
 
-def no_call(given: object, args: tuple[object, ...], method: str) -> UsageError:
+def no_call(given: object, args: tuple[object, ...], method: str) -> errors.UsageError:
     """Return the error of an ``enqueue`` that was given no single call, with what to write.
 
     Args:
@@ -608,10 +601,10 @@ def no_call(given: object, args: tuple[object, ...], method: str) -> UsageError:
         remedy = f"{name} is no task: decorate it with @app.task, and give {name}.call({words})"
     else:
         remedy = f"got {given!r:.60}"
-    return UsageError(f"{method}() takes one call, such as task.call(...): {remedy}")
+    return errors.UsageError(f"{method}() takes one call, such as task.call(...): {remedy}")
 
 
-def limit_of(name: str, choices: TaskChoices) -> Limit | None:
+def limit_of(name: str, choices: TaskChoices) -> rates.Limit | None:
     """Return what ``@task(concurrency=, rate=)`` says; None if it says nothing.
 
     Raises:
@@ -621,16 +614,16 @@ def limit_of(name: str, choices: TaskChoices) -> Limit | None:
     rate = choices.get("rate")
     if concurrency is None and rate is None:
         if choices.get("concurrency_key") is not None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{name}: concurrency_key is given without concurrency or rate: add one of them"
             )
         return None
     from taskq.core.rates import CONCURRENCY_MAX, Limit, rate_of  # noqa: PLC0415 - few have limits
 
     if concurrency is not None:
-        concurrency = whole(concurrency, f"{name}: concurrency")
+        concurrency = parsing.whole(concurrency, f"{name}: concurrency")
         if not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{name}: concurrency is {concurrency}, it must be 1 to {CONCURRENCY_MAX}, or "
                 f"left out for no limit"
             )
@@ -653,13 +646,13 @@ class TaskChoices(JobOptions, total=False):
     on_dead: Callable[[DeadLetter], Any] | None
     #: how long one attempt may take: then an async function is cancelled, a process killed, and a
     #: thread, which cannot be stopped, given up
-    timeout: Duration | None
+    timeout: durations.Duration | None
     #: when ``SoftTimeout`` is raised in the task, so that it can end by itself
-    soft_timeout: Duration | None
+    soft_timeout: durations.Duration | None
     #: makes a dedup key from the task's arguments
     key: Callable[..., str | bytes] | None
     #: give up unless a worker claims the job within this time of its enqueue
-    expires: Duration | None
+    expires: durations.Duration | None
     #: False keeps no result
     store_result: bool
     #: how many of its jobs run at a time, over all processes on the log; None for no limit
@@ -671,7 +664,7 @@ class TaskChoices(JobOptions, total=False):
     #: "thread" or "process"; None: sync functions in a thread, async ones in the event loop
     runs_in: RunsIn | None
     #: keep the last lines that an attempt logs with its outcome, up to this size: "64KB" at most
-    keep_log: Size | None
+    keep_log: parsing.Size | None
     #: run only once the claim is on disk, so that a power loss cannot make it run twice
     durable_claim: bool
     #: conditions that must hold before a job runs, see ``taskq.conditions``; until then it waits
@@ -706,20 +699,20 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
     Raises:
         UsageError: the function or a choice is wrong.
     """
-    check_function(fn)
+    naming.check_function(fn)
     _check_choices(fn, choices)
     policy = policy_of(choices["retry"]) if "retry" in choices else DEFAULT
     timeout, soft = (_limit(choices, name) for name in ("timeout", "soft_timeout"))
     if timeout is not None and soft is not None and soft >= timeout:
-        raise UsageError(
+        raise errors.UsageError(
             f"soft_timeout is {soft:g} s and timeout {timeout:g} s: the soft one must be shorter"
         )
     changes = {k: v for k, v in choices.items() if k in OptionChanges.__annotations__}
-    kind = AsyncTask if is_async(fn) else SyncTask
+    kind = AsyncTask if naming.is_async(fn) else SyncTask
     task: Task[..., Any] = kind(
         app,
         fn,
-        choices.get("name") or name_of(fn),
+        choices.get("name") or naming.name_of(fn),
         Options(attempts=policy.attempts).changed(cast("OptionChanges", changes)),
         retry=policy,
         timeout=timeout,
@@ -744,7 +737,7 @@ def _check_signature(task: Task[..., Any]) -> None:
     """Refuse parameters and results that no job could have; what is not sure a worker will."""
     try:
         signature = Signature(task.name, task.fn)
-    except UsageError:
+    except errors.UsageError:
         raise
     except ValueError:  # some functions of the interpreter have none
         return
@@ -762,20 +755,20 @@ def _requires(name: str, choices: TaskChoices) -> tuple[Condition, ...]:
 
 def _keep_log(name: str, choices: TaskChoices) -> int:
     given = choices.get("keep_log")
-    size = 0 if given is None else size_bytes(given, f"{name}: keep_log")
-    if size > LINES_BYTES_MAX:
-        raise UsageError(f'{name}: keep_log is {given!r}, it must be at most "64KiB"')
+    size = 0 if given is None else parsing.size_bytes(given, f"{name}: keep_log")
+    if size > model.LINES_BYTES_MAX:
+        raise errors.UsageError(f'{name}: keep_log is {given!r}, it must be at most "64KiB"')
     return size
 
 
 def _check_while_running(task: Task[..., Any]) -> None:
     if not task.requires:
-        raise UsageError(
+        raise errors.UsageError(
             f"{task.name}: while_running=True needs requires=[...]: it stops a job when one of "
             f"these is lost"
         )
     if task.runs_in == "thread":
-        raise UsageError(
+        raise errors.UsageError(
             f"{task.name}: while_running=True cannot stop a function that runs in a thread: "
             f'make it async, or give it runs_in="process"'
         )
@@ -785,35 +778,41 @@ def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
     unknown = choices.keys() - TaskChoices.__annotations__.keys()
     if unknown:
         name, known = min(unknown), TaskChoices.__annotations__
-        raise UsageError(f"@task has no option {name!r}: {option_instead(name, known)}")
+        raise errors.UsageError(
+            f"@task has no option {name!r}: {habits.option_instead(name, known)}"
+        )
     key = choices.get("key")
     on_dead: object = choices.get("on_dead")
     aliases: object = choices.get("aliases", ())
     if key is not None and not callable(key):
-        raise UsageError(
+        raise errors.UsageError(
             f"key is {key!r:.60}: give a function of the task's arguments, "
             f"or a fixed key with .options(key=...)"
         )
     limited_by = choices.get("concurrency_key")
     if limited_by is not None and not callable(limited_by):
-        raise UsageError(
+        raise errors.UsageError(
             f"concurrency_key is {limited_by!r:.60}: give a function of the task's arguments, "
             f"or a fixed key with .options(concurrency_key=...)"
         )
     if on_dead is not None and not callable(on_dead):
-        raise UsageError(f"on_dead is {on_dead!r:.60}: give a function or a task of the DeadLetter")
+        raise errors.UsageError(
+            f"on_dead is {on_dead!r:.60}: give a function or a task of the DeadLetter"
+        )
     if isinstance(aliases, str):
-        raise UsageError(f"aliases is {aliases!r}: give a list of names")
+        raise errors.UsageError(f"aliases is {aliases!r}: give a list of names")
     runs_in = choices.get("runs_in")
     if runs_in not in {None, "thread", "process"}:
-        raise UsageError(f'runs_in is {runs_in!r}, it must be "thread", "process" or left out')
+        raise errors.UsageError(
+            f'runs_in is {runs_in!r}, it must be "thread", "process" or left out'
+        )
     if runs_in == "process":
-        check_importable(fn)
+        naming.check_importable(fn)
 
 
 def _limit(choices: TaskChoices, name: Literal["timeout", "soft_timeout"]) -> float | None:
     value = choices.get(name)
-    return None if value is None else seconds(value, name)
+    return None if value is None else durations.seconds(value, name)
 
 
 def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[str, Task[..., Any]]:
@@ -829,7 +828,7 @@ def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[s
         if taken is None:
             continue
         if not (task.origin.is_line_of(taken.origin) or task.origin.is_rerun_of(taken.origin)):
-            raise UsageError(
+            raise errors.UsageError(
                 f"the task name {name!r} is taken by {taken.fn.__module__}."
                 f"{taken.fn.__qualname__}: give one of the two another with name="
             )

@@ -15,15 +15,9 @@ import taskq.telemetry as telemetry
 from taskq.app.tasks import no_call
 from taskq.calls.call import Call, Put, PutOptions, transaction_bytes
 from taskq.calls.serialization import encode_reason
-from taskq.connection.blocking import refuse_in_loop, run
+from taskq.connection import blocking, handle
 from taskq.connection.connection import Connection, Loose, check_bytes, loose_put, split_job_id
-from taskq.connection.handle import JobHandle, PendingJob, make_handle
-from taskq.core.durations import Duration, nanoseconds
-from taskq.core.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
-from taskq.core.kinds import DEATH, RELEASE, RETRY, SUCCESS
-from taskq.core.model import SECOND_NS, TRANSACTION_BYTES_MAX
-from taskq.core.records import Cause
-from taskq.core.retry import DEFAULT
+from taskq.core import durations, errors, kinds, model, records, retry
 from taskq.log.format.bodies import Compression, check_size
 from taskq.log.requests import Bundle, Delivery, Done, Duplicate, Settlement
 
@@ -31,7 +25,7 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
 
 
-def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlement:
+def failed(delivery: Delivery, reason: str, delay: durations.Duration | None) -> Settlement:
     """Return the attempt failed: due again later, or dead after the last one.
 
     Args:
@@ -44,22 +38,22 @@ def failed(delivery: Delivery, reason: str, delay: Duration | None) -> Settlemen
     """
     body = encode_reason(reason)
     if 0 < delivery.attempts_max <= delivery.attempt:
-        return Settlement(DEATH, delivery, body, cause=Cause.EXHAUSTED)
+        return Settlement(kinds.DEATH, delivery, body, cause=records.Cause.EXHAUSTED)
     if delay is None:
         draw = random.random()  # noqa: S311 - spreads retries, guards no secret
-        delay_ns = round(DEFAULT.delay_seconds(delivery.attempt, draw) * SECOND_NS)
+        delay_ns = round(retry.DEFAULT.delay_seconds(delivery.attempt, draw) * model.SECOND_NS)
     else:
-        delay_ns = nanoseconds(delay, "delay")
-    return Settlement(RETRY, delivery, body, delay_ns=delay_ns)
+        delay_ns = durations.nanoseconds(delay, "delay")
+    return Settlement(kinds.RETRY, delivery, body, delay_ns=delay_ns)
 
 
-def released(delivery: Delivery, delay: Duration) -> Settlement:
+def released(delivery: Delivery, delay: durations.Duration) -> Settlement:
     """Return what gives it back without burning the attempt; due again after ``delay``.
 
     Raises:
         UsageError: the delay is no duration.
     """
-    return Settlement(RELEASE, delivery, delay_ns=nanoseconds(delay, "delay"))
+    return Settlement(kinds.RELEASE, delivery, delay_ns=durations.nanoseconds(delay, "delay"))
 
 
 R = TypeVar("R")
@@ -87,7 +81,9 @@ class PendingPut:
             JobNotYetEnqueued: the transaction is not on disk yet.
         """
         if not self._id:
-            raise JobNotYetEnqueued(f"the job has no id yet: it is put together with {_TOGETHER}")
+            raise errors.JobNotYetEnqueued(
+                f"the job has no id yet: it is put together with {_TOGETHER}"
+            )
         return self._id
 
     @property
@@ -120,7 +116,7 @@ class PendingCancel:
             UsageError: the transaction is not on disk yet.
         """
         if self._cancelled is None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"whether job {self.job_id} is cancelled is known when the block is left"
             )
         return self._cancelled
@@ -154,14 +150,14 @@ class _Transaction(ABC, Generic[P]):
             self._resolve(await self._connection.transact(bundle))
 
     def __enter__(self) -> Self:
-        refuse_in_loop("with ... as tx", "async with ... as tx")
+        blocking.refuse_in_loop("with ... as tx", "async with ... as tx")
         self._enter()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        run(self.__aexit__(*exc))
+        blocking.run(self.__aexit__(*exc))
 
-    def cancel(self, job: str | JobHandle[Any]) -> PendingCancel:
+    def cancel(self, job: str | handle.JobHandle[Any]) -> PendingCancel:
         """Withdraw a waiting job, or ask a running job to end.
 
         A delivery that the same transaction releases counts as waiting.
@@ -172,7 +168,7 @@ class _Transaction(ABC, Generic[P]):
         Raises:
             UsageError: the text is no job id.
         """
-        job_id = job.id if isinstance(job, JobHandle) else job
+        job_id = job.id if isinstance(job, handle.JobHandle) else job
         tag, lsn = split_job_id(job_id)
         self._grow(_PART_BYTES)
         pending = PendingCancel(job_id)
@@ -181,7 +177,7 @@ class _Transaction(ABC, Generic[P]):
 
     def _enter(self) -> None:
         if self._is_open or self._is_over:
-            raise UsageError("a transaction is entered once: ask for another")
+            raise errors.UsageError("a transaction is entered once: ask for another")
         self._is_open = True
 
     def _add_job(self, pending: P, loose: Loose) -> P:
@@ -191,15 +187,20 @@ class _Transaction(ABC, Generic[P]):
 
     def _grow(self, size: int) -> None:
         if not self._is_open:
-            raise UsageError("a transaction is used within its own block: async with ... as tx")
-        if self._size + size > TRANSACTION_BYTES_MAX:
-            raise PayloadTooLarge(
-                "the transaction", self._size + size, TRANSACTION_BYTES_MAX, "make several of it"
+            raise errors.UsageError(
+                "a transaction is used within its own block: async with ... as tx"
+            )
+        if self._size + size > model.TRANSACTION_BYTES_MAX:
+            raise errors.PayloadTooLarge(
+                "the transaction",
+                self._size + size,
+                model.TRANSACTION_BYTES_MAX,
+                "make several of it",
             )
         self._size += size
 
     async def _packed(self, settlement: Settlement, packing: Compression | None) -> Settlement:
-        if settlement.kind is not SUCCESS or settlement.body is None:
+        if settlement.kind is not kinds.SUCCESS or settlement.body is None:
             return settlement
         packer = self._connection.packer
         body, flags = await packer.result(settlement.body, packing, "the result")
@@ -244,13 +245,15 @@ class LogTransaction(_Transaction[PendingPut]):
             packer = self._connection.packer
             packing = packer.config.packing(delivery.queue, compress)
             check_size("the result", result)
-        self._settle(Settlement(SUCCESS, delivery, result), packing)
+        self._settle(Settlement(kinds.SUCCESS, delivery, result), packing)
 
-    def nack(self, delivery: Delivery, reason: str = "", delay: Duration | None = None) -> None:
+    def nack(
+        self, delivery: Delivery, reason: str = "", delay: durations.Duration | None = None
+    ) -> None:
         """End a delivery badly; arguments as in ``TaskLog.nack``."""
         self._settle(failed(delivery, reason, delay))
 
-    def release(self, delivery: Delivery, delay: Duration = 0) -> None:
+    def release(self, delivery: Delivery, delay: durations.Duration = 0) -> None:
         """Give a delivery back without burning its attempt; it is due again after ``delay``."""
         self._settle(released(delivery, delay))
 
@@ -274,7 +277,7 @@ class LogTransaction(_Transaction[PendingPut]):
         pending._duplicate = not isinstance(answer, int)
 
 
-class AppTransaction(_Transaction[PendingJob[Any]]):
+class AppTransaction(_Transaction[handle.PendingJob[Any]]):
     """A transaction of a ``TaskQ``: enqueue calls and cancel jobs, all or nothing.
 
     ``async with app.transaction() as tx``, or ``with`` in code that runs no event loop. Leaving the
@@ -285,7 +288,7 @@ class AppTransaction(_Transaction[PendingJob[Any]]):
         super().__init__(app._connection)
         self._app = app
 
-    def enqueue(self, call: Call[R], *rest: Never) -> PendingJob[R]:
+    def enqueue(self, call: Call[R], *rest: Never) -> handle.PendingJob[R]:
         """Enqueue a call; its id is known when the block is left.
 
         Raises:
@@ -295,10 +298,10 @@ class AppTransaction(_Transaction[PendingJob[Any]]):
         if rest or type(call) is not Call:
             raise no_call(call, rest, "tx.enqueue")
         call = telemetry.created(call)
-        pending = PendingJob(call, _TOGETHER)
+        pending = handle.PendingJob(call, _TOGETHER)
         self._add_job(pending, self._connection.packer.loose(call))
         return pending
 
-    def _answer(self, pending: PendingJob[Any], answer: int | Duplicate) -> None:
+    def _answer(self, pending: handle.PendingJob[Any], answer: int | Duplicate) -> None:
         task = pending.call.task
-        pending._handle = make_handle(self._app, task, self._connection.tag, answer)
+        pending._handle = handle.make_handle(self._app, task, self._connection.tag, answer)

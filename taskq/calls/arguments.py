@@ -11,30 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NotRequired, cast, get_args, get_origin
 
 import taskq._native as native
-from taskq.calls.loose import KEPT, Changed, explain, is_flat, is_kept, look_for, may_lose
-from taskq.calls.serialization import (
-    FLAT_BYTES_MAX,
-    FLATTER,
-    JsonForm,
-    can_be_read,
-    cause_at,
-    compiled_fields,
-    decode_loose,
-    difference_text,
-    json_config,
-    large_problem,
-    loss_text,
-    made,
-    readable,
-    schema_of,
-    shown,
-    unread_text,
-    unusable,
-    unwritten_text,
-)
-from taskq.calls.signature import KEYWORDS, REST, Signature
-from taskq.core.errors import InvalidCall, UsageError
-from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.calls import loose, serialization, signature
+from taskq.core import errors, model
 from taskq.log.format.bodies import check_size
 
 if TYPE_CHECKING:
@@ -53,24 +31,26 @@ class ArgumentCodec:
         decode: payload -> (args, kwargs). Raises InvalidCall.
     """
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: signature.Signature) -> None:
         self.signature = signature
         self._task = signature.task
         self._hints = signature.hints()
         fields = self._fields()
-        plain = compiled_fields(fields)
+        plain = serialization.compiled_fields(fields)
         try:
-            schemas = {name: schema_of(_bare(hint)) for name, hint in fields.items()}
-            validator, serializer = plain or made(schema_of(_typed_dict(fields)))
+            schemas = {name: serialization.schema_of(_bare(hint)) for name, hint in fields.items()}
+            validator, serializer = plain or serialization.made(
+                serialization.schema_of(_typed_dict(fields))
+            )
         except TypeError as error:
-            raise unusable(self._task, self._hints, error) from error
-        is_safe = all(is_kept(schema, floats=True) for schema in schemas.values())
+            raise serialization.unusable(self._task, self._hints, error) from error
+        is_safe = all(loose.is_kept(schema, floats=True) for schema in schemas.values())
         self._validator, self._serializer = validator, serializer
-        self._way = JsonForm(validator, serializer, is_kept=is_safe)
+        self._way = serialization.JsonForm(validator, serializer, is_kept=is_safe)
         #: whether the conversion may lose a part of the value
-        self._loses = any(map(may_lose, schemas.values()))
+        self._loses = any(map(loose.may_lose, schemas.values()))
         #: of the parameters that anything may be in
-        looks = {name: look_for(schema) for name, schema in schemas.items()}
+        looks = {name: loose.look_for(schema) for name, schema in schemas.items()}
         self._looks = {name: look for name, look in looks.items() if look}
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -96,7 +76,7 @@ class ArgumentCodec:
             try:
                 changed = look(checked[name]) if name in checked else None
             except ValueError as error:
-                problem = f"is {error}: {FLATTER}"
+                problem = f"is {error}: {serialization.FLATTER}"
                 raise self._refused((name,), partial(str.format, problem)) from None
             if changed:
                 raise self._loose(name, checked[name], changed)
@@ -105,7 +85,7 @@ class ArgumentCodec:
 
             lost = find_lost(values, checked)
             if lost:
-                raise self._refused(lost.path, partial(loss_text, lost))
+                raise self._refused(lost.path, partial(serialization.loss_text, lost))
         return checked
 
     def dump(self, values: dict[str, Any]) -> bytes:
@@ -119,9 +99,11 @@ class ArgumentCodec:
             body = self._way.write(values, warnings=False)
         except ValueError as error:
             raise self._unserializable(values, error) from None
-        problem = large_problem(body, 1) if len(body) > FLAT_BYTES_MAX else ""
+        problem = (
+            serialization.large_problem(body, 1) if len(body) > serialization.FLAT_BYTES_MAX else ""
+        )
         if problem:
-            raise InvalidCall(self._task, f"what the arguments hold {problem}")
+            raise errors.InvalidCall(self._task, f"what the arguments hold {problem}")
         check_size(f"{self._task}: the payload", body)
         if not self._way.is_kept:
             self._compare(values, body)
@@ -130,7 +112,7 @@ class ArgumentCodec:
     def _dump_compared(self, values: dict[str, Any]) -> bytes:
         body = self._way.write(values, warnings=False)
         # The slow path reports a payload that is too large.
-        if len(body) <= PAYLOAD_BYTES_MAX and self._way.difference(values, body):
+        if len(body) <= model.PAYLOAD_BYTES_MAX and self._way.difference(values, body):
             raise ValueError("another value")  # the slow road finds the words
         return body
 
@@ -143,24 +125,28 @@ class ArgumentCodec:
             detail = cast("ValidationError", error).errors(include_url=False)[0]
             path, cause = detail["loc"], detail["msg"]
             if not path:
-                raise InvalidCall(self._task, unread_text(cause)) from None
-            raise self._refused(path, lambda inner: unread_text(cause_at(inner, cause))) from None
+                raise errors.InvalidCall(self._task, serialization.unread_text(cause)) from None
+            raise self._refused(
+                path, lambda inner: serialization.unread_text(serialization.cause_at(inner, cause))
+            ) from None
         if difference:
-            raise self._refused(difference.path, partial(difference_text, difference))
+            raise self._refused(difference.path, partial(serialization.difference_text, difference))
 
     def _refused(
         self, path: tuple[object, ...], text: Callable[[tuple[object, ...]], str]
-    ) -> InvalidCall:
+    ) -> errors.InvalidCall:
         """Return the error of an argument; ``text`` describes the fault at a place within it."""
         name, *inner = path
         label = name = str(name)
-        if name in {REST, KEYWORDS}:
+        if name in {signature.REST, signature.KEYWORDS}:
             name = self._variadic_name(name)
             label = f"{path[0]}{name}"
             if inner:
                 label, inner = f"{label}[{inner[0]!r}]", inner[1:]
         problem = text(tuple(inner))
-        return InvalidCall(self._task, f"parameter {label!r} ({self._type_text(name)}) {problem}")
+        return errors.InvalidCall(
+            self._task, f"parameter {label!r} ({self._type_text(name)}) {problem}"
+        )
 
     def _plain_encoder(self) -> Callable[[tuple[Any, ...], dict[str, Any]], bytes]:
         names = self.signature.names
@@ -171,11 +157,13 @@ class ArgumentCodec:
         slow, named = self._encode, _naming(names)
 
         def large(args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes) -> bytes:
-            fits = len(body) <= PAYLOAD_BYTES_MAX and not large_problem(body, 1)
+            fits = len(body) <= model.PAYLOAD_BYTES_MAX and not serialization.large_problem(body, 1)
             return body if fits else slow(args, kwargs)
 
         if native.is_on:
-            return native.plain.Encoder(names, validate, dump, slow, large, FLAT_BYTES_MAX)
+            return native.plain.Encoder(
+                names, validate, dump, slow, large, serialization.FLAT_BYTES_MAX
+            )
 
         def encode(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
             if len(args) == count and not kwargs:
@@ -195,7 +183,7 @@ class ArgumentCodec:
             except ValueError:
                 # Both of pydantic's errors are ValueErrors; the slow road finds the words.
                 return slow(args, kwargs)
-            return body if len(body) <= FLAT_BYTES_MAX else large(args, kwargs, body)
+            return body if len(body) <= serialization.FLAT_BYTES_MAX else large(args, kwargs, body)
 
         return encode
 
@@ -210,13 +198,13 @@ class ArgumentCodec:
             if loses and not keeps_parts(values, checked) and find_lost(values, checked):
                 raise ValueError("lost")  # the slow road finds the words
             for given in checked.values():
-                if type(given) not in KEPT:
+                if type(given) not in loose.KEPT:
                     break
             else:
                 return checked
             for name, look in looks:
                 value = checked.get(name)
-                if type(value) not in KEPT and not is_flat(value) and look(value):
+                if type(value) not in loose.KEPT and not loose.is_flat(value) and look(value):
                     raise ValueError(name)  # as above
             return checked
 
@@ -245,7 +233,7 @@ class ArgumentCodec:
             values = self._decode_settled(payload, error)
         else:
             names = self.signature.names
-            if REST in values and any(name not in values for name in names):
+            if signature.REST in values and any(name not in values for name in names):
                 values = self._decode_settled(payload, None)
         return self.signature.split(values)
 
@@ -256,9 +244,9 @@ class ArgumentCodec:
         try:
             raw = from_json(payload)
         except ValueError as error:
-            raise InvalidCall(self._task, f"the payload is no JSON: {error}") from None
+            raise errors.InvalidCall(self._task, f"the payload is no JSON: {error}") from None
         if not isinstance(raw, dict):
-            raise InvalidCall(self._task, "the payload is no JSON object")
+            raise errors.InvalidCall(self._task, "the payload is no JSON object")
         settled = self.signature.settled(raw)
         if first is not None and settled == raw:
             raise self._invalid(first) from None
@@ -271,43 +259,43 @@ class ArgumentCodec:
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         for parameter in self.signature.signature.parameters.values():
-            hint = readable(self._hints[parameter.name])
+            hint = serialization.readable(self._hints[parameter.name])
             if parameter.kind is parameter.VAR_POSITIONAL:
-                fields[REST] = NotRequired[list[hint]]  # type: ignore[valid-type]
+                fields[signature.REST] = NotRequired[list[hint]]  # type: ignore[valid-type]
             elif parameter.kind is parameter.VAR_KEYWORD:
-                fields[KEYWORDS] = NotRequired[dict[str, hint]]  # type: ignore[valid-type]
+                fields[signature.KEYWORDS] = NotRequired[dict[str, hint]]  # type: ignore[valid-type]
             elif parameter.name in self.signature.defaults:
                 fields[parameter.name] = NotRequired[hint]
             else:
                 fields[parameter.name] = hint
         return fields
 
-    def _loose(self, name: str, value: Any, changed: Changed) -> InvalidCall:
+    def _loose(self, name: str, value: Any, changed: loose.Changed) -> errors.InvalidCall:
         label, hinted = name, name
-        if name in {REST, KEYWORDS}:
+        if name in {signature.REST, signature.KEYWORDS}:
             key, *path = changed.path
-            value, changed = value[key], Changed(tuple(path), changed.part)
+            value, changed = value[key], loose.Changed(tuple(path), changed.part)
             hinted = f"{name}{self._variadic_name(name)}"
             label = f"{hinted}[{key!r}]"
-        problem, hint = explain(changed, value, can_be_read)
+        problem, hint = loose.explain(changed, value, serialization.can_be_read)
         more = f": write {hinted}: {hint}" if hint else ""
-        return InvalidCall(self._task, f"parameter {label!r} {problem}{more}")
+        return errors.InvalidCall(self._task, f"parameter {label!r} {problem}{more}")
 
-    def _invalid(self, error: ValueError) -> InvalidCall:
+    def _invalid(self, error: ValueError) -> errors.InvalidCall:
         # pydantic's validation raises one kind of ValueError only, which is slow to import.
         checked = cast("ValidationError", error)
         details = checked.errors(include_url=False, include_context=False)
         problems = [self._problem(detail) for detail in details[:_PROBLEMS_MAX]]
         if len(details) > _PROBLEMS_MAX:
             problems.append(f"and {len(details) - _PROBLEMS_MAX} more")
-        return InvalidCall(self._task, "; ".join(problems))
+        return errors.InvalidCall(self._task, "; ".join(problems))
 
     def _problem(self, detail: ErrorDetails) -> str:
         place, value = detail["loc"], detail["input"]
         if not place:
             return detail["msg"]
         name, inner = str(place[0]), place[1:]
-        if name in {REST, KEYWORDS} and inner:
+        if name in {signature.REST, signature.KEYWORDS} and inner:
             label = f"{name}{self._variadic_name(name)}[{inner[0]!r}]"
             expected, inner = self._type_text(self._variadic_name(name)), inner[1:]
         else:
@@ -318,7 +306,8 @@ class ArgumentCodec:
                 return f"parameter {name!r} ({expected}) is missing{self._of_context()}"
         where = "".join(f"[{part!r}]" for part in inner)
         where = f" at {where}" if where else ""
-        return f"parameter {label!r} must be {expected}, got {shown(value)}{where}: {detail['msg']}"
+        got = f"{serialization.shown(value)}{where}"
+        return f"parameter {label!r} must be {expected}, got {got}: {detail['msg']}"
 
     def _of_context(self) -> str:
         # In other libraries workers give a function its job as the first argument.
@@ -329,24 +318,24 @@ class ArgumentCodec:
             f"job's id and attempt, Inject[Database] what a lifespan opened"
         )
 
-    def _unserializable(self, values: Mapping[str, Any], error: Exception) -> InvalidCall:
+    def _unserializable(self, values: Mapping[str, Any], error: Exception) -> errors.InvalidCall:
         for name, value in values.items():
             try:
                 # Field by field: the serializer does not name the faulty field.
                 self._serializer.to_json({name: value}, warnings=False)
             except ValueError as cause:
                 return self._refused((name,), partial(_unwritten, cause))
-        return InvalidCall(self._task, f"the arguments cannot be written as JSON: {error}")
+        return errors.InvalidCall(self._task, f"the arguments cannot be written as JSON: {error}")
 
     def _variadic_name(self, key: str) -> str:
-        return self.signature.rest if key == REST else self.signature.keywords
+        return self.signature.rest if key == signature.REST else self.signature.keywords
 
     def _type_text(self, name: str) -> str:
         return inspect.formatannotation(self._hints.get(name, Any))
 
 
 def _unwritten(error: ValueError, _: object) -> str:
-    return unwritten_text(error)
+    return serialization.unwritten_text(error)
 
 
 def _bare(hint: Any) -> Any:
@@ -369,16 +358,16 @@ def _typed_dict(fields: dict[str, Any]) -> Any:
     from typing_extensions import TypedDict  # noqa: PLC0415 - pydantic refuses typing's before 3.12
 
     shape: Any = cast("Any", TypedDict)("Arguments", fields)
-    shape.__pydantic_config__ = json_config()
+    shape.__pydantic_config__ = serialization.json_config()
     return shape
 
 
 def decode_call(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a task that is not known here, as JSON has them."""
-    values = decode_loose(payload)
+    values = serialization.decode_loose(payload)
     if not isinstance(values, dict):
         return (values,), {}
-    return tuple(values.pop(REST, ())), values
+    return tuple(values.pop(signature.REST, ())), values
 
 
 class StepArguments(ArgumentCodec):
@@ -388,9 +377,9 @@ class StepArguments(ArgumentCodec):
         UsageError: the function has no first parameter that could be passed by position.
     """
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: signature.Signature) -> None:
         if not signature.names:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{signature.task}: step() fills the first parameter, but there is none with a "
                 f"name that takes a positional argument: {signature.signature}"
             )

@@ -19,19 +19,7 @@ from typing import (
 )
 
 from taskq.calls.habits import CALLS, no_attribute, option_instead
-from taskq.core.durations import NEVER, Duration, moment_ns, nanoseconds, positive_nanoseconds
-from taskq.core.errors import PayloadTooLarge, UsageError
-from taskq.core.model import (
-    ATTEMPTS_DEFAULT,
-    HEADERS_BYTES_MAX,
-    KEY_BYTES_MAX,
-    PRIORITY_DEFAULT,
-    TIME_NS_MAX,
-    Conflict,
-    Extras,
-)
-from taskq.core.parsing import check_name, whole
-from taskq.core.records import Flag
+from taskq.core import durations, errors, model, parsing, records
 from taskq.core.values import TypedDict, dataclass
 from taskq.log.format.bodies import Compression, check_compression
 from taskq.log.requests import EnqueueSpec, Item, Plain
@@ -40,8 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq.calls.signature import Signature
-    from taskq.core.rates import Limit
-    from taskq.core.views import AttemptView
+    from taskq.core import rates, views
     from taskq.core.why import Reason
 
 R = TypeVar("R")
@@ -60,7 +47,7 @@ OnConflict: TypeAlias = Literal["first", "replace", "raise"]
 _DEDUP_FIELDS: Final[dict[str, tuple[str, object]]] = {
     "window_ns": ("window", 0),
     "until_settled": ("until", False),
-    "on_conflict": ("on_conflict", Conflict.FIRST),
+    "on_conflict": ("on_conflict", model.Conflict.FIRST),
 }
 _HEADER_LENGTHS_BYTES: Final = 4
 _SPECS_KEPT: Final = 1_024
@@ -77,9 +64,9 @@ class JobOptions(TypedDict, total=False):
     #: 0 to 9, higher first
     priority: int
     #: time between the enqueue and the earliest run
-    delay: Duration
+    delay: durations.Duration
     #: how long the key is held; None: until the job is settled
-    window: Duration | None
+    window: durations.Duration | None
     #: "settled", with a window: hold the key until both, window and job, are over
     until: Until | None
     #: if the key is held: "first" returns the holder, "replace" takes the key over unless the
@@ -89,7 +76,7 @@ class JobOptions(TypedDict, total=False):
     headers: Mapping[str, str]
     #: how long the job and its result are kept after its end; "never": it never goes; None: as its
     #: queue or log says
-    keep: Duration | None
+    keep: durations.Duration | None
     #: how payload and result are compressed, "none" for not at all; None: as the queue or log says
     compress: Compression | None
 
@@ -102,7 +89,7 @@ class OptionChanges(JobOptions, total=False):
     #: not before this moment (a datetime with a time zone)
     eta: datetime | None
     #: give up unless it ran by then: a duration from now, or a datetime with a time zone
-    expires: Duration | datetime | None
+    expires: durations.Duration | datetime | None
     #: one job at a time may hold this key in its queue
     key: Key | None
     #: limits of the task hold for the jobs of each such key; None: for all of the task together
@@ -114,8 +101,8 @@ class Options:
     """The options of an enqueue, checked and in the log's units. Make one with ``changed``."""
 
     queue: str = "default"
-    priority: int = PRIORITY_DEFAULT
-    attempts: int = ATTEMPTS_DEFAULT
+    priority: int = model.PRIORITY_DEFAULT
+    attempts: int = model.ATTEMPTS_DEFAULT
     due_ns: int = 0
     due_is_wall: bool = False
     expires_ns: int = 0
@@ -123,7 +110,7 @@ class Options:
     key: Key | None = None
     window_ns: int = 0
     until_settled: bool = False
-    on_conflict: Conflict = Conflict.FIRST
+    on_conflict: model.Conflict = model.Conflict.FIRST
     headers: Mapping[str, str] = field(default_factory=dict)
     concurrency_key: Key | None = None
     keep_ns: int = 0
@@ -138,13 +125,13 @@ class Options:
         unknown = changes.keys() - OptionChanges.__annotations__.keys()
         if unknown:
             name, known = min(unknown), OptionChanges.__annotations__
-            raise UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
+            raise errors.UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
         values: dict[str, Any] = {
             name: changes[name] for name in ("queue", "key", "concurrency_key") if name in changes
         }
         for number in ("priority", "attempts"):
             if number in changes:
-                values[number] = whole(changes[number], number)
+                values[number] = parsing.whole(changes[number], number)
         values |= _due(changes)
         if "expires" in changes:
             values |= _expiry(changes["expires"])
@@ -158,10 +145,12 @@ class Options:
         if options.key is None:
             for name, (word, nothing) in _DEDUP_FIELDS.items():
                 if getattr(options, name) != nothing:
-                    raise UsageError(f"{word} is given without a key: add key=, or leave it out")
+                    raise errors.UsageError(
+                        f"{word} is given without a key: add key=, or leave it out"
+                    )
         return options
 
-    def spec(self, task: str, flags: Flag) -> EnqueueSpec:
+    def spec(self, task: str, flags: records.Flag) -> EnqueueSpec:
         """Return the part of an enqueue that the log wants encoded once.
 
         Raises:
@@ -169,7 +158,7 @@ class Options:
         """
         return spec_of(self.queue, task, self.priority, self.attempts, flags)
 
-    def fixed_extras(self, task: str) -> Extras | None:
+    def fixed_extras(self, task: str) -> model.Extras | None:
         """Return the rarer part of options whose key, if any, is text or bytes.
 
         Raises:
@@ -187,13 +176,13 @@ class Options:
         key = self.concurrency_key
         return b"" if key is None or callable(key) else concurrency_key_bytes(task, key)
 
-    def extras(self, key: bytes | None, concurrency_key: bytes = b"") -> Extras | None:
+    def extras(self, key: bytes | None, concurrency_key: bytes = b"") -> model.Extras | None:
         """Return the rarer part with these keys; None when there is nothing of it."""
         if key is None and not (
             self.due_ns or self.expires_ns or self.headers or self.keep_ns or concurrency_key
         ):
             return None
-        return Extras(
+        return model.Extras(
             due_ns=self.due_ns,
             due_is_wall=self.due_is_wall,
             expires_ns=self.expires_ns,
@@ -212,7 +201,9 @@ class Options:
 _kept_spec: Final = functools.lru_cache(_SPECS_KEPT, typed=True)(EnqueueSpec)
 
 
-def spec_of(queue: str, task: str, priority: int, attempts: int, flags: Flag) -> EnqueueSpec:
+def spec_of(
+    queue: str, task: str, priority: int, attempts: int, flags: records.Flag
+) -> EnqueueSpec:
     """Return a spec, from a small cache: making one costs more than encoding a job.
 
     Raises:
@@ -228,7 +219,7 @@ class TaskPort(Protocol[R_co]):
     """A task, as its calls and handles see it."""
 
     name: str
-    limit: Limit | None
+    limit: rates.Limit | None
     store_result: bool
 
     @property
@@ -256,7 +247,7 @@ class AppPort(Protocol[C_co]):
     @property
     def tasks(self) -> Mapping[str, TaskPort[Any]]: ...
     def why(self, job: str, /) -> Awaitable[Reason]: ...
-    def attempts(self, job: str, /) -> Awaitable[tuple[AttemptView, ...]]: ...
+    def attempts(self, job: str, /) -> Awaitable[tuple[views.AttemptView, ...]]: ...
     def enqueue_flow(self, flow: Any, /) -> Awaitable[Any]: ...
 
 
@@ -283,10 +274,10 @@ class Call(Runnable[R_co]):
     name: str
     task: TaskPort[R_co] | None
     body: bytes
-    flags: Flag
+    flags: records.Flag
     chosen: Options
     spec: EnqueueSpec
-    extras: Extras | None
+    extras: model.Extras | None
 
     if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
 
@@ -301,12 +292,16 @@ class Call(Runnable[R_co]):
         """
         key = changes.get("key")
         if callable(key):
-            raise UsageError(f"{self.name}: a Call takes its key as text or bytes, not a function")
+            raise errors.UsageError(
+                f"{self.name}: a Call takes its key as text or bytes, not a function"
+            )
         if callable(changes.get("concurrency_key")):
-            raise UsageError(f"{self.name}: a Call takes its concurrency_key as text or bytes")
+            raise errors.UsageError(
+                f"{self.name}: a Call takes its concurrency_key as text or bytes"
+            )
         if self.task is not None and self.task.limit is None:
             check_unlimited(self.name, changes)
-        held = self.extras or Extras()
+        held = self.extras or model.Extras()
         chosen = replace(
             self.chosen, key=held.key, concurrency_key=held.concurrency_key or None
         ).changed(changes)
@@ -319,14 +314,14 @@ class Call(Runnable[R_co]):
 
 
 def make_call(
-    name: str, task: TaskPort[Any] | None, body: bytes, flags: Flag, chosen: Options
+    name: str, task: TaskPort[Any] | None, body: bytes, flags: records.Flag, chosen: Options
 ) -> Call[Any]:
     """Return a call whose key, if any, is text or bytes.
 
     Raises:
         UsageError: an option is out of its range.
     """
-    check_name("task name", name)
+    parsing.check_name("task name", name)
     return Call(
         name=name,
         task=task,
@@ -343,7 +338,9 @@ def checked_calls(calls: Iterable[Call[R]], method: str = "enqueue_many") -> lis
     given = list(calls)
     for call in given:
         if not isinstance(call, Call):
-            raise UsageError(f"{method}() takes calls such as task.call(...), got {call!r:.60}")
+            raise errors.UsageError(
+                f"{method}() takes calls such as task.call(...), got {call!r:.60}"
+            )
     return given
 
 
@@ -356,12 +353,12 @@ def key_bytes(task: str, key: object, what: str = "key") -> bytes:
     encoded = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     if not isinstance(encoded, bytes):
         kinds = "text or bytes" if what == "key" else "text, bytes or a whole number"
-        raise UsageError(f"{task}: the {what} is {key!r:.60}, it must be {kinds}")
-    if not 1 <= len(encoded) <= KEY_BYTES_MAX:
+        raise errors.UsageError(f"{task}: the {what} is {key!r:.60}, it must be {kinds}")
+    if not 1 <= len(encoded) <= model.KEY_BYTES_MAX:
         remedy = "use a hash of it" if encoded else "None stands for no key"
-        raise UsageError(
-            f"{task}: the {what} has {len(encoded)} bytes, it must have 1 to {KEY_BYTES_MAX}: "
-            f"{remedy}"
+        raise errors.UsageError(
+            f"{task}: the {what} has {len(encoded)} bytes, it must have 1 to "
+            f"{model.KEY_BYTES_MAX}: {remedy}"
         )
     return encoded
 
@@ -373,7 +370,7 @@ def check_unlimited(task: str, changes: OptionChanges) -> None:
         UsageError: there is one.
     """
     if changes.get("concurrency_key") is not None:
-        raise UsageError(
+        raise errors.UsageError(
             f"{task}: concurrency_key is given, but the task has no limit: give @task "
             f"concurrency= or rate=, or leave it out"
         )
@@ -400,13 +397,17 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     pairs: Iterable[tuple[object, object]] = headers.items()
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):
-            raise UsageError(f"header {name!r} is {value!r:.60}: names and values must be text")
+            raise errors.UsageError(
+                f"header {name!r} is {value!r:.60}: names and values must be text"
+            )
     try:
         size = headers_bytes(headers)
     except UnicodeEncodeError as error:
-        raise UsageError(f"the headers hold text that UTF-8 cannot write: {error}") from None
-    if size > HEADERS_BYTES_MAX:
-        raise PayloadTooLarge("the headers", size, HEADERS_BYTES_MAX, "put data in the arguments")
+        raise errors.UsageError(f"the headers hold text that UTF-8 cannot write: {error}") from None
+    if size > model.HEADERS_BYTES_MAX:
+        raise errors.PayloadTooLarge(
+            "the headers", size, model.HEADERS_BYTES_MAX, "put data in the arguments"
+        )
     return dict(headers)
 
 
@@ -436,26 +437,33 @@ def headers_bytes(headers: Mapping[str, str]) -> int:
 def _due(changes: OptionChanges) -> dict[str, Any]:
     eta = changes.get("eta")
     if "delay" in changes and eta is not None:
-        raise UsageError("delay and eta are both given: a job has one due time")
+        raise errors.UsageError("delay and eta are both given: a job has one due time")
     if eta is not None:
-        return {"due_ns": moment_ns(eta, "eta"), "due_is_wall": True}
+        return {"due_ns": durations.moment_ns(eta, "eta"), "due_is_wall": True}
     if "delay" in changes:
-        return {"due_ns": nanoseconds(changes["delay"], "delay"), "due_is_wall": False}
+        return {"due_ns": durations.nanoseconds(changes["delay"], "delay"), "due_is_wall": False}
     return {"due_ns": 0, "due_is_wall": False} if "eta" in changes else {}
 
 
-def _expiry(expires: Duration | datetime | None) -> dict[str, Any]:
+def _expiry(expires: durations.Duration | datetime | None) -> dict[str, Any]:
     if expires is None:
         return {"expires_ns": 0, "expires_is_wall": False}
     if isinstance(expires, datetime):
-        return {"expires_ns": moment_ns(expires, "expires"), "expires_is_wall": True}
-    return {"expires_ns": positive_nanoseconds(expires, "expires"), "expires_is_wall": False}
+        return {"expires_ns": durations.moment_ns(expires, "expires"), "expires_is_wall": True}
+    return {
+        "expires_ns": durations.positive_nanoseconds(expires, "expires"),
+        "expires_is_wall": False,
+    }
 
 
-def _keep_ns(keep: Duration | None) -> int:
+def _keep_ns(keep: durations.Duration | None) -> int:
     if keep is None:
         return 0
-    return TIME_NS_MAX if keep == NEVER else positive_nanoseconds(keep, "keep")
+    return (
+        model.TIME_NS_MAX
+        if keep == durations.NEVER
+        else durations.positive_nanoseconds(keep, "keep")
+    )
 
 
 def _dedup(changes: OptionChanges) -> dict[str, Any]:
@@ -465,17 +473,19 @@ def _dedup(changes: OptionChanges) -> dict[str, Any]:
         values = {name: nothing for name, (_, nothing) in _DEDUP_FIELDS.items()}
     if "window" in changes:
         window = changes["window"]
-        values["window_ns"] = 0 if window is None else positive_nanoseconds(window, "window")
+        values["window_ns"] = (
+            0 if window is None else durations.positive_nanoseconds(window, "window")
+        )
     if "until" in changes:
         until: object = changes["until"]
         if until not in {None, "settled"}:
-            raise UsageError(f'until is {until!r:.60}, it must be "settled" or left out')
+            raise errors.UsageError(f'until is {until!r:.60}, it must be "settled" or left out')
         values["until_settled"] = until is not None
     if "on_conflict" in changes:
         try:
-            values["on_conflict"] = Conflict(changes["on_conflict"])
+            values["on_conflict"] = model.Conflict(changes["on_conflict"])
         except ValueError:
-            raise UsageError(
+            raise errors.UsageError(
                 f'on_conflict is {changes["on_conflict"]!r:.60}, it must be "first", "replace" '
                 f'or "raise"'
             ) from None
@@ -496,7 +506,7 @@ class PutOptions(JobOptions, total=False):
     #: how often the job may be claimed; 0 for no limit
     attempts: int
     #: give up unless it ran by then: a duration, or a datetime with a time zone
-    expires: Duration | datetime | None
+    expires: durations.Duration | datetime | None
     #: one job at a time may hold it in the queue
     key: str | bytes | None
 
@@ -507,14 +517,14 @@ class Put:
 
     payload: bytes
     queue: str = "default"
-    priority: int = PRIORITY_DEFAULT
-    delay: Duration = 0
-    expires: Duration | datetime | None = None
+    priority: int = model.PRIORITY_DEFAULT
+    delay: durations.Duration = 0
+    expires: durations.Duration | datetime | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     key: str | bytes | None = None
-    window: Duration | None = None
+    window: durations.Duration | None = None
     until: Until | None = None
     on_conflict: OnConflict = "first"
-    attempts: int = ATTEMPTS_DEFAULT
-    keep: Duration | None = None
+    attempts: int = model.ATTEMPTS_DEFAULT
+    keep: durations.Duration | None = None
     compress: Compression | None = None

@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from taskq.core.errors import UsageError
-from taskq.core.parsing import nearest, rather
+from taskq.core import errors, parsing
 
 # Attributes: what to write, with {0} for how the thing is called there.
 
@@ -134,7 +133,7 @@ def check_directory(path: str) -> None:
     """
     if ":/" in path and re.match(_ADDRESS, path):
         scheme = path.partition(":")[0]
-        raise UsageError(
+        raise errors.UsageError(
             f"the log is a directory, and {scheme}: is an address: there is no broker, "
             f'write TaskQ("./data"), or -d DIR in a command'
         )
@@ -238,7 +237,7 @@ def same(name: str, known: Collection[str]) -> str:
 def meant(name: str, known: Collection[str]) -> str:
     """Return the option that was meant; "" if none is near."""
     # A similar name would mislead for a word of another library.
-    return same(name, known) if name in OPTIONS else nearest(name, known)
+    return same(name, known) if name in OPTIONS else parsing.nearest(name, known)
 
 
 def option_instead(name: str, known: Iterable[str], what: str = "options") -> str:
@@ -251,7 +250,7 @@ def option_instead(name: str, known: Iterable[str], what: str = "options") -> st
     """
     names = tuple(known)
     if name not in OPTIONS:
-        return rather(name, names, what)
+        return parsing.rather(name, names, what)
     words, remedy = OPTIONS[name]
     near = same(name, names)
     if near and not remedy:
@@ -266,7 +265,7 @@ def option_instead(name: str, known: Iterable[str], what: str = "options") -> st
 # The errors of attributes.
 
 
-class _NoAttribute(UsageError, AttributeError):
+class _NoAttribute(errors.UsageError, AttributeError):
     """A missing attribute, with a message that names the replacement.
 
     Tracebacks show it as an AttributeError.
@@ -283,8 +282,8 @@ class _NoAttribute(UsageError, AttributeError):
 _NoAttribute.__name__ = "AttributeError"
 
 
-def no_app() -> UsageError:
-    return UsageError(
+def no_app() -> errors.UsageError:
+    return errors.UsageError(
         'a task needs an app: write app = TaskQ("./data"), then @app.task; '
         "or @task, from taskq import task"
     )

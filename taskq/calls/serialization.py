@@ -30,22 +30,9 @@ from typing import (
 )
 
 from taskq._lazy import import_without_types
-from taskq.calls.loose import (
-    KEPT,
-    Changed,
-    Look,
-    explain,
-    find_changed,
-    find_unreadable,
-    is_json,
-    is_kept,
-    look_for,
-)
-from taskq.calls.naming import check_hint
+from taskq.calls import loose, naming
 from taskq.calls.signature import REST, Signature
-from taskq.core.errors import InvalidCall, UsageError
-from taskq.core.model import PAYLOAD_BYTES_MAX, REASON_BYTES_MAX
-from taskq.core.parsing import DEPTH_MAX, VALUE_DEPTH_MAX, too_deep
+from taskq.core import errors, model, parsing
 from taskq.log.format.bodies import check_size
 
 if TYPE_CHECKING:
@@ -53,7 +40,7 @@ if TYPE_CHECKING:
     from pydantic_core import SchemaSerializer, SchemaValidator
     from pydantic_core.core_schema import CoreConfig, CoreSchema
 
-    from taskq.calls.equality import Difference
+    from taskq.calls import equality
 
 
 #: Types that need no more of pydantic than its core, and what that calls them.
@@ -68,10 +55,10 @@ _ROOT: Final[CoreConfig] = {
 #: Types whose values pydantic can read once only, or not at all.
 _ITERABLES: Final = (Iterable, Collection, Container, Reversible)
 #: Shorter than this, nothing is nested too deeply.
-FLAT_BYTES_MAX: Final = 2 * VALUE_DEPTH_MAX
+FLAT_BYTES_MAX: Final = 2 * parsing.VALUE_DEPTH_MAX
 #: Longer whole numbers are written, and not read.
 _DIGITS_MAX: Final = 4_300
-_ROOM: Final = DEPTH_MAX - VALUE_DEPTH_MAX
+_ROOM: Final = parsing.DEPTH_MAX - parsing.VALUE_DEPTH_MAX
 
 
 def is_deep(body: bytes, around: int = 0) -> bool:
@@ -82,7 +69,7 @@ def is_deep(body: bytes, around: int = 0) -> bool:
         around: 1 if they are.
     """
     brackets = body.count(b"[") + body.count(b"{")
-    if len(body) <= FLAT_BYTES_MAX or brackets <= VALUE_DEPTH_MAX:
+    if len(body) <= FLAT_BYTES_MAX or brackets <= parsing.VALUE_DEPTH_MAX:
         return False
     room = _ROOM - around
     return not _is_json(b"[" * room + body + b"]" * room)
@@ -208,7 +195,7 @@ class JsonForm:
 
             self._find = find_difference
 
-    def difference(self, value: object, body: bytes) -> Difference | None:
+    def difference(self, value: object, body: bytes) -> equality.Difference | None:
         """Return where a reader of the body has another value; None if it has this one.
 
         Raises:
@@ -251,7 +238,7 @@ def unwritten_text(error: ValueError) -> str:
     return f"cannot be written as JSON ({cause_of(error)}): {remedy}"
 
 
-def difference_text(difference: Difference, path: tuple[object, ...]) -> str:
+def difference_text(difference: equality.Difference, path: tuple[object, ...]) -> str:
     """Return what is wrong with a value that comes back as another one, and what to do."""
     written, read = difference.written, difference.read
     holds = f"holds {shown(written)}{_at(path)}, which would come back as "
@@ -265,7 +252,7 @@ def difference_text(difference: Difference, path: tuple[object, ...]) -> str:
     return f"{holds}{shown(read)}: {_READABLE}"
 
 
-def loss_text(lost: Difference, path: tuple[object, ...]) -> str:
+def loss_text(lost: equality.Difference, path: tuple[object, ...]) -> str:
     if isinstance(lost.written, dict):
         return f"holds keys{_at(path)} that become one: give each entry a key of the annotated type"
     return f"holds a whole number{_at(path)} that no float holds: annotate int"
@@ -349,34 +336,34 @@ def made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
     return SchemaValidator(schema, _ROOT), SchemaSerializer(schema, _ROOT)
 
 
-def looks_into(annotation: Any, config: ConfigDict | None = None) -> Look | None:
+def looks_into(annotation: Any, config: ConfigDict | None = None) -> loose.Look | None:
     """Return what finds a value's parts that the type leaves open and JSON would change."""
-    return look_for(schema_of(annotation, config))
+    return loose.look_for(schema_of(annotation, config))
 
 
 def can_be_read(kind: type) -> bool:
     try:
-        return looks_into(kind) is not find_changed
+        return looks_into(kind) is not loose.find_changed
     except Exception:  # noqa: BLE001 - pydantic knows many reasons
         return False
 
 
-def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> UsageError:
+def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> errors.UsageError:
     for name, hint in hints.items():
         try:
-            check_hint(task, name if name == "the result" else f"parameter {name!r}", hint)
-        except UsageError as problem:
+            naming.check_hint(task, name if name == "the result" else f"parameter {name!r}", hint)
+        except errors.UsageError as problem:
             return problem
         try:
             compiled(hint)
         except TypeError as cause:
             # A type within a dataclass, which only pydantic inspects.
             known = f" ({cause})" if "typing_extensions" in str(cause) else ""
-            return UsageError(
+            return errors.UsageError(
                 f"{task}: the annotation {inspect.formatannotation(hint)} of {name!r} has no form "
                 f"in JSON{known}: use a built-in type, a dataclass or a pydantic model"
             )
-    return UsageError(f"{task}: the annotations cannot be used: {error}")
+    return errors.UsageError(f"{task}: the annotations cannot be used: {error}")
 
 
 def load_checks(signatures: Iterable[Signature]) -> None:
@@ -416,15 +403,17 @@ class ResultCodec:
             raise unusable(self._task, {"the result": annotation}, error) from error
         part = _never_read(annotation)
         if part:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self._task}: no {part} comes back from JSON, so -> {self._text} is no result: "
                 f"{_READABLE}"
             )
         self._takes_none = plain.isinstance_python(None)
-        self._look = look_for(schema)
-        self._way = JsonForm(self._validator, serializer, is_kept=is_kept(schema, floats=False))
+        self._look = loose.look_for(schema)
+        self._way = JsonForm(
+            self._validator, serializer, is_kept=loose.is_kept(schema, floats=False)
+        )
         #: whether its values are what JSON has, so that anything may read them
-        self.is_json = is_json(schema)
+        self.is_json = loose.is_json(schema)
         #: whose values always fit: to have pydantic warn takes ten times as long as to write them
         self._scalar = next((kind for kind in _SCALARS if schema == _scalar_schema(kind)), None)
 
@@ -438,19 +427,19 @@ class ResultCodec:
         if value is None:
             if self._takes_none:
                 return None
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self._task}: returned None, but is annotated to return {self._text}"
             )
         if type(value) is self._scalar:
             body = self._written(value)
         else:
-            if self._look is not None and type(value) not in KEPT:
+            if self._look is not None and type(value) not in loose.KEPT:
                 self._refuse_changed(value)
             body = self._compared(value)
         if len(body) > FLAT_BYTES_MAX:
             problem = large_problem(body)
             if problem:
-                raise UsageError(f"{self._task}: the returned value {problem}")
+                raise errors.UsageError(f"{self._task}: the returned value {problem}")
         check_size(f"{self._task}: the result", body)
         return body
 
@@ -467,7 +456,7 @@ class ResultCodec:
         except ValueError:
             return self._encode_coerced(value)
         # A value that is too large is refused first, before the comparison.
-        if way.is_kept or len(body) > PAYLOAD_BYTES_MAX or not way.problem(value, body):
+        if way.is_kept or len(body) > model.PAYLOAD_BYTES_MAX or not way.problem(value, body):
             return body
         return self._encode_coerced(value)
 
@@ -480,7 +469,7 @@ class ResultCodec:
         try:
             return self._way.read(body)
         except ValueError as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self._task}: the stored result does not fit the return "
                 f"annotation {self._text} ({cause_of(error)}): was it changed since?"
             ) from None
@@ -496,11 +485,13 @@ class ResultCodec:
         except (TypeError, AttributeError, KeyError):  # of another type, reported later
             return
         except ValueError as error:
-            raise UsageError(f"{self._task}: the returned value is {error}: {FLATTER}") from None
+            raise errors.UsageError(
+                f"{self._task}: the returned value is {error}: {FLATTER}"
+            ) from None
         if changed:
-            problem, hint = explain(changed, value, can_be_read)
+            problem, hint = loose.explain(changed, value, can_be_read)
             more = f": annotate the function with -> {hint}" if hint else ""
-            raise UsageError(f"{self._task}: the result {problem}{more}")
+            raise errors.UsageError(f"{self._task}: the result {problem}{more}")
 
     def _encode_coerced(self, value: object) -> bytes:
         """Encode what can become the annotated type, such as a tuple for a list."""
@@ -508,7 +499,7 @@ class ResultCodec:
         try:
             fitting = self._validator.validate_python(value)
         except ValueError as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self._task}: returned {shown(value)}, but is annotated to return {self._text} "
                 f"({cause_of(error)})"
             ) from None
@@ -516,7 +507,9 @@ class ResultCodec:
             body = way.write(fitting, warnings=False)
         except ValueError as error:
             problem = unwritten_text(error)
-            raise UsageError(f"{self._task}: the result (-> {self._text}) {problem}") from None
+            raise errors.UsageError(
+                f"{self._task}: the result (-> {self._text}) {problem}"
+            ) from None
         from taskq.calls.equality import find_lost  # noqa: PLC0415 - few types need it
 
         lost = find_lost(value, fitting)
@@ -524,7 +517,7 @@ class ResultCodec:
         if not problem and not way.is_kept:
             problem = way.problem(fitting, body)
         if problem:
-            raise UsageError(f"{self._task}: the result (-> {self._text}) {problem}")
+            raise errors.UsageError(f"{self._task}: the result (-> {self._text}) {problem}")
         return body
 
 
@@ -565,7 +558,7 @@ def _is_read(kind: Any, value: object) -> bool:
 def large_problem(body: bytes, around: int = 0) -> str:
     """Return what hinders readers of JSON that has some size; "" if nothing does."""
     if is_deep(body, around):
-        return f"is {too_deep(VALUE_DEPTH_MAX)}: {FLATTER}"
+        return f"is {parsing.too_deep(parsing.VALUE_DEPTH_MAX)}: {FLATTER}"
     if len(body) > _DIGITS_MAX and has_long_number(body):
         return f"holds a number of over {_DIGITS_MAX} digits: pass it as text"
     return ""
@@ -587,23 +580,25 @@ def encode_loose(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> by
     values = {REST: args, **kwargs} if args else kwargs
     body = b""
     try:
-        changed = find_unreadable(values, _is_read_alone)
+        changed = loose.find_unreadable(values, _is_read_alone)
         if changed is None:
             body = to_json(
                 values, bytes_mode="base64", inf_nan_mode="strings", by_alias=False, round_trip=True
             )
     except ValueError as error:
-        raise InvalidCall(task, f"the arguments cannot be written as JSON: {error}") from None
+        raise errors.InvalidCall(
+            task, f"the arguments cannot be written as JSON: {error}"
+        ) from None
     if changed:
-        raise InvalidCall(task, _unreadable_text(changed))
+        raise errors.InvalidCall(task, _unreadable_text(changed))
     problem = large_problem(body, 1)
     if problem:
-        raise InvalidCall(task, f"a part of the arguments {problem}")
+        raise errors.InvalidCall(task, f"a part of the arguments {problem}")
     check_size(f"{task}: the payload", body)
     return body
 
 
-def _unreadable_text(changed: Changed) -> str:
+def _unreadable_text(changed: loose.Changed) -> str:
     part, kind = changed.part, shown(changed.part)
     if hasattr(part, "__next__"):
         return f"{kind} can be read once: pass a list, or what is in it"
@@ -649,10 +644,10 @@ def decode_loose(body: bytes) -> Any:
 def encode_reason(reason: str) -> bytes:
     """Return a reason in UTF-8, without its middle when it is longer than REASON_BYTES_MAX."""
     encoded = reason.encode("utf-8", "replace")
-    if len(encoded) <= REASON_BYTES_MAX:
+    if len(encoded) <= model.REASON_BYTES_MAX:
         return encoded
     gap = b"\n...\n"
-    half = (REASON_BYTES_MAX - len(gap)) // 2
+    half = (model.REASON_BYTES_MAX - len(gap)) // 2
     head = encoded[:half].decode("utf-8", "ignore").encode()
     return head + gap + encoded[-half:].decode("utf-8", "ignore").encode()
 

@@ -14,11 +14,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
-from taskq.calls.call import OptionChanges
-from taskq.calls.habits import meant, same
-from taskq.calls.naming import check_default, check_hint, innermost
-from taskq.core.errors import InvalidCall, UsageError
-from taskq.core.parsing import nearest
+from taskq.calls import call, habits, naming
+from taskq.core import errors, parsing
 
 # Shared resources that a task takes by annotation, and how each finds its own.
 #
@@ -45,7 +42,7 @@ class _NotGiven:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UsageError(
+        raise errors.UsageError(
             f"{name!r} was asked of an injected parameter, which only workers fill in: "
             f"give it where you call the function yourself"
         )
@@ -114,14 +111,16 @@ class Resources:
             return fitting[0]
         what = f"{task}: parameter {name!r} takes {inspect.formatannotation(wanted)}"
         if fitting:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{what}, and the app's lifespans yield {len(fitting)} of it ({_listed(fitting)}): "
                 f"give each a type of its own"
             )
         if types.NoneType in kinds:
             return None
         held = f"yield {_listed(self._values)}" if self._values else "yield nothing"
-        raise UsageError(f"{what}, but the app's lifespans {held}: yield one in an @app.lifespan")
+        raise errors.UsageError(
+            f"{what}, but the app's lifespans {held}: yield one in an @app.lifespan"
+        )
 
 
 def _members(wanted: Any) -> tuple[Any, ...]:
@@ -135,7 +134,7 @@ def _fits(value: object, kinds: tuple[Any, ...], task: str, name: str) -> bool:
     try:
         return isinstance(value, kinds)
     except TypeError as error:
-        raise UsageError(
+        raise errors.UsageError(
             f"{task}: parameter {name!r}: resources cannot be told by "
             f"{inspect.formatannotation(kinds[0])} ({error}): "
             f"take a class, or a Protocol that is @runtime_checkable"
@@ -199,12 +198,12 @@ class Signature:
         for name, value in kwargs.items():
             if name in self._by_keyword:
                 if name in values:
-                    raise InvalidCall(self.task, f"parameter {name!r} is given twice")
+                    raise errors.InvalidCall(self.task, f"parameter {name!r} is given twice")
                 values[name] = value
             elif self.keywords:
                 keywords[name] = value
             else:
-                raise InvalidCall(self.task, self.unknown(name))
+                raise errors.InvalidCall(self.task, self.unknown(name))
         if keywords:
             values[KEYWORDS] = keywords
         return values
@@ -224,7 +223,7 @@ class Signature:
                 break
             args.append(values.pop(name))
         if len(args) < len(positional) and (further or any(name in values for name in positional)):
-            raise InvalidCall(self.task, f"parameter {positional[len(args)]!r} is missing")
+            raise errors.InvalidCall(self.task, f"parameter {positional[len(args)]!r} is missing")
         if keywords:
             values.update(keywords)
         return (*args, *further), values
@@ -252,7 +251,9 @@ class Signature:
         """
         further, keywords = raw.get(REST, []), raw.get(KEYWORDS, {})
         if not isinstance(further, list) or not isinstance(keywords, dict):
-            raise InvalidCall(self.task, f"{REST!r} must hold a list and {KEYWORDS!r} an object")
+            raise errors.InvalidCall(
+                self.task, f"{REST!r} must hold a list and {KEYWORDS!r} an object"
+            )
         known = {*self._by_keyword, *self._positional_only}
         values = {name: value for name, value in raw.items() if name in known}
         others = {n: v for n, v in raw.items() if n not in known and n not in {REST, KEYWORDS}}
@@ -260,7 +261,7 @@ class Signature:
         if any(name not in values for name in self.names):
             for name, value in zip(self.names, further, strict=False):
                 if name in values:
-                    raise InvalidCall(self.task, f"parameter {name!r} is given twice")
+                    raise errors.InvalidCall(self.task, f"parameter {name!r} is given twice")
                 values[name] = value
             further = further[len(self.names) :]
         if further:
@@ -269,7 +270,9 @@ class Signature:
             values[REST] = further
         if keywords or others:
             if not self.keywords:
-                raise InvalidCall(self.task, self.unknown(next(iter({**keywords, **others}))))
+                raise errors.InvalidCall(
+                    self.task, self.unknown(next(iter({**keywords, **others})))
+                )
             values[KEYWORDS] = {**keywords, **others}
         return values
 
@@ -303,16 +306,16 @@ class Signature:
             UsageError: a default is a description, or an annotation has no form in JSON.
         """
         for parameter in self.signature.parameters.values():
-            check_default(self.task, parameter)
+            naming.check_default(self.task, parameter)
             hint = self._resolved.get(parameter.name)
             if hint is not None:
-                check_hint(self.task, f"parameter {parameter.name!r}", hint)
+                naming.check_hint(self.task, f"parameter {parameter.name!r}", hint)
         try:
             result = self.result_hint()
-        except UsageError:
+        except errors.UsageError:
             return False
         if with_result:
-            check_hint(self.task, "the result", result)
+            naming.check_hint(self.task, "the result", result)
         return all(name in self._resolved for name in self.signature.parameters)
 
     def resolve(self, what: str, annotation: Any) -> Any:
@@ -323,7 +326,7 @@ class Signature:
         """
         if annotation is inspect.Parameter.empty:
             return Any
-        function = innermost(self._function)
+        function = naming.innermost(self._function)
         # A closure's cells hold the types that an enclosing function defined and this one uses.
         names = getattr(getattr(function, "__code__", None), "co_freevars", ())
         cells = getattr(function, "__closure__", None) or ()
@@ -334,13 +337,13 @@ class Signature:
                 holder, getattr(function, "__globals__", {}), scope, include_extras=True
             )["it"]
         except NameError as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self.task}: the annotation {annotation!r} of {what} cannot be resolved "
                 f"({error}). Define or import the type at module level, not in a function or "
                 f"under TYPE_CHECKING"
             ) from error
         except (TypeError, SyntaxError) as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self.task}: the annotation {annotation!r} of {what} is no type ({error})"
             ) from error
 
@@ -348,13 +351,13 @@ class Signature:
         """Says that no parameter takes this keyword, and which one may have been meant."""
         if name in self._positional_only:
             return f"parameter {name!r} is positional only: {self.signature}"
-        options = OptionChanges.__annotations__
-        option = name if name in options else same(name, options)
-        near = "" if option else nearest(name, self._by_keyword)
+        options = call.OptionChanges.__annotations__
+        option = name if name in options else habits.same(name, options)
+        near = "" if option else parsing.nearest(name, self._by_keyword)
         hint = f" (did you mean {near!r}?)" if near else ""
         problem = f"there is no parameter {name!r}{hint}: {self.signature}"
         if not (option or near):
-            option = meant(name, options)
+            option = habits.meant(name, options)
         if not option:
             return problem
         short = self.task.rpartition(".")[2]
@@ -368,7 +371,7 @@ class Signature:
         for parameter in parameters:
             try:
                 hint = self._resolved[parameter.name] = self._hint(parameter)
-            except UsageError:
+            except errors.UsageError:
                 continue  # told by ``hints``, when the types are needed
             kind = injected_type(hint)
             if kind is not None:
@@ -378,7 +381,7 @@ class Signature:
         rest = any(parameter.kind is _Kind.VAR_POSITIONAL for parameter in parameters)
         for parameter in parameters:
             if parameter.name in injected and not _by_name_alone(parameter, rest=rest):
-                raise UsageError(
+                raise errors.UsageError(
                     f"{self.task}: the injected parameter {parameter.name!r} is passed by its "
                     f"name: put it behind a *"
                 )
@@ -394,8 +397,8 @@ class Signature:
                 return parameter.name
         return ""
 
-    def _too_many(self, count: int) -> InvalidCall:
-        return InvalidCall(
+    def _too_many(self, count: int) -> errors.InvalidCall:
+        return errors.InvalidCall(
             self.task,
             f"takes {len(self.names)} positional arguments, {count} were given: {self.signature}",
         )

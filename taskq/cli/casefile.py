@@ -23,7 +23,7 @@ import click
 
 import taskq.cli.render as render
 from taskq import State
-from taskq.cli.errors import Failure
+from taskq.cli import errors
 from taskq.text import without_secrets
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def unpacked(file: Path) -> Path | None:
         with zipfile.ZipFile(file) as case:
             _unpack(case, _members(case, file, shutil.disk_usage(folder).free), folder)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        raise Failure(f"{file} does not read ({error}): have it sent again") from error
+        raise errors.Failure(f"{file} does not read ({error}): have it sent again") from error
     return folder
 
 
@@ -117,17 +117,17 @@ def _members(case: zipfile.ZipFile, file: Path, room: int) -> list[zipfile.ZipIn
     """
     members = [member for member in case.infolist() if _OF_LOG.fullmatch(member.filename)]
     if "taskq.json" not in {member.filename for member in members}:
-        raise Failure(f"{file} is a zip and no case file of a log")
+        raise errors.Failure(f"{file} is a zip and no case file of a log")
     if any(
         member.flag_bits & _ENCRYPTED or member.compress_type not in _PACKED for member in members
     ):
-        raise Failure(
+        raise errors.Failure(
             f"{file} is encrypted, or packed in a way that no case file is: unpack it, "
             f"and give the directory"
         )
     size, limit = sum(member.file_size for member in members), min(_UNPACKED_BYTES_MAX, room)
     if size > limit:
-        raise Failure(
+        raise errors.Failure(
             f"{file} unpacks to {render.size(size)}, and {render.size(limit)} is the most here: "
             f"set TMPDIR to a larger place, or have a shorter one sent"
         )

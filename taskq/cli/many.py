@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 import taskq.cli.render as render
-from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
-from taskq.cli.options import logs_below, open_reader, refuse_shards, resolve
+from taskq import text, views
+from taskq.cli import errors, options
 from taskq.errors import TaskqError
-from taskq.text import flat
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from taskq.views import Swept
 
 Answer = TypeVar("Answer")
 
@@ -37,10 +35,10 @@ def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) 
 
 
 def _app_of(data_dir: Path | None) -> TaskQ:
-    root = resolve(data_dir)
-    is_sharded = logs_below(root) != [root]
+    root = options.resolve(data_dir)
+    is_sharded = options.logs_below(root) != [root]
     if not is_sharded:
-        open_reader(data_dir).close()
+        options.open_reader(data_dir).close()
     from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     if not is_sharded:
@@ -49,20 +47,20 @@ def _app_of(data_dir: Path | None) -> TaskQ:
 
     app = TaskQ(root, shards=Shards.of(root), upkeep=False)
     try:
-        refuse_shards(root)
-    except Failure as error:  # options for one log are refused as by commands that only read
+        options.refuse_shards(root)
+    except errors.Failure as error:  # options for one log are refused as by commands that only read
         app.connection.refusal = str(error)
     return app
 
 
 def sweep(
     data_dir: Path | None,
-    act: Callable[[TaskQ, bool], Awaitable[Swept]],
+    act: Callable[[TaskQ, bool], Awaitable[views.Swept]],
     question: str,
     *,
     dry_run: bool,
     yes: bool,
-) -> Swept:
+) -> views.Swept:
     """Return what ``act`` does, once a person has agreed to the number of jobs.
 
     Args:
@@ -77,7 +75,9 @@ def sweep(
     """
     if not dry_run and not yes:
         if not _is_asked():
-            raise WrongUsage("there is nobody to ask here: add --yes, or look first with --dry-run")
+            raise errors.WrongUsage(
+                "there is nobody to ask here: add --yes, or look first with --dry-run"
+            )
         fitting = with_app(data_dir, lambda app: act(app, True))
         if not fitting.count:
             return fitting
@@ -90,7 +90,7 @@ def _is_asked() -> bool:
 
 
 def print_swept(
-    swept: Swept, verb: str, *, dry_run: bool, as_json: bool, noun: str = "job"
+    swept: views.Swept, verb: str, *, dry_run: bool, as_json: bool, noun: str = "job"
 ) -> None:
     if as_json:
         document: dict[str, Any] = {
@@ -110,11 +110,11 @@ def print_swept(
 
 def print_refused(refused: Mapping[str, TaskqError], count: int) -> None:
     for error in list(refused.values())[:_SHOWN_MAX]:
-        render.echo(f"taskq: {flat(str(error))}", err=True)
+        render.echo(f"taskq: {text.flat(str(error))}", err=True)
     if count > _SHOWN_MAX:
         render.echo(f"taskq: and {count - _SHOWN_MAX} more", err=True)
 
 
-def exit_if_refused(context: click.Context, swept: Swept) -> None:
+def exit_if_refused(context: click.Context, swept: views.Swept) -> None:
     if swept.refused_count:
-        context.exit(EXIT_FAILED)
+        context.exit(errors.EXIT_FAILED)

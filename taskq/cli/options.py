@@ -20,14 +20,13 @@ from click.core import ParameterSource
 from click.exceptions import Exit
 
 import taskq.cli.render as render
+from taskq import text, values
 from taskq.calls.habits import check_directory
-from taskq.cli.errors import Failure, WrongUsage
+from taskq.cli import errors
 from taskq.errors import JobNotFound
-from taskq.text import flat
-from taskq.values import command
 
 if TYPE_CHECKING:
-    from taskq.engine import LogReader, Moment
+    from taskq import engine
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -58,7 +57,7 @@ def _is_typed(context: click.Context, name: str | None) -> bool:
 def _one(first: Path, second: Path | None) -> Path:
     if second is not None and second != first:
         both = " and ".join(sorted((str(first), str(second))))
-        raise WrongUsage(f"two directories were given, {both}: give the one you mean")
+        raise errors.WrongUsage(f"two directories were given, {both}: give the one you mean")
     return first
 
 
@@ -160,7 +159,7 @@ def log_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def moment(text: str | None) -> Moment | None:
+def moment(text: str | None) -> engine.Moment | None:
     """Return the moment that ``--at`` names, None for now.
 
     Raises:
@@ -189,7 +188,7 @@ def moment_of(name: str, text: str | None) -> str | datetime | None:
     try:
         nanoseconds(text)
     except UsageError:
-        raise WrongUsage(
+        raise errors.WrongUsage(
             f'{name} {text!r:.60}: give a span back from now ("2h") or a time ("2024-05-01T12:00")'
         ) from None
     return text
@@ -204,7 +203,7 @@ def resolve(data_dir: Path | None) -> Path:
     return load_settings(None).data_dir
 
 
-def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
+def open_reader(data_dir: Path | None, at: engine.Moment | None = None) -> engine.LogReader:
     """Return a reader of the directory, or of a case file, now or at a moment of the past.
 
     It takes no lock and writes nothing.
@@ -221,7 +220,7 @@ def open_reader(data_dir: Path | None, at: Moment | None = None) -> LogReader:
         path = unpacked(path) or path
     if not (path / _MARK).is_file():
         refuse_shards(path)
-        raise Failure(f"{path.absolute()} is not a task log{_offer(path)}")
+        raise errors.Failure(f"{path.absolute()} is not a task log{_offer(path)}")
     reader = LogReader.open(str(path), at=at)
     if reader.journal.identity.read_only:
         _tell_of_copy(reader)
@@ -240,14 +239,14 @@ def refuse_shards(path: Path) -> None:
 
     layout = Shards.of(path)
     if layout is not None:
-        first = flat(shlex.quote(str(path / layout.names()[0])))
-        raise Failure(
+        first = text.flat(shlex.quote(str(path / layout.names()[0])))
+        raise errors.Failure(
             f"{path.absolute()} has {layout.count} shards, and this is asked of one log: "
             f"name it, such as -d {first}"
         )
 
 
-def _tell_of_copy(reader: LogReader) -> None:
+def _tell_of_copy(reader: engine.LogReader) -> None:
     """Say that this is a hub's copy, and how old it is: what the device did since is not in it."""
     if copy_of := reader.copy_of:
         render.echo(copy_of, err=True)
@@ -255,9 +254,9 @@ def _tell_of_copy(reader: LogReader) -> None:
 
 def _offer(path: Path) -> str:
     """Return what to type instead, as an error's second line: the logs nearby, if any."""
-    logs = [flat(shlex.quote(str(log))) for log in _nearby(path)]
+    logs = [text.flat(shlex.quote(str(log))) for log in _nearby(path)]
     if not logs:
-        start = command(str(path.absolute()), "put", "BODY")
+        start = values.command(str(path.absolute()), "put", "BODY")
         return f": give its directory with -d, or start one with: {start}"
     if len(logs) == 1:
         return f"; there is one nearby:\n  -d {logs[0]}"
@@ -323,7 +322,9 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
             tag = rest["job_id"].rpartition("-")[0]
             index = shard_with(list(map(str, paths)), tag) if tag else None
             if index is None:
-                raise Failure(f"no shard of {root} has job {rest['job_id']}: give its whole id")
+                raise errors.Failure(
+                    f"no shard of {root} has job {rest['job_id']}: give its whole id"
+                )
             return command(*args, data_dir=paths[index], **rest)
         begun = [path for path in paths if (path / "taskq.json").is_file()]
         read = None
@@ -352,7 +353,7 @@ def _copy_with(hub: Path, job_id: str) -> Path:
             reader.find_job(job_id)
             return file.parent
     whole = "" if tag else ": give its whole id"
-    raise Failure(f"no device of {hub} has job {job_id}{whole}")
+    raise errors.Failure(f"no device of {hub} has job {job_id}{whole}")
 
 
 def _documents(lines: str) -> list[Any]:

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
+from taskq import values, views
 from taskq.text import flat, printable
-from taskq.values import TIME_NS_MAX, listed, parse_json, spoken
-from taskq.views import owner
 
 if TYPE_CHECKING:
-    from taskq.engine import Takes
-    from taskq.views import JobView, OwnerView, ProgressView
+    from taskq import engine
 
 #: Columns between two columns of a table.
 _GAP: Final = 2
@@ -39,7 +37,7 @@ _STATE_STYLES: Final = {
 
 def duration(nanoseconds: int) -> str:
     """Return a length of time in its largest unit that fits: ``3m``, ``2d``, ``0s``."""
-    return spoken(nanoseconds)
+    return values.spoken(nanoseconds)
 
 
 def when(moment_ns: int, now_ns: int) -> str:
@@ -52,7 +50,11 @@ def when(moment_ns: int, now_ns: int) -> str:
 
 def due(due_ns: int, now_ns: int) -> str:
     """Return what a job waits for: ``due in 2h``, or others where no moment was given."""
-    return f"due {when(due_ns, now_ns)}" if due_ns < TIME_NS_MAX else "waits for jobs or a signal"
+    return (
+        f"due {when(due_ns, now_ns)}"
+        if due_ns < values.TIME_NS_MAX
+        else "waits for jobs or a signal"
+    )
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
@@ -78,7 +80,7 @@ def body_block(body: bytes) -> str:
 
 def _as_json(body: bytes) -> str:
     try:
-        return printable(json.dumps(parse_json(body), indent=2, ensure_ascii=False))
+        return printable(json.dumps(values.parse_json(body), indent=2, ensure_ascii=False))
     except ValueError:
         return ""
 
@@ -94,7 +96,7 @@ def indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
-def progress(view: ProgressView | None, now_ns: int) -> str:
+def progress(view: views.ProgressView | None, now_ns: int) -> str:
     """Return a job's progress for people; "" without a report."""
     if view is None:
         return ""
@@ -105,7 +107,7 @@ def progress(view: ProgressView | None, now_ns: int) -> str:
 def process(owner_number: int, pid: int, name: str) -> str:
     if pid:
         return f"{pid} {name}".strip()
-    return owner(owner_number) if owner_number else ""
+    return views.owner(owner_number) if owner_number else ""
 
 
 def count_of(count: int, noun: str = "job") -> str:
@@ -113,11 +115,11 @@ def count_of(count: int, noun: str = "job") -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def attempts(job: JobView) -> str:
+def attempts(job: views.JobView) -> str:
     return f"{job.attempt}/{job.attempts_max}" if job.attempts_max else str(job.attempt)
 
 
-def served(process: OwnerView) -> str:
+def served(process: views.OwnerView) -> str:
     if any(serving.queues is None for serving in process.serves):
         return "all queues"
     return ", ".join(sorted({name for serving in process.serves for name in serving.queues or ()}))
@@ -249,14 +251,14 @@ def size(count: int) -> str:
 _NAMED_MAX: Final = 5
 
 
-def flow_facts(ties: Takes | None, tag: str) -> list[tuple[str, str]]:
+def flow_facts(ties: engine.Takes | None, tag: str) -> list[tuple[str, str]]:
     """Return the ids of its inputs and of the jobs that wait for it; empty for a lone job."""
     if ties is None:
         return []
     return [("inputs", _names(ties.inputs, tag)), ("waited for by", _names(ties.unlocks, tag))]
 
 
-def flow_json(ties: Takes | None, tag: str) -> dict[str, Any]:
+def flow_json(ties: engine.Takes | None, tag: str) -> dict[str, Any]:
     inputs, unlocks = (ties.inputs, ties.unlocks) if ties is not None else ((), ())
     return {
         "inputs": [f"{tag}-{job}" for job in inputs],
@@ -265,4 +267,4 @@ def flow_json(ties: Takes | None, tag: str) -> dict[str, Any]:
 
 
 def _names(jobs: tuple[int, ...], tag: str) -> str:
-    return listed((f"{tag}-{job}" for job in jobs), _NAMED_MAX)
+    return values.listed((f"{tag}-{job}" for job in jobs), _NAMED_MAX)

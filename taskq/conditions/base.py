@@ -15,9 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, TypeVar
 
-from taskq.core.durations import Duration, seconds
-from taskq.core.errors import UsageError
-from taskq.core.parsing import Size, size_bytes
+from taskq.core import durations, errors, parsing
 
 if TYPE_CHECKING:
     Check: TypeAlias = Callable[[], "bool | Awaitable[bool]"]
@@ -96,8 +94,8 @@ def condition(
     check: Check,
     *,
     name: str = "",
-    every: Duration = INTERVAL_SECONDS,
-    timeout: Duration = TIMEOUT_SECONDS,
+    every: durations.Duration = INTERVAL_SECONDS,
+    timeout: durations.Duration = TIMEOUT_SECONDS,
 ) -> Condition:
     """Make a condition of a function without arguments, async or not, that returns a bool.
 
@@ -111,24 +109,26 @@ def condition(
         UsageError: it cannot be called so, or a span is none.
     """
     if not callable(check):
-        raise UsageError(
+        raise errors.UsageError(
             f"a condition is {check!r:.60}: give online(...), disk_free(...), on_power(), "
             f"unmetered(), or a function that returns a bool"
         )
     if _gives_condition(check):
         takes = "" if _takes_nothing(check) else "..."
-        raise UsageError(
+        raise errors.UsageError(
             f"the condition {_name_of(check)} makes conditions and is none: call it, "
             f"for example {_name_of(check)}({takes})"
         )
     if inspect.isclass(check) or not _takes_nothing(check):
-        raise UsageError(
+        raise errors.UsageError(
             f"the condition {_name_of(check)} must be a function that needs no arguments: wrap it, "
             f"for example in a lambda or with functools.partial"
         )
-    interval, limit = seconds(every, "every"), seconds(timeout, "timeout")
+    interval, limit = durations.seconds(every, "every"), durations.seconds(timeout, "timeout")
     if interval <= 0 or limit <= 0:
-        raise UsageError(f"the condition {_name_of(check)}: every and timeout must be above 0")
+        raise errors.UsageError(
+            f"the condition {_name_of(check)}: every and timeout must be above 0"
+        )
     return Custom(check, name, interval, limit)
 
 
@@ -146,16 +146,16 @@ def checked_conditions(
         UsageError: no list or tuple, or an item is no condition.
     """
     if not isinstance(requires, list | tuple):
-        raise UsageError(f"{task}: {option} is {requires!r:.60}: give a list of conditions")
+        raise errors.UsageError(f"{task}: {option} is {requires!r:.60}: give a list of conditions")
     conditions: list[Condition] = []
     for given in requires:
         try:
             made = given if isinstance(given, Condition) else condition(given)
             hash(made)
-        except UsageError as error:
-            raise UsageError(f"{task}: {option}: {error}") from None
+        except errors.UsageError as error:
+            raise errors.UsageError(f"{task}: {option}: {error}") from None
         except TypeError:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{task}: {option}: the condition {given!r:.60} must be hashable, so that tasks "
                 f"can share its probe"
             ) from None
@@ -291,7 +291,7 @@ class Supply:
     scope: str
 
 
-def disk_free(size: Size, path: str | os.PathLike[str] | None = None) -> Condition:
+def disk_free(size: parsing.Size, path: str | os.PathLike[str] | None = None) -> Condition:
     """Require free space on the data directory's disk: ``disk_free("1GB")``.
 
     Args:
@@ -302,9 +302,9 @@ def disk_free(size: Size, path: str | os.PathLike[str] | None = None) -> Conditi
         UsageError: not a size.
     """
     if path is not None and not isinstance(path, str | os.PathLike):
-        raise UsageError(f"disk_free: path is {path!r:.60}: give a path")
+        raise errors.UsageError(f"disk_free: path is {path!r:.60}: give a path")
     where = "" if path is None else str(Path(os.fspath(path)).absolute())
-    return DiskFree(size_bytes(size, "disk_free: size"), where)
+    return DiskFree(parsing.size_bytes(size, "disk_free: size"), where)
 
 
 def on_power() -> Condition:

@@ -6,10 +6,7 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.durations import Duration, seconds
-from taskq.core.errors import UsageError
-from taskq.core.exceptions import generations, is_a, names_of
-from taskq.core.parsing import check_name, whole
+from taskq.core import durations, errors, exceptions, parsing
 from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
@@ -45,8 +42,8 @@ class BreakerRule:
 def breaker_rule(
     queue: str,
     failures: int,
-    pause: Duration,
-    pause_max: Duration,
+    pause: durations.Duration,
+    pause_max: durations.Duration,
     probe: Condition | Check | None,
     is_failure: Callable[[BaseException], bool],
 ) -> BreakerRule:
@@ -55,20 +52,20 @@ def breaker_rule(
     Raises:
         UsageError: an argument is wrong.
     """
-    check_name("queue name", queue)
-    failures = whole(failures, f"breaker({queue!r}): failures")
+    parsing.check_name("queue name", queue)
+    failures = parsing.whole(failures, f"breaker({queue!r}): failures")
     if not 1 <= failures <= FAILURES_MAX:
-        raise UsageError(
+        raise errors.UsageError(
             f"breaker({queue!r}): failures is {failures}, it must be 1 to {FAILURES_MAX}"
         )
-    first, longest = seconds(pause, "pause"), seconds(pause_max, "pause_max")
+    first, longest = durations.seconds(pause, "pause"), durations.seconds(pause_max, "pause_max")
     if not 0 < first <= longest:
-        raise UsageError(
+        raise errors.UsageError(
             f"breaker({queue!r}): pause is {first:g} s and pause_max {longest:g} s: "
             f"the first must be above 0 and not above the second"
         )
     if not callable(is_failure):
-        raise UsageError(
+        raise errors.UsageError(
             f"breaker({queue!r}): is_failure is {is_failure!r:.60}: give a function of an error"
         )
     return BreakerRule(
@@ -127,18 +124,20 @@ def is_network_failure(error: BaseException) -> bool:
 
     For a group, one of its failures is enough.
     """
-    return any(_is_network(item) for generation in generations(error) for item in generation)
+    return any(
+        _is_network(item) for generation in exceptions.generations(error) for item in generation
+    )
 
 
 def _is_network(error: BaseException) -> bool:
-    if is_a(error, (ConnectionError, TimeoutError)):
+    if exceptions.is_a(error, (ConnectionError, TimeoutError)):
         return True
-    if is_a(error, OSError):
+    if exceptions.is_a(error, OSError):
         if _ERRNO.__get__(error) in NETWORK_ERRNOS:
             return True
         # urllib.error.URLError keeps what it met here.
         reason = vars(error).get("reason")
-        if reason is not error and is_a(reason, OSError) and is_network_failure(reason):
+        if reason is not error and exceptions.is_a(reason, OSError) and is_network_failure(reason):
             return True
-    names = map(names_of, type.mro(type(error)))
+    names = map(exceptions.names_of, type.mro(type(error)))
     return any(f"{home.partition('.')[0]}.{name}" in NETWORK_ERRORS for home, name in names)

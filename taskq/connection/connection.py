@@ -17,30 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, Typ
 
 from taskq.calls.call import Call, OptionChanges, Options, Put, spec_of, transaction_bytes
 from taskq.calls.habits import check_directory
-from taskq.connection import logoptions, tracing
-from taskq.connection.blocking import need_loop, off_loop
-from taskq.core.errors import (
-    AppendFailed,
-    LogClosed,
-    LogLocked,
-    PayloadTooLarge,
-    UsageError,
-    WrongLog,
-)
-from taskq.core.model import PAYLOAD_BYTES_MAX, TRANSACTION_BYTES_MAX, Extras
-from taskq.core.parsing import split_id
-from taskq.core.records import Flag
+from taskq.connection import blocking, logoptions, tracing
+from taskq.core import errors, model, parsing, records
+from taskq.log import config, requests
 from taskq.log.format.bodies import Compression, check_compression, check_size
-from taskq.log.requests import Bundle, Delivery, Done, Duplicate, EnqueueSpec, Ingest, Item, Plain
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from taskq.connection.handle import JobHandle
-    from taskq.core.sources import Move
-    from taskq.core.views import JobView
-    from taskq.log.config import LogConfig
+    from taskq.connection import handle
+    from taskq.core import sources, views
     from taskq.log.store.port import LoopPort, ThreadPort
     from taskq.log.store.store import Store
 
@@ -56,7 +43,7 @@ def install() -> None:
         sys.excepthook = functools.wraps(_show)(functools.partial(_show, sys.excepthook))
 
 
-def end_at_caller(error: UsageError) -> None:
+def end_at_caller(error: errors.UsageError) -> None:
     """Cut the traceback after the last line that is neither ours nor of the standard library."""
     last: TracebackType | None = None
     trace = error.__traceback__
@@ -106,14 +93,14 @@ def _show(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    if isinstance(error, UsageError):
+    if isinstance(error, errors.UsageError):
         end_at_caller(error)
         trace = error.__traceback__
     show(kind, error, trace)
 
 
 #: A job before packing: item, compression of its body, and the body's name in errors.
-Loose: TypeAlias = tuple[Item, "Compression | None", str]
+Loose: TypeAlias = tuple[requests.Item, "Compression | None", str]
 
 R = TypeVar("R")
 
@@ -124,7 +111,7 @@ _PLAIN: Final = Options()
 class Packer:
     """The bodies of one log."""
 
-    def __init__(self, path: str, config: LogConfig) -> None:
+    def __init__(self, path: str, config: config.LogConfig) -> None:
         self.config = config
         self.bodies = BodyStore(path, config)
 
@@ -134,18 +121,18 @@ class Packer:
 
     # -- into the log -----------------------------------------------------------------------------
 
-    def plain_item(self, call: Call[Any]) -> Item | None:
+    def plain_item(self, call: Call[Any]) -> requests.Item | None:
         """Return the call as the ports take it, or None if its payload must be packed first."""
         chosen = call.chosen
         if self.config.packing(chosen.queue, chosen.compress) is not None:
             return None
-        if len(call.body) > PAYLOAD_BYTES_MAX:
+        if len(call.body) > model.PAYLOAD_BYTES_MAX:
             return None
         return call.spec, call.body, call.extras
 
-    def plain_items(self, calls: list[Call[R]]) -> list[Item] | None:
+    def plain_items(self, calls: list[Call[R]]) -> list[requests.Item] | None:
         """Return the calls as the ports take them, or None if any payload must be packed first."""
-        items: list[Item] = []
+        items: list[requests.Item] = []
         for call in calls:
             item = self.plain_item(call)
             if item is None:
@@ -163,23 +150,23 @@ class Packer:
         check_size(what, call.body)
         return (call.spec, call.body, call.extras), packing, what
 
-    def items_sync(self, given: Iterable[Loose]) -> list[Item]:
+    def items_sync(self, given: Iterable[Loose]) -> list[requests.Item]:
         """Return the jobs as the ports take them, their payloads packed here and now.
 
         Raises:
             PayloadTooLarge: one is over its limit.
         """
-        items: list[Item] = []
+        items: list[requests.Item] = []
         for (spec, body, extras), packing, what in given:
             stored, flags = self.bodies.pack(body, packing, what)
             items.append((spec.packed(flags), stored, extras))
         return items
 
-    async def items(self, given: list[Loose]) -> list[Item]:
+    async def items(self, given: list[Loose]) -> list[requests.Item]:
         """Do as ``items_sync``, on a thread if that takes long."""
         if sum(len(item[1]) for item, packing, _ in given if packing) <= QUICK_BYTES_MAX:
             return self.items_sync(given)
-        return await off_loop(self.items_sync, given)
+        return await blocking.off_loop(self.items_sync, given)
 
     async def result(
         self, body: bytes, packing: Compression | None, what: str
@@ -187,7 +174,7 @@ class Packer:
         """Return a result as its record holds it, and the record's flags; raises as ``items``."""
         if packing is None or len(body) <= QUICK_BYTES_MAX:
             return self.bodies.pack(body, packing, what)
-        return await off_loop(self.bodies.pack, body, packing, what)
+        return await blocking.off_loop(self.bodies.pack, body, packing, what)
 
     # -- out of it --------------------------------------------------------------------------------
 
@@ -197,26 +184,26 @@ class Packer:
             return stored
         if self.bodies.is_quick(stored, flags):
             return self.bodies.unpack(stored, flags, what)
-        return await off_loop(self.bodies.unpack, stored, flags, what)
+        return await blocking.off_loop(self.bodies.unpack, stored, flags, what)
 
-    async def payload(self, delivery: Delivery) -> bytes:
+    async def payload(self, delivery: requests.Delivery) -> bytes:
         """Return a job's payload as it was given; raises what ``BodyStore.unpack`` does."""
         what = f"the payload of job {delivery.job_id}"
         return await self.unpacked(delivery.stored_payload, delivery.payload_flags, what)
 
-    async def opened_view(self, view: JobView) -> JobView:
+    async def opened_view(self, view: views.JobView) -> views.JobView:
         """Return the view with payload and result as given; raises as ``BodyStore.unpack``."""
         if not (view.payload_flags or view.result_flags):
             return view
-        return await off_loop(self.bodies.open_view, view)
+        return await blocking.off_loop(self.bodies.open_view, view)
 
-    async def listed(self, views: list[JobView]) -> list[JobView]:
+    async def listed(self, views: list[views.JobView]) -> list[views.JobView]:
         """Return the views as lists show them; see ``BodyStore.list_views``."""
         if not any(view.payload_flags or view.result_flags for view in views):
             return views
-        return await off_loop(self.bodies.list_views, views)
+        return await blocking.off_loop(self.bodies.list_views, views)
 
-    def deliveries(self, claimed: list[Delivery]) -> list[Delivery]:
+    def deliveries(self, claimed: list[requests.Delivery]) -> list[requests.Delivery]:
         """Return the deliveries, with payloads that can be read wherever they are."""
         if not any(delivery.payload_flags for delivery in claimed):
             return claimed
@@ -224,13 +211,13 @@ class Packer:
             self._readable(delivery) if delivery.payload_flags else delivery for delivery in claimed
         ]
 
-    def _readable(self, delivery: Delivery) -> Delivery:
+    def _readable(self, delivery: requests.Delivery) -> requests.Delivery:
         packed = _new(PackedDelivery, delivery)
         packed.bodies = self.bodies
         return packed
 
 
-class PackedDelivery(Delivery):
+class PackedDelivery(requests.Delivery):
     """A delivery whose payload is compressed."""
 
     bodies: BodyStore
@@ -255,7 +242,7 @@ def loose_put(job: Put, packer: Packer) -> Loose:
         PayloadTooLarge: the payload is over its limit.
     """
     if not isinstance(job, Put):
-        raise UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
+        raise errors.UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
     check_bytes("the payload", job.payload)
     if job.compress is not None:
         check_compression(job.compress)
@@ -264,8 +251,8 @@ def loose_put(job: Put, packer: Packer) -> Loose:
     return _put_item(job), packing, "the payload"
 
 
-def _put_item(job: Put) -> Item:
-    spec = spec_of(job.queue, "", job.priority, job.attempts, Flag(0))
+def _put_item(job: Put) -> requests.Item:
+    spec = spec_of(job.queue, "", job.priority, job.attempts, records.Flag(0))
     is_keyed = not (job.key is job.window is job.until is None) or job.on_conflict != "first"
     if not (job.delay or job.headers or is_keyed) and job.expires is job.keep is None:
         return spec, job.payload, None
@@ -289,7 +276,7 @@ def check_bytes(what: str, body: object) -> None:
         UsageError: it is not.
     """
     if not isinstance(body, bytes):
-        raise UsageError(f"{what} is {body!r:.60}, it must be bytes")
+        raise errors.UsageError(f"{what} is {body!r:.60}, it must be bytes")
 
 
 T = TypeVar("T")
@@ -338,9 +325,9 @@ class Connection:
             wait, or None.
     """
 
-    wait_begins: ClassVar[list[Callable[[JobHandle[Any]], Callable[[], object] | None]]] = []
+    wait_begins: ClassVar[list[Callable[[handle.JobHandle[Any]], Callable[[], object] | None]]] = []
 
-    def __init__(self, path: str, config: LogConfig) -> None:
+    def __init__(self, path: str, config: config.LogConfig) -> None:
         check_directory(path)
         # A later chdir, of a daemon for example, must not move the directory.
         self.path = logoptions.absolute_path(path)
@@ -377,7 +364,9 @@ class Connection:
         check_directory(path)
         with self._lock:
             if self.current is not None and self.current.usable:
-                raise UsageError(f"{self.path} is open: set the data directory before first use")
+                raise errors.UsageError(
+                    f"{self.path} is open: set the data directory before first use"
+                )
             self.path = logoptions.absolute_path(path)
             self.packer = Packer(self.path, self.config)
 
@@ -397,7 +386,7 @@ class Connection:
         store = self.current
         if store is not None and store.usable:
             return store
-        need_loop()
+        blocking.need_loop()
         self._tell_tests()
         import asyncio  # noqa: PLC0415 - whoever waits here has it
 
@@ -423,7 +412,7 @@ class Connection:
         while True:
             try:
                 return await send(await self.port())
-            except (AppendFailed, LogLocked) as error:
+            except (errors.AppendFailed, errors.LogLocked) as error:
                 import asyncio  # noqa: PLC0415 - the caller runs in a loop of it
                 import logging  # noqa: PLC0415 - few logs refuse
 
@@ -465,7 +454,7 @@ class Connection:
         if self.current is None and self._opening is None:
             self._closed = True
             return
-        await off_loop(self.close)
+        await blocking.off_loop(self.close)
 
     def check_tag(self, tag: str, lsn: int) -> None:
         """Refuse an id of another log, once the store is open.
@@ -475,16 +464,18 @@ class Connection:
         """
         store = self.current
         if tag and store is not None and store.tag != tag:
-            raise WrongLog(
+            raise errors.WrongLog(
                 f"job {tag}-{lsn} belongs to log {tag}, but {self.path} is log {store.tag}: "
                 f"open the directory that the job was enqueued in"
             )
 
-    def send_sync(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
+    def send_sync(
+        self, spec: requests.EnqueueSpec, body: bytes, extras: model.Extras | None
+    ) -> int | requests.Duplicate:
         """Enqueue one job from a thread, blocking until the answer is durable."""
         return self.thread_port().enqueued(spec, body, extras)
 
-    async def pack(self, given: Loose) -> Item:
+    async def pack(self, given: Loose) -> requests.Item:
         """Return the job as the ports take it, its payload packed.
 
         Raises:
@@ -494,26 +485,26 @@ class Connection:
         (item,) = await self.pack_many([given])
         return item
 
-    def pack_sync(self, given: Loose) -> Item:
+    def pack_sync(self, given: Loose) -> requests.Item:
         """Do as ``pack``, blocking this thread."""
         (item,) = self.pack_many_sync([given])
         return item
 
-    async def pack_many(self, given: list[Loose]) -> list[Item]:
+    async def pack_many(self, given: list[Loose]) -> list[requests.Item]:
         """Do as ``pack`` for many; nobody is enqueued if one of them is refused."""
         if given:
             await self.opened()
         return await self.packer.items(given)
 
-    def pack_many_sync(self, given: list[Loose]) -> list[Item]:
+    def pack_many_sync(self, given: list[Loose]) -> list[requests.Item]:
         """Do as ``pack_many``, blocking this thread."""
         if given:
             self.store()
         return self.packer.items_sync(given)
 
     async def send_many(
-        self, items: list[Item] | Plain, move: Move | None = None
-    ) -> list[int | Duplicate]:
+        self, items: list[requests.Item] | requests.Plain, move: sources.Move | None = None
+    ) -> list[int | requests.Duplicate]:
         """Enqueue a transaction; an empty one does not even open the directory.
 
         With ``move`` the position of a source is part of it.
@@ -524,24 +515,26 @@ class Connection:
         items, count = _transaction(items, move)
         if move is not None:
             port = await self.port()
-            return await port.ingest(Ingest(move, items))
+            return await port.ingest(requests.Ingest(move, items))
         if not count:
             return []
         port = await self.port()
         return await port.enqueue_many(items)
 
-    def send_many_sync(self, items: list[Item] | Plain) -> list[int | Duplicate]:
+    def send_many_sync(
+        self, items: list[requests.Item] | requests.Plain
+    ) -> list[int | requests.Duplicate]:
         """Do as ``send_many`` from a thread, blocking until the answer is durable."""
         items, count = _transaction(items)
         if not count:
             return []
         return self.thread_port().enqueue_many(items).result()
 
-    async def transact(self, bundle: Bundle) -> Done:
+    async def transact(self, bundle: requests.Bundle) -> requests.Done:
         """Carry a transaction out; raises what its parts meet, and then nothing was written."""
         if not (bundle.settlements or bundle.cancels):
             # Only new jobs: when the disk fills up, they are refused before what empties it.
-            return Done([], await self.send_many(list(bundle.items)))
+            return requests.Done([], await self.send_many(list(bundle.items)))
         port = await self.port()
         return await port.transact(bundle)
 
@@ -564,20 +557,20 @@ class Connection:
         if store is not None and store.usable:
             return store
         if self._is_opening:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self.path}: a signal handler or a finalizer came while its thread opens the "
                 f"log, and would wait for that for ever: enqueue from another thread, or later"
             )
         if self.refusal:
-            raise UsageError(self.refusal)
+            raise errors.UsageError(self.refusal)
         if self._closed:
-            raise LogClosed(
+            raise errors.LogClosed(
                 f"{self.path}: closed; to go on, await open() or enter it with async with"
             )
         if not is_told:
             self._tell_tests()
         if os.path.exists(f"{self.path}/{SHARDS_FILE}"):  # noqa: PTH110 - as above
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self.path} has shards: open them with TaskQ(shards=Shards(...)), or one of them"
             )
         _check_threads()
@@ -652,27 +645,27 @@ def _check_threads() -> None:
     """
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and any(map(patcher.is_monkey_patched, ("thread", "select"))):
-        raise UsageError(
+        raise errors.UsageError(
             "eventlet has replaced threads or select in this process, and a log needs real ones: "
             "call eventlet.monkey_patch(thread=False, select=False)"
         )
 
 
 def _transaction(
-    items: list[Item] | Plain, move: Move | None = None
-) -> tuple[list[Item] | Plain, int]:
+    items: list[requests.Item] | requests.Plain, move: sources.Move | None = None
+) -> tuple[list[requests.Item] | requests.Plain, int]:
     """Return jobs as the log takes them, and how many; refuse them if they are too large."""
     from taskq.log.decide.enqueue import together  # noqa: PLC0415 - declaring an app needs no log
 
     items = together(items)
-    count = len(items.bodies if isinstance(items, Plain) else items)
+    count = len(items.bodies if isinstance(items, requests.Plain) else items)
     size = transaction_bytes(items)
-    if size > TRANSACTION_BYTES_MAX:
+    if size > model.TRANSACTION_BYTES_MAX:
         what, remedy = f"the transaction of {count} jobs", "enqueue them in several calls"
         if move is not None:
             what += f" from source {move.name!r}"
             remedy = "ingest fewer at a time, each time with the position after them"
-        raise PayloadTooLarge(what, size, TRANSACTION_BYTES_MAX, remedy)
+        raise errors.PayloadTooLarge(what, size, model.TRANSACTION_BYTES_MAX, remedy)
     return items, count
 
 
@@ -683,4 +676,4 @@ def split_job_id(job: JobId) -> tuple[str, int]:
         InvalidJobId: the text is no job id.
     """
     job_id = getattr(job, "id", job)
-    return split_id(str(job_id).strip() if type(job_id) is int else job_id)
+    return parsing.split_id(str(job_id).strip() if type(job_id) is int else job_id)

@@ -7,27 +7,15 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from taskq.calls.call import Call
-from taskq.calls.habits import JOBS, no_attribute
-from taskq.calls.serialization import decode_loose
+from taskq.calls import call, habits, serialization
 from taskq.connection.blocking import blocking, off_loop
-from taskq.core.durations import Duration, seconds
-from taskq.core.errors import (
-    JobCancelled,
-    JobExpired,
-    JobFailed,
-    JobNotYetEnqueued,
-    ResultGone,
-    ResultTimeout,
-)
-from taskq.core.model import LATE_SECONDS_MAX, LIVE_STATES, SECOND_NS, State
+from taskq.core import durations, errors, model
 from taskq.core.values import dataclass
 from taskq.log.requests import Duplicate
 
 if TYPE_CHECKING:
-    from taskq.calls.call import AppPort, TaskPort
     from taskq.connection.connection import Connection
-    from taskq.core.views import AttemptView, JobView
+    from taskq.core import views
     from taskq.core.why import Reason
     from taskq.log.journal.journal import Journal
     from taskq.log.store.port import LoopPort
@@ -59,8 +47,8 @@ class JobHandle(Generic[R]):
         duplicate: the key was taken: this is the job that holds it, enqueued earlier.
     """
 
-    _app: AppPort[Connection]
-    _task: TaskPort[R] | None
+    _app: call.AppPort[Connection]
+    _task: call.TaskPort[R] | None
     _tag: str
     lsn: int
     duplicate: bool = False
@@ -78,9 +66,9 @@ class JobHandle(Generic[R]):
 
         def __getattr__(self, name: str) -> Any:
             """Name our counterpart of another library's attribute."""
-            raise no_attribute(self, "a job", name, JOBS, "job")
+            raise habits.no_attribute(self, "a job", name, habits.JOBS, "job")
 
-    async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
+    async def result(self, timeout: durations.Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
         """Wait until the job is settled, by whichever process, and return what the task returned.
 
         Args:
@@ -95,7 +83,7 @@ class JobHandle(Generic[R]):
             JobNotFound: the log has no such job.
             LogDamaged: the result does not read back.
         """
-        limit = None if timeout is None else seconds(timeout, "timeout")
+        limit = None if timeout is None else durations.seconds(timeout, "timeout")
         import asyncio  # noqa: PLC0415 - whoever waits here has it
 
         begins = self._app._connection.wait_begins
@@ -105,9 +93,9 @@ class JobHandle(Generic[R]):
             await asyncio.wait((future,), timeout=limit)
             if not future.done():
                 with self._late(limit):
-                    now = await asyncio.wait_for(self._view(), LATE_SECONDS_MAX)
+                    now = await asyncio.wait_for(self._view(), model.LATE_SECONDS_MAX)
                 # A job that was settled meanwhile has its outcome on the way.
-                if now.state in LIVE_STATES:
+                if now.state in model.LIVE_STATES:
                     raise await off_loop(self._explained, limit or 0.0, now)
             outcome = await future
         finally:
@@ -123,7 +111,7 @@ class JobHandle(Generic[R]):
 
     result_sync = blocking(result)
 
-    async def view(self) -> JobView:
+    async def view(self) -> views.JobView:
         """Return everything the log holds about the job.
 
         Raises:
@@ -134,7 +122,7 @@ class JobHandle(Generic[R]):
 
     view_sync = blocking(view)
 
-    async def status(self) -> State:
+    async def status(self) -> model.State:
         """Return where the job is in its life, now."""
         return (await self._view()).state
 
@@ -167,7 +155,7 @@ class JobHandle(Generic[R]):
 
     why_sync = blocking(why)
 
-    async def attempts(self) -> tuple[AttemptView, ...]:
+    async def attempts(self) -> tuple[views.AttemptView, ...]:
         """Return its attempts, oldest first: when, by which process, and what went wrong.
 
         Raises:
@@ -203,7 +191,7 @@ class JobHandle(Generic[R]):
 
     progress_sync = blocking(progress)
 
-    async def watch(self, every: Duration = 0.5) -> AsyncIterator[Progress]:
+    async def watch(self, every: durations.Duration = 0.5) -> AsyncIterator[Progress]:
         """Yield the latest report of the job at each look, if it is new, until the job has ended.
 
         Reports between two looks are left out, and so is one shortly before the end: await
@@ -217,9 +205,9 @@ class JobHandle(Generic[R]):
         """
         import asyncio  # noqa: PLC0415 - as above
 
-        latest, pause = None, seconds(every, "every")
+        latest, pause = None, durations.seconds(every, "every")
         while True:
-            is_over = await self.status() not in LIVE_STATES
+            is_over = await self.status() not in model.LIVE_STATES
             now = None if is_over else await self.progress()
             if now is not None and now != latest:
                 latest = now
@@ -228,10 +216,10 @@ class JobHandle(Generic[R]):
                 return
             await asyncio.sleep(pause)
 
-    async def _view(self) -> JobView:
+    async def _view(self) -> views.JobView:
         """Return the view with payload and result as stored: reading them may take long."""
         port = await self._port()
-        view: JobView | None = await port.view(self.lsn)
+        view: views.JobView | None = await port.view(self.lsn)
         if view is None:
             raise await port.not_found(self.lsn)
         return view
@@ -245,27 +233,29 @@ class JobHandle(Generic[R]):
     def _result_name(self) -> str:
         return f"the result of job {self.id}"
 
-    def _needs_view(self, state: State) -> bool:
+    def _needs_view(self, state: model.State) -> bool:
         # A handle made from an id learns its task, and with it the result's type, from the log.
-        return self._task is None and state is State.SUCCEEDED
+        return self._task is None and state is model.State.SUCCEEDED
 
-    def _value(self, state: State, body: bytes | None, view: JobView | None) -> R:
-        if state is State.DEAD:
-            raise JobFailed(self.id, (body or b"").decode("utf-8", "replace"))
-        if state is State.CANCELLED:
-            raise JobCancelled(self.id)
-        if state is State.EXPIRED:
-            raise JobExpired(self.id)
-        task: TaskPort[Any] | None = self._task
+    def _value(self, state: model.State, body: bytes | None, view: views.JobView | None) -> R:
+        if state is model.State.DEAD:
+            raise errors.JobFailed(self.id, (body or b"").decode("utf-8", "replace"))
+        if state is model.State.CANCELLED:
+            raise errors.JobCancelled(self.id)
+        if state is model.State.EXPIRED:
+            raise errors.JobExpired(self.id)
+        task: call.TaskPort[Any] | None = self._task
         if task is None and view is not None:
             task = self._app.tasks.get(view.task)
         if body is None:
             # The job's own flag counts, also if its task is not registered.
             stores_result = view.stores_result if view is not None else True
             if not stores_result or (task is not None and not task.store_result):
-                raise ResultGone(self.id)
+                raise errors.ResultGone(self.id)
             return cast("R", None)
-        return cast("R", decode_loose(body) if task is None else task.decode_result(body))
+        return cast(
+            "R", serialization.decode_loose(body) if task is None else task.decode_result(body)
+        )
 
     @contextlib.contextmanager
     def _late(self, limit: float | None) -> Iterator[None]:
@@ -274,15 +264,17 @@ class JobHandle(Generic[R]):
             yield
         except TimeoutError:
             path = self._app._connection.path
-            raise ResultTimeout(self.id, limit or 0.0, "unknown to be settled", "", path) from None
+            raise errors.ResultTimeout(
+                self.id, limit or 0.0, "unknown to be settled", "", path
+            ) from None
 
-    def _explained(self, seconds: float, view: JobView) -> ResultTimeout:
+    def _explained(self, seconds: float, view: views.JobView) -> errors.ResultTimeout:
         """Return what to raise when it is not settled in time. Reads the log."""
         from taskq.log.read.reader import explain  # noqa: PLC0415 - most are in time
 
         connection = self._app._connection
         why = explain(connection.path, self.lsn, seconds, connection.config.clock)
-        return ResultTimeout(self.id, seconds, view.state.name.lower(), why, connection.path)
+        return errors.ResultTimeout(self.id, seconds, view.state.name.lower(), why, connection.path)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, JobHandle):
@@ -306,7 +298,7 @@ class PendingJob(Generic[R]):
     __slots__ = ("_handle", "_together_with", "call")
 
     def __init__(
-        self, call: Call[R], together_with: str = "the success of the task that asked for it"
+        self, call: call.Call[R], together_with: str = "the success of the task that asked for it"
     ) -> None:
         self.call = call
         self._together_with = together_with
@@ -320,7 +312,7 @@ class PendingJob(Generic[R]):
             JobNotYetEnqueued: the transaction that it belongs to is not on disk yet.
         """
         if self._handle is None:
-            raise JobNotYetEnqueued(
+            raise errors.JobNotYetEnqueued(
                 f"the {self.call.name} job has no id yet: it is enqueued together with "
                 f"{self._together_with}"
             )
@@ -349,7 +341,7 @@ class PendingJob(Generic[R]):
 
 
 def make_handle(
-    app: AppPort[Connection], task: TaskPort[R] | None, tag: str, answer: int | Duplicate
+    app: call.AppPort[Connection], task: call.TaskPort[R] | None, tag: str, answer: int | Duplicate
 ) -> JobHandle[R]:
     """Return the handle of an enqueue's answer."""
     if isinstance(answer, int):
@@ -368,5 +360,5 @@ def _progress_of(journal: Journal, job: int) -> Progress | None:
     noted = find_progress(journal, job)
     if noted is None:
         return None
-    at = datetime.fromtimestamp(noted.at_ns / SECOND_NS, UTC)
+    at = datetime.fromtimestamp(noted.at_ns / model.SECOND_NS, UTC)
     return Progress(fraction=noted.fraction, message=noted.message, at=at)

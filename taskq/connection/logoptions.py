@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from taskq.calls.habits import option_instead
-from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
-from taskq.core.errors import UsageError
-from taskq.core.model import Durability
-from taskq.core.parsing import check_name, whole
+from taskq.core import durations, errors, model, parsing
 from taskq.core.values import NamedTuple, TypedDict
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 from taskq.log.format.bodies import Compression
@@ -27,8 +24,8 @@ class QueueOptions(TypedDict, total=False):
     """Exceptions for one queue, in the words of ``LogOptions``."""
 
     compress: Compression | None
-    keep: Duration | None
-    keep_dead: Duration | None
+    keep: durations.Duration | None
+    keep_dead: durations.Duration | None
     dead_max: int | None
 
 
@@ -36,20 +33,20 @@ class LogOptions(TypedDict, total=False):
     """Options for opening a log; all may be left out."""
 
     #: the crash that an awaited enqueue survives
-    durability: Durability | str
+    durability: model.Durability | str
     #: with durability "interval": the longest time until the next fsync
-    interval: Duration
+    interval: durations.Duration
     #: size at which the log begins its next file
     segment_bytes: int
     #: longest time until then, once a job ended in this one; an eighth of `keep`, unless given
-    segment_age: Duration | None
+    segment_age: durations.Duration | None
     #: bytes of the disk that enqueues leave free: below that they raise ``DiskFull``, and settling
     #: goes on; 16 MiB, or 2 % of a small disk, unless given
     min_free: int | None
     #: room set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
     reserve: int | None
     #: longest wait for another process's writer lock
-    lock_wait: Duration
+    lock_wait: durations.Duration
     #: keep other processes out
     exclusive: bool
     #: name of the process in ``taskq workers``
@@ -59,13 +56,13 @@ class LogOptions(TypedDict, total=False):
     #: a body that would become larger is not decompressed
     decompressed_bytes_max: int
     #: how long finished jobs are kept after their end; "never": they never go
-    keep: Duration
+    keep: durations.Duration
     #: the log's size beyond which the oldest finished jobs go, even if they are young
     keep_bytes: int | None
     #: likewise, the number of full segments
     keep_segments: int | None
     #: how long dead letters are kept after their death; "never", the default: they never go
-    keep_dead: Duration
+    keep_dead: durations.Duration
     #: most dead letters; the oldest deaths go first
     dead_max: int | None
     #: a named reader keeps what it has not read only while the log is smaller
@@ -73,7 +70,7 @@ class LogOptions(TypedDict, total=False):
     #: whether a process that works also keeps the log in order
     upkeep: bool
     #: a job that waits longer rises one priority for each such window, up to 9; or "never"
-    starvation: Duration | None
+    starvation: durations.Duration | None
     #: most dedup keys that are held at a time; an enqueue with another is refused
     keys_max: int
     #: exceptions for single queues, by their names; JSON in the environment
@@ -103,12 +100,12 @@ NUMBERS: Final = OR_NONE | {
 }  # fmt: skip
 #: Spans of time: how each is read, and whether it may be None besides.
 SPANS: Final[dict[str, tuple[Callable[[Any, str], float | None], bool]]] = {
-    "interval": (seconds, False),
-    "lock_wait": (seconds, False),
-    "keep": (seconds_or_never, False),
-    "keep_dead": (seconds_or_never, False),
-    "segment_age": (seconds, True),
-    "starvation": (seconds_or_never, True),
+    "interval": (durations.seconds, False),
+    "lock_wait": (durations.seconds, False),
+    "keep": (durations.seconds_or_never, False),
+    "keep_dead": (durations.seconds_or_never, False),
+    "segment_age": (durations.seconds, True),
+    "starvation": (durations.seconds_or_never, True),
 }
 SWITCHES: Final = frozenset({"exclusive", "upkeep"})
 
@@ -152,7 +149,7 @@ def config_if_plain(options: LogOptions | dict[str, Any]) -> LogConfig | None:
 
     Those take text where a number is meant, and 0.1 s to import.
     """
-    with contextlib.suppress(UsageError):
+    with contextlib.suppress(errors.UsageError):
         return log_config(cast("LogOptions", options))
     return None
 
@@ -173,27 +170,31 @@ def checked_numbers(options: LogOptions) -> dict[str, Any]:
 def _checked(name: str, value: Any) -> Any:
     """Refuse at the door what would be an error of another kind further in."""
     if name in NUMBERS and not (value is None and name in OR_NONE):
-        return whole(value, name)
+        return parsing.whole(value, name)
     if name in SWITCHES and type(value) is not bool:
-        raise UsageError(f"{name} is {value!r:.60}, it must be True or False")
+        raise errors.UsageError(f"{name} is {value!r:.60}, it must be True or False")
     if name == "name" and not isinstance(value, str):
-        raise UsageError(f"name is {value!r:.60}, it must be text")
+        raise errors.UsageError(f"name is {value!r:.60}, it must be text")
     if name == "queues" and not isinstance(value, Mapping):
-        raise UsageError(f"queues is {value!r:.60}: give what is other in each, by their names")
+        raise errors.UsageError(
+            f"queues is {value!r:.60}: give what is other in each, by their names"
+        )
     return value
 
 
 def _policy(queue: str, given: object) -> QueuePolicy:
-    check_name("queue name", queue)
+    parsing.check_name("queue name", queue)
     if isinstance(given, QueuePolicy):
         return given
     what = f"queues[{queue!r:.60}]"
     if not isinstance(given, Mapping):
-        raise UsageError(f"{what} is {given!r:.60}: give a QueuePolicy, or its options as a dict")
+        raise errors.UsageError(
+            f"{what} is {given!r:.60}: give a QueuePolicy, or its options as a dict"
+        )
     unknown = given.keys() - QueueOptions.__annotations__.keys()
     if unknown:
         name, known = min(unknown), QueueOptions.__annotations__
-        raise UsageError(f"{what} has no option {name!r}: {option_instead(name, known)}")
+        raise errors.UsageError(f"{what} has no option {name!r}: {option_instead(name, known)}")
     if given.get("dead_max") is not None:
         _checked("dead_max", given["dead_max"])
     spans = {
@@ -203,24 +204,24 @@ def _policy(queue: str, given: object) -> QueuePolicy:
     return QueuePolicy(**in_units({**given, **spans}))
 
 
-def _seconds_or_always(value: Duration | None, what: str) -> float | None:
+def _seconds_or_always(value: durations.Duration | None, what: str) -> float | None:
     if value is None:
         return None
-    return ALWAYS_SECONDS if value == NEVER else seconds(value, what)
+    return ALWAYS_SECONDS if value == durations.NEVER else durations.seconds(value, what)
 
 
-def _durability(value: Durability | str) -> Durability:
+def _durability(value: model.Durability | str) -> model.Durability:
     try:
-        return Durability(value)
+        return model.Durability(value)
     except ValueError:
-        known = ", ".join(Durability)
-        raise UsageError(f"durability is {value!r}, it must be one of {known}") from None
+        known = ", ".join(model.Durability)
+        raise errors.UsageError(f"durability is {value!r}, it must be one of {known}") from None
 
 
-def unknown_option(name: str) -> UsageError:
+def unknown_option(name: str) -> errors.UsageError:
     """Return the error of an unknown option, which lists the known ones."""
     known = LogOptions.__annotations__
-    return UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
+    return errors.UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
 
 
 PREFIX: Final = "TASKQ_"
@@ -246,7 +247,7 @@ def user_data_dir(name: str) -> Path:
         UsageError: the name is empty or a path.
     """
     if not name.strip(" .") or "/" in name or "\\" in name or "\0" in name:
-        raise UsageError(f"{name!r:.60} is no program's name: give one such as 'My App'")
+        raise errors.UsageError(f"{name!r:.60} is no program's name: give one such as 'My App'")
     from platformdirs import user_data_path  # noqa: PLC0415 - few programs are desktop apps
 
     return user_data_path(name, appauthor=False) / "taskq"
@@ -262,7 +263,7 @@ def checked_data_dir(data_dir: object) -> str | Path | None:
         return data_dir
     path = os.fspath(data_dir) if isinstance(data_dir, os.PathLike) else data_dir
     if not isinstance(path, str):
-        raise UsageError(
+        raise errors.UsageError(
             f"the log's directory is {data_dir!r:.60}: give its path as text or a Path, "
             f'such as TaskQ("./data")'
         )
@@ -278,7 +279,7 @@ def absolute_path(path: str) -> str:
     try:
         return os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     except FileNotFoundError:
-        raise UsageError(
+        raise errors.UsageError(
             f"{path!r:.60} is below the working directory, which is gone: give an absolute path"
         ) from None
 
@@ -331,7 +332,7 @@ def read_plain_file(path: Path) -> str | None:
         if path.name != TOML and not _is_ours(path):
             return None
         problem = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise UsageError(f"{path} cannot be read: {problem}") from None
+        raise errors.UsageError(f"{path} cannot be read: {problem}") from None
 
 
 def _is_ours(path: Path) -> bool:
@@ -379,7 +380,7 @@ def refuse_planted(path: Path) -> None:
     if _others_may_write(path):
         owner = path.parent.stat().st_uid
         if path.stat().st_uid not in {0, os.geteuid(), owner}:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{path.absolute()} is another user's, in a directory that all may write to: "
                 f"its settings are not obeyed, work in another directory"
             )

@@ -39,54 +39,28 @@ from pydantic_settings import (
 )
 
 from taskq.calls.habits import meant, option_instead
-from taskq.connection.logoptions import (
-    COUNTS,
-    DATA_DIR_DEFAULT,
-    DOTENV,
-    LOG_FORMAT_DEFAULT,
-    LOG_LEVEL_DEFAULT,
-    NO_SETTINGS,
-    NUMBERS,
-    OR_NONE,
-    PREFIX,
-    PYPROJECT,
-    SPANS,
-    SWITCHES,
-    LogOptions,
-    SettingsFile,
-    in_units,
-    named_in_units,
-    read_plain_file,
-    refuse_planted,
-    settings_places,
-)
-from taskq.core.durations import NEVER, Duration, seconds, seconds_or_never
-from taskq.core.errors import UsageError
-from taskq.core.model import Durability
-from taskq.log.config import (
-    ALWAYS_SECONDS,
-    LogConfig,
-    QueuePolicy,
-)
+from taskq.connection import logoptions
+from taskq.core import durations, errors, model
+from taskq.log import config
 from taskq.log.format.bodies import Compression
 from taskq.log.machine.access import Mode
 
 
-def _seconds(value: Duration) -> float:
+def _seconds(value: durations.Duration) -> float:
     # The environment holds text alone, where a bare number means seconds as it does elsewhere.
     try:
-        return seconds(float(value) if isinstance(value, str) else value)
+        return durations.seconds(float(value) if isinstance(value, str) else value)
     except ValueError:
-        return seconds(value)
+        return durations.seconds(value)
 
 
-def _seconds_or_never(value: Duration | None) -> float | None:
-    return None if value is None or value == NEVER else _seconds(value)
+def _seconds_or_never(value: durations.Duration | None) -> float | None:
+    return None if value is None or value == durations.NEVER else _seconds(value)
 
 
-def _seconds_or_always(value: Duration) -> float:
+def _seconds_or_always(value: durations.Duration) -> float:
     # None stands for the log's own value.
-    return ALWAYS_SECONDS if value == NEVER else _seconds(value)
+    return config.ALWAYS_SECONDS if value == durations.NEVER else _seconds(value)
 
 
 def _named(value: object) -> object:
@@ -113,18 +87,18 @@ def _check_environment() -> None:
     """
     known = [*Settings.model_fields, *(f"hub_{name}" for name in HubSettings.model_fields)]
     for given, text in os.environ.items():
-        name = given.lower().removeprefix(PREFIX.lower())
-        if name == given.lower() or given in NO_SETTINGS:
+        name = given.lower().removeprefix(logoptions.PREFIX.lower())
+        if name == given.lower() or given in logoptions.NO_SETTINGS:
             continue
         if name in known:
             if name != "data_dir" and not _is_text(text):
-                raise UsageError(f"{given} in the environment holds bytes that are no UTF-8")
+                raise errors.UsageError(f"{given} in the environment holds bytes that are no UTF-8")
             continue
         near = meant(name, known)
         if near:
-            raise UsageError(
+            raise errors.UsageError(
                 f"the environment holds {given}, which is no setting: "
-                f"did you mean {PREFIX}{near.upper()}?"
+                f"did you mean {logoptions.PREFIX}{near.upper()}?"
             )
 
 
@@ -145,17 +119,19 @@ class QueueSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_values(cls, given: Any) -> Any:
-        if not isinstance(given, QueuePolicy):
+        if not isinstance(given, config.QueuePolicy):
             return given
-        return {name: getattr(given, unit) for name, unit in named_in_units(cls.model_fields)}
+        return {
+            name: getattr(given, unit) for name, unit in logoptions.named_in_units(cls.model_fields)
+        }
 
-    def policy(self) -> QueuePolicy:
+    def policy(self) -> config.QueuePolicy:
         """Return the same in the log's words.
 
         Raises:
             UsageError: a way to compress is not installed.
         """
-        return QueuePolicy(**in_units(dict(self)))
+        return config.QueuePolicy(**logoptions.in_units(dict(self)))
 
 
 class HubSettings(BaseModel):
@@ -195,20 +171,20 @@ class HubSettings(BaseModel):
 def _log_fields() -> dict[str, Any]:
     """Return the numbers, spans and switches of a log's options, as fields of a model."""
     fields: dict[str, Any] = {}
-    defaults = LogConfig()
-    for name, unit in named_in_units(LogOptions.__annotations__):
+    defaults = config.LogConfig()
+    for name, unit in logoptions.named_in_units(logoptions.LogOptions.__annotations__):
         default = getattr(defaults, unit)
-        if name in NUMBERS:
-            kind: Any = int if name in COUNTS else ByteSize
+        if name in logoptions.NUMBERS:
+            kind: Any = int if name in logoptions.COUNTS else ByteSize
             default = default and kind(default)
-            kind = kind | None if name in OR_NONE else kind
-        elif name in SPANS:
-            read, or_none = SPANS[name]
+            kind = kind | None if name in logoptions.OR_NONE else kind
+        elif name in logoptions.SPANS:
+            read, or_none = logoptions.SPANS[name]
             kind = Annotated[float, BeforeValidator(_seconds)]
-            if read is seconds_or_never:
+            if read is durations.seconds_or_never:
                 kind = Annotated[float | None, BeforeValidator(_seconds_or_never)]
             kind = kind | None if or_none else kind
-        elif name in SWITCHES:
+        elif name in logoptions.SWITCHES:
             kind = bool
         else:
             continue
@@ -229,7 +205,7 @@ class Settings(BaseSettings, _LogSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
+        env_prefix=logoptions.PREFIX,
         frozen=True,
         env_nested_delimiter="_",
         env_nested_max_split=1,
@@ -238,15 +214,15 @@ class Settings(BaseSettings, _LogSettings):
     )
 
     #: the directory of the log
-    data_dir: Annotated[Path, BeforeValidator(_named)] = Path(DATA_DIR_DEFAULT)
-    durability: Durability = Durability.FSYNC
+    data_dir: Annotated[Path, BeforeValidator(_named)] = Path(logoptions.DATA_DIR_DEFAULT)
+    durability: model.Durability = model.Durability.FSYNC
     name: str = ""
     #: from which level on ``taskq worker`` writes to stderr
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = (
-        LOG_LEVEL_DEFAULT
+        logoptions.LOG_LEVEL_DEFAULT
     )
     #: how: lines for people, or a JSON document each
-    log_format: Literal["text", "json"] = LOG_FORMAT_DEFAULT
+    log_format: Literal["text", "json"] = logoptions.LOG_FORMAT_DEFAULT
     compress: Compression = "none"
     #: plugins of other packages for workers, in this order: entry points of ``taskq.plugins``
     plugins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
@@ -276,15 +252,15 @@ class Settings(BaseSettings, _LogSettings):
         tables = [InitSettingsSource(settings_cls, said) for _, said in _said(named)]
         return init_settings, env_settings, *tables
 
-    def log_config(self) -> LogConfig:
+    def log_config(self) -> config.LogConfig:
         """Return the log's share of the settings.
 
         Raises:
             UsageError: a limit is out of its range.
         """
-        given = {name: getattr(self, name) for name in LogOptions.__annotations__}
+        given = {name: getattr(self, name) for name in logoptions.LogOptions.__annotations__}
         given["queues"] = {name: queue.policy() for name, queue in self.queues.items()}
-        return LogConfig(**in_units(given))
+        return config.LogConfig(**logoptions.in_units(given))
 
 
 def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str, Any]]]:
@@ -293,9 +269,9 @@ def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str,
     Raises:
         UsageError: a file of taskq's own is broken, has an unknown setting, or is another user's.
     """
-    near = [(place, _table(place)) for place in settings_places(data_dir)[1:]]
+    near = [(place, _table(place)) for place in logoptions.settings_places(data_dir)[1:]]
     named = next((said["data_dir"] for _, said in near if "data_dir" in said), None)
-    log = settings_places(data_dir, named and Path(named))[0]
+    log = logoptions.settings_places(data_dir, named and Path(named))[0]
     tables = [(log, _table(log, may_move=False)), *near]
     for place, said in tables:
         if "hub" in said and place.is_near:
@@ -304,25 +280,25 @@ def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str,
     return [(place.path.absolute(), said) for place, said in tables if said]
 
 
-def _table(place: SettingsFile, *, may_move: bool = True) -> dict[str, Any]:
+def _table(place: logoptions.SettingsFile, *, may_move: bool = True) -> dict[str, Any]:
     """Return what one file sets."""
     path = place.path
-    text = read_plain_file(path)
+    text = logoptions.read_plain_file(path)
     if text is None:
         return {}
-    refuse_planted(path)
-    if path.name == DOTENV:
+    logoptions.refuse_planted(path)
+    if path.name == logoptions.DOTENV:
         said = DotEnvSettingsSource(Settings, env_file=path, env_file_encoding="utf-8")()
         return {name: said[name] for name in Settings.model_fields if name in said}
-    if path.name == PYPROJECT:
+    if path.name == logoptions.PYPROJECT:
         return _table_of_project(path, text)
     try:
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from None
+        raise errors.UsageError(f"{path} is no TOML: {error}") from None
     known = Settings.model_fields.keys() - (set() if may_move else {"data_dir"})
     if unknown := table.keys() - known:
-        raise UsageError(f"{path}: {_no_setting(min(unknown), known)}")
+        raise errors.UsageError(f"{path}: {_no_setting(min(unknown), known)}")
     if isinstance(table.get("hub"), dict):
         _check_hub(place, table["hub"])
     return table
@@ -376,14 +352,16 @@ def _no_setting(name: str, known: Iterable[str]) -> str:
     return f"there is no setting {name!r}: {option_instead(name, known, 'settings')}"
 
 
-def _check_hub(place: SettingsFile, hub: dict[str, Any]) -> None:
+def _check_hub(place: logoptions.SettingsFile, hub: dict[str, Any]) -> None:
     """Check that the file is this user's own, and resolve its paths from its folder.
 
     Raises:
         UsageError: it is another user's: that user could send the data elsewhere.
     """
     if not place.is_near and place.path.stat().st_uid not in {0, os.geteuid()}:
-        raise UsageError(f"{place.path} is another user's: it may have no [hub]: take that out")
+        raise errors.UsageError(
+            f"{place.path} is another user's: it may have no [hub]: take that out"
+        )
     for name in ("token_file", "ca"):
         if isinstance(hub.get(name), str):
             hub[name] = str(place.path.absolute().parent / hub[name])
@@ -424,11 +402,11 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
         loaded = Settings(**chosen)
         loaded._files = tuple(settings_files(chosen.get("data_dir")))
     except ValidationError as error:
-        raise UsageError(_explained(error)) from None
+        raise errors.UsageError(_explained(error)) from None
     except SettingsError as error:
-        raise UsageError(_no_json(error)) from None
+        raise errors.UsageError(_no_json(error)) from None
     except RecursionError as error:
-        raise UsageError(f"settings: one is nested too deeply: {error}") from None
+        raise errors.UsageError(f"settings: one is nested too deeply: {error}") from None
     return loaded
 
 
@@ -437,8 +415,8 @@ def _no_json(error: SettingsError) -> str:
     name = next((field for field in Settings.model_fields if f'"{field}"' in str(error)), "")
     more = "…" if name == "hub" else ""
     return (
-        f"settings: {name} ({PREFIX}{name.upper()}{more}) is no JSON, as lists and tables must be "
-        f"in the environment: {error.__cause__}"
+        f"settings: {name} ({logoptions.PREFIX}{name.upper()}{more}) is no JSON, as lists and "
+        f"tables must be in the environment: {error.__cause__}"
     )
 
 

@@ -18,21 +18,10 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Never, Self, TypeVar
 from weakref import WeakSet
 
-from taskq.app.context import JobContext, is_remote, running_job
-from taskq.app.hooks import StepDone
+from taskq.app import context, hooks
 from taskq.connection.blocking import refuse_in_loop
-from taskq.core.errors import (
-    CompressionUnavailable,
-    InvalidStep,
-    LogError,
-    StaleDelivery,
-    TaskqError,
-    UsageError,
-)
-from taskq.core.exceptions import failures, is_a
+from taskq.core import errors, exceptions, model, parsing
 from taskq.core.folds.steps import Form, Wait, pack_waits
-from taskq.core.model import SECOND_NS, State
-from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
 from taskq.log.decide.steps import NewStep
 from taskq.log.format.flows import Stepped
@@ -45,7 +34,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq")
 #: A shorter sleep waits in place, and is no step.
-IN_PLACE_NS: Final = SECOND_NS
+IN_PLACE_NS: Final = model.SECOND_NS
 #: If one task of a run waits, the others get this long after the last step to ask for another.
 _GRACE_SECONDS: Final = 0.01
 #: Name of the steps that call jobs; numbered like steps that people name.
@@ -84,9 +73,9 @@ class Attempt:
         unwinding: end of the job once its steps are undone; None if the job goes on.
     """
 
-    def __init__(self, job: JobContext, *, in_thread: bool) -> None:
+    def __init__(self, job: context.JobContext, *, in_thread: bool) -> None:
         self.suspended = False
-        self.broken: InvalidStep | None = None
+        self.broken: errors.InvalidStep | None = None
         self._in_thread = in_thread
         self._job = job
         self._connection = job.app.connection
@@ -128,25 +117,25 @@ class Attempt:
             InvalidStep: in another process, within a step, or it would stop the loop.
             UsageError: no job runs here.
         """
-        job = running_job.get(None)
+        job = context.running_job.get(None)
         if job is None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"durable.{what}() is for code that runs inside a task: no job runs here"
             )
         if in_thread:
             try:
                 refuse_in_loop(f"durable.{what}_sync()", f"await durable.{what}()")
-            except UsageError as error:
-                raise InvalidStep(str(error)) from None
-        if is_remote():
-            raise InvalidStep(
+            except errors.UsageError as error:
+                raise errors.InvalidStep(str(error)) from None
+        if context.is_remote():
+            raise errors.InvalidStep(
                 f"durable.{what}() writes to the log, which a child process has not open: take "
                 f'runs_in="process" from {job.task}, and call what is heavy as a job of its own by '
                 f"durable.call()"
             )
         inside = step_here.get("")
         if inside:
-            raise InvalidStep(
+            raise errors.InvalidStep(
                 f"durable.{what}() was called within step {inside.rpartition(':')[2]}: steps do "
                 f"not nest; call it in the task itself"
             )
@@ -167,23 +156,25 @@ class Attempt:
         known = self._forms.get(name)
         if known is None:
             try:
-                check_name(f"the name of {_WHAT[form]}", name)
-            except UsageError as error:
-                raise InvalidStep(str(error)) from None
+                parsing.check_name(f"the name of {_WHAT[form]}", name)
+            except errors.UsageError as error:
+                raise errors.InvalidStep(str(error)) from None
             if "#" in name:
-                raise InvalidStep(
+                raise errors.InvalidStep(
                     f"the name of {_WHAT[form]} is {name!r}: it may hold no '#', which stands "
                     f"before its number"
                 )
             if form in _NAMED:
                 self._forms[name] = form
         elif known is not form and form in _NAMED:
-            raise InvalidStep(
+            raise errors.InvalidStep(
                 f"{name!r} is {_WHAT[known]} of job {self._job.id}, and is {_WHAT[form]} here: "
                 f"give one of them another name"
             )
         if not callable(fn):
-            raise InvalidStep(f"step {name!r} takes a function and its arguments, got {fn!r:.60}")
+            raise errors.InvalidStep(
+                f"step {name!r} takes a function and its arguments, got {fn!r:.60}"
+            )
         self._counts[name] += 1
         return self._counts[name]
 
@@ -205,7 +196,7 @@ class Attempt:
         self._unasked.discard((name, number))
         was = Form.EVENT if done.form == Form.TIMEOUT else done.form
         if was != form:
-            raise InvalidStep(
+            raise errors.InvalidStep(
                 f"step {done.title} of job {self._job.id} was {_WHAT[was]} before, and is "
                 f"{_WHAT[form]} now: give it another name"
             )
@@ -228,8 +219,8 @@ class Attempt:
                 raise self._break(_SWALLOWED.format(self._job.task))
             raise Suspended
 
-    def _break(self, problem: str) -> InvalidStep:
-        self.broken = self.broken or InvalidStep(problem)
+    def _break(self, problem: str) -> errors.InvalidStep:
+        self.broken = self.broken or errors.InvalidStep(problem)
         return self.broken
 
     async def _loaded(self) -> None:
@@ -244,7 +235,7 @@ class Attempt:
             try:
                 port = await self._connection.port()
                 seen = await port.look(partial(look_at_steps, job=job, place=place))
-            except LogError as error:
+            except errors.LogError as error:
                 raise self._cut_off(error) from None
             self._large |= seen.large
             for done in seen.steps:
@@ -280,7 +271,7 @@ class Attempt:
     async def _failures(self, done: Stepped, first: int) -> dict[int, InputEnd]:
         failed = json.loads(await self._unpacked(done))
         return {
-            first + at: InputEnd(first + at, State(state), reason.encode())
+            first + at: InputEnd(first + at, model.State(state), reason.encode())
             for at, state, reason in failed
         }
 
@@ -318,11 +309,11 @@ class Attempt:
                 delivery, form, name, number, stored, flags, began_ns, items, signal, detach
             )  # fmt: skip
             done = await patiently(lambda port: port.step(new))
-        except (StaleDelivery, LogError) as error:
+        except (errors.StaleDelivery, errors.LogError) as error:
             raise self._cut_off(error) from None
-        except CompressionUnavailable:
+        except errors.CompressionUnavailable:
             raise
-        except UsageError as error:
+        except errors.UsageError as error:
             raise self._about(name, number, error) from error
         finally:
             self._busy -= 1
@@ -338,21 +329,21 @@ class Attempt:
         """Return once the log has room for the record of a step that is about to run."""
         try:
             await self._connection.ready_for_step()
-        except LogError as error:
+        except errors.LogError as error:
             raise self._cut_off(error) from None
 
-    def _cut_off(self, error: TaskqError) -> Suspended:
+    def _cut_off(self, error: errors.TaskqError) -> Suspended:
         """Mark the run as over: the log failed, or another worker has the job now."""
-        if not isinstance(error, StaleDelivery):
+        if not isinstance(error, errors.StaleDelivery):
             _log.warning("job %s stops where it is: %s", self._job.id, error)
         self._end()
         return Suspended()
 
     def _tell(self, done: Stepped, began_ns: int) -> None:
         job, form = self._job, Form(done.form).name.lower()
-        seconds = (self.now_ns() - began_ns) / SECOND_NS if began_ns else 0.0
+        seconds = (self.now_ns() - began_ns) / model.SECOND_NS if began_ns else 0.0
         job.app.hooks.tell_step(
-            StepDone(
+            hooks.StepDone(
                 job.id, job.task, job.queue, job.attempt, done.name, done.number, form, seconds
             )
         )
@@ -376,7 +367,7 @@ class Attempt:
         self._busy += 1
         try:
             return await self._connection.patiently(send)
-        except (StaleDelivery, LogError) as error:
+        except (errors.StaleDelivery, errors.LogError) as error:
             raise self._cut_off(error) from None
         finally:
             self._busy -= 1
@@ -461,7 +452,7 @@ class Attempt:
         """Return the packed waits of the job if its run ended by waiting; else None."""
         return pack_waits(self._waits.values()) if self.suspended and _is_suspended(error) else None
 
-    def problem(self) -> InvalidStep | None:
+    def problem(self) -> errors.InvalidStep | None:
         """Return the misuse in a run that returned; None if it ended properly."""
         if self.suspended and self.broken is None:
             return self._break(_SWALLOWED.format(self._job.task))
@@ -480,8 +471,8 @@ class Attempt:
 
     # -- values -----------------------------------------------------------------------------------
 
-    def _about(self, name: str, number: int, problem: object) -> InvalidStep:
-        return InvalidStep(f"step {name}#{number} of job {self._job.id}: {problem}")
+    def _about(self, name: str, number: int, problem: object) -> errors.InvalidStep:
+        return errors.InvalidStep(f"step {name}#{number} of job {self._job.id}: {problem}")
 
     async def _unpacked(self, done: Stepped) -> bytes:
         body = done.body
@@ -523,7 +514,7 @@ def _is_handled(error: BaseException | None) -> bool:
 
 def _is_suspended(error: BaseException) -> bool:
     """Return whether an error is only the end of a run that waits."""
-    return all(is_a(item, Suspended) for item in failures(error))
+    return all(exceptions.is_a(item, Suspended) for item in exceptions.failures(error))
 
 
 # -- awaits that swallow the end of a run, or limit it in vain -------------------------------------

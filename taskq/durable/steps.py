@@ -16,12 +16,9 @@ import taskq.telemetry as telemetry
 from taskq.app.context import JobContext
 from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
-from taskq.connection import tracing
-from taskq.connection.blocking import run
-from taskq.core.durations import spoken
-from taskq.core.errors import InvalidStep, TaskqError, UsageError
+from taskq.connection import blocking, tracing
+from taskq.core import durations, errors, model
 from taskq.core.folds.steps import Form, Wait, pack_waits
-from taskq.core.model import SECOND_NS
 from taskq.core.retry import Decision, RetryAfter, RetryPolicy, Snooze, exponential
 from taskq.core.values import NamedTuple
 from taskq.durable.attempt import IN_PLACE_NS, Attempt, Suspended, Tries, step_here, undoing_here
@@ -84,7 +81,7 @@ class Undo:
 
     def __enter__(self) -> None:
         """Do as ``async with`` in a task that runs in a thread."""
-        run(self._here.enter(self))
+        blocking.run(self._here.enter(self))
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Drop the undo if the block ended well."""
@@ -147,7 +144,7 @@ class StepAttempt(Attempt):
             step_here.reset(token)
 
     async def _run_limited(self, call: StepCall, limit_ns: int) -> Any:
-        limit = asyncio.timeout(limit_ns / SECOND_NS)
+        limit = asyncio.timeout(limit_ns / model.SECOND_NS)
         tracer = tracing.tracer
         try:
             with telemetry.stepping(call.name, call.number, tracer) if tracer else nullcontext():
@@ -157,36 +154,36 @@ class StepAttempt(Attempt):
             if not limit.expired():
                 raise
             raise TimeoutError(
-                f"step {call} was not done within its timeout of {spoken(limit_ns)}"
+                f"step {call} was not done within its timeout of {durations.spoken(limit_ns)}"
             ) from error
 
     def step_in_thread(self, call: StepCall) -> Any:
         """Do as ``durable.step_sync``, in the thread of the task."""
-        done = run(self._begin(Form.STEP, call.name, call.number))
+        done = blocking.run(self._begin(Form.STEP, call.name, call.number))
         codec = self._codec(call)
         if done is not None:
-            return self._decode(call, codec, run(self._unpacked(done)))
+            return self._decode(call, codec, blocking.run(self._unpacked(done)))
         while True:
             if self._tries:
-                run(self._pause(call))
-            run(self._ready())
+                blocking.run(self._pause(call))
+            blocking.run(self._ready())
             began_ns = self.now_ns()
             try:
                 value = self._run_in_thread(call)
             except Exception as error:
                 if call.policy is None or call.policy.retry is None:
                     raise
-                run(self._record_try(call, error, call.policy.retry, began_ns))
+                blocking.run(self._record_try(call, error, call.policy.retry, began_ns))
                 continue
             body, value = self._encode(call, codec, value)
-            run(self._record(Form.STEP, call.name, call.number, body, began_ns))
+            blocking.run(self._record(Form.STEP, call.name, call.number, body, began_ns))
             return value
 
     def _run_in_thread(self, call: StepCall) -> Any:
         if (
             call.policy is not None and call.policy.timeout_ns is not None
         ):  # no thread can stop itself
-            return run(self._run(call))
+            return blocking.run(self._run(call))
         token = step_here.set(f"{self._job.id}:{call}")
         tracer = tracing.tracer
         try:
@@ -197,7 +194,7 @@ class StepAttempt(Attempt):
         if inspect.isawaitable(value):
             if inspect.iscoroutine(value):
                 value.close()
-            raise InvalidStep(
+            raise errors.InvalidStep(
                 f"step {call.name!r}: step_sync() takes a plain function, no async one"
             )
         return value
@@ -217,7 +214,7 @@ class StepAttempt(Attempt):
             await self._wait(Wait(Form.TRIED, *title, due_ns))
         self._busy += 1
         try:
-            await asyncio.sleep(left_ns / SECOND_NS)
+            await asyncio.sleep(left_ns / model.SECOND_NS)
         finally:
             self._busy -= 1
             self._look_soon()
@@ -226,7 +223,7 @@ class StepAttempt(Attempt):
         self, call: StepCall, error: Exception, policy: RetryPolicy, began_ns: int
     ) -> None:
         """Write a failed try; raises its error if there is no other try."""
-        if isinstance(error, InvalidStep | Snooze):
+        if isinstance(error, errors.InvalidStep | Snooze):
             raise error
         title = call.name, call.number
         now_ns, tries = self.now_ns(), self._tries.get(title)
@@ -234,7 +231,7 @@ class StepAttempt(Attempt):
         count = tries.failed + 1
         wish = policy.wish(error, count)
         if isinstance(wish, Snooze):
-            decision: Decision = RetryAfter(policy.bounded_ns(wish.delay_ns) / SECOND_NS)
+            decision: Decision = RetryAfter(policy.bounded_ns(wish.delay_ns) / model.SECOND_NS)
         else:
             decision = policy.decide(count, wish or error, random())  # noqa: S311 - jitter
         due_ns = 0
@@ -253,14 +250,14 @@ class StepAttempt(Attempt):
     def _codec(self, call: StepCall) -> ResultCodec:
         try:
             return codec_of(call.fn)
-        except UsageError as error:
+        except errors.UsageError as error:
             raise self._about(call.name, call.number, error) from None
 
     def _encode(self, call: StepCall, codec: ResultCodec, value: object) -> tuple[bytes, Any]:
         """Return a value as JSON, and the value that later attempts will read."""
         try:
             body = codec.encode(value)
-        except UsageError as error:
+        except errors.UsageError as error:
             raise self._about(call.name, call.number, error) from None
         except Exception as error:
             problem = f"the value cannot be kept: {summary(error)}"
@@ -272,7 +269,7 @@ class StepAttempt(Attempt):
     def _decode(self, call: StepCall, codec: ResultCodec, body: bytes) -> Any:
         try:
             return codec.decode(body)
-        except UsageError as error:
+        except errors.UsageError as error:
             raise self._about(call.name, call.number, error) from None
 
     async def enter(self, undo: Undo) -> None:
@@ -354,7 +351,7 @@ def codec_of(fn: Callable[..., Any]) -> ResultCodec:
     try:
         signature = Signature(name, fn)
     except (TypeError, ValueError) as error:
-        if isinstance(error, TaskqError):
+        if isinstance(error, errors.TaskqError):
             raise
         signature = Signature(name, _untyped)
     return ResultCodec(signature)

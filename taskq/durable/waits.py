@@ -15,10 +15,9 @@ import taskq.telemetry as telemetry
 from taskq.app.context import event_readers
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.serialization import cause_of, decode_loose, way_of
-from taskq.core.errors import InvalidStep, JobCancelled, JobExpired, JobFailed, TaskqError
+from taskq.core import errors, model
 from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait
-from taskq.core.model import LIVE_STATES, SECOND_NS, TRANSACTION_BYTES_MAX, Extras, State
 from taskq.core.values import NamedTuple
 from taskq.durable.attempt import CALL, IN_PLACE_NS, warned
 from taskq.durable.steps import StepAttempt
@@ -38,7 +37,7 @@ Enqueued: TypeAlias = Callable[[], Awaitable[Stepped | None]]
 T = TypeVar("T")
 
 
-class EventTimeout(TaskqError, TimeoutError):
+class EventTimeout(errors.TaskqError, TimeoutError):
     """No signal came in time. A later attempt raises it again, even if a signal came meanwhile.
 
     Attributes:
@@ -111,7 +110,7 @@ class DurableRun(StepAttempt):
 
     async def _sleep(self, number: int, span_ns: int) -> None:
         if span_ns < IN_PLACE_NS and (SLEEP, number) not in self._begun:
-            await asyncio.sleep(span_ns / SECOND_NS)
+            await asyncio.sleep(span_ns / model.SECOND_NS)
             return
         if await self._begin(Form.SLEEP, SLEEP, number) is not None:
             return
@@ -247,7 +246,7 @@ class DurableRun(StepAttempt):
             done = await self._record(Form.CALL, CALL, number, items=items, detach=detach)
         count = 0 if done is None else done.jobs
         if count != len(some):
-            raise InvalidStep(
+            raise errors.InvalidStep(
                 f"step {CALL}#{number} of job {self._job.id} enqueued {count} jobs, and is asked "
                 f"for {len(some)} now: calls must be the same in every attempt, so make what they "
                 f"depend on a step"
@@ -258,12 +257,12 @@ class DurableRun(StepAttempt):
         """Return what ``durable.first`` does."""
         for part in parts:
             if not isinstance(part, Part):
-                raise InvalidStep(
+                raise errors.InvalidStep(
                     f"durable.first() takes what durable.event(), sleep() and call() return, got "
                     f"{part!r:.60}"
                 )
         if not parts:
-            raise InvalidStep("durable.first() waits for nothing: give it a wait at least")
+            raise errors.InvalidStep("durable.first() waits for nothing: give it a wait at least")
         return self._first(self.number(FIRST, Form.FIRST), parts)
 
     async def _first(self, number: int, parts: Sequence[Part[Any]]) -> Any:
@@ -283,7 +282,7 @@ class DurableRun(StepAttempt):
         if done is not None:
             chosen = int(await self._unpacked(done))
             if chosen >= len(parts):
-                raise InvalidStep(
+                raise errors.InvalidStep(
                     f"step {FIRST}#{number} of job {self._job.id} was decided for wait "
                     f"{chosen + 1}, and has {len(parts)} now: add waits at the end, and leave none "
                     f"out"
@@ -317,7 +316,7 @@ class DurableRun(StepAttempt):
         failed = [
             (end.job - done.first, int(end.state), _reason(end))
             for end in ends
-            if end.state is not State.SUCCEEDED
+            if end.state is not model.State.SUCCEEDED
         ]
         if failed:
             await self._record(Form.FAILED, CALL, done.number, json.dumps(failed).encode())
@@ -326,24 +325,24 @@ class DurableRun(StepAttempt):
         job, loose = self._job, []
         for made in calls:
             if not isinstance(made, Call):
-                raise InvalidStep(
+                raise errors.InvalidStep(
                     f"durable.call() takes what task.call(...) returns, got {made!r:.60}"
                 )
             if made.extras is not None and (made.extras.key or made.extras.flow) is not None:
-                raise InvalidStep(
+                raise errors.InvalidStep(
                     f"{made.name}: a job that another waits for takes no dedup key, for the job "
                     f"that holds it might be another's: use .options(key=None)"
                 )
             flow = FlowPart(parent=job.delivery.job)
-            extras = replace(made.extras or Extras(), flow=flow)
+            extras = replace(made.extras or model.Extras(), flow=flow)
             child = replace(telemetry.created(made), extras=extras)
             loose.append(self._connection.packer.loose(child))
         items = tuple(await self._connection.patiently(lambda _: self._connection.pack_many(loose)))
         size = transaction_bytes(items)
-        if size > TRANSACTION_BYTES_MAX:
-            raise InvalidStep(
+        if size > model.TRANSACTION_BYTES_MAX:
+            raise errors.InvalidStep(
                 f"the {len(items)} jobs that {job.task} {job.id} calls have {size} bytes, the "
-                f"limit is {TRANSACTION_BYTES_MAX}: call them in several goes"
+                f"limit is {model.TRANSACTION_BYTES_MAX}: call them in several goes"
             )
         return items
 
@@ -358,13 +357,13 @@ class DurableRun(StepAttempt):
             port = await self._connection.port()
             some = await port.look(partial(look_at_ends, jobs=jobs[start : start + ENDS_MAX]))
             ends += [failed.get(end.job, end) for end in some]
-            if any(end.state in LIVE_STATES for end in ends):
+            if any(end.state in model.LIVE_STATES for end in ends):
                 return None
         return ends
 
     async def _result(self, end: InputEnd, made: Call[Any], on_failure: OnFailure) -> Any:
         job_id = f"{self._connection.tag}-{end.job}"
-        if end.state is State.SUCCEEDED:
+        if end.state is model.State.SUCCEEDED:
             if end.body is None:
                 return None
             what = f"the result of job {job_id}"
@@ -374,11 +373,11 @@ class DurableRun(StepAttempt):
         reason = _reason(end)
         if on_failure == "run":
             return Failed(job_id=job_id, reason=reason)
-        if end.state is State.CANCELLED:
-            raise JobCancelled(job_id)
-        if end.state is State.EXPIRED:
-            raise JobExpired(job_id)
-        raise JobFailed(job_id, reason)
+        if end.state is model.State.CANCELLED:
+            raise errors.JobCancelled(job_id)
+        if end.state is model.State.EXPIRED:
+            raise errors.JobExpired(job_id)
+        raise errors.JobFailed(job_id, reason)
 
     def _read(self, done: Stepped, kind: Any, body: bytes) -> Any:
         try:
@@ -394,8 +393,8 @@ def _valid(kind: Any, body: bytes) -> Any:
 
 
 def _reason(end: InputEnd) -> str:
-    if end.state is State.DEAD:
+    if end.state is model.State.DEAD:
         return (end.body or b"").decode("utf-8", "replace")
-    if end.state is State.ABSENT:
+    if end.state is model.State.ABSENT:
         return "the log has no such job any more: it is kept for as long as the job that called it"
     return end.state.name.lower()

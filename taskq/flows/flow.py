@@ -14,10 +14,8 @@ from taskq.calls.call import AppPort, Call, OptionChanges, Runnable, TaskPort, t
 from taskq.calls.habits import STEPS, no_attribute
 from taskq.connection.blocking import blocking
 from taskq.connection.connection import Connection
-from taskq.core.errors import PayloadTooLarge, UsageError
-from taskq.core.flows import DEPTH_MAX, ONE, UNLOCKS_MAX, FlowPart, Policy, depth, list_of, skipping
-from taskq.core.model import TIME_NS_MAX, TRANSACTION_BYTES_MAX, Extras
-from taskq.core.parsing import listed
+from taskq.core import errors, flows, model, parsing
+from taskq.core.model import TRANSACTION_BYTES_MAX
 from taskq.core.values import dataclass
 from taskq.flows.handle import FlowHandle
 
@@ -39,7 +37,7 @@ R_co = TypeVar("R_co", covariant=True)
 OnFailure: TypeAlias = Literal["cancel", "run", "wait"]
 Node: TypeAlias = "Leaf | Chain | Parallel"
 #: Parts within parts.
-_NESTED_MAX: Final = 4 * DEPTH_MAX
+_NESTED_MAX: Final = 4 * flows.DEPTH_MAX
 #: Parts in a flow's text.
 _SHOWN: Final = 5
 
@@ -57,7 +55,7 @@ class Chain:
     """Parts one after the other; ``policy``: reaction of each part to a failure before it."""
 
     parts: tuple[Node, ...]
-    policy: Policy
+    policy: flows.Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class Flow(Runnable[R_co]):
             return first.app
         if is_empty:
             return None
-        raise UsageError("the flow knows no app: use app.enqueue_flow(flow)")
+        raise errors.UsageError("the flow knows no app: use app.enqueue_flow(flow)")
 
     def __repr__(self) -> str:
         return f"<Flow {_text(self.node)}>"
@@ -179,7 +177,9 @@ class Step(Generic[X_contra, R_co]):
             UsageError: an option is wrong, or the step is made of several.
         """
         if not isinstance(self.node, Leaf):
-            raise UsageError("options are those of single steps: give them before you combine them")
+            raise errors.UsageError(
+                "options are those of single steps: give them before you combine them"
+            )
         return Step(Leaf(self.node.call.options(**changes), takes=True))
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ def chain(*parts: Part, on_failure: OnFailure = "cancel") -> Any:
         UsageError: a part is neither a call, a step nor a flow.
     """
     if not parts:
-        raise UsageError("chain() takes at least one part, such as task.call(...)")
+        raise errors.UsageError("chain() takes at least one part, such as task.call(...)")
     nodes = tuple(_node("chain", part) for part in parts)
     return _flow_or_step(Chain(nodes, _policy(on_failure)))
 
@@ -324,7 +324,7 @@ def plan_of(flow: object) -> Plan:
         remedy = "chain(...) makes one of what task.call(...) gives"
         if isinstance(flow, Step):
             remedy = "begin it with task.call(...)"
-        raise UsageError(f"{what} is no flow that could be enqueued: {remedy}")
+        raise errors.UsageError(f"{what} is no flow that could be enqueued: {remedy}")
     return make_plan(flow.node)
 
 
@@ -335,7 +335,7 @@ def _empty(flow: Flow[R]) -> FlowHandle[R]:
 
 def _check_same_log(first: TaskPort[Any], other: TaskPort[Any]) -> None:
     if other.app.data_dir != first.app.data_dir:
-        raise UsageError(
+        raise errors.UsageError(
             f"{first.name} and {other.name} of this flow are tasks of two apps, and the workers of "
             f"one know nothing of the other's: name the one that is to run it, "
             f"app.enqueue_flow(flow)"
@@ -347,7 +347,7 @@ def _members(where: str, members: tuple[Any, ...]) -> tuple[Node, ...]:
         try:
             members = tuple(members[0])
         except TypeError:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{where}() takes calls or an iterable of them, got {members[0]!r:.60}"
             ) from None
     return tuple(_node(where, member) for member in members)
@@ -358,7 +358,7 @@ def _node(where: str, part: object) -> Node:
         return Leaf(part)
     if isinstance(part, Flow | Step):
         return part.node
-    raise UsageError(
+    raise errors.UsageError(
         f"{where}() takes task.call(...), task.step(...) and other flows, got {part!r:.60}"
     )
 
@@ -367,11 +367,11 @@ def _flow_or_step(node: Node) -> Flow[Any] | Step[Any, Any]:
     return Step(node) if begins_open(node) else Flow(node)
 
 
-def _policy(on_failure: str) -> Policy:
+def _policy(on_failure: str) -> flows.Policy:
     try:
-        return Policy[on_failure.upper()]
+        return flows.Policy[on_failure.upper()]
     except (KeyError, AttributeError):
-        raise UsageError(
+        raise errors.UsageError(
             f'on_failure is {on_failure!r:.60}, it must be "cancel", "run" or "wait"'
         ) from None
 
@@ -380,7 +380,7 @@ def _text(node: Node) -> str:
     if isinstance(node, Leaf):
         return node.call.name
     if isinstance(node, Parallel):
-        return f"({listed(map(_text, node.members), _SHOWN)})"
+        return f"({parsing.listed(map(_text, node.members), _SHOWN)})"
     return " → ".join(_text(part) for part in node.parts[:_SHOWN]) + (
         " …" if len(node.parts) > _SHOWN else ""
     )
@@ -397,7 +397,7 @@ class _Job:
     call: Call[Any]
     inputs: list[_Job] = field(default_factory=list)
     shape: bytes = b""
-    policy: Policy = Policy.CANCEL
+    policy: flows.Policy = flows.Policy.CANCEL
     index: int = -1
     unlocks: list[int] = field(default_factory=list)
 
@@ -408,7 +408,7 @@ class _Link:
 
     jobs: list[_Job]
     shape: bytes
-    policy: Policy = Policy.CANCEL
+    policy: flows.Policy = flows.Policy.CANCEL
     #: name of a task among them that keeps no result
     dropped_by: str = ""
 
@@ -422,12 +422,14 @@ def make_plan(node: Node) -> Plan:
     """
     end = _expand(node, None, 0)
     jobs = _number_jobs(end.jobs)
-    if depth(end.shape) > DEPTH_MAX:
-        raise UsageError(f"the flow nests groups over {DEPTH_MAX} deep: put steps between them")
+    if flows.depth(end.shape) > flows.DEPTH_MAX:
+        raise errors.UsageError(
+            f"the flow nests groups over {flows.DEPTH_MAX} deep: put steps between them"
+        )
     calls = tuple(_linked_call(job, jobs, end) for job in jobs)
     size = transaction_bytes((call.spec, call.body, call.extras) for call in calls)
     if size > TRANSACTION_BYTES_MAX:
-        raise PayloadTooLarge(
+        raise errors.PayloadTooLarge(
             f"the flow of {len(calls)} jobs", size, TRANSACTION_BYTES_MAX,
             "it is one transaction: make several flows of it, or pass large arguments as files",
         )  # fmt: skip
@@ -436,12 +438,12 @@ def make_plan(node: Node) -> Plan:
 
 def _expand(node: Node, before: _Link | None, nested: int) -> _Link:
     if nested > _NESTED_MAX:
-        raise UsageError(f"the flow nests parts over {_NESTED_MAX} deep: make it flatter")
+        raise errors.UsageError(f"the flow nests parts over {_NESTED_MAX} deep: make it flatter")
     if isinstance(node, Leaf):
         return _expand_leaf(node, before)
     if isinstance(node, Parallel):
         links = [_expand(member, before, nested + 1) for member in node.members]
-        shape = list_of(link.shape for link in links)
+        shape = flows.list_of(link.shape for link in links)
         missing = next((link.dropped_by for link in links if link.dropped_by), "")
         return _Link([job for link in links for job in link.jobs], shape, dropped_by=missing)
     link = before
@@ -450,7 +452,7 @@ def _expand(node: Node, before: _Link | None, nested: int) -> _Link:
         link = _expand(part, inputs, nested + 1)
         if not link.jobs and inputs is not None and inputs.jobs:
             # An empty group gives its empty list once the part before it has ended.
-            link = _Link(inputs.jobs, skipping(len(inputs.jobs)) + link.shape)
+            link = _Link(inputs.jobs, flows.skipping(len(inputs.jobs)) + link.shape)
     assert link is not None
     return link
 
@@ -459,7 +461,7 @@ def _expand_leaf(leaf: Leaf, before: _Link | None) -> _Link:
     job = _Job(leaf.call)
     name = leaf.call.name
     if leaf.takes and before is None:
-        raise UsageError(
+        raise errors.UsageError(
             f"{name}: a step takes the result of what runs before it, but the flow begins with it: "
             f"begin with task.call(...)"
         )
@@ -467,7 +469,7 @@ def _expand_leaf(leaf: Leaf, before: _Link | None) -> _Link:
         job.inputs, job.policy = before.jobs, before.policy
         if leaf.takes:
             if before.dropped_by:
-                raise UsageError(
+                raise errors.UsageError(
                     f"{name}: it takes the result of {before.dropped_by}, which keeps none "
                     f"(store_result=False): keep it, or put {name}.call(...) there"
                 )
@@ -475,7 +477,7 @@ def _expand_leaf(leaf: Leaf, before: _Link | None) -> _Link:
             job.shape = before.shape
     task = leaf.call.task
     drops = task is not None and not task.store_result
-    return _Link([job], ONE, dropped_by=name if drops else "")
+    return _Link([job], flows.ONE, dropped_by=name if drops else "")
 
 
 def _check_input(task: TaskPort[Any] | None, before: _Link) -> None:
@@ -484,7 +486,7 @@ def _check_input(task: TaskPort[Any] | None, before: _Link) -> None:
         return
     for source in {id(job.call.task): job.call.task for job in before.jobs}.values():
         if source is not None and not source.gives_json:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{task.name}: its parameter {task.signature.names[0]!r} has no type, and would "
                 f"take what {source.name} returns as the JSON of it: annotate it with the type "
                 f"that {source.name} is annotated to return"
@@ -516,30 +518,30 @@ def _linked_call(job: _Job, jobs: list[_Job], end: _Link) -> Call[Any]:
         return call
     chosen = call.chosen
     if job.inputs and (chosen.due_ns or (call.extras is not None and call.extras.due_ns)):
-        raise UsageError(
+        raise errors.UsageError(
             f"{call.name}: a job that waits for others takes no delay or eta: give it to the first "
             f"job, or raise Snooze within the task"
         )
-    if len(job.unlocks) > UNLOCKS_MAX:
-        raise UsageError(
-            f"{len(job.unlocks)} jobs of the flow wait for {call.name}, at most {UNLOCKS_MAX} may: "
-            f"put a step between the groups"
+    if len(job.unlocks) > flows.UNLOCKS_MAX:
+        raise errors.UsageError(
+            f"{len(job.unlocks)} jobs of the flow wait for {call.name}, at most "
+            f"{flows.UNLOCKS_MAX} may: put a step between the groups"
         )
-    part = FlowPart(
+    part = flows.FlowPart(
         index=job.index, inputs=tuple(_runs(job.inputs)), policy=job.policy, shape=job.shape,
         unlocks=tuple(job.unlocks),
         jobs=0 if job.index else len(jobs), ends=0 if job.index else len(end.jobs),
         result=b"" if job.index else end.shape,
     )  # fmt: skip
-    extras = replace(call.extras or Extras(), flow=part)
+    extras = replace(call.extras or model.Extras(), flow=part)
     if job.inputs:
-        extras.due_ns, extras.due_is_wall = TIME_NS_MAX, True
+        extras.due_ns, extras.due_is_wall = model.TIME_NS_MAX, True
     return replace(call, extras=extras)
 
 
 def _unkeyed(call: Call[Any]) -> Call[Any]:
     if call.extras is not None and call.extras.key is not None:
-        raise UsageError(
+        raise errors.UsageError(
             f"{call.name}: a job of a flow takes no dedup key, for another job might hold it: use "
             f".options(key=None)"
         )

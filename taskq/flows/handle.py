@@ -12,16 +12,7 @@ from taskq.calls.call import AppPort
 from taskq.connection.blocking import blocking
 from taskq.connection.connection import Connection, split_job_id
 from taskq.connection.handle import JobHandle, PendingJob
-from taskq.core.durations import Duration, seconds
-from taskq.core.errors import (
-    JobCancelled,
-    JobExpired,
-    JobFailed,
-    ResultGone,
-    UsageError,
-)
-from taskq.core.flows import nested
-from taskq.core.model import WAITING_STATES, State
+from taskq.core import durations, errors, flows, model
 from taskq.core.values import dataclass
 from taskq.log.requests import WITHDRAWN_MAX
 
@@ -83,14 +74,14 @@ class FlowHandle(Generic[R]):
             UsageError: the flow is an empty group, which is no job at all.
         """
         if not self.jobs:
-            raise UsageError("an empty group is no job, so it has no id")
+            raise errors.UsageError("an empty group is no job, so it has no id")
         return self.jobs[0].id
 
     def __await__(self) -> Generator[Any, None, R]:
         """Wait until the flow has ended, like ``result()``."""
         return self.result().__await__()
 
-    async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
+    async def result(self, timeout: durations.Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
         """Wait until the flow has ended, and return its result.
 
         Args:
@@ -104,12 +95,12 @@ class FlowHandle(Generic[R]):
             ResultTimeout: it has not ended yet.
         """
         values, gone = await self._values(timeout)
-        value = nested(self._shape, values)
+        value = flows.nested(self._shape, values)
         if gone is not None and value is None:
             raise gone
         return cast("R", value)
 
-    async def wait(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109 - as above
+    async def wait(self, timeout: durations.Duration | None = None) -> None:  # noqa: ASYNC109 - as above
         """Wait until the flow has ended, whether its jobs keep results or not.
 
         Raises:
@@ -117,20 +108,23 @@ class FlowHandle(Generic[R]):
         """
         await self._values(timeout)
 
-    async def _values(self, timeout: Duration | None) -> tuple[list[Any], ResultGone | None]:  # noqa: ASYNC109 - as above
+    async def _values(
+        self,
+        timeout: durations.Duration | None,  # noqa: ASYNC109 - as above
+    ) -> tuple[list[Any], errors.ResultGone | None]:
         """Return the results of its last jobs, None for a missing one, and the error for it."""
-        limit = None if timeout is None else seconds(timeout, "timeout")
+        limit = None if timeout is None else durations.seconds(timeout, "timeout")
         until = None if limit is None else time.monotonic() + limit
         values: list[Any] = []
-        gone: ResultGone | None = None
+        gone: errors.ResultGone | None = None
         for job in self.jobs[: self._ends]:
             left = None if until is None else max(until - time.monotonic(), 0.0)
             try:
                 values.append(await job.result(left))
-            except ResultGone as error:
+            except errors.ResultGone as error:
                 gone = error
                 values.append(None)
-            except JobCancelled:
+            except errors.JobCancelled:
                 await self._raise_cause()
                 raise
         return values, gone
@@ -140,12 +134,12 @@ class FlowHandle(Generic[R]):
         counts = Counter(await self._states())
         return FlowProgress(
             total=len(self.jobs),
-            waiting=sum(counts[state] for state in WAITING_STATES),
-            running=counts[State.RUNNING],
-            succeeded=counts[State.SUCCEEDED] + counts[State.ABSENT],
-            dead=counts[State.DEAD],
-            cancelled=counts[State.CANCELLED],
-            expired=counts[State.EXPIRED],
+            waiting=sum(counts[state] for state in model.WAITING_STATES),
+            running=counts[model.State.RUNNING],
+            succeeded=counts[model.State.SUCCEEDED] + counts[model.State.ABSENT],
+            dead=counts[model.State.DEAD],
+            cancelled=counts[model.State.CANCELLED],
+            expired=counts[model.State.EXPIRED],
         )
 
     async def cancel(self) -> int:
@@ -160,7 +154,7 @@ class FlowHandle(Generic[R]):
             withdrawn += len(await port.withdraw(lsns))
         stopped = 0
         for job, state in zip(self.jobs, await self._live_states(), strict=True):
-            if state is not State.ABSENT and await job.cancel():
+            if state is not model.State.ABSENT and await job.cancel():
                 stopped += 1
         return withdrawn + stopped
 
@@ -174,11 +168,11 @@ class FlowHandle(Generic[R]):
         assert self._app is not None
         return self._app._connection
 
-    async def _live_states(self) -> list[State]:
+    async def _live_states(self) -> list[model.State]:
         """Return the states of its jobs; ABSENT after the end."""
         from taskq.log.read.flows import STATES_MAX, look_at_states  # noqa: PLC0415 - the log is open
 
-        states: list[State] = []
+        states: list[model.State] = []
         for start in range(0, len(self.jobs), STATES_MAX):
             port = await self._connection.port()
             count = min(len(self.jobs) - start, STATES_MAX)
@@ -186,12 +180,12 @@ class FlowHandle(Generic[R]):
             states += await port.look(partial(look_at_states, first=first, count=count))
         return states
 
-    async def _states(self) -> list[State]:
+    async def _states(self) -> list[model.State]:
         """Return the states of its jobs; ABSENT if the log has dropped a job."""
         from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - as above
 
         states = await self._live_states()
-        ended = [number for number, state in enumerate(states) if state is State.ABSENT]
+        ended = [number for number, state in enumerate(states) if state is model.State.ABSENT]
         for start in range(0, len(ended), ENDS_MAX):
             some = ended[start : start + ENDS_MAX]
             port = await self._connection.port()
@@ -205,11 +199,11 @@ class FlowHandle(Generic[R]):
         """Raise the failure for which a job was cancelled, if there is one."""
         states = await self._states()
         for job, state in reversed(list(zip(self.jobs, states, strict=True))):
-            if state is State.DEAD:
+            if state is model.State.DEAD:
                 view = await job.view()
-                raise JobFailed(job.id, view.reason)
-            if state is State.EXPIRED:
-                raise JobExpired(job.id)
+                raise errors.JobFailed(job.id, view.reason)
+            if state is model.State.EXPIRED:
+                raise errors.JobExpired(job.id)
 
     def __repr__(self) -> str:
         return f"<FlowHandle {self.jobs[0].id if self.jobs else 'empty'} {len(self.jobs)} jobs>"
@@ -265,7 +259,7 @@ async def find_flow(app: AppPort[Connection], flow_id: str) -> FlowHandle[Any]:
     if ties is None:
         raise await port.not_found(lsn)
     if ties.root is None:
-        raise UsageError(
+        raise errors.UsageError(
             f"{flow_id} is no flow's id: a flow has that of its last job, as handle.id tells"
         )
     jobs, ends, shape = ties.root

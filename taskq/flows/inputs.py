@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.calls.call import AppPort
 from taskq.connection.connection import Connection
-from taskq.core.errors import InvalidCall, LogDamaged, PayloadTooLarge
-from taskq.core.model import LIVE_STATES, State
+from taskq.core import errors, model
 from taskq.log.format.flows import Takes, is_of_flow, takes_of
 from taskq.log.requests import Delivery
 
@@ -47,7 +46,9 @@ class Inputs:
             return body
         names = self._app.tasks[delivery.task].signature.names
         if not names:
-            raise InvalidCall(delivery.task, "it has no first parameter for what it takes in")
+            raise errors.InvalidCall(
+                delivery.task, "it has no first parameter for what it takes in"
+            )
         from taskq.core.flows import nested  # noqa: PLC0415 - most jobs take in no results
 
         results = await self._results(delivery, takes)
@@ -68,7 +69,7 @@ class Inputs:
                 result = await self._result(delivery, takes, end)
                 size += len(result) + 1
                 if size > INPUT_BYTES_MAX:
-                    raise PayloadTooLarge(
+                    raise errors.PayloadTooLarge(
                         f"what {delivery.task} {delivery.job_id} takes in of "
                         f"{len(takes.inputs)} jobs",
                         size,
@@ -82,26 +83,28 @@ class Inputs:
         from taskq.core.flows import Policy  # noqa: PLC0415 - as above
 
         job_id = f"{delivery.tag}-{end.job}"
-        if end.state is State.SUCCEEDED:
+        if end.state is model.State.SUCCEEDED:
             if end.body is None:
                 return b"null"
             what = f"the result of job {job_id}"
             return await self._app._connection.packer.unpacked(end.body, end.flags, what)
         if takes.policy is Policy.RUN:
             return _failed(job_id, end)
-        how = "is gone" if end.state is State.ABSENT else f"is {end.state.name.lower()} again"
-        raise LogDamaged(f"{delivery.job_id} takes in the result of job {job_id}, which {how}")
+        how = "is gone" if end.state is model.State.ABSENT else f"is {end.state.name.lower()} again"
+        raise errors.LogDamaged(
+            f"{delivery.job_id} takes in the result of job {job_id}, which {how}"
+        )
 
 
 def _failed(job_id: str, end: InputEnd) -> bytes:
     from pydantic_core import to_json  # noqa: PLC0415 - slow to import
 
     reason = end.state.name.lower()
-    if end.state is State.DEAD:
+    if end.state is model.State.DEAD:
         reason = (end.body or b"").decode("utf-8", "replace")[:_REASON_CHARACTERS_MAX]
-    elif end.state is State.ABSENT:
+    elif end.state is model.State.ABSENT:
         reason = "purged"
-    elif end.state in LIVE_STATES:
+    elif end.state in model.LIVE_STATES:
         reason = "requeued"
     return to_json({"job_id": job_id, "reason": reason, "failed": True})
 

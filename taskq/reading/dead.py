@@ -13,31 +13,14 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from taskq.connection.blocking import blocking
 from taskq.connection.connection import Connection, split_job_id
-from taskq.core.durations import Duration, moment_ns, nanoseconds
-from taskq.core.errors import TaskqError, UsageError
-from taskq.core.model import State
-from taskq.core.parsing import rather, whole
+from taskq.core import durations, errors, model, parsing, views
 from taskq.core.values import TypedDict, dataclass
-from taskq.core.views import JobView
-from taskq.log.read.selection import (
-    WAITING,
-    DeadFilter,
-    Page,
-    PageEnd,
-    WaitingFilter,
-    check_dead,
-    count_dead,
-    count_running,
-    dead_page,
-    letters,
-    newest_dead,
-    waiting_page,
-)
+from taskq.log.read import selection
 from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX, Letter
 
 # Acts on many jobs: filters and results.
 
-_STATES: Final = {state.name.lower(): state for state in WAITING}
+_STATES: Final = {state.name.lower(): state for state in selection.WAITING}
 #: Refusals that are kept with their reason; of more only the number.
 REFUSED_MAX: Final = 1_000
 
@@ -55,7 +38,7 @@ class Swept:
 
     count: int = 0
     refused_count: int = 0
-    refused: Mapping[str, TaskqError] = field(default_factory=dict)
+    refused: Mapping[str, errors.TaskqError] = field(default_factory=dict)
     running: int = 0
 
     def __add__(self, more: Swept) -> Swept:
@@ -68,15 +51,15 @@ class Swept:
         )
 
 
-def moment_before(value: Duration | datetime, what: str) -> int:
+def moment_before(value: durations.Duration | datetime, what: str) -> int:
     """Return wall time in nanoseconds, of a datetime with a zone or a span back from now.
 
     Raises:
         UsageError: it is neither.
     """
     if isinstance(value, datetime):
-        return moment_ns(value, what)
-    return max(time.time_ns() - nanoseconds(value, what), 0)
+        return durations.moment_ns(value, what)
+    return max(time.time_ns() - durations.nanoseconds(value, what), 0)
 
 
 def checked_limit(limit: int, what: str = "limit") -> int:
@@ -85,15 +68,15 @@ def checked_limit(limit: int, what: str = "limit") -> int:
     Raises:
         UsageError: it is below 1, or no whole number.
     """
-    limit = whole(limit, what)
+    limit = parsing.whole(limit, what)
     if limit < 1:
-        raise UsageError(f"{what} is {limit}, it must be 1 or more")
+        raise errors.UsageError(f"{what} is {limit}, it must be 1 or more")
     return limit
 
 
 async def sweep(
     connection: Connection,
-    look: Callable[..., Page[int]],
+    look: Callable[..., selection.Page[int]],
     act: Callable[[list[int]], Awaitable[Swept]],
     limit: int | None,
     size: int,
@@ -113,7 +96,9 @@ async def sweep(
     while start and left != 0:
         count = size if left is None else min(left, size)
         port = await connection.port()
-        page: Page[int] = await port.look(partial(look, start=start, end=end, limit=count))
+        page: selection.Page[int] = await port.look(
+            partial(look, start=start, end=end, limit=count)
+        )
         if page.items:
             swept += await act(page.items)
         left = None if limit is None else limit - swept.count - swept.refused_count
@@ -122,7 +107,7 @@ async def sweep(
 
 
 async def withdraw(
-    connection: Connection, wanted: WaitingFilter, limit: int | None, *, dry_run: bool
+    connection: Connection, wanted: selection.WaitingFilter, limit: int | None, *, dry_run: bool
 ) -> Swept:
     """Cancel the waiting jobs that fit, slice by slice; running jobs are only counted."""
 
@@ -132,26 +117,28 @@ async def withdraw(
             jobs = await port.withdraw(jobs)
         return Swept(count=len(jobs))
 
-    page = partial(waiting_page, wanted=wanted)
+    page = partial(selection.waiting_page, wanted=wanted)
     swept = await sweep(connection, page, act, limit, WITHDRAWN_MAX)
     port = await connection.port()
-    running = partial(count_running, queue=wanted.queue, task=wanted.task)
+    running = partial(selection.count_running, queue=wanted.queue, task=wanted.task)
     return swept + Swept(running=await port.look(running))
 
 
-def waiting_states(state: Literal["scheduled", "ready"] | State | None) -> frozenset[State]:
+def waiting_states(
+    state: Literal["scheduled", "ready"] | model.State | None,
+) -> frozenset[model.State]:
     """Return the states that are meant; raises UsageError if that is no state of a waiting job."""
     if state is None:
-        return WAITING
+        return selection.WAITING
     chosen = _STATES.get(state) if isinstance(state, str) else state
-    if chosen not in WAITING:
-        raise UsageError(f'state is {state!r:.60}, it must be "scheduled" or "ready"')
+    if chosen not in selection.WAITING:
+        raise errors.UsageError(f'state is {state!r:.60}, it must be "scheduled" or "ready"')
     return frozenset({chosen})
 
 
 if TYPE_CHECKING:
     # The class has a method of that name.
-    Views: TypeAlias = list[JobView]
+    Views: TypeAlias = list[views.JobView]
     Jobs: TypeAlias = list[int]
     Letters: TypeAlias = list[Letter]
     #: Does something to the dead letters of one slice.
@@ -170,9 +157,9 @@ class DeadFilters(TypedDict, total=False):
     #: text that the reason holds, or a compiled pattern that is found in it
     error: str | re.Pattern[str] | None
     #: died at this time (with a time zone) or later; a duration counts back from now. In seconds
-    since: Duration | datetime | None
+    since: durations.Duration | datetime | None
     #: likewise, died before
-    before: Duration | datetime | None
+    before: durations.Duration | datetime | None
 
 
 class DeadLetters:
@@ -206,11 +193,13 @@ class DeadLetters:
         limit = checked_limit(limit)
         wanted = dead_filter(filters)
         views: Views = []
-        place: PageEnd | None = None
+        place: selection.PageEnd | None = None
         while len(views) < limit:
             port = await self._connection.port()
-            look = partial(newest_dead, wanted=wanted, limit=limit - len(views), below=place)
-            page: tuple[Views, PageEnd | None] = await port.look(look)
+            look = partial(
+                selection.newest_dead, wanted=wanted, limit=limit - len(views), below=place
+            )
+            page: tuple[Views, selection.PageEnd | None] = await port.look(look)
             views += page[0]
             place = page[1]
             if place is None:
@@ -232,7 +221,7 @@ class DeadLetters:
         if wanted.error is not None:
             return (await self._sweep(wanted, None, DeadLetters._count)).count
         port = await self._connection.port()
-        count = await port.look(partial(count_dead, wanted=wanted))
+        count = await port.look(partial(selection.count_dead, wanted=wanted))
         return count + sum([await log.count(**filters) for log in self._rest])
 
     count_sync = blocking(count)
@@ -308,7 +297,7 @@ class DeadLetters:
 
     async def _many(self, job_ids: Iterable[str], act: Act) -> Swept:
         if isinstance(job_ids, str):
-            raise UsageError(f"job_ids is the text {job_ids!r:.60}: give a list of ids")
+            raise errors.UsageError(f"job_ids is the text {job_ids!r:.60}: give a list of ids")
         named = {split_job_id(job_id) for job_id in job_ids}
         homes = {self: set[int]()}
         for tag, job in named:
@@ -330,10 +319,10 @@ class DeadLetters:
                 return log
         return self
 
-    async def _sweep(self, wanted: DeadFilter, limit: int | None, act: Act) -> Swept:
+    async def _sweep(self, wanted: selection.DeadFilter, limit: int | None, act: Act) -> Swept:
         if limit is not None:
             limit = checked_limit(limit)
-        page, swept = partial(dead_page, wanted=wanted), Swept()
+        page, swept = partial(selection.dead_page, wanted=wanted), Swept()
         for log in (self, *self._rest):
             left = None if limit is None else limit - swept.count - swept.refused_count
             swept += await sweep(log._connection, page, partial(act, log), left, LETTERS_MAX)
@@ -343,7 +332,7 @@ class DeadLetters:
         swept = Swept()
         while jobs:
             port = await self._connection.port()
-            page: Page[Letter] = await port.look(partial(letters, jobs=jobs))
+            page: selection.Page[Letter] = await port.look(partial(selection.letters, jobs=jobs))
             swept += self._told(page.refused)
             if page.items:
                 port = await self._connection.port()
@@ -358,14 +347,14 @@ class DeadLetters:
 
     async def _purge_checked(self, jobs: Jobs) -> Swept:
         port = await self._connection.port()
-        page: Page[int] = await port.look(partial(check_dead, jobs=jobs))
+        page: selection.Page[int] = await port.look(partial(selection.check_dead, jobs=jobs))
         swept = self._told(page.refused)
         return swept + await self._purge(page.items) if page.items else swept
 
     async def _count(self, jobs: Jobs) -> Swept:
         return Swept(count=len(jobs))
 
-    def _told(self, answers: Iterable[tuple[int, TaskqError | None]]) -> Swept:
+    def _told(self, answers: Iterable[tuple[int, errors.TaskqError | None]]) -> Swept:
         """Sum up the answers to one slice, by job: None where it was done."""
         given, tag = list(answers), self._connection.tag
         refused = {f"{tag}-{job}": error for job, error in given if error is not None}
@@ -373,7 +362,7 @@ class DeadLetters:
         return Swept(count=done, refused_count=len(refused), refused=refused)
 
 
-def _death(view: JobView) -> int:
+def _death(view: views.JobView) -> int:
     return view.settled_ns
 
 
@@ -382,7 +371,7 @@ def _raise_first(swept: Swept) -> None:
         raise error
 
 
-def dead_filter(filters: DeadFilters) -> DeadFilter:
+def dead_filter(filters: DeadFilters) -> selection.DeadFilter:
     """Return the filters in the log's words.
 
     Raises:
@@ -391,13 +380,15 @@ def dead_filter(filters: DeadFilters) -> DeadFilter:
     unknown = filters.keys() - DeadFilters.__annotations__.keys()
     if unknown:
         name, known = min(unknown), DeadFilters.__annotations__
-        raise UsageError(f"there is no filter {name!r}: {rather(name, known, 'filters')}")
+        raise errors.UsageError(
+            f"there is no filter {name!r}: {parsing.rather(name, known, 'filters')}"
+        )
     error = filters.get("error")
     pattern = error.pattern if isinstance(error, re.Pattern) else error
     if not isinstance(pattern, str | None):
-        raise UsageError(f"error is {error!r:.60}: give text, or a compiled pattern of text")
+        raise errors.UsageError(f"error is {error!r:.60}: give text, or a compiled pattern of text")
     since, before = filters.get("since"), filters.get("before")
-    wanted = DeadFilter(queue=filters.get("queue"), task=filters.get("task"), error=error)
+    wanted = selection.DeadFilter(queue=filters.get("queue"), task=filters.get("task"), error=error)
     return replace(
         wanted,
         since_ns=wanted.since_ns if since is None else moment_before(since, "since"),

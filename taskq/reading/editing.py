@@ -7,10 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.durations import Duration, moment_ns, nanoseconds
-from taskq.core.errors import LogError, UsageError
-from taskq.core.model import PRIORITY_MAX
-from taskq.core.parsing import check_name, whole
+from taskq.core import durations, errors, model, parsing
 from taskq.log.read.selection import waiting_job
 from taskq.log.requests import Edit, Rewrite
 
@@ -24,7 +21,7 @@ _LOOKS_MAX: Final = 100
 def wanted(
     *,
     run_now: bool,
-    delay: Duration | None,
+    delay: durations.Duration | None,
     eta: datetime | None,
     priority: int | None,
     queue: str | None,
@@ -36,20 +33,22 @@ def wanted(
     """
     dues: list[tuple[int, bool]] = [(0, False)] if run_now else []
     if delay is not None:
-        dues.append((nanoseconds(delay, "delay"), False))
+        dues.append((durations.nanoseconds(delay, "delay"), False))
     if eta is not None:
-        dues.append((moment_ns(eta, "eta"), True))
+        dues.append((durations.moment_ns(eta, "eta"), True))
     if len(dues) > 1:
-        raise UsageError("give one of run_now, delay and eta: a job has one due time")
+        raise errors.UsageError("give one of run_now, delay and eta: a job has one due time")
     if priority is not None:
-        priority = whole(priority, "priority")
-        if not 0 <= priority <= PRIORITY_MAX:
-            raise UsageError(
-                f"priority is {priority}, it must be 0 (last) to {PRIORITY_MAX} (first)"
+        priority = parsing.whole(priority, "priority")
+        if not 0 <= priority <= model.PRIORITY_MAX:
+            raise errors.UsageError(
+                f"priority is {priority}, it must be 0 (last) to {model.PRIORITY_MAX} (first)"
             )
-    name = None if queue is None else check_name("queue name", queue)
+    name = None if queue is None else parsing.check_name("queue name", queue)
     if priority is None and name is None and not dues:
-        raise UsageError("edit() takes run_now, delay, eta, priority or queue: give at least one")
+        raise errors.UsageError(
+            "edit() takes run_now, delay, eta, priority or queue: give at least one"
+        )
     return partial(Edit, priority=priority, queue=name, due=dues[0] if dues else None)
 
 
@@ -62,7 +61,7 @@ async def edit_job(connection: Connection, lsn: int, wish: Callable[[Rewrite], E
         changed = await port.edit(wish(item))
         if changed is not None:
             return changed
-    raise LogError(
+    raise errors.LogError(
         f"job {connection.tag}-{lsn} in {connection.path} changed whenever it was to be edited: "
         f"try again"
     )

@@ -10,23 +10,17 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from taskq.connection.blocking import off_loop
-from taskq.core.errors import LogError, UsageError
-from taskq.core.kinds import BEGINNINGS, LAST, OF_JOBS
-from taskq.core.records import TABLE
+from taskq.core import errors, kinds, records
 from taskq.core.values import NamedTuple
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import Record, places
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.read.follow import FrameReader, Onlooker
-from taskq.log.read.positions import read_record
-from taskq.log.read.reader import LogReader, open_journal
-from taskq.log.read.readers import Position
-from taskq.log.segments.bodystore import BodyStore
-from taskq.log.segments.segments import Extent, SegmentFiles
+from taskq.log.read import follow, positions, reader, readers
+from taskq.log.segments import bodystore, segments
 
 #: Jobs whose queue and task a stream remembers, for later records.
 _NAMES_MAX: Final = 16_384
-_KINDS: Final = {row.name: kind for kind, row in TABLE.items()}
+_KINDS: Final = {row.name: kind for kind, row in records.TABLE.items()}
 _KIND_AT: Final = 4
 
 
@@ -49,7 +43,7 @@ def hand_out(
     record: Record,
     tag: str,
     names: tuple[str, str],
-    bodies: BodyStore,
+    bodies: bodystore.BodyStore,
     limit: int | None = None,
 ) -> Record:
     """Give a record that a choice wants its job's id and names, and unpack its bodies.
@@ -84,7 +78,9 @@ class Choice:
         wanted = _names("kinds", kinds)
         unknown = sorted((wanted or frozenset()) - _KINDS.keys())
         if unknown:
-            raise UsageError(f"there is no kind {unknown[0]!r}: the kinds are {', '.join(_KINDS)}")
+            raise errors.UsageError(
+                f"there is no kind {unknown[0]!r}: the kinds are {', '.join(_KINDS)}"
+            )
         self._kinds = None if wanted is None else frozenset(_KINDS[name] for name in wanted)
         self._queues = _names("queues", queues)
         self._tasks = _names("tasks", tasks)
@@ -95,11 +91,11 @@ class Choice:
 
     def skips(self, kind: int) -> bool:
         """Return whether a record of this kind need not even be decoded."""
-        return self._kinds is not None and kind not in self._kinds and kind not in BEGINNINGS
+        return self._kinds is not None and kind not in self._kinds and kind not in kinds.BEGINNINGS
 
     def note(self, record: Named) -> None:
         """Remember the job that a record brings."""
-        if record.type in BEGINNINGS:
+        if record.type in kinds.BEGINNINGS:
             self.learn(record.job, record.queue, record.task)
 
     def learn(self, job: int, queue: str, task: str) -> None:
@@ -113,7 +109,7 @@ class Choice:
         """Return whether the record fits depends on a job that is not known."""
         return (
             self.needs_names
-            and record.type in OF_JOBS
+            and record.type in kinds.OF_JOBS
             and record.job not in self._known
             and (self._kinds is None or record.type in self._kinds)
         )
@@ -130,7 +126,7 @@ class Choice:
             known = self._known.get(record.job)
             if known is None:
                 return names
-            if record.type in LAST:
+            if record.type in kinds.LAST:
                 del self._known[record.job]
             names = known
         queue, task = names
@@ -153,7 +149,7 @@ class Wanted(NamedTuple):
 class Chooser:
     """Chooses records, asked for each in the order of the log."""
 
-    def __init__(self, reader: LogReader, wanted: Wanted) -> None:
+    def __init__(self, reader: reader.LogReader, wanted: Wanted) -> None:
         self._reader = reader
         self._wanted = wanted
         queues, tasks = (name and [name] for name in wanted[:2])
@@ -180,7 +176,7 @@ def kind_at(data: bytes, at: int) -> int:
 
 def _names(what: str, names: Iterable[str] | None) -> frozenset[str] | None:
     if isinstance(names, str):
-        raise UsageError(f"{what} is {names!r}: give a list of names")
+        raise errors.UsageError(f"{what} is {names!r}: give a list of names")
     return None if names is None else frozenset(names)
 
 
@@ -209,11 +205,11 @@ class RecordReader:
 
     def __init__(
         self,
-        frames: FrameReader,
+        frames: follow.FrameReader,
         choice: Choice,
         tag: str,
-        bodies: BodyStore,
-        position: Position,
+        bodies: bodystore.BodyStore,
+        position: readers.Position,
         from_ns: int = 0,
         body_bytes_max: int | None = None,
     ) -> None:
@@ -232,14 +228,14 @@ class RecordReader:
         #: a record that is not handed out yet
         self._held: Record | None = None
         self._looked_at = 0
-        self._lookup: Onlooker | None = None
+        self._lookup: follow.Onlooker | None = None
         self._lookups = 0
 
     @property
-    def position(self) -> Position:
+    def position(self) -> readers.Position:
         return self._place._replace(lsn=self._lsn)
 
-    async def next(self, extent: Extent) -> Record | None:
+    async def next(self, extent: segments.Extent) -> Record | None:
         """Return the next record that fits; None at the extent.
 
         Raises:
@@ -275,7 +271,7 @@ class RecordReader:
         if self._lookup is not None:
             self._lookup.close()
 
-    async def _enter_frame(self, extent: Extent) -> bool:
+    async def _enter_frame(self, extent: segments.Extent) -> bool:
         frame = await self.frames.next(extent)
         if frame is None:
             return False
@@ -310,23 +306,23 @@ class RecordReader:
         frame = self._frame
         if frame is not self._placed and frame is not None:
             header, segment = frame.header, self.frames.cursor.segment
-            self._place = Position(segment, lsn, frame.offset, header.epoch, header.time_ns)
+            self._place = readers.Position(segment, lsn, frame.offset, header.epoch, header.time_ns)
             self._placed = frame
 
     def _look_up(self, job: int) -> None:
         """Find the queue and task of a job that is no longer remembered; on a thread."""
         try:
             if self._lookup is None:
-                self._lookup = Onlooker(open_journal(self.frames.files.path))
+                self._lookup = follow.Onlooker(reader.open_journal(self.frames.files.path))
             extent, journal = self._lookup.look(), self._lookup.journal
             self._lookups += 1
             data = None
             if self._lookups <= _HOPS_MAX:
-                data = read_record(journal.files, job, extent)
+                data = positions.read_record(journal.files, job, extent)
             if data is None:
                 entry = next(journal.indexes.about(job), None)
                 data = entry.record if entry is not None else None
-        except LogError:  # the segment was removed just now
+        except errors.LogError:  # the segment was removed just now
             return
         if data is not None:
             record = Record(data, job, 0, 0)
@@ -334,8 +330,8 @@ class RecordReader:
                 self._choice.note(record)
 
 
-def open_files(path: str, log_id: UUID) -> SegmentFiles:
-    files = SegmentFiles(LocalDisk(), path, writable=False)
+def open_files(path: str, log_id: UUID) -> segments.SegmentFiles:
+    files = segments.SegmentFiles(LocalDisk(), path, writable=False)
     files.log_id = log_id
     files.refresh()
     return files

@@ -11,18 +11,10 @@ from typing import Final, TypeAlias
 from taskq.calls.call import spec_of
 from taskq.connection.blocking import off_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
-from taskq.core.durations import Duration
-from taskq.core.errors import PayloadTooLarge, TaskqError, UsageError
-from taskq.core.kinds import BIRTHS, STEP
-from taskq.core.model import SETTLED_STATES, TRANSACTION_BYTES_MAX, Extras, State
-from taskq.core.parsing import check_name, listed
-from taskq.core.records import Flag
+from taskq.core import durations, errors, kinds, model, parsing, records
 from taskq.core.values import dataclass
 from taskq.log.decide.steps import Fork
-from taskq.log.format.bodies import Compression
-from taskq.log.format.codec import PREFIX
-from taskq.log.format.flows import Stepped
-from taskq.log.format.options import encode_extras
+from taskq.log.format import bodies, codec, flows, options
 from taskq.log.format.record import Record
 from taskq.log.read.jobs import EVERY, JobFilter, PastJob, past_jobs
 from taskq.log.read.reader import open_journal
@@ -31,7 +23,7 @@ from taskq.log.state.job_history import job_not_found, read_job
 from taskq.reading.dead import checked_limit, moment_before
 
 #: A state, its name, or several.
-States: TypeAlias = State | str | Iterable[State | str]
+States: TypeAlias = model.State | str | Iterable[model.State | str]
 
 #: Header with the id of the original job.
 REPLAY_HEADER: Final = "replay_of"
@@ -42,7 +34,7 @@ _TRANSACTION_BYTES: Final = 1024 * 1024
 REPLAYED_MAX: Final = 10_000
 #: Steps of a job that are named.
 _NAMED_MAX: Final = 12
-_KEPT_FLAGS: Final = int(Flag.DROP_RESULT | Flag.DURABLE_CLAIM)
+_KEPT_FLAGS: Final = int(records.Flag.DROP_RESULT | records.Flag.DURABLE_CLAIM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +53,7 @@ class Replayed:
     new_id: str
     queue: str
     task: str
-    state: State
+    state: model.State
     problem: str = ""
 
 
@@ -84,8 +76,8 @@ class ReplayReport:
 
 def past_of(
     *,
-    since: Duration | datetime | None = None,
-    before: Duration | datetime | None = None,
+    since: durations.Duration | datetime | None = None,
+    before: durations.Duration | datetime | None = None,
     task: str | None = None,
     queue: str | None = None,
     state: States | None = None,
@@ -97,9 +89,9 @@ def past_of(
         UsageError: a part of it is wrong, or no job of the past can fit.
     """
     if queue is not None:
-        check_name("queue name", queue)
+        parsing.check_name("queue name", queue)
     if task:
-        check_name("task name", task)
+        parsing.check_name("task name", task)
     return JobFilter(
         states=_states(state),
         queue=queue,
@@ -156,18 +148,18 @@ class _Chosen:
 
     def fork(
         self, lsn: int, from_step: str | None, *, dry_run: bool
-    ) -> tuple[Replayed, Item | None, tuple[Stepped, ...]]:
+    ) -> tuple[Replayed, Item | None, tuple[flows.Stepped, ...]]:
         story = read_job(self._journal, lsn)
         job_id = f"{self.tag}-{lsn}"
-        if story is None or story.state is State.ABSENT:
+        if story is None or story.state is model.State.ABSENT:
             raise job_not_found(self._journal, lsn)
-        if story.state not in SETTLED_STATES:
-            raise UsageError(
+        if story.state not in model.SETTLED_STATES:
+            raise errors.UsageError(
                 f"job {job_id} is {story.state.name.lower()}: only one that is over can be "
                 f"replayed; cancel it first"
             )
         steps = _before(job_id, from_step, story.records)
-        born = next(it for it in story.records if it.type in BIRTHS or it.carried is not None)
+        born = next(it for it in story.records if it.type in kinds.BIRTHS or it.carried is not None)
         replayed, item = self._again(PastJob(story.state, born), dry_run=dry_run)
         return replayed, item, steps
 
@@ -187,7 +179,7 @@ class _Chosen:
             return replayed, None
         try:
             return replayed, self._item(job, replayed)
-        except TaskqError as error:
+        except errors.TaskqError as error:
             return replace(replayed, problem=str(error)), None
 
     def _item(self, job: PastJob, replayed: Replayed) -> Item:
@@ -195,51 +187,57 @@ class _Chosen:
         what = f"the payload of job {replayed.job_id}"
         body = packer.bodies.unpack(record.body or b"", record.body_flags, what)
         flags = record.flags if record.carried is None else _flags_of(record.carried.born)
-        old = record.extras or Extras()
+        old = record.extras or model.Extras()
         # Neither its due time nor its end nor its key: those were the old job's.
         headers = {**old.headers, REPLAY_HEADER: replayed.job_id}
-        extras = Extras(headers=headers, keep_ns=old.keep_ns, concurrency_key=old.concurrency_key)
-        encode_extras(extras, 0)  # headers that leave no room for one more are this job's alone
+        extras = model.Extras(
+            headers=headers, keep_ns=old.keep_ns, concurrency_key=old.concurrency_key
+        )
+        options.encode_extras(
+            extras, 0
+        )  # headers that leave no room for one more are this job's alone
         spec = spec_of(
             replayed.queue,
             replayed.task,
             record.priority or 0,
             record.attempts_max,
-            Flag(flags & _KEPT_FLAGS),
+            records.Flag(flags & _KEPT_FLAGS),
         )
         packing = self._packing(replayed.queue, record.body_flags)
         (item,) = packer.items_sync([((spec, body, extras), packing, what)])
         return item
 
-    def _packing(self, queue: str, flags: int) -> Compression | None:
+    def _packing(self, queue: str, flags: int) -> bodies.Compression | None:
         """Return how queue and log pack a body; where they say nothing, as the job was stored."""
-        compress: Compression | None = None
-        if flags & Flag.ZLIB:
+        compress: bodies.Compression | None = None
+        if flags & records.Flag.ZLIB:
             compress = "zlib"
-        elif flags & Flag.ZSTD:
+        elif flags & records.Flag.ZSTD:
             compress = "zstd"
         return self._connection.config.packing(queue, compress)
 
 
-def _before(job_id: str, from_step: str | None, records: Iterable[Record]) -> tuple[Stepped, ...]:
+def _before(
+    job_id: str, from_step: str | None, records: Iterable[Record]
+) -> tuple[flows.Stepped, ...]:
     if from_step is None:
         return ()
-    done: dict[int, Stepped] = {}
+    done: dict[int, flows.Stepped] = {}
     for record in records:
-        if record.step is not None and record.type == STEP:
+        if record.step is not None and record.type == kinds.STEP:
             done.setdefault(record.step.place, record.step)
     steps = [done[place] for place in sorted(done)]
     titles = [step.title for step in steps]
     if from_step not in titles:
-        raise UsageError(
+        raise errors.UsageError(
             f"job {job_id} has no finished step {from_step!r:.60}: it has "
-            f"{listed(titles, _NAMED_MAX) if titles else 'none'}"
+            f"{parsing.listed(titles, _NAMED_MAX) if titles else 'none'}"
         )
     return tuple(steps[: titles.index(from_step)])
 
 
 def _flags_of(born: bytes) -> int:
-    flags: int = PREFIX.unpack_from(born)[4]
+    flags: int = codec.PREFIX.unpack_from(born)[4]
     return flags
 
 
@@ -247,16 +245,16 @@ def _id_of(tag: str, answer: int | Duplicate) -> str:
     return f"{tag}-{answer if isinstance(answer, int) else answer.lsn}"
 
 
-def _states(state: States | None) -> frozenset[State]:
+def _states(state: States | None) -> frozenset[model.State]:
     if state is None:
-        return SETTLED_STATES
-    given = [state] if isinstance(state, State | str) else list(state)
-    known = {state.name.lower(): state for state in SETTLED_STATES}
-    states: set[State] = set()
+        return model.SETTLED_STATES
+    given = [state] if isinstance(state, model.State | str) else list(state)
+    known = {state.name.lower(): state for state in model.SETTLED_STATES}
+    states: set[model.State] = set()
     for named in given:
-        name = named.name.lower() if isinstance(named, State) else named
+        name = named.name.lower() if isinstance(named, model.State) else named
         if name not in known:
-            raise UsageError(
+            raise errors.UsageError(
                 f"state is {name!r:.60}: only jobs that are over can be replayed, "
                 f"which are {', '.join(sorted(known))}"
             )
@@ -278,7 +276,7 @@ async def replay_job(
     port = await connection.port()
     connection.check_tag(tag, lsn)
     await port.extent()
-    chosen = await off_loop(_Chosen, connection, JobFilter(SETTLED_STATES))
+    chosen = await off_loop(_Chosen, connection, JobFilter(model.SETTLED_STATES))
     try:
         replayed, item, steps = await off_loop(chosen.fork, lsn, from_step, dry_run=dry_run)
     finally:
@@ -286,9 +284,9 @@ async def replay_job(
     if item is None:
         return replayed
     size = len(item[1]) + sum(len(step.body) for step in steps)
-    if size > TRANSACTION_BYTES_MAX:
-        raise PayloadTooLarge(
-            f"job {job} with its {len(steps)} steps", size, TRANSACTION_BYTES_MAX,
+    if size > model.TRANSACTION_BYTES_MAX:
+        raise errors.PayloadTooLarge(
+            f"job {job} with its {len(steps)} steps", size, model.TRANSACTION_BYTES_MAX,
             "name an earlier step",
         )  # fmt: skip
     new = await port.fork(Fork(item, steps))
@@ -309,8 +307,8 @@ async def replay_all(
         UsageError: no choice was made.
         LogError: the log could not be read or written.
     """
-    if past._replace(limit=EVERY) == JobFilter(SETTLED_STATES) and not is_allowed:
-        raise UsageError(
+    if past._replace(limit=EVERY) == JobFilter(model.SETTLED_STATES) and not is_allowed:
+        raise errors.UsageError(
             "replay() without a choice would enqueue every job there ever was: "
             "choose some with since=, task=, queue= or state=, or say everything=True"
         )

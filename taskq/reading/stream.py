@@ -12,43 +12,15 @@ from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 from uuid import UUID
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
-from taskq.core.durations import moment_ns
-from taskq.core.errors import (
-    LogDamaged,
-    LogError,
-    LogGone,
-    ReaderFellBehind,
-    ReaderMismatch,
-    UsageError,
-    command,
-    refusal,
-)
+from taskq.core import durations, errors
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.config import LogConfig
-from taskq.log.format.codec import SEGMENT_HEADER
-from taskq.log.format.frames import Cursor, Gap
+from taskq.log.format import codec, frames
 from taskq.log.format.record import Record
 from taskq.log.machine.disk import LocalDisk
+from taskq.log.read import positions, reader, readers
 from taskq.log.read.follow import FrameReader, Lasting, Onlooker
-from taskq.log.read.positions import (
-    count_behind,
-    find_latest,
-    find_lsn,
-    find_position,
-    find_time,
-    read_record,
-)
-from taskq.log.read.reader import open_journal
-from taskq.log.read.readers import (
-    NamedReader,
-    Position,
-    check_reader_name,
-    is_read,
-    read_position,
-    reader_names,
-)
-from taskq.log.segments.bodystore import BodyStore
-from taskq.log.segments.segments import Extent, SegmentFiles
+from taskq.log.segments import bodystore, segments
 from taskq.reading.record import Choice, RecordReader, kind_at, open_files
 
 if TYPE_CHECKING:
@@ -75,7 +47,7 @@ class Start(NamedTuple):
 
 class _Open(NamedTuple):
     records: RecordReader
-    named: NamedReader | None
+    named: readers.NamedReader | None
 
 
 class Stream:
@@ -107,12 +79,12 @@ class Stream:
         self._saving: Lasting[None] = Lasting()
         self._closing: Lasting[None] = Lasting()
         self._open: _Open | None = None
-        self._extent: Extent | None = None
+        self._extent: segments.Extent | None = None
         #: everything before it was handled
-        self._done: Position | None = None
+        self._done: readers.Position | None = None
         self._handled = 0
         self._saved_at = 0.0
-        self._growth: asyncio.Future[Extent] | None = None
+        self._growth: asyncio.Future[segments.Extent] | None = None
         self._is_read = self._is_closed = self._is_finished = False
 
     def __aiter__(self) -> Self:
@@ -122,7 +94,7 @@ class Stream:
         if self._is_closed:
             raise StopAsyncIteration
         if self._is_read:
-            raise UsageError("two tasks read from one stream: give each a stream of its own")
+            raise errors.UsageError("two tasks read from one stream: give each a stream of its own")
         self._is_read = True
         try:
             record = await self._next()
@@ -160,7 +132,7 @@ class Stream:
                 break
         return None
 
-    async def _grown(self, beyond: int) -> Extent | None:
+    async def _grown(self, beyond: int) -> segments.Extent | None:
         """Wait until there is more to read; None if the stream is closed meanwhile."""
         port = await self._connection.port()
         if self._is_closed:  # after the last await, for ``aclose`` ends only a wait that has begun
@@ -208,7 +180,7 @@ class Stream:
                 self._open = await self._opening.run(self._begin)
         opened = self._open
         if opened is not None:
-            with contextlib.suppress(LogError):  # saved once more below
+            with contextlib.suppress(errors.LogError):  # saved once more below
                 if self._saving.is_running:
                     await self._saving.run(self._save_done)
             await opened.records.frames.settle()
@@ -290,9 +262,9 @@ class Stream:
             if named is not None:
                 named.release()
 
-    def _refused(self, error: OSError) -> LogError:
+    def _refused(self, error: OSError) -> errors.LogError:
         path = self._connection.path
-        return LogError(
+        return errors.LogError(
             f"{path}: the position of reader {self._start.reader!r} could not be saved "
             f"({error.strerror or error}): what it has read since comes again"
         )
@@ -306,15 +278,15 @@ class Stream:
         try:
             return await off_loop(self._begin_files, store, self._extent)
         except OSError as error:
-            raise refusal(store.path, error) from error
+            raise errors.refusal(store.path, error) from error
 
-    def _begin_files(self, store: Store, extent: Extent) -> _Open:
+    def _begin_files(self, store: Store, extent: segments.Extent) -> _Open:
         path, start = store.path, self._start
-        named: NamedReader | None = None
+        named: readers.NamedReader | None = None
         files = open_files(path, store.log_id)
         try:
             if start.reader is not None:
-                named = NamedReader.take(LocalDisk(), path, store.log_id, start.reader)
+                named = readers.NamedReader.take(LocalDisk(), path, store.log_id, start.reader)
             cursor, position = self._find(files, path, named, extent)
             if named is not None and named.position is None:
                 # From now on compaction keeps what the reader has not read.
@@ -335,42 +307,48 @@ class Stream:
         )
 
     def _find(
-        self, files: SegmentFiles, path: str, named: NamedReader | None, extent: Extent
-    ) -> tuple[Cursor, Position]:
+        self,
+        files: segments.SegmentFiles,
+        path: str,
+        named: readers.NamedReader | None,
+        extent: segments.Extent,
+    ) -> tuple[frames.Cursor, readers.Position]:
         start = self._start
         if named is not None:
             position = named.load()
             if position is not None:
-                return find_position(files, path, named.name, position, extent), position
+                return positions.find_position(files, path, named.name, position, extent), position
         if not files.lsns:
-            raise LogGone(path, "its segments were removed or moved")
+            raise errors.LogGone(path, "its segments were removed or moved")
         oldest = files.lsns[0]
         if start.time_ns is not None:
-            cursor = find_time(files, start.time_ns, extent)
-            return cursor, Position(cursor.segment, cursor.next_lsn)
+            cursor = positions.find_time(files, start.time_ns, extent)
+            return cursor, readers.Position(cursor.segment, cursor.next_lsn)
         if start.lsn is None:
-            cursor = Cursor(oldest, SEGMENT_HEADER.size, oldest)
-            return cursor, Position(oldest, oldest)
+            cursor = frames.Cursor(oldest, codec.SEGMENT_HEADER.size, oldest)
+            return cursor, readers.Position(oldest, oldest)
         check_lsn(path, start.lsn, oldest, extent)
-        cursor = find_lsn(files, start.lsn, extent)
-        return cursor, Position(cursor.segment, start.lsn)
+        cursor = positions.find_lsn(files, start.lsn, extent)
+        return cursor, readers.Position(cursor.segment, start.lsn)
 
 
-def gap_handler(files: SegmentFiles, on_damage: OnDamage) -> Callable[[int, Gap], None]:
+def gap_handler(
+    files: segments.SegmentFiles, on_damage: OnDamage
+) -> Callable[[int, frames.Gap], None]:
     """Return what to do about damage.
 
     A function of its own: a method would tie the stream into a ring, and a loop that is left by an
     error would keep its reader's name until the garbage is collected.
     """
 
-    def meet(segment: int, gap: Gap) -> None:
+    def meet(segment: int, gap: frames.Gap) -> None:
         text = (
             f"{files.file_path(segment)}: the {gap.resume - gap.offset} bytes from offset "
             f"{gap.offset} on do not read back (lsn {gap.first_lsn} up to {gap.next_lsn})"
         )
         if on_damage == "raise":
-            raise LogDamaged(
-                f"{text}; for the jobs concerned: {command(files.path, 'verify')}; "
+            raise errors.LogDamaged(
+                f"{text}; for the jobs concerned: {errors.command(files.path, 'verify')}; "
                 f'stream(..., on_damage="skip") reads on behind them'
             )
         _log.warning("%s: passed over", text)
@@ -378,7 +356,7 @@ def gap_handler(files: SegmentFiles, on_damage: OnDamage) -> Callable[[int, Gap]
     return meet
 
 
-def check_lsn(path: str, lsn: int, oldest: int, extent: Extent) -> None:
+def check_lsn(path: str, lsn: int, oldest: int, extent: segments.Extent) -> None:
     """Refuse to begin at a record that is not there.
 
     Raises:
@@ -386,9 +364,9 @@ def check_lsn(path: str, lsn: int, oldest: int, extent: Extent) -> None:
         UsageError: it is still to come, by more than one.
     """
     if lsn > extent.lsn:
-        raise UsageError(f"{path}: lsn {lsn} is still to come: the next one is {extent.lsn}")
+        raise errors.UsageError(f"{path}: lsn {lsn} is still to come: the next one is {extent.lsn}")
     if lsn < oldest:
-        raise ReaderFellBehind(path, "", lsn, oldest)
+        raise errors.ReaderFellBehind(path, "", lsn, oldest)
 
 
 #: No writer wakes a process that only looks, so it polls the log's end: one read of 84 bytes of
@@ -406,7 +384,7 @@ async def look_at_records(
     *,
     follow: bool,
     body_bytes_max: int | None = None,
-    until: Extent | None = None,
+    until: segments.Extent | None = None,
     on_pause: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Record, None]:
     """Yield the latest ``count`` records that fit; then new records, durable or not.
@@ -425,7 +403,7 @@ async def look_at_records(
     Raises:
         LogError: there is no log, or a file cannot be read.
     """
-    onlooker = await off_loop(lambda: Onlooker(open_journal(path)))
+    onlooker = await off_loop(lambda: Onlooker(reader.open_journal(path)))
     records: RecordReader | None = None
     try:
         files = await off_loop(open_files, path, onlooker.journal.identity.log_id)
@@ -437,8 +415,8 @@ async def look_at_records(
             FrameReader(files, cursor, "", gap_handler(files, "skip")),
             choice,
             onlooker.journal.tag,
-            BodyStore(path, LogConfig()),
-            Position(cursor.segment, lsn),
+            bodystore.BodyStore(path, LogConfig()),
+            readers.Position(cursor.segment, lsn),
             body_bytes_max=body_bytes_max,
         )
         pause = _PAUSE_SECONDS_MIN
@@ -461,7 +439,9 @@ async def look_at_records(
         onlooker.close()
 
 
-async def _begun(files: SegmentFiles, *, follow: bool, on_pause: Callable[[], None]) -> bool:
+async def _begun(
+    files: segments.SegmentFiles, *, follow: bool, on_pause: Callable[[], None]
+) -> bool:
     while not files.lsns:
         if not follow:
             return False
@@ -471,19 +451,21 @@ async def _begun(files: SegmentFiles, *, follow: bool, on_pause: Callable[[], No
     return True
 
 
-def _find(files: SegmentFiles, extent: Extent, count: int, choice: Choice) -> tuple[Cursor, int]:
+def _find(
+    files: segments.SegmentFiles, extent: segments.Extent, count: int, choice: Choice
+) -> tuple[frames.Cursor, int]:
     def wanted(lsn: int, data: bytes) -> bool:
         if choice.skips(kind_at(data, 0)):
             return False
         record = Record(data, lsn, 0, 0)
         choice.note(record)
         if choice.is_by_name and choice.lacks(record):
-            born = read_record(files, record.job, extent)
+            born = positions.read_record(files, record.job, extent)
             if born is not None:
                 choice.note(Record(born, record.job, 0, 0))
         return choice.fits(record) is not None
 
-    return find_latest(files, extent, count, wanted)
+    return positions.find_latest(files, extent, count, wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -512,40 +494,40 @@ def look_at_readers(path: str) -> list[ReaderView]:
     Raises:
         LogError: there is no log, or a file cannot be read.
     """
-    onlooker = Onlooker(open_journal(path))
+    onlooker = Onlooker(reader.open_journal(path))
     try:
         return reader_views(path, onlooker.journal.identity.log_id, onlooker.look())
     finally:
         onlooker.close()
 
 
-def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
+def reader_views(path: str, log_id: UUID, extent: segments.Extent) -> list[ReaderView]:
     disk, files = LocalDisk(), open_files(path, log_id)
     views: list[ReaderView] = []
     try:
-        for name in reader_names(disk, path) if files.lsns else ():
+        for name in readers.reader_names(disk, path) if files.lsns else ():
             problem, position = "", None
             try:
-                position = read_position(disk, path, log_id, name)
-            except LogDamaged as error:
+                position = readers.read_position(disk, path, log_id, name)
+            except errors.LogDamaged as error:
                 problem = str(error)
-            start = Cursor(files.lsns[0], SEGMENT_HEADER.size, files.lsns[0])
+            start = frames.Cursor(files.lsns[0], codec.SEGMENT_HEADER.size, files.lsns[0])
             if position is None:
-                position, cursor = Position(start.segment, start.segment), start
+                position, cursor = readers.Position(start.segment, start.segment), start
             else:
                 try:
-                    cursor = find_position(files, path, name, position, extent)
-                except (ReaderFellBehind, ReaderMismatch) as error:
+                    cursor = positions.find_position(files, path, name, position, extent)
+                except (errors.ReaderFellBehind, errors.ReaderMismatch) as error:
                     problem, cursor = str(error), start
             lsn = cursor.next_lsn if problem else position.lsn
-            records, size = count_behind(files, cursor, lsn, extent)
+            records, size = positions.count_behind(files, cursor, lsn, extent)
             views.append(
                 ReaderView(
                     name=name,
                     lsn=position.lsn,
                     lag_records=records,
                     lag_bytes=size,
-                    alive=is_read(disk, path, name),
+                    alive=readers.is_read(disk, path, name),
                     problem=problem,
                 )
             )
@@ -556,30 +538,30 @@ def reader_views(path: str, log_id: UUID, extent: Extent) -> list[ReaderView]:
 
 def sought(
     reader: str, where: str | None, lsn: int | None, time: datetime | None
-) -> Callable[[Store, Extent], int]:
+) -> Callable[[Store, segments.Extent], int]:
     """Return the function that finds a reader's new place.
 
     Raises:
         UsageError: no place is given, or several.
     """
-    check_reader_name(reader)
-    time_ns = None if time is None else moment_ns(time, "time")
+    readers.check_reader_name(reader)
+    time_ns = None if time is None else durations.moment_ns(time, "time")
     if sum(place is not None for place in (where, lsn, time_ns)) != 1:
-        raise UsageError('seek() takes one place: "start", "end", lsn= or time=')
+        raise errors.UsageError('seek() takes one place: "start", "end", lsn= or time=')
     if where not in (None, "start", "end"):
-        raise UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
+        raise errors.UsageError(f'seek() takes "start" or "end", not {where!r:.60}')
     place = lsn if lsn is not None else where
     return lambda store, extent: seek_reader(store, reader, place, time_ns, extent)
 
 
 def seek_reader(
-    store: Store, reader: str, place: int | str | None, time_ns: int | None, extent: Extent
+    store: Store, reader: str, place: int | str | None, time_ns: int | None, extent: segments.Extent
 ) -> int:
     """Save another position for a reader; returns the lsn that it goes on at."""
-    named = NamedReader.take(LocalDisk(), store.path, store.log_id, reader)
+    named = readers.NamedReader.take(LocalDisk(), store.path, store.log_id, reader)
     files = open_files(store.path, store.log_id)
     try:
-        with contextlib.suppress(LogDamaged):  # it goes elsewhere now
+        with contextlib.suppress(errors.LogDamaged):  # it goes elsewhere now
             named.load()
         position = _position_of(files, store.path, place, time_ns, extent)
         named.save(position)
@@ -590,18 +572,22 @@ def seek_reader(
 
 
 def _position_of(
-    files: SegmentFiles, path: str, place: int | str | None, time_ns: int | None, extent: Extent
-) -> Position:
+    files: segments.SegmentFiles,
+    path: str,
+    place: int | str | None,
+    time_ns: int | None,
+    extent: segments.Extent,
+) -> readers.Position:
     oldest = files.lsns[0]
     if place == "start":
-        return Position(oldest, oldest)
+        return readers.Position(oldest, oldest)
     if place == "end":
-        return Position(extent.segment, extent.lsn)
+        return readers.Position(extent.segment, extent.lsn)
     if isinstance(place, int):
         check_lsn(path, place, oldest, extent)
-        return Position(find_lsn(files, place, extent).segment, place)
-    cursor = find_time(files, time_ns or 0, extent)
-    return Position(cursor.segment, cursor.next_lsn)
+        return readers.Position(positions.find_lsn(files, place, extent).segment, place)
+    cursor = positions.find_time(files, time_ns or 0, extent)
+    return readers.Position(cursor.segment, cursor.next_lsn)
 
 
 def forget_reader(store: Store, reader: str) -> None:
@@ -612,8 +598,8 @@ def forget_reader(store: Store, reader: str) -> None:
         ReaderBusy: somebody reads under the name now.
     """
     disk = LocalDisk()
-    known = reader_names(disk, store.path)
+    known = readers.reader_names(disk, store.path)
     if reader not in known:
         names = ", ".join(known) or "none"
-        raise UsageError(f"{store.path} has no reader {reader!r}; it has {names}")
-    NamedReader.take(disk, store.path, store.log_id, reader).forget()
+        raise errors.UsageError(f"{store.path} has no reader {reader!r}; it has {names}")
+    readers.NamedReader.take(disk, store.path, store.log_id, reader).forget()

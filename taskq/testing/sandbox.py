@@ -14,17 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import taskq.extras as extras
-from taskq import Durability
-from taskq.engine import LogReader, SystemClock, kinds
-from taskq.errors import InvalidCall, LogError, UsageError
-from taskq.hooks import blocking, decode_call, elsewhere
-from taskq.values import SECOND_NS, TIME_NS_MAX, Duration, dataclass, nanoseconds, rather
+from taskq import Durability, engine, errors, hooks, values
 
 if TYPE_CHECKING:
-    from taskq import JobHandle, State, Task, TaskQ
-    from taskq.engine import Clock
-    from taskq.hooks import Connection
-    from taskq.views import JobView
+    from taskq import JobHandle, State, Task, TaskQ, views
 
 #: Jobs that one drain runs; more enqueue one another for ever.
 DRAINED_MAX: Final = 100_000
@@ -35,7 +28,7 @@ _LATER_SECONDS: Final = 0.001
 _FAILURES: Final = frozenset({"retried", "dead"})
 
 
-@dataclass(slots=True)
+@values.dataclass(slots=True)
 class Drained:
     """Result of a drain.
 
@@ -112,18 +105,20 @@ async def drain(
 
 def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> bool:
     """Move the clock to when the next job is due; False if none is scheduled for any time."""
-    with LogReader.open(str(app.data_dir), clock) as reader:
-        views = reader.jobs(set(kinds.BY_TIME), None, None, DRAINED_MAX)
+    with engine.LogReader.open(str(app.data_dir), clock) as reader:
+        views = reader.jobs(set(engine.kinds.BY_TIME), None, None, DRAINED_MAX)
     moments = [
         view.due_ns
         for view in views
         if (queues is None or view.queue in queues) and view.task in app.tasks
     ]
     now_ns = clock.wall_ns()
-    moments = [moment for moment in moments if moment < TIME_NS_MAX]  # else it waits for jobs
+    moments = [
+        moment for moment in moments if moment < values.TIME_NS_MAX
+    ]  # else it waits for jobs
     if not moments:
         return False
-    clock.advance(max(min(moments) - now_ns, 0) / SECOND_NS + _LATER_SECONDS)
+    clock.advance(max(min(moments) - now_ns, 0) / values.SECOND_NS + _LATER_SECONDS)
     return True
 
 
@@ -138,9 +133,9 @@ class MovedClock:
     """A clock that wakes the logs that use it when it is moved."""
 
     def __init__(self) -> None:
-        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._connections: weakref.WeakSet[hooks.Connection] = weakref.WeakSet()
 
-    def note(self, connection: Connection) -> None:
+    def note(self, connection: hooks.Connection) -> None:
         """Note that a log goes by this clock."""
         self._connections.add(connection)
 
@@ -168,9 +163,9 @@ class FakeClock(MovedClock):
         """Return nanoseconds since boot."""
         return self._steady_ns
 
-    def advance(self, duration: Duration) -> None:
+    def advance(self, duration: values.Duration) -> None:
         """Let time pass, such as "1h": both clocks go on, and logs look what has fallen due."""
-        passed = nanoseconds(duration, "advance")
+        passed = values.nanoseconds(duration, "advance")
         self._wall_ns += passed
         self._steady_ns += passed
         self._moved()
@@ -199,7 +194,7 @@ class TravelClock(MovedClock):
 
     def __init__(self, wall_seconds: float | None = None) -> None:
         super().__init__()
-        self._machine = SystemClock()
+        self._machine = engine.SystemClock()
         self._ahead_ns = 0
         self._step_ns = 0
         if wall_seconds is not None:
@@ -213,9 +208,9 @@ class TravelClock(MovedClock):
         """Return nanoseconds since boot."""
         return self._machine.steady_ns() + self._ahead_ns
 
-    def advance(self, duration: Duration) -> None:
+    def advance(self, duration: values.Duration) -> None:
         """Move both clocks ahead by a duration."""
-        self._ahead_ns += nanoseconds(duration, "advance")
+        self._ahead_ns += values.nanoseconds(duration, "advance")
         self._moved()
 
     def step(self, seconds: float) -> None:
@@ -224,7 +219,7 @@ class TravelClock(MovedClock):
         self._moved()
 
 
-def use_clock(app: TaskQ, clock: Clock) -> None:
+def use_clock(app: TaskQ, clock: engine.Clock) -> None:
     """Give an app's log this clock; before the app is opened.
 
     Raises:
@@ -232,7 +227,7 @@ def use_clock(app: TaskQ, clock: Clock) -> None:
     """
     connection = app.connection
     if connection.current is not None and connection.current.usable:
-        raise UsageError(f"{connection.path} is open: set the clock before first use")
+        raise errors.UsageError(f"{connection.path} is open: set the clock before first use")
     connection.config = replace(connection.config, clock=clock)
     if isinstance(clock, MovedClock):
         clock.note(connection)
@@ -243,7 +238,7 @@ JOBS_MAX: Final = 10_000
 _SHOWN_MAX: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueuedJob:
     """A job of the log, with its arguments as its function gets them.
 
@@ -253,7 +248,7 @@ class EnqueuedJob:
         kwargs: its keyword arguments.
     """
 
-    view: JobView
+    view: views.JobView
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -286,13 +281,13 @@ def enqueued(
     name = task if isinstance(task, str) or task is None else task.name
     if app is None:
         if task is None or isinstance(task, str):
-            raise UsageError("a task's name does not tell whose it is: give app= too")
+            raise errors.UsageError("a task's name does not tell whose it is: give app= too")
         app = task.app
     clock = app.connection.config.clock
     try:
-        with LogReader.open(str(app.data_dir), clock) as reader:
+        with engine.LogReader.open(str(app.data_dir), clock) as reader:
             views = reader.jobs(None if state is None else {state}, None, name, JOBS_MAX)
-    except LogError:
+    except errors.LogError:
         if (app.data_dir / "taskq.json").exists():
             raise
         return []  # nothing was ever enqueued
@@ -344,16 +339,18 @@ def assert_not_enqueued(
         raise AssertionError(f"{_call(task, args, kwargs)} was enqueued:\n{_listed(fitting)}")
 
 
-def _job(app: TaskQ, view: JobView) -> EnqueuedJob:
+def _job(app: TaskQ, view: views.JobView) -> EnqueuedJob:
     payload = app.connection.packer.bodies.open_view(view).payload
     task = app.tasks.get(view.task)
     if task is not None:
         try:
             args, kwargs = task.decode(payload)
-        except InvalidCall:  # such as a step of a flow, whose first argument comes when it runs
-            args, kwargs = decode_call(payload)
+        except (
+            errors.InvalidCall
+        ):  # such as a step of a flow, whose first argument comes when it runs
+            args, kwargs = hooks.decode_call(payload)
     elif view.task:
-        args, kwargs = decode_call(payload)
+        args, kwargs = hooks.decode_call(payload)
     else:
         args, kwargs = (payload,), {}
     return EnqueuedJob(view=view, args=args, kwargs=kwargs)
@@ -366,17 +363,19 @@ def _known(
     known = task if not isinstance(task, str) else app and app.tasks.get(task)
     if not known:
         if isinstance(task, str) and app is not None and not enqueued(task, app=app):
-            raise UsageError(
+            raise errors.UsageError(
                 f"the app has no task {task!r}, and its log no job of one (for a task of another "
                 f"program, say assert not enqueued({task!r}, app=app)): "
-                f"{rather(task, app.tasks, 'tasks')}"
+                f"{values.rather(task, app.tasks, 'tasks')}"
             )
         return None
     signature = inspect.signature(known.fn)
     try:
         signature.bind_partial(*args, **kwargs)
     except TypeError as error:
-        raise UsageError(f"{known.name}: {error}: such a call could not be enqueued") from None
+        raise errors.UsageError(
+            f"{known.name}: {error}: such a call could not be enqueued"
+        ) from None
     return signature
 
 
@@ -471,7 +470,7 @@ class Sandbox:
         )
         with contextlib.ExitStack() as undo:
             undo.callback(shutil.rmtree, directory, ignore_errors=True)
-            undo.enter_context(elsewhere(self.app, directory, config))
+            undo.enter_context(hooks.elsewhere(self.app, directory, config))
             use_clock(self.app, self.clock)
             self._undo = undo.pop_all()
         return self
@@ -501,7 +500,7 @@ class Sandbox:
         clock = self.clock if with_scheduled else None
         return await drain(self.app, queues, concurrency=concurrency, ahead=clock, raises=raises)
 
-    drain_sync = blocking(drain)
+    drain_sync = hooks.blocking(drain)
 
     async def tick(self) -> None:
         """Let the app's schedules enqueue what has fallen due, each by its catch-up policy.
@@ -515,9 +514,9 @@ class Sandbox:
         await self.app.open()
         await self._scheduler.look(self.app.store())
 
-    tick_sync = blocking(tick)
+    tick_sync = hooks.blocking(tick)
 
-    def advance(self, duration: Duration) -> None:
+    def advance(self, duration: values.Duration) -> None:
         """Let time pass, such as "1h"."""
         self.clock.advance(duration)
 
@@ -527,7 +526,7 @@ class Sandbox:
         """Send a value to a waiting job; see ``TaskQ.signal``."""
         return await self.app.signal(job, name, value, once=once)
 
-    signal_sync = blocking(signal)
+    signal_sync = hooks.blocking(signal)
 
     def enqueued(
         self, task: Task[..., Any] | str | None = None, *, state: State | None = None

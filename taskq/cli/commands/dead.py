@@ -11,29 +11,11 @@ import click
 
 import taskq.cli.render as render
 import taskq.views as documents
-from taskq import State
-from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.many import exit_if_refused, print_swept, sweep, with_app
-from taskq.cli.options import (
-    data_dir_option,
-    dry_run_option,
-    json_option,
-    limit_option,
-    log_argument,
-    moment_of,
-    newest_option,
-    open_reader,
-    over_shards,
-    queue_option,
-    task_option,
-    together,
-    yes_option,
-)
-from taskq.values import PAYLOAD_BYTES_MAX, command
+from taskq import State, values
+from taskq.cli import errors, many, options
 
 if TYPE_CHECKING:
     from taskq.reading.dead import DeadFilters
-    from taskq.views import JobView
 
 _LIMIT_DEFAULT: Final = 20
 
@@ -47,38 +29,38 @@ def dead() -> None:
     """
 
 
-_filter_options = together(
-    queue_option,
-    task_option,
+_filter_options = options.together(
+    options.queue_option,
+    options.task_option,
     click.option("--error", help="Only those whose reason holds this text."),
     click.option("--match", help="Only those whose reason this regular expression finds."),
     click.option("--since", metavar="MOMENT", help='Died then or later: "2h" ago, or a time.'),
     click.option("--before", metavar="MOMENT", help="Died before then."),
 )
-_many_options = together(
+_many_options = options.together(
     click.argument("job_ids", nargs=-1, metavar="[JOB_ID]..."),
-    data_dir_option,
-    json_option,
+    options.data_dir_option,
+    options.json_option,
     _filter_options,
-    limit_option,
+    options.limit_option,
     click.option("--all", "everything", is_flag=True, help="Every dead letter there is."),
-    dry_run_option,
-    yes_option,
+    options.dry_run_option,
+    options.yes_option,
 )
 
 
 @dead.command("ls")
-@log_argument
-@json_option
+@options.log_argument
+@options.json_option
 @_filter_options
-@newest_option(_LIMIT_DEFAULT)
-@over_shards
+@options.newest_option(_LIMIT_DEFAULT)
+@options.over_shards
 def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) -> None:
     """List dead letters with their reasons, the latest death first."""
     from taskq.reading.dead import dead_filter  # noqa: PLC0415 - help must not import the log
 
     wanted = dead_filter(_filters(filters))
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         jobs = reader.dead(wanted, limit)
     if as_json:
         render.print_json([documents.job_head(job) for job in jobs])
@@ -93,7 +75,7 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
     )
 
 
-def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
+def _row(job: documents.JobView, now_ns: int) -> tuple[str, ...]:
     reason = job.reason.partition("\n")[0]
     settled = render.when(job.settled_ns, now_ns)
     return job.job_id, job.queue, job.task or "-", render.attempts(job), settled, reason
@@ -101,20 +83,22 @@ def _row(job: JobView, now_ns: int) -> tuple[str, ...]:
 
 @dead.command("show")
 @click.argument("job_id")
-@data_dir_option
-@json_option
-@over_shards
+@options.data_dir_option
+@options.json_option
+@options.over_shards
 def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything about one dead letter: its attempts, reason and payload."""
     from taskq.cli.commands.jobs import show_job  # noqa: PLC0415 - help must not import the log
 
-    with open_reader(data_dir) as reader:
-        job = reader.job(reader.parse_id(job_id), body_bytes_max=PAYLOAD_BYTES_MAX)
+    with options.open_reader(data_dir) as reader:
+        job = reader.job(reader.parse_id(job_id), body_bytes_max=values.PAYLOAD_BYTES_MAX)
         path = reader.journal.path
     if job is None or job.state is not State.DEAD:
         known = "there is no such job" if job is None else f"it is {job.state.name.lower()}"
-        listed = command(path, "dead", "ls")
-        raise Failure(f"job {job_id} is no dead letter: {known}; they are listed by: {listed}")
+        listed = values.command(path, "dead", "ls")
+        raise errors.Failure(
+            f"job {job_id} is no dead letter: {known}; they are listed by: {listed}"
+        )
     show_job(job, time.time_ns(), as_json=as_json)
 
 
@@ -152,39 +136,41 @@ def _act(
 ) -> None:
     is_filtered = any(value is not None for value in filters.values())
     if bool(job_ids) + is_filtered + everything != 1:
-        raise WrongUsage(
+        raise errors.WrongUsage(
             f"name job ids, or choose dead letters with --queue, --task, --error, --match, --since "
             f"or --before, or say --all; see taskq dead {verb} --help"
         )
     if job_ids and (dry_run or limit is not None):
-        raise WrongUsage("--dry-run and --limit are for filters and --all, not for job ids")
+        raise errors.WrongUsage("--dry-run and --limit are for filters and --all, not for job ids")
     wanted = _filters(filters)
     if job_ids:
-        swept = with_app(data_dir, lambda app: getattr(app.dead, f"{verb}_many")(job_ids))
+        swept = many.with_app(data_dir, lambda app: getattr(app.dead, f"{verb}_many")(job_ids))
     else:
-        swept = sweep(
+        swept = many.sweep(
             data_dir,
             lambda app, dry: getattr(app.dead, f"{verb}_all")(limit=limit, dry_run=dry, **wanted),
             f"{verb.capitalize()} {{jobs}}?",
             dry_run=dry_run,
             yes=yes,
         )
-    print_swept(swept, f"{verb}d", dry_run=dry_run, as_json=as_json, noun="dead letter")
-    exit_if_refused(context, swept)
+    many.print_swept(swept, f"{verb}d", dry_run=dry_run, as_json=as_json, noun="dead letter")
+    many.exit_if_refused(context, swept)
 
 
 def _filters(given: dict[str, str | None]) -> DeadFilters:
     error, match = given["error"], given["match"]
     if error is not None and match is not None:
-        raise WrongUsage("give either --error or --match")
+        raise errors.WrongUsage("give either --error or --match")
     try:
         pattern = None if match is None else re.compile(match)
     except re.error as problem:
-        raise WrongUsage(f"--match {match!r:.60} is no regular expression: {problem}") from None
+        raise errors.WrongUsage(
+            f"--match {match!r:.60} is no regular expression: {problem}"
+        ) from None
     return {
         "queue": given["queue"],
         "task": given["task"],
         "error": error if pattern is None else pattern,
-        "since": moment_of("--since", given["since"]),
-        "before": moment_of("--before", given["before"]),
+        "since": options.moment_of("--since", given["since"]),
+        "before": options.moment_of("--before", given["before"]),
     }

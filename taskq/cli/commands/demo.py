@@ -16,10 +16,8 @@ from typing import Any, Final, NoReturn
 import click
 
 import taskq.cli.render as render
-from taskq.cli.errors import Failure, WrongUsage
-from taskq.cli.options import of_group
-from taskq.extras import install_line, missing
-from taskq.values import command
+from taskq import extras, values
+from taskq.cli import errors, options
 
 #: Packages of the extra ``demo``.
 _NEEDED: Final = ("httpx", "starlette", "uvicorn")
@@ -39,7 +37,7 @@ _EXIT_SIGNAL: Final = 128
     "-d",
     "--data-dir",
     type=click.Path(path_type=Path),
-    callback=of_group,
+    callback=options.of_group,
     help="Put the task log here, and keep it; a new directory.",
 )
 def demo(directory: Path | None, keep: bool, data_dir: Path | None) -> None:
@@ -58,13 +56,13 @@ def demo(directory: Path | None, keep: bool, data_dir: Path | None) -> None:
                 sync = example.run.Sync(source=source, work=work, queue=queue, display=display)
                 summary = sync.run()
         except example.run.SyncFailed as error:
-            raise Failure(f"the demo failed: {error}{_hint(keep=keep)}") from error
+            raise errors.Failure(f"the demo failed: {error}{_hint(keep=keep)}") from error
     for line in summary.lines():
         render.echo(line)
     if data_dir or keep:
-        render.echo(f"look at its jobs: {command(str(queue.absolute()), 'ls')}")
+        render.echo(f"look at its jobs: {values.command(str(queue.absolute()), 'ls')}")
     if summary.different:
-        raise Failure(f"the two trees differ{_hint(keep=keep)}")
+        raise errors.Failure(f"the two trees differ{_hint(keep=keep)}")
 
 
 def _hint(*, keep: bool) -> str:
@@ -73,9 +71,13 @@ def _hint(*, keep: bool) -> str:
 
 def _check(source: Path, work: Path, queue: Path) -> None:
     if queue.exists() and any(queue.iterdir()):
-        raise WrongUsage(f"{queue} is not empty; give the demo a new directory with -d, or none")
+        raise errors.WrongUsage(
+            f"{queue} is not empty; give the demo a new directory with -d, or none"
+        )
     if any(path.is_relative_to(source) for path in (work.resolve(), queue)):
-        raise WrongUsage(f"the work directory lies in {source}, which would sync it to itself")
+        raise errors.WrongUsage(
+            f"the work directory lies in {source}, which would sync it to itself"
+        )
 
 
 def _example() -> Any:
@@ -89,10 +91,10 @@ def _example() -> Any:
     home = next((home for home in homes if (home / "folder_sync" / "run.py").is_file()), None)
     lacking = next((name for name in _NEEDED if importlib.util.find_spec(name) is None), None)
     if lacking is not None:
-        raise Failure(missing("the demo", lacking, "demo"))
+        raise errors.Failure(extras.missing("the demo", lacking, "demo"))
     if home is None:
         looked = " and ".join(str(home) for home in homes)
-        raise Failure(f"no example at {looked}: {install_line('demo')}")
+        raise errors.Failure(f"no example at {looked}: {extras.install_line('demo')}")
     sys.path.insert(0, str(home))
     for module in ("display", "run"):
         importlib.import_module(f"folder_sync.{module}")

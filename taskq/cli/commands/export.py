@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 import click
 
 import taskq.cli.render as render
-from taskq.cli.errors import WrongUsage
-from taskq.cli.options import log_argument, open_reader, queue_option, states_option, task_option
-from taskq.views import STATES
+from taskq import views
+from taskq.cli import errors, options
 
 if TYPE_CHECKING:
-    from taskq.engine import LogReader
+    from taskq import engine
     from taskq.reading.record import Wanted
-    from taskq.views import JobView
 
 #: Mode of the output: a log is private to its user, and so is a copy.
 _PRIVATE: Final = 0o600
@@ -32,7 +30,7 @@ _PARQUET: Final = "parquet"
 class Sink(Protocol):
     """A place that jobs go to."""
 
-    def job(self, view: JobView) -> None: ...
+    def job(self, view: views.JobView) -> None: ...
 
 
 class JsonLines:
@@ -41,7 +39,7 @@ class JsonLines:
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
-    def job(self, view: JobView) -> None:
+    def job(self, view: views.JobView) -> None:
         self.write(view.as_dict())
 
     def write(self, document: dict[str, Any]) -> None:
@@ -49,7 +47,7 @@ class JsonLines:
 
 
 @click.command()
-@log_argument
+@options.log_argument
 @click.option(
     "--format",
     "kind",
@@ -60,9 +58,9 @@ class JsonLines:
 @click.option("--jobs/--records", "is_jobs", default=True, help="What a line is.  [default: jobs]")
 @click.option("--since", metavar="MOMENT", help='Enqueued (written) then or later: "2h", a time.')
 @click.option("--before", metavar="MOMENT", help="Enqueued (written) before then.")
-@queue_option
-@task_option
-@states_option(STATES)
+@options.queue_option
+@options.task_option
+@options.states_option(views.STATES)
 def export(
     data_dir: Path | None,
     kind: str | None,
@@ -82,19 +80,19 @@ def export(
     path = None if output in (None, "-") else Path(str(output))
     kind = kind or (_PARQUET if path is not None and path.suffix == ".parquet" else _JSONL)
     if states and not is_jobs:
-        raise WrongUsage("--state is for jobs: records have none")
+        raise errors.WrongUsage("--state is for jobs: records have none")
     if kind == _PARQUET and path is None:
-        raise WrongUsage("Parquet cannot be written to standard output: name a file with -o")
+        raise errors.WrongUsage("Parquet cannot be written to standard output: name a file with -o")
     now_ns = time.time_ns()
     since_ns, until_ns = _time(since, "--since", now_ns), _time(before, "--before", now_ns)
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         if not is_jobs:
             from taskq.reading.record import Wanted  # noqa: PLC0415 - help must not import it
 
             wanted = Wanted(queue, task, since_ns, until_ns)
             count = _write_records(reader, kind, path, wanted)
         else:
-            of_states = [STATES[name] for name in states]
+            of_states = [views.STATES[name] for name in states]
             count = 0
             with _sink(kind, path) as sink:
                 for view in reader.each_job(of_states, queue, task, since_ns, until_ns):
@@ -115,7 +113,7 @@ def _time(text: str | None, option: str, now_ns: int) -> int | None:
     with suppress(UsageError):
         time_ns = Moment.parse(text, now_ns, option).time_ns
     if time_ns is None:  # an lsn, too: it names no time
-        raise WrongUsage(
+        raise errors.WrongUsage(
             f'{option} {text!r:.60}: give a span back from now ("2h") or a time '
             f'("2024-05-01T12:00")'
         )
@@ -159,7 +157,7 @@ def _whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _write_records(reader: LogReader, kind: str, path: Path | None, wanted: Wanted) -> int:
+def _write_records(reader: engine.LogReader, kind: str, path: Path | None, wanted: Wanted) -> int:
     if kind == _PARQUET and path is not None:
         from taskq.cli.commands.parquet import write_records  # noqa: PLC0415 - pyarrow
 

@@ -14,43 +14,24 @@ import click
 import taskq._native as native
 import taskq.cli.render as render
 import taskq.views as documents
-from taskq import State
-from taskq.cli.errors import EXIT_FAILED, Failure
-from taskq.cli.options import (
-    at_option,
-    data_dir_option,
-    json_option,
-    latest_option,
-    log_argument,
-    moment,
-    newest_option,
-    open_reader,
-    over_shards,
-    queue_option,
-    states_option,
-    task_option,
-)
-from taskq.cli.render import count_of, flow_facts, flow_json
-from taskq.text import flat
-from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS, TIME_NS_MAX, command, worker_command
-from taskq.views import STATES, QueueStats, Why
+from taskq import State, text, values
+from taskq.cli import errors, options
 
 if TYPE_CHECKING:
-    from taskq.engine import LogReader, Moment, StepView, Takes
-    from taskq.views import Damage, JobEvent, JobView, ProgressView, Reason
+    from taskq import engine
 
 _LIMIT_DEFAULT: Final = 20
 
 
 @click.command()
-@log_argument
-@json_option
-@states_option(STATES)
-@queue_option
-@task_option
-@newest_option(_LIMIT_DEFAULT)
-@at_option
-@over_shards
+@options.log_argument
+@options.json_option
+@options.states_option(documents.STATES)
+@options.queue_option
+@options.task_option
+@options.newest_option(_LIMIT_DEFAULT)
+@options.at_option
+@options.over_shards
 def ls(
     data_dir: Path | None,
     as_json: bool,
@@ -61,8 +42,8 @@ def ls(
     at_text: str | None,
 ) -> None:
     """List the newest jobs, the newest first."""
-    wanted = {STATES[name] for name in states} or None
-    with open_reader(data_dir, moment(at_text)) as reader:
+    wanted = {documents.STATES[name] for name in states} or None
+    with options.open_reader(data_dir, options.moment(at_text)) as reader:
         jobs, now_ns = reader.jobs(wanted, queue, task, limit), reader.now_ns
     if as_json:
         render.print_json([documents.job_head(job) for job in jobs])
@@ -89,8 +70,8 @@ def ls(
     )
 
 
-def _note(job: JobView, now_ns: int) -> str:
-    waits = job.state is State.SCHEDULED or job.due_ns >= TIME_NS_MAX
+def _note(job: documents.JobView, now_ns: int) -> str:
+    waits = job.state is State.SCHEDULED or job.due_ns >= values.TIME_NS_MAX
     due = render.due(job.due_ns, now_ns) if waits else ""
     reason = job.reason.partition("\n")[0]
     return ": ".join(part for part in (due, reason) if part)
@@ -98,19 +79,19 @@ def _note(job: JobView, now_ns: int) -> str:
 
 @click.command()
 @click.argument("job_id")
-@data_dir_option
-@json_option
-@at_option
-@latest_option("steps", 100)
-@over_shards
+@options.data_dir_option
+@options.json_option
+@options.at_option
+@options.latest_option("steps", 100)
+@options.over_shards
 def show(
     job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None, count: int
 ) -> None:
     """Show everything about one job: its attempts, reason, payload, steps and result."""
-    at = moment(at_text)
-    with open_reader(data_dir, at) as reader:
+    at = options.moment(at_text)
+    with options.open_reader(data_dir, at) as reader:
         lsn = reader.find_job(job_id) if at is None else reader.parse_id(job_id)
-        job = reader.job(lsn, body_bytes_max=PAYLOAD_BYTES_MAX)
+        job = reader.job(lsn, body_bytes_max=values.PAYLOAD_BYTES_MAX)
         if job is None:
             raise no_such_job(reader, job_id, at)
         job = replace(job, attempts=reader.attempts(job))
@@ -120,11 +101,11 @@ def show(
 
 
 def show_job(
-    job: JobView,
+    job: documents.JobView,
     now_ns: int,
-    progress: ProgressView | None = None,
-    ties: Takes | None = None,
-    steps: Sequence[StepView] = (),
+    progress: documents.ProgressView | None = None,
+    ties: engine.Takes | None = None,
+    steps: Sequence[engine.StepView] = (),
     *,
     as_json: bool,
     count: int = 0,
@@ -139,7 +120,7 @@ def show_job(
         render.print_json(
             {
                 **job.as_dict(),
-                **flow_json(ties, job.job_id.partition("-")[0]),
+                **render.flow_json(ties, job.job_id.partition("-")[0]),
                 "progress": progress and progress.as_dict(),
                 "steps": [step.as_dict() for step in steps],
             }
@@ -150,24 +131,28 @@ def show_job(
         render.echo(f"{left} earlier steps are not shown: -n 0 shows all")
 
 
-def no_such_job(reader: LogReader, job_id: str, at: Moment | None = None) -> Failure:
+def no_such_job(
+    reader: engine.LogReader, job_id: str, at: engine.Moment | None = None
+) -> errors.Failure:
     newest = reader.jobs(None, None, None, 1)
     if at is not None:
         known = f"its newest was {newest[0].job_id}" if newest else "it had none"
-        return Failure(f"there was no job {job_id} in this log at that moment ({known})")
+        return errors.Failure(f"there was no job {job_id} in this log at that moment ({known})")
     if why := reader.why_dropped(reader.parse_id(job_id)):
-        return Failure(f"there is no job {job_id} in this log: {why}")
+        return errors.Failure(f"there is no job {job_id} in this log: {why}")
     known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
-    listed = command(reader.journal.path, "ls")
-    return Failure(f"there is no job {job_id} in this log ({known}); they are listed by: {listed}")
+    listed = values.command(reader.journal.path, "ls")
+    return errors.Failure(
+        f"there is no job {job_id} in this log ({known}); they are listed by: {listed}"
+    )
 
 
 def _print_job(
-    job: JobView,
+    job: documents.JobView,
     now_ns: int,
-    progress: ProgressView | None,
-    ties: Takes | None,
-    steps: Sequence[StepView],
+    progress: documents.ProgressView | None,
+    ties: engine.Takes | None,
+    steps: Sequence[engine.StepView],
 ) -> None:
     def at(moment_ns: int) -> str:
         text = documents.moment(moment_ns)
@@ -183,8 +168,8 @@ def _print_job(
             ("attempt", render.attempts(job)),
             ("progress", render.progress(progress, now_ns)),
             ("enqueued", at(job.enqueued_ns)),
-            ("due", at(job.due_ns % TIME_NS_MAX)),
-            *flow_facts(ties, job.job_id.partition("-")[0]),
+            ("due", at(job.due_ns % values.TIME_NS_MAX)),
+            *render.flow_facts(ties, job.job_id.partition("-")[0]),
             ("expires", at(job.expires_ns)),
             ("settled", at(job.settled_ns)),
             ("key", "" if job.key is None else job.key.decode(errors="backslashreplace")),
@@ -221,18 +206,18 @@ def _print_job(
         render.echo(f"\nresult\n{render.body_block(job.result)}")
 
 
-def _print_steps(steps: Sequence[StepView], now_ns: int) -> None:
+def _print_steps(steps: Sequence[engine.StepView], now_ns: int) -> None:
     render.echo("\nsteps")
     render.print_table(
         ("STEP", "WHAT", ">DONE?", ">TOOK", ">ATTEMPT", "VALUE~"),
         [
             (
-                flat(step.title),
+                text.flat(step.title),
                 step.form,
                 render.when(step.ended_ns, now_ns),
                 render.precise(step.ended_ns - step.began_ns) if step.began_ns else "",
                 str(step.attempt),
-                flat((step.value or b"").decode("utf-8", "replace")),
+                text.flat((step.value or b"").decode("utf-8", "replace")),
             )
             for step in steps
         ],
@@ -240,13 +225,13 @@ def _print_steps(steps: Sequence[StepView], now_ns: int) -> None:
 
 
 @click.command()
-@log_argument
-@json_option
-@at_option
-@over_shards
+@options.log_argument
+@options.json_option
+@options.at_option
+@options.over_shards
 def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Count the jobs of each queue by state, with the age of the oldest ready job."""
-    with open_reader(data_dir, moment(at_text)) as reader:
+    with options.open_reader(data_dir, options.moment(at_text)) as reader:
         counts = reader.stats()
     if as_json:
         render.print_json(
@@ -263,41 +248,43 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         for queue in counts.queues
     ]
     if len(counts.queues) > 1:
-        totals = {name: sum(getattr(q, name) for q in counts.queues) for name in STATES}
+        totals = {name: sum(getattr(q, name) for q in counts.queues) for name in documents.STATES}
         ages = [q.oldest_ready_seconds for q in counts.queues if q.oldest_ready_seconds is not None]
-        every = QueueStats(queue="", **totals, oldest_ready_seconds=max(ages, default=None))
+        every = documents.QueueStats(
+            queue="", **totals, oldest_ready_seconds=max(ages, default=None)
+        )
         rows.append(_count_row(every, "(all)"))
     if rows:
         # A narrow terminal may drop columns without a value.
         columns = (
             f">{name.upper()}~{'' if any(getattr(q, name) for q in counts.queues) else '?'}"
-            for name in STATES
+            for name in documents.STATES
         )
         render.print_table(("QUEUE~", *columns, ">OLDEST READY~"), rows)
         render.echo()
     render.echo(
-        f"{count_of(counts.segments, 'segment')}, {render.size(counts.size)}, "
+        f"{render.count_of(counts.segments, 'segment')}, {render.size(counts.size)}, "
         f"next position {counts.next_lsn}, log {reader.log_id}, plain jobs in {native.language()}"
         f"{'' if at_text is None else f', as of {at_text}'}"
     )
     if counts.uploads:
         verb = "waits" if counts.uploads == 1 else "wait"
-        render.echo(f"{count_of(counts.uploads, 'upload')} {verb} to be adopted by a worker")
+        render.echo(f"{render.count_of(counts.uploads, 'upload')} {verb} to be adopted by a worker")
 
 
-def _count_row(queue: QueueStats, title: str) -> tuple[str, ...]:
+def _count_row(queue: documents.QueueStats, title: str) -> tuple[str, ...]:
     age = queue.oldest_ready_seconds
-    waits = "-" if age is None else render.duration(round(age * SECOND_NS))
-    return (title, *(str(getattr(queue, name)) for name in STATES), waits)
+    waits = "-" if age is None else render.duration(round(age * values.SECOND_NS))
+    return (title, *(str(getattr(queue, name)) for name in documents.STATES), waits)
 
 
 @click.command()
-@log_argument
-@json_option
-@over_shards
+@options.log_argument
+@options.json_option
+@options.over_shards
 def workers(data_dir: Path | None, as_json: bool) -> None:
     """List the processes that have the task log open, workers and producers alike."""
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         owners, path, device = (
             reader.owners(),
             reader.journal.path,
@@ -310,7 +297,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
         render.echo(f"The processes of this log run on {device}, and are known there alone")
         return
     if not owners:
-        start = worker_command(path)
+        start = values.worker_command(path)
         render.echo(f"No process has this task log open; start one with: {start}")
         return
     now_ns = time.time_ns()
@@ -333,19 +320,19 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@log_argument
-@json_option
-@over_shards
+@options.log_argument
+@options.json_option
+@options.over_shards
 @click.pass_context
 def verify(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
     """Read the whole log and report damage; exit code 1 when there is some."""
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         is_damaged = _verify(reader, as_json=as_json)
     if is_damaged:
-        context.exit(EXIT_FAILED)
+        context.exit(errors.EXIT_FAILED)
 
 
-def _verify(reader: LogReader, *, as_json: bool) -> bool:
+def _verify(reader: engine.LogReader, *, as_json: bool) -> bool:
     report = reader.verify()
     if as_json:
         render.print_json(
@@ -362,32 +349,34 @@ def _verify(reader: LogReader, *, as_json: bool) -> bool:
         )
         return bool(report.damage)
     read = (
-        f"{count_of(report.segments, 'segment')}, {count_of(report.frames, 'frame')}, "
-        f"{count_of(report.records, 'record')}"
+        f"{render.count_of(report.segments, 'segment')}, "
+        f"{render.count_of(report.frames, 'frame')}, {render.count_of(report.records, 'record')}"
     )
     is_damaged = bool(report.damage)
     render.echo(f"{read}: {'DAMAGED' if is_damaged else 'no damage'}")
     if report.torn_bytes:
         render.echo(
-            f"{count_of(report.torn_bytes, 'byte')} after the last whole frame: a write under way, "
-            f"or one cut short by a crash; the next process that writes sets them aside"
+            f"{render.count_of(report.torn_bytes, 'byte')} after the last whole frame: a write "
+            f"under way, or one cut short by a crash; the next process that writes sets them aside"
         )
     if report.damage:
         again = reader.resend_command
         print_damage(report.damage, reader.journal.path, again)
         for job in report.jobs:
             render.echo(f"job {job}")
-        repair = f"What is left is written anew by: {command(reader.journal.path, 'repair')}"
+        repair = f"What is left is written anew by: {values.command(reader.journal.path, 'repair')}"
         cure = f"The rest comes again by: {again}" if again else repair
         render.echo(
             f"Copy the directory before anything else; whole frames are still served. {cure}"
         )
     for first, following in report.accepted:
-        render.echo(f"{count_of(following - first, 'lsn')} were lost at lsn {first}: accepted")
+        render.echo(
+            f"{render.count_of(following - first, 'lsn')} were lost at lsn {first}: accepted"
+        )
     return is_damaged
 
 
-def print_damage(damages: Sequence[Damage], directory: str, again: str = "") -> None:
+def print_damage(damages: Sequence[documents.Damage], directory: str, again: str = "") -> None:
     render.print_table(
         ("SEGMENT", ">OFFSET?", ">BYTES??", ">FIRST LSN~", ">NEXT LSN~", ">SALVAGED~"),
         [
@@ -409,12 +398,12 @@ _PAYLOAD_BYTES: Final = 4 * _PAYLOAD_COLUMNS
 
 
 @click.command()
-@log_argument
-@json_option
-@queue_option
-@newest_option(_PEEK_LIMIT_DEFAULT)
-@at_option
-@over_shards
+@options.log_argument
+@options.json_option
+@options.queue_option
+@options.newest_option(_PEEK_LIMIT_DEFAULT)
+@options.at_option
+@options.over_shards
 def peek(
     data_dir: Path | None, as_json: bool, queue: str | None, limit: int, at_text: str | None
 ) -> None:
@@ -422,7 +411,7 @@ def peek(
 
     Nothing is claimed. Jobs due later and jobs of paused queues are left out.
     """
-    with open_reader(data_dir, moment(at_text)) as reader:
+    with options.open_reader(data_dir, options.moment(at_text)) as reader:
         jobs, now_ns = reader.peek(limit, queue), reader.now_ns
     if as_json:
         render.print_json(
@@ -451,7 +440,7 @@ def peek(
     )
 
 
-def _payload(job: JobView) -> str:
+def _payload(job: documents.JobView) -> str:
     if job.problem:
         return job.problem
     text = job.payload[:_PAYLOAD_BYTES].decode(errors="backslashreplace").replace("\n", " ")
@@ -466,45 +455,45 @@ _MILLISECONDS: Final = 23
 
 @click.command()
 @click.argument("job_id")
-@data_dir_option
-@json_option
-@over_shards
+@options.data_dir_option
+@options.json_option
+@options.over_shards
 def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Explain why a job is not running."""
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         lsn = reader.find_job(job_id)
         job_id = f"{reader.tag}-{lsn}"
         reason = reader.why(lsn)
         if reason is None:
             raise no_such_job(reader, job_id)
-        if reason.code is Why.PAUSED:
+        if reason.code is documents.Why.PAUSED:
             reason = _of_device(reader, lsn) or reason
     if as_json:
         render.print_json({"id": job_id, **reason.as_dict()})
         return
-    render.echo(flat(f"{job_id}: {reason.text}"))
+    render.echo(text.flat(f"{job_id}: {reason.text}"))
 
 
-def _of_device(reader: LogReader, lsn: int) -> Reason | None:
+def _of_device(reader: engine.LogReader, lsn: int) -> documents.Reason | None:
     """Return the reason of a job in a hub's outbox; None for any other job."""
     hub, view = Path(reader.path).absolute().parent, reader.job(lsn)
     is_outbox = Path(reader.path).name == "outbox" and (hub / "devices").is_dir()
     if view is None or not is_outbox or not view.queue.startswith("to:"):
         return None
     client: Any = importlib.import_module("taskq_plugins.hub.client")
-    reason: Reason = client.why(hub, view)
+    reason: documents.Reason = client.why(hub, view)
     return reason
 
 
 @click.command()
 @click.argument("job_id")
-@data_dir_option
-@json_option
-@latest_option("events", 1_000)
-@over_shards
+@options.data_dir_option
+@options.json_option
+@options.latest_option("events", 1_000)
+@options.over_shards
 def timeline(job_id: str, data_dir: Path | None, as_json: bool, count: int) -> None:
     """Show everything that happened to one job, in order."""
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         events = reader.timeline(reader.find_job(job_id))
         if not events:
             raise no_such_job(reader, job_id)
@@ -532,7 +521,7 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool, count: int) -> N
         render.echo(f"{left} earlier events are not shown: -n 0 shows all")
 
 
-def _history_note(event: JobEvent) -> str:
+def _history_note(event: documents.JobEvent) -> str:
     """Return until when it waits from then on, and why, in one line."""
     due = render.due(event.due_ns, event.time_ns) if event.due_ns else ""
     return ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)

@@ -6,21 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from taskq import engine, extras
 from taskq.cli.errors import Failure
-from taskq.engine import kinds
-from taskq.extras import import_arrow, missing
 from taskq.reading.record import Chooser, Wanted
 
 if TYPE_CHECKING:
-    from taskq.engine import LogReader
-    from taskq.views import AttemptView, JobView
+    from taskq import views
 
 try:
-    import_arrow()
+    extras.import_arrow()
     import pyarrow as pa
     from pyarrow import parquet
 except ImportError as error:
-    lacking = missing("Parquet", error.name, "parquet")
+    lacking = extras.missing("Parquet", error.name, "parquet")
     raise Failure(f"{lacking}, or export --format jsonl") from error
 
 __all__ = ["BATCH_BYTES_MAX", "COMPRESSION", "JOBS", "JobsFile", "job_row", "pa", "parquet"]
@@ -80,7 +78,7 @@ class JobsFile:
         self._rows: list[dict[str, Any]] = []
         self._size = 0
 
-    def job(self, view: JobView) -> None:
+    def job(self, view: views.JobView) -> None:
         self._rows.append(job_row(view))
         self._size += len(view.payload or b"") + len(view.result or b"")
         if len(self._rows) >= BATCH_ROWS or self._size >= BATCH_BYTES_MAX:
@@ -103,7 +101,7 @@ class JobsFile:
         self._rows, self._size = [], 0
 
 
-def job_row(view: JobView) -> dict[str, Any]:
+def job_row(view: views.JobView) -> dict[str, Any]:
     return {
         "id": view.job_id,
         "lsn": view.lsn,
@@ -127,7 +125,7 @@ def job_row(view: JobView) -> dict[str, Any]:
     }
 
 
-def _attempt(attempt: AttemptView) -> dict[str, Any]:
+def _attempt(attempt: views.AttemptView) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "owner": attempt.owner,
@@ -147,10 +145,10 @@ def _time(moment_ns: int) -> int | None:
 
 #: Rows of one group of a file, or fewer, when they come to BATCH_BYTES_MAX.
 _GROUP_ROWS: Final = 131_072
-_KINDS: Final = {row.name: kind for kind, row in kinds.ROWS.items()}
+_KINDS: Final = {row.name: kind for kind, row in engine.kinds.ROWS.items()}
 
 
-def write_records(reader: LogReader, path: Path, wanted: Wanted) -> int:
+def write_records(reader: engine.LogReader, path: Path, wanted: Wanted) -> int:
     """Write the log's records to a file; returns how many.
 
     Raises:
@@ -160,7 +158,7 @@ def write_records(reader: LogReader, path: Path, wanted: Wanted) -> int:
     try:
         from taskq.arrow.decoder import batches_of  # noqa: PLC0415 - records are seldom asked for
     except ImportError as error:
-        lacking = missing("Parquet of records", error.name, "parquet")
+        lacking = extras.missing("Parquet of records", error.name, "parquet")
         raise Failure(f"{lacking}, or export --format jsonl") from error
     schema, batches = batches_of(reader)
     count = 0
@@ -186,7 +184,7 @@ def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:
         yield group
 
 
-def _chosen(reader: LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterator[Any]:
+def _chosen(reader: engine.LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterator[Any]:
     by_name = wanted.queue is not None or wanted.task is not None
     chooser = Chooser(reader, wanted)
     for batch in batches:

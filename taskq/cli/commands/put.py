@@ -10,11 +10,9 @@ import click
 
 import taskq.cli.render as render
 import taskq.extras as extras
-from taskq.cli.errors import WrongUsage
+from taskq import engine, text, values
+from taskq.cli import errors
 from taskq.cli.options import data_dir_option, json_option, refuse_shards, span
-from taskq.engine import Compression, Conflict
-from taskq.text import flat
-from taskq.values import PAYLOAD_BYTES_MAX, PRIORITY_MAX, parse_json, rather
 
 if TYPE_CHECKING:
     from taskq import Call, TaskQ
@@ -36,7 +34,7 @@ _SPANS: Final = ("delay", "expires", "window", "keep")
     help="With --task: the app that has it, whose directory, checks and options hold.",
 )
 @click.option("-Q", "--queue", help="Name of the queue.  [default: default]")
-@click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
+@click.option("--priority", type=click.IntRange(0, values.PRIORITY_MAX), help="Higher first.")
 @click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
 @click.option("--delay", help='Not before so long from now, for example "30s" or "2h".')
 @click.option("--expires", help="Give up unless it ran by then.")
@@ -45,12 +43,14 @@ _SPANS: Final = ("delay", "expires", "window", "keep")
 @click.option("--until", type=click.Choice(["settled"]), help="With a window: until both are over.")
 @click.option(
     "--on-conflict",
-    type=click.Choice([choice.value for choice in Conflict]),
+    type=click.Choice([choice.value for choice in engine.Conflict]),
     help="If the key is held: return the first job, replace it unless it runs, or fail.",
 )
 @click.option("--keep", help='How long it is kept after its end, for example "30d".')
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
-@click.option("--compress", type=click.Choice(get_args(Compression)), help="Store it smaller.")
+@click.option(
+    "--compress", type=click.Choice(get_args(engine.Compression)), help="Store it smaller."
+)
 def put(
     payload: str | None,
     data_dir: Path | None,
@@ -65,7 +65,9 @@ def put(
     The job is on disk when the id shows up. A worker runs jobs with a --task; jobs without one
     are for TaskLog.claim. A missing directory is made.
     """
-    body = _payload(payload, PAYLOAD_BYTES_MAX, has_task=bool(task)) or (b"{}" if task else b"")
+    body = _payload(payload, values.PAYLOAD_BYTES_MAX, has_task=bool(task)) or (
+        b"{}" if task else b""
+    )
     changes: OptionChanges = {  # type: ignore[assignment]
         name: span(value) if name in _SPANS else value
         for name, value in options.items()
@@ -74,7 +76,7 @@ def put(
     if headers:
         changes["headers"] = dict(_header(text) for text in headers)
     if target is not None and not task:
-        raise WrongUsage("-A/--app is given without -t/--task: bytes belong to no app")
+        raise errors.WrongUsage("-A/--app is given without -t/--task: bytes belong to no app")
     app = _app(data_dir, target, task)
     call = _task_call(app, task, body) if task else _bytes_call(body, changes)
     new = not (app.data_dir / "taskq.json").exists()
@@ -85,7 +87,8 @@ def put(
         app.close_sync()
     if not is_known:
         render.echo(
-            f"taskq: no worker that runs here now knows the task {flat(str(task))}: it waits until "
+            f"taskq: no worker that runs here now knows the task {text.flat(str(task))}: it waits "
+            f"until "
             f"one does. Name the app with -A module:app to check it and to use the task's own "
             f"options",
             err=True,
@@ -117,11 +120,11 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
         app.data_dir = data_dir
     if task not in app.tasks:
         hint = (
-            rather(task or "", app.tasks, "tasks")
+            values.rather(task or "", app.tasks, "tasks")
             if app.tasks
             else "no task is registered with it; give -A the module that defines them"
         )
-        raise WrongUsage(f"{target} has no task {task!r}: {hint}")
+        raise errors.WrongUsage(f"{target} has no task {task!r}: {hint}")
     return app
 
 
@@ -142,10 +145,12 @@ def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
     """
     if argument is None or argument == "-":
         if argument is None and sys.stdin.isatty():
-            raise WrongUsage("give the payload as an argument, as @FILE or on standard input")
+            raise errors.WrongUsage(
+                "give the payload as an argument, as @FILE or on standard input"
+            )
         body = sys.stdin.buffer.read(limit + 1)
         if argument is None and not body and not has_task:
-            raise WrongUsage(
+            raise errors.WrongUsage(
                 "nothing was given, and standard input is empty: give the payload as an argument, "
                 "as @FILE or on standard input; '' is an empty one"
             )
@@ -155,7 +160,7 @@ def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
     else:
         body = argument.encode("utf-8", "surrogateescape")
     if len(body) > limit:
-        raise WrongUsage(
+        raise errors.WrongUsage(
             f"the payload is over {limit} bytes: put the data into a file and pass its path"
         )
     return body
@@ -163,11 +168,11 @@ def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
 
 def _task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:
     try:
-        arguments = parse_json(body)
+        arguments = values.parse_json(body)
     except ValueError as error:
-        raise WrongUsage(f"the arguments of {task} are not JSON: {error}") from error
+        raise errors.WrongUsage(f"the arguments of {task} are not JSON: {error}") from error
     if not isinstance(arguments, dict):
-        raise WrongUsage(
+        raise errors.WrongUsage(
             f"the arguments of {task} must be one JSON object by parameter name, "
             f'for example {{"to": "a@b.c"}}'
         )
@@ -194,5 +199,5 @@ def _bytes_call(body: bytes, changes: OptionChanges) -> Call[Any]:
 def _header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise WrongUsage(f"--header {text!r}: write it as NAME=VALUE")
+        raise errors.WrongUsage(f"--header {text!r}: write it as NAME=VALUE")
     return name, value

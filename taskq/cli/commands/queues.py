@@ -12,36 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import taskq.cli.render as render
+from taskq import errors, text, values, views
+from taskq.cli import many, options
 from taskq.cli.errors import WrongUsage
-from taskq.cli.many import exit_if_refused, print_swept, sweep, with_app
-from taskq.cli.options import (
-    before_option,
-    data_dir_option,
-    dry_run_option,
-    json_option,
-    limit_option,
-    log_argument,
-    moment_of,
-    open_reader,
-    over_shards,
-    queue_option,
-    span,
-    task_option,
-    yes_option,
-)
-from taskq.errors import JobNotFound, TaskqError, UsageError
-from taskq.text import flat
-from taskq.values import PRIORITY_MAX
 
 if TYPE_CHECKING:
     from taskq import JobHandle, TaskQ
-    from taskq.views import Swept
 
 
 @click.command()
 @click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 def pause(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
     """Let no worker claim from these queues until they are resumed.
 
@@ -52,8 +34,8 @@ def pause(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None
 
 @click.command()
 @click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 def resume(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
     """Let workers claim from these queues again."""
     _set_paused(queues, data_dir, as_json, paused=False)
@@ -71,7 +53,7 @@ def _set_paused(
         act = app.pause if paused else app.resume
         return {queue: await act(queue) for queue in queues}
 
-    changed = with_app(data_dir, work)
+    changed = many.with_app(data_dir, work)
     if as_json:
         render.print_json(
             [{"queue": queue, "paused": paused, "changed": new} for queue, new in changed.items()]
@@ -80,7 +62,7 @@ def _set_paused(
     state = "paused" if paused else "resumed"
     already = "was paused already" if paused else "was not paused"
     for queue, new in changed.items():
-        render.echo(f"{flat(queue)}: {state if new else already}")
+        render.echo(f"{text.flat(queue)}: {state if new else already}")
 
 
 @click.command()
@@ -88,8 +70,8 @@ def _set_paused(
 @click.argument("name")
 @click.argument("value", default="null", metavar="[JSON]")
 @click.option("--once", default="", metavar="TEXT", help="The job takes one signal of this text.")
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 def signal(
     job_id: str, name: str, value: str, once: str, data_dir: Path | None, as_json: bool
 ) -> None:
@@ -105,24 +87,26 @@ def signal(
     async def work(app: TaskQ) -> bool:
         return await app.signal(job_id, name, told_value, once=once)
 
-    new = with_app(data_dir, work)
+    new = many.with_app(data_dir, work)
     if as_json:
         render.print_json({"job_id": job_id, "signal": name, "new": new})
     else:
-        render.echo(f"{flat(job_id)}: signalled" if new else f"{flat(job_id)}: had that already")
+        render.echo(
+            f"{text.flat(job_id)}: signalled" if new else f"{text.flat(job_id)}: had that already"
+        )
 
 
 @click.command()
 @click.argument("job_ids", nargs=-1, metavar="[JOB_ID]...")
-@data_dir_option
-@json_option
-@queue_option
-@task_option
+@options.data_dir_option
+@options.json_option
+@options.queue_option
+@options.task_option
 @click.option("-s", "--state", type=click.Choice(["scheduled", "ready"]), help="Only these.")
-@before_option
-@limit_option
-@dry_run_option
-@yes_option
+@options.before_option
+@options.limit_option
+@options.dry_run_option
+@options.yes_option
 @click.pass_context
 def cancel(
     context: click.Context,
@@ -141,7 +125,7 @@ def cancel(
     The worker of a running job stops it within moments, and it does not run again. Filters leave
     running jobs alone.
     """
-    filters = {**chosen, "before": moment_of("--before", before)}
+    filters = {**chosen, "before": options.moment_of("--before", before)}
     is_filtered = any(value is not None for value in filters.values())
     if bool(job_ids) == is_filtered:
         raise WrongUsage(
@@ -151,25 +135,25 @@ def cancel(
     if job_ids:
         if dry_run or limit is not None:
             raise WrongUsage("--dry-run and --limit are for filters, not for job ids")
-        swept = with_app(data_dir, lambda app: _cancel_each(app, job_ids))
+        swept = many.with_app(data_dir, lambda app: _cancel_each(app, job_ids))
     else:
 
-        async def act(app: TaskQ, dry: bool) -> Swept:
+        async def act(app: TaskQ, dry: bool) -> views.Swept:
             return await app.cancel_many(limit=limit, dry_run=dry, **filters)
 
-        swept = sweep(data_dir, act, "Cancel {jobs}?", dry_run=dry_run, yes=yes)
-    print_swept(swept, "cancelled", dry_run=dry_run, as_json=as_json)
-    exit_if_refused(context, swept)
+        swept = many.sweep(data_dir, act, "Cancel {jobs}?", dry_run=dry_run, yes=yes)
+    many.print_swept(swept, "cancelled", dry_run=dry_run, as_json=as_json)
+    many.exit_if_refused(context, swept)
 
 
 @click.command()
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB_ID...")
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 @click.option("--run-now", is_flag=True, help="Ready at once, whatever it waited for.")
 @click.option("--delay", help='Due so long from now, for example "30s" or "2h".')
 @click.option("--eta", help="Due then: a time; without a zone it is local.")
-@click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
+@click.option("--priority", type=click.IntRange(0, values.PRIORITY_MAX), help="Higher first.")
 @click.option("-Q", "--queue", help="Move it to this queue, and its key with it.")
 @click.pass_context
 def edit(
@@ -188,53 +172,53 @@ def edit(
 
     Running and finished jobs are refused. Payload, key, expiry and attempts stay as they are.
     """
-    moment = None if eta is None else moment_of("--eta", eta)
+    moment = None if eta is None else options.moment_of("--eta", eta)
     if isinstance(moment, str):
         raise WrongUsage(f'--eta {eta!r:.60}: give a time ("2024-05-01T12:00"), or use --delay')
     wish: dict[str, Any] = {
         "run_now": run_now,
-        "delay": None if delay is None else span(delay),
+        "delay": None if delay is None else options.span(delay),
         "eta": moment,
         "priority": priority,
         "queue": queue,
     }
     if all(value is None or value is False for value in wish.values()):
         raise WrongUsage("give at least one of --run-now, --delay, --eta, --priority and --queue")
-    swept = with_app(data_dir, lambda app: _edit_each(app, job_ids, wish))
-    print_swept(swept, "edited", dry_run=False, as_json=as_json)
-    exit_if_refused(context, swept)
+    swept = many.with_app(data_dir, lambda app: _edit_each(app, job_ids, wish))
+    many.print_swept(swept, "edited", dry_run=False, as_json=as_json)
+    many.exit_if_refused(context, swept)
 
 
-async def _edit_each(app: TaskQ, job_ids: tuple[str, ...], wish: dict[str, Any]) -> Swept:
-    async def edit(job_id: str) -> TaskqError | None:
+async def _edit_each(app: TaskQ, job_ids: tuple[str, ...], wish: dict[str, Any]) -> views.Swept:
+    async def edit(job_id: str) -> errors.TaskqError | None:
         try:
             await app.edit(job_id, **wish)
-        except UsageError:
+        except errors.UsageError:
             raise
-        except TaskqError as error:
+        except errors.TaskqError as error:
             return error
         return None
 
     return await _each(job_ids, edit)
 
 
-async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> Swept:
-    async def cancel(job: JobHandle[Any]) -> TaskqError | None:
+async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> views.Swept:
+    async def cancel(job: JobHandle[Any]) -> errors.TaskqError | None:
         try:
             if await job.cancel():
                 return None
             state = str(await job.status())
-        except JobNotFound as error:
+        except errors.JobNotFound as error:
             return error
-        return TaskqError(f"job {job.id} is {state}: it is too late to cancel it")
+        return errors.TaskqError(f"job {job.id} is {state}: it is too late to cancel it")
 
     jobs = {job_id: app.job(job_id) for job_id in job_ids}  # a wrong id before anything is done
     return await _each(job_ids, lambda job_id: cancel(jobs[job_id]))
 
 
 async def _each(
-    job_ids: Iterable[str], act: Callable[[str], Awaitable[TaskqError | None]]
-) -> Swept:
+    job_ids: Iterable[str], act: Callable[[str], Awaitable[errors.TaskqError | None]]
+) -> views.Swept:
     from taskq.views import Swept  # noqa: PLC0415
 
     answers = [(job_id, await act(job_id)) for job_id in job_ids]
@@ -247,8 +231,8 @@ _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
 
 
 @click.group(invoke_without_command=True)
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 @click.pass_context
 def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
     """List the schedules, or pause, resume, reset and forget one.
@@ -261,8 +245,8 @@ def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> N
 
 
 @schedules.command("ls")
-@log_argument
-@json_option
+@options.log_argument
+@options.json_option
 @click.option(
     "-n", "--next", "count", type=click.IntRange(0, 1_000), default=3, show_default=True,
     help="Moments to come that are shown of each.",
@@ -272,12 +256,12 @@ def ls(data_dir: Path | None, as_json: bool, count: int) -> None:
     _list(data_dir=data_dir, as_json=as_json, count=count)
 
 
-@over_shards
+@options.over_shards
 def _list(*, data_dir: Path | None, as_json: bool, count: int) -> None:
     from taskq.schedules import views_of  # noqa: PLC0415 - help must not import the log
 
     now_ns = time.time_ns()
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         views = views_of(reader.schedules(), now_ns, count)
     if as_json:
         render.print_json([view.as_dict() for view in views])
@@ -309,14 +293,14 @@ def _time(moment: datetime | None) -> str:
 def _command(action: str, says: str) -> click.Command:
     @schedules.command(action, help=says)
     @click.argument("name")
-    @data_dir_option
-    @json_option
+    @options.data_dir_option
+    @options.json_option
     def act(name: str, data_dir: Path | None, as_json: bool) -> None:
-        changed = with_app(data_dir, lambda app: getattr(app.schedules, action)(name))
+        changed = many.with_app(data_dir, lambda app: getattr(app.schedules, action)(name))
         if as_json:
             render.print_json({"name": name, "action": action, "changed": changed})
             return
-        render.echo(f"{flat(name)}: {_DONE[action] if changed else _ALREADY[action]}")
+        render.echo(f"{text.flat(name)}: {_DONE[action] if changed else _ALREADY[action]}")
 
     return act
 
@@ -331,8 +315,8 @@ for _action, _says in (
 
 
 @click.group(invoke_without_command=True)
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 @click.pass_context
 def sources(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
     """List the sources that jobs were ingested from and where they stand, or forget one.
@@ -344,16 +328,16 @@ def sources(context: click.Context, data_dir: Path | None, as_json: bool) -> Non
 
 
 @sources.command("ls")
-@log_argument
-@json_option
+@options.log_argument
+@options.json_option
 def list_sources(data_dir: Path | None, as_json: bool) -> None:
     """List the sources: name, when it moved last, position."""
     _list_sources(data_dir=data_dir, as_json=as_json)
 
 
-@over_shards
+@options.over_shards
 def _list_sources(*, data_dir: Path | None, as_json: bool) -> None:
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         views = reader.sources()
     if as_json:
         render.print_json([view.as_dict() for view in views])
@@ -369,12 +353,14 @@ def _list_sources(*, data_dir: Path | None, as_json: bool) -> None:
 
 @sources.command("forget")
 @click.argument("name")
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 def forget_source(name: str, data_dir: Path | None, as_json: bool) -> None:
     """Forget where NAME stands: a program that ingests it begins at its start again."""
-    forgotten = with_app(data_dir, lambda app: app.forget_source(name))
+    forgotten = many.with_app(data_dir, lambda app: app.forget_source(name))
     if as_json:
         render.print_json({"name": name, "forgotten": forgotten})
         return
-    render.echo(f"{flat(name)}: {'forgotten' if forgotten else 'this log knows no such source'}")
+    render.echo(
+        f"{text.flat(name)}: {'forgotten' if forgotten else 'this log knows no such source'}"
+    )

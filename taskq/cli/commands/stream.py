@@ -17,30 +17,11 @@ import click
 
 import taskq.cli.render as render
 import taskq.views as documents
-from taskq.cli.errors import EXIT_FAILED, WrongUsage
-from taskq.cli.many import with_app
-from taskq.cli.options import (
-    before_option,
-    data_dir_option,
-    json_option,
-    limit_option,
-    log_argument,
-    moment_of,
-    open_reader,
-    over_shards,
-    queue_option,
-    resolve,
-    since_option,
-    states_option,
-    task_option,
-)
-from taskq.engine import kinds
-from taskq.text import flat, printable
-from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS
+from taskq import engine, text, values
+from taskq.cli import errors, many, options
 
 if TYPE_CHECKING:
     from taskq import Record, TaskQ
-    from taskq.views import ReaderView, Replayed
 
 _COUNT_DEFAULT: Final = 20
 _COUNT_MAX: Final = 100_000
@@ -49,7 +30,7 @@ _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
 
 
 @click.command()
-@log_argument
+@options.log_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until Ctrl-C.")
 @click.option(
     "-n",
@@ -64,13 +45,13 @@ _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
     "--kind",
     "kinds",
     multiple=True,
-    type=click.Choice([row.name for row in kinds.ROWS.values()]),
+    type=click.Choice([row.name for row in engine.kinds.ROWS.values()]),
     help="Only these records.",
 )
 @click.option("-Q", "--queue", "queues", multiple=True, help="Only jobs of these queues.")
 @click.option("-t", "--task", "tasks", multiple=True, help="Only jobs of these tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@over_shards
+@options.over_shards
 def tail(
     data_dir: Path | None,
     follow: bool,
@@ -88,23 +69,23 @@ def tail(
     given = {name: names or None for name, names in chosen.items()}
     show = (lambda record: render.echo(json.dumps(record.as_dict()))) if as_json else _show
     if reader is None:
-        open_reader(data_dir).close()
+        options.open_reader(data_dir).close()
         from taskq.reading.stream import look_at_records  # noqa: PLC0415 - likewise
 
         shown = look_at_records(
-            str(resolve(data_dir)),
+            str(options.resolve(data_dir)),
             _COUNT_DEFAULT if lines is None else lines,
             Choice(**given, name_all=True),
             follow=follow,
             # A line for people shows no body.
-            body_bytes_max=PAYLOAD_BYTES_MAX if as_json else 0,
+            body_bytes_max=values.PAYLOAD_BYTES_MAX if as_json else 0,
             on_pause=_Pipe().check,
         )
         asyncio.run(_look(shown, show))
     else:
         from taskq import TaskQ  # noqa: PLC0415 - loads pydantic
 
-        open_reader(data_dir).close()
+        options.open_reader(data_dir).close()
         asyncio.run(_read(TaskQ(data_dir, upkeep=False), reader, lines, given, follow, show))
 
 
@@ -152,7 +133,7 @@ def _show(record: Record) -> None:
     words += [name for name in names if name]
     note = _note(record)
     line = "  ".join(words) + (f"  {note}" if note else "")
-    render.echo(render.cut_line(printable(line.replace("\n", " "))))
+    render.echo(render.cut_line(text.printable(line.replace("\n", " "))))
 
 
 def _note(record: Record) -> str:
@@ -179,14 +160,14 @@ def _note(record: Record) -> str:
 
 @click.command()
 @click.argument("job_id", required=False)
-@data_dir_option
-@json_option
-@since_option
-@before_option
-@task_option
-@queue_option
-@states_option(_STATES)
-@limit_option
+@options.data_dir_option
+@options.json_option
+@options.since_option
+@options.before_option
+@options.task_option
+@options.queue_option
+@options.states_option(_STATES)
+@options.limit_option
 @click.option("--from-step", metavar="NAME#N", help="Of JOB_ID: with the steps before this one.")
 @click.option("--all", "everything", is_flag=True, help="Every job there ever was.")
 @click.option("--dry-run", is_flag=True, help="Show which, and enqueue nothing.")
@@ -214,15 +195,16 @@ def replay(
 
     choices = (since, before, states or None, chosen["task"], chosen["queue"], everything or None)
     _check_choice(job_id, from_step, any(choice is not None for choice in choices))
-    jobs: list[Replayed] = []
+    jobs: list[documents.Replayed] = []
 
-    def note(job: Replayed) -> None:
+    def note(job: documents.Replayed) -> None:
         jobs.append(job)
         if not as_json:
             _show_replayed(job)
 
-    chosen |= {"since": moment_of("--since", since), "before": moment_of("--before", before)}
-    open_reader(data_dir).close()
+    chosen["since"] = options.moment_of("--since", since)
+    chosen["before"] = options.moment_of("--before", before)
+    options.open_reader(data_dir).close()
     app = TaskQ(data_dir, upkeep=False)  # a dry run opens it no further
     try:
         if job_id is not None:
@@ -236,46 +218,42 @@ def replay(
     failed = sum(bool(job.problem) for job in jobs)
     count = len(jobs) - failed
     if as_json:
-        render.print_json(
-            {
-                "dry_run": dry_run,
-                "count": count,
-                "problems": failed,
-                "jobs": [_replayed_json(job) for job in jobs],
-            }
-        )
+        shown = [_replayed_json(job) for job in jobs]
+        render.print_json({"dry_run": dry_run, "count": count, "problems": failed, "jobs": shown})
     else:
         verb = "would replay" if dry_run else "replayed"
         render.echo(f"{verb} {render.count_of(count)}" + (", enqueued nothing" * dry_run))
     if failed:
-        context.exit(EXIT_FAILED)
+        context.exit(errors.EXIT_FAILED)
 
 
 def _check_choice(job_id: str | None, from_step: str | None, is_chosen: bool) -> None:
     if job_id is None and (from_step is not None or not is_chosen):
-        raise WrongUsage(
+        raise errors.WrongUsage(
             "choose a job by its id, or jobs with --since, --before, --task, --queue or --state; "
             "--all means every job there ever was"
         )
     if job_id is not None and is_chosen:
-        raise WrongUsage(f"choose job {job_id}, or jobs by what they are, not both")
+        raise errors.WrongUsage(f"choose job {job_id}, or jobs by what they are, not both")
 
 
-def _replay_job(app: TaskQ, job_id: str, from_step: str | None, dry_run: bool) -> Replayed:
+def _replay_job(
+    app: TaskQ, job_id: str, from_step: str | None, dry_run: bool
+) -> documents.Replayed:
     from taskq.connection.blocking import run  # noqa: PLC0415 - as above
     from taskq.reading.replay import replay_job  # noqa: PLC0415
 
     return run(replay_job(app.connection, job_id, from_step, dry_run=dry_run))
 
 
-def _show_replayed(job: Replayed) -> None:
+def _show_replayed(job: documents.Replayed) -> None:
     new = f"-> {job.new_id}" if job.new_id else ""
     words = (job.job_id, new, job.state.name.lower(), job.queue, job.task)
     line = "  ".join(word for word in words if word)
-    render.echo(flat(f"{line}  NOT replayed: {job.problem}" if job.problem else line))
+    render.echo(text.flat(f"{line}  NOT replayed: {job.problem}" if job.problem else line))
 
 
-def _replayed_json(job: Replayed) -> dict[str, str | None]:
+def _replayed_json(job: documents.Replayed) -> dict[str, str | None]:
     return {
         "id": job.job_id,
         "new_id": job.new_id or None,
@@ -301,14 +279,14 @@ def reader() -> None:
 
 
 @reader.command("ls")
-@log_argument
-@json_option
-@over_shards
+@options.log_argument
+@options.json_option
+@options.over_shards
 def ls(data_dir: Path | None, as_json: bool) -> None:
     """List the named readers, and the lag of each."""
     from taskq.reading.stream import look_at_readers  # noqa: PLC0415 - help must not import the log
 
-    with open_reader(data_dir) as log:
+    with options.open_reader(data_dir) as log:
         readers = look_at_readers(log.path)
     if as_json:
         render.print_json([_view_json(view) for view in readers])
@@ -332,7 +310,7 @@ def ls(data_dir: Path | None, as_json: bool) -> None:
     )
 
 
-def _view_json(view: ReaderView) -> dict[str, str | int | bool | None]:
+def _view_json(view: documents.ReaderView) -> dict[str, str | int | bool | None]:
     return {
         "name": view.name,
         "lsn": view.lsn,
@@ -346,8 +324,8 @@ def _view_json(view: ReaderView) -> dict[str, str | int | bool | None]:
 @reader.command("seek")
 @click.argument("name")
 @click.argument("place")
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 def seek(name: str, place: str, data_dir: Path | None, as_json: bool) -> None:
     """Let NAME, or a new reader, go on at PLACE.
 
@@ -363,19 +341,19 @@ def seek(name: str, place: str, data_dir: Path | None, as_json: bool) -> None:
             return await app.seek(name, "start" if place == "start" else "end")
         if at.time_ns is None:
             return await app.seek(name, lsn=at.lsn)
-        return await app.seek(name, time=datetime.fromtimestamp(at.time_ns / SECOND_NS, UTC))
+        return await app.seek(name, time=datetime.fromtimestamp(at.time_ns / values.SECOND_NS, UTC))
 
-    lsn = with_app(data_dir, work)
+    lsn = many.with_app(data_dir, work)
     if as_json:
         render.print_json({"name": name, "lsn": lsn})
         return
-    render.echo(f"{flat(name)}: goes on at lsn {lsn}")
+    render.echo(f"{text.flat(name)}: goes on at lsn {lsn}")
 
 
 @reader.command("forget")
 @click.argument("name")
-@data_dir_option
+@options.data_dir_option
 def forget(name: str, data_dir: Path | None) -> None:
     """Forget NAME: nothing is kept for it any more."""
-    with_app(data_dir, lambda app: app.forget_reader(name))
-    render.echo(f"{flat(name)}: forgotten")
+    many.with_app(data_dir, lambda app: app.forget_reader(name))
+    render.echo(f"{text.flat(name)}: forgotten")

@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 import taskq.cli.render as render
 import taskq.extras as extras
+from taskq import text, values, views
+from taskq.cli import errors, options
 from taskq.cli.commands.jobs import print_damage
-from taskq.cli.errors import EXIT_FAILED, Failure, WrongUsage
-from taskq.cli.options import (
-    data_dir_option,
-    json_option,
-    log_argument,
-    logs_below,
-    names_below,
-    open_reader,
-    over_shards,
-    resolve,
-    span,
-)
-from taskq.text import flat
-from taskq.values import command, worker_command
-
-if TYPE_CHECKING:
-    from taskq.views import BackupReport, Check, CompactReport, RepairReport
 
 #: Width of the names of checks, at least.
 _NAME_COLUMNS: Final = 8
 
 
 @click.command()
-@log_argument
-@json_option
+@options.log_argument
+@options.json_option
 @click.option("--keep", help='Keep finished jobs so long, for example "12h".  [default: settings]')
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
-@over_shards
+@options.over_shards
 def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: bool) -> None:
     """Remove the oldest segments as far as the settings allow, beside live workers.
 
@@ -47,13 +32,13 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     """
     from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
-    limit = None if keep is None else span(keep)
-    open_reader(data_dir).close()
+    limit = None if keep is None else options.span(keep)
+    options.open_reader(data_dir).close()
     # Before anything goes: a stranger's log may have a stranger's settings.
     app = TaskQ(data_dir, upkeep=False)
     obeyed = [str(file) for file in app.settings.files]
     if obeyed:
-        render.echo(f"taskq: with the settings of {flat(', '.join(obeyed))}", err=True)
+        render.echo(f"taskq: with the settings of {text.flat(', '.join(obeyed))}", err=True)
     try:
         report = app.compact_sync(keep=limit, dry_run=dry_run)
     finally:
@@ -81,7 +66,7 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     _print(report)
 
 
-def _print(report: CompactReport) -> None:
+def _print(report: views.CompactReport) -> None:
     if not report.segments:
         render.echo("Nothing to do: no segment is due.")
         return
@@ -108,7 +93,7 @@ def _print(report: CompactReport) -> None:
 
 
 @click.command()
-@log_argument
+@options.log_argument
 @click.option(
     "--to",
     "target",
@@ -116,8 +101,8 @@ def _print(report: CompactReport) -> None:
     metavar="NEW",
     help="Copy what reads to this directory, which is empty or not there.",
 )
-@json_option
-@over_shards
+@options.json_option
+@options.over_shards
 def repair(data_dir: Path | None, target: Path | None, as_json: bool) -> None:
     """Copy what reads of a damaged log into a new directory; the damaged one is left as it is.
 
@@ -127,10 +112,10 @@ def repair(data_dir: Path | None, target: Path | None, as_json: bool) -> None:
     """
     from taskq.engine import repair_directory  # noqa: PLC0415 - as in options
 
-    with open_reader(data_dir) as reader:
+    with options.open_reader(data_dir) as reader:
         path = reader.journal.path
     place = target
-    if place is not None and Path(path).name in names_below(Path(path).parent):
+    if place is not None and Path(path).name in options.names_below(Path(path).parent):
         place /= Path(path).name
     report = repair_directory(path, None if place is None else str(place))
     if as_json:
@@ -148,30 +133,30 @@ def repair(data_dir: Path | None, target: Path | None, as_json: bool) -> None:
         _repair_print(report, path, place)
 
 
-def _repair_print(report: RepairReport, path: str, target: Path | None) -> None:
+def _repair_print(report: views.RepairReport, path: str, target: Path | None) -> None:
     print_damage(report.damage, path)
     saved = sum(damage.salvaged for damage in report.damage)
     render.echo(f"records in damaged frames: {saved} saved, {report.lost_records} lost")
     for job in report.lost_jobs:
         render.echo(f"lost job {job}")
     if target is None:
-        render.echo(f"Copy what reads with: {command(path, 'repair')} --to NEW")
+        render.echo(f"Copy what reads with: {values.command(path, 'repair')} --to NEW")
     else:
-        render.echo(f"what reads is in {flat(str(target))}; {flat(path)} is as it was")
+        render.echo(f"what reads is in {text.flat(str(target))}; {text.flat(path)} is as it was")
 
 
 # ``taskq health``: readiness and liveness for scripts, containers and service managers.
 
 
 @click.command()
-@log_argument
-@json_option
+@options.log_argument
+@options.json_option
 @click.option(
     "--live",
     is_flag=True,
     help="Only what a restart would mend: a worker that starts or drains is well.",
 )
-@over_shards
+@options.over_shards
 def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     """Exit with 0 if jobs are worked on, with 1 if not; nothing is locked or written.
 
@@ -183,7 +168,7 @@ def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - as above
     from taskq.engine import check_health  # noqa: PLC0415 - help must not import the log
 
-    path = resolve(data_dir)
+    path = options.resolve(data_dir)
     config = load_settings(None, data_dir=data_dir).log_config()
     checks = check_health(path, config, with_jobs=not live)
     _tell(
@@ -191,7 +176,7 @@ def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     )
 
 
-def _tell(checks: list[Check], *, well: bool, as_json: bool) -> None:
+def _tell(checks: list[views.Check], *, well: bool, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
@@ -205,9 +190,9 @@ def _tell(checks: list[Check], *, well: bool, as_json: bool) -> None:
         width = max(_NAME_COLUMNS, *(len(check.name) for check in checks))
         for check in checks:
             sign = "ok" if check.ok else "FAILED"
-            render.echo(f"{sign:<7} {check.name:<{width}} {flat(check.detail)}")
+            render.echo(f"{sign:<7} {check.name:<{width}} {text.flat(check.detail)}")
     if not well:
-        click.get_current_context().exit(EXIT_FAILED)
+        click.get_current_context().exit(errors.EXIT_FAILED)
 
 
 # ``taskq check``: what is wrong before the start.
@@ -215,9 +200,9 @@ def _tell(checks: list[Check], *, well: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("app", metavar="[MODULE:APP]", required=False)
-@data_dir_option
+@options.data_dir_option
 @click.option("-I", "--include", multiple=True, metavar="MODULE", help="As for a worker.")
-@json_option
+@options.json_option
 def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_json: bool) -> None:
     """Check a setup before its start; exits with 0 if all is well, with 1 else.
 
@@ -231,7 +216,7 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
     from taskq.views import Check  # noqa: PLC0415 - as above
 
     if include and app is None:
-        raise WrongUsage("-I is for the tasks of an app: give MODULE:APP, too")
+        raise errors.WrongUsage("-I is for the tasks of an app: give MODULE:APP, too")
     looks = extras.workers()
     checks: list[Check] = [looks.check_versions()]
     loaded = None
@@ -248,15 +233,15 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
     else:
         path = data_dir or (settings.data_dir if loaded is None else loaded.data_dir)
         checks.append(Check(name="settings", ok=True, detail=files))
-        for log in logs_below(path):
+        for log in options.logs_below(path):
             checks += check_start(log, config)
     _tell(checks, well=all(log.ok for log in checks), as_json=as_json)
 
 
 @click.command()
 @click.argument("places", metavar="[DIR] DEST", nargs=-1, type=click.Path(path_type=Path))
-@data_dir_option
-@json_option
+@options.data_dir_option
+@options.json_option
 def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> None:
     """Copy a log to DEST as it stands, beside live workers.
 
@@ -266,10 +251,10 @@ def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> No
     from taskq.engine import back_up  # noqa: PLC0415 - help must not import the log
 
     if len(places) not in {1, 2}:
-        raise WrongUsage("give the log's directory, then the backup's")
+        raise errors.WrongUsage("give the log's directory, then the backup's")
     *given, target = places
     source = given[0] if given else data_dir
-    with open_reader(source) as reader:
+    with options.open_reader(source) as reader:
         path = reader.journal.path
     _copies_tell(back_up(path, str(target)), target, as_json=as_json)
 
@@ -277,13 +262,13 @@ def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> No
 @click.command()
 @click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
 @click.argument("places", metavar="[DIR]", nargs=-1, type=click.Path(path_type=Path))
-@data_dir_option
+@options.data_dir_option
 @click.option(
     "--above",
     metavar="ID",
     help="The last job that the lost log is known to have had: new ids are above it.",
 )
-@json_option
+@options.json_option
 def restore(
     source: Path,
     places: tuple[Path, ...],
@@ -299,18 +284,18 @@ def restore(
     from taskq.engine import restore as restored  # noqa: PLC0415 - likewise
 
     if len(places) > 1 or (not places and data_dir is None):
-        raise WrongUsage("give the backup, then the new directory")
+        raise errors.WrongUsage("give the backup, then the new directory")
     target = places[0] if places else data_dir
     assert target is not None
-    with open_reader(source) as reader:
+    with options.open_reader(source) as reader:
         path, lsn = reader.journal.path, 0 if above is None else reader.parse_id(above)
     _copies_tell(restored(path, str(target), lsn), target, as_json=as_json)
     if not as_json:
-        render.echo(f"Work goes on with: {worker_command(str(target.absolute()))}")
+        render.echo(f"Work goes on with: {values.worker_command(str(target.absolute()))}")
 
 
 @click.command()
-@log_argument
+@options.log_argument
 @click.option(
     "-o",
     "--output",
@@ -340,19 +325,19 @@ def report(
 
     since_ns = Moment.parse(since, time.time_ns(), "--since").time_ns
     if since_ns is None:
-        raise WrongUsage('--since takes a span back from now ("2h") or a time, and no lsn')
-    with open_reader(data_dir) as reader:
+        raise errors.WrongUsage('--since takes a span back from now ("2h") or a time, and no lsn')
+    with options.open_reader(data_dir) as reader:
         try:
             size = write_case(
                 reader, output, since_ns, bodies=with_payloads, show_secrets=show_secrets
             )
         except FileExistsError:
-            raise Failure(f"{output} is there already: name another file with -o") from None
+            raise errors.Failure(f"{output} is there already: name another file with -o") from None
     left_out = "" if with_payloads else ", without payloads and results"
     render.echo(f"{output}: {render.size(size)}{left_out}")
 
 
-def _copies_tell(report: BackupReport, target: Path, *, as_json: bool) -> None:
+def _copies_tell(report: views.BackupReport, target: Path, *, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
