@@ -21,8 +21,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from taskq import DeadLetter, Discard, JobContext, Retry, current_job, retry
-from taskq.errors import UsageError
+from taskq import DeadLetter, Discard, JobContext, Retry, current_job, errors, retry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Mapping
@@ -85,7 +84,7 @@ class Webhooks:
         self._events = frozenset(events)
         unknown = self._events - set(get_args(Event))
         if unknown:
-            raise UsageError(f"webhooks tell of succeeded and dead, not of {min(unknown)!r}")
+            raise errors.UsageError(f"webhooks tell of succeeded and dead, not of {min(unknown)!r}")
         self._tasks = None if tasks is None else frozenset(tasks)
         self._transport = transport
         #: for each event loop the workers that run there, and their client
@@ -169,7 +168,7 @@ def key_of(secret: str) -> bytes:
     except (ValueError, binascii.Error):
         key = b""
     if not secret.startswith(_MARK) or len(key) < _SECRET_BYTES_MIN:
-        raise UsageError(
+        raise errors.UsageError(
             f"a webhook's secret is {_MARK} and at least {_SECRET_BYTES_MIN} random bytes "
             f"in base64: python -c 'import base64, os; "
             f'print("{_MARK}" + base64.b64encode(os.urandom(32)).decode())\''
@@ -248,7 +247,7 @@ def _checked_url(url: str) -> str:
     parts = urlsplit(url)
     is_here = parts.hostname in {"localhost", "127.0.0.1", "::1"}
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and is_here)):
-        raise UsageError(
+        raise errors.UsageError(
             f"webhooks are posted to an https:// address (http:// on this machine), not {url!r:.80}"
         )
     return url

@@ -9,17 +9,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from taskq_workers.events import Hook
-from taskq_workers.pool import CONCURRENCY_DEFAULT, DRAIN_SECONDS_DEFAULT
-from taskq_workers.process.running import (
-    WorkerOrder,
-    find_executor,
-    run_guarded,
-    run_one,
-    run_reloading,
-)
-from taskq_workers.runs.executors import rss_bytes
-from taskq_workers.runs.joblogs import FORMATS, LEVELS, Logging
+from taskq_workers import events, pool
+from taskq_workers.process import running
+from taskq_workers.runs import executors, joblogs
 from taskq_workers.services.plugins import find_plugin
 
 F = TypeVar("F", bound="Callable[..., object]")
@@ -74,7 +66,7 @@ def _number(name: str, text: str) -> Callable[[F], F]:
     "-c",
     "--concurrency",
     type=click.IntRange(min=1),
-    default=CONCURRENCY_DEFAULT,
+    default=pool.CONCURRENCY_DEFAULT,
     show_default=True,
     help="Jobs that run at a time.",
 )
@@ -114,7 +106,7 @@ def _number(name: str, text: str) -> Callable[[F], F]:
 @click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0),
-    default=DRAIN_SECONDS_DEFAULT,
+    default=pool.DRAIN_SECONDS_DEFAULT,
     show_default=True,
     metavar="SECONDS",
     help="What running jobs get to finish when the worker is stopped.",
@@ -136,12 +128,12 @@ def _number(name: str, text: str) -> Callable[[F], F]:
 @click.option("-q", "--quiet", is_flag=True, help="Print no line for each job.")
 @click.option(
     "--log-level",
-    type=click.Choice(LEVELS, case_sensitive=False),
+    type=click.Choice(joblogs.LEVELS, case_sensitive=False),
     help="What goes to stderr, each line with its job.  [default: the setting, warning]",
 )
 @click.option(
     "--log-format",
-    type=click.Choice(FORMATS),
+    type=click.Choice(joblogs.FORMATS),
     help="How: lines for people, or a JSON document each.  [default: the setting, text]",
 )
 @click.option(
@@ -213,15 +205,15 @@ def worker(
     if chosen["metrics_port"]:
         chosen["metrics_port"] += place - 1
 
-    def order_for(reporter: Hook) -> WorkerOrder:
+    def order_for(reporter: events.Hook) -> running.WorkerOrder:
         on_event = None if quiet else reporter
         here: dict[str, Any] = {"target": app, "queues": names, "logs": logs}
-        return WorkerOrder(**here, warns=place == 1, on_event=on_event, **chosen)
+        return running.WorkerOrder(**here, warns=place == 1, on_event=on_event, **chosen)
 
     log = _logging(log_level, log_format, prints=log_prints)
     first = next(iter(logs or data_dir), None)
     end = -1 if leash is None else leash
-    run_one(order_for, Path(first) if first else None, executor, end, log)
+    running.run_one(order_for, Path(first) if first else None, executor, end, log)
 
 
 def _guard(context: click.Context, processes: int | None) -> int:
@@ -233,14 +225,14 @@ def _guard(context: click.Context, processes: int | None) -> int:
     if given["web"]:
         find_plugin("taskq.services", "web", "web")
     if given["executor"] is not None:
-        find_executor(given["executor"])
+        running.find_executor(given["executor"])
     if processes is None:
         seconds = min(given["drain_timeout"], RELOAD_DRAIN_SECONDS)
-        run_reloading(
+        running.run_reloading(
             arguments_of(command, {**given, "drain_timeout": seconds}, _GUARDS - {"processes"})
         )
         return 0
-    return run_guarded(
+    return running.run_guarded(
         arguments_of(command, given, _GUARDS),
         processes,
         concurrency=given["concurrency"],
@@ -249,14 +241,16 @@ def _guard(context: click.Context, processes: int | None) -> int:
     )
 
 
-def _logging(level: str | None, form: str | None, *, prints: bool) -> Callable[[str, str], Logging]:
+def _logging(
+    level: str | None, form: str | None, *, prints: bool
+) -> Callable[[str, str], joblogs.Logging]:
     chosen = level or ("info" if prints else None)
-    return lambda other, form_else: Logging(chosen or other, form or form_else, prints)
+    return lambda other, form_else: joblogs.Logging(chosen or other, form or form_else, prints)
 
 
 def _check(executor: str | None, chosen: Mapping[str, Any]) -> None:
     """Refuse what means nothing, before several processes do."""
-    rss_bytes(chosen["max_rss_per_child"], "--max-rss-per-child")
+    executors.rss_bytes(chosen["max_rss_per_child"], "--max-rss-per-child")
     if executor is None and (chosen["master"] or chosen["files"]):
         raise click.UsageError("--master and --py-files are for --executor: add --executor spark")
     if executor is not None and any(chosen[name] is not None for name in ONLY_HERE):

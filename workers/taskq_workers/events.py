@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from taskq.engine import Cause, Kind, kinds
-from taskq.values import SECOND_NS, dataclass
-
-if TYPE_CHECKING:
-    from taskq.engine import Settlement
+from taskq import engine, values
 
 _log: Final = logging.getLogger("taskq.worker")
 
 JobEnd: TypeAlias = Literal["succeeded", "retried", "dead", "released", "cancelled"]
 
 
-@dataclass(slots=True)
+@values.dataclass(slots=True)
 class JobFinished:
     """A delivery ended. It is not frozen, since making one would take twice as long.
 
@@ -51,17 +47,17 @@ class JobFinished:
 
 Hook: TypeAlias = "Callable[[JobFinished], object]"
 
-_OUTCOMES: Final[dict[Kind, JobEnd]] = {
-    kinds.SUCCESS: "succeeded",
-    kinds.RETRY: "retried",
-    kinds.DEATH: "dead",
-    kinds.RELEASE: "released",
-    kinds.CANCEL: "cancelled",
+_OUTCOMES: Final[dict[engine.Kind, JobEnd]] = {
+    engine.kinds.SUCCESS: "succeeded",
+    engine.kinds.RETRY: "retried",
+    engine.kinds.DEATH: "dead",
+    engine.kinds.RELEASE: "released",
+    engine.kinds.CANCEL: "cancelled",
 }
-_DUE_AGAIN: Final = frozenset({kinds.RETRY, kinds.RELEASE})
+_DUE_AGAIN: Final = frozenset({engine.kinds.RETRY, engine.kinds.RELEASE})
 
 
-def tell(hook: Hook, settlement: Settlement, seconds: float) -> None:
+def tell(hook: Hook, settlement: engine.Settlement, seconds: float) -> None:
     """Call the hook with the event of one settlement; log what it raises."""
     kind, delivery = settlement.kind, settlement.delivery
     event = JobFinished(
@@ -74,10 +70,10 @@ def tell(hook: Hook, settlement: Settlement, seconds: float) -> None:
         queue=delivery.queue,
     )
     # The wishes of a waiting job are no text.
-    if kind is not kinds.SUCCESS and settlement.cause is not Cause.WAITS:
+    if kind is not engine.kinds.SUCCESS and settlement.cause is not engine.Cause.WAITS:
         event.reason = (settlement.body or b"").decode("utf-8", "replace")
         if kind in _DUE_AGAIN:
-            event.delay_seconds = settlement.delay_ns / SECOND_NS
+            event.delay_seconds = settlement.delay_ns / values.SECOND_NS
     try:
         hook(event)
     except Exception:  # noqa: BLE001 - a hook is somebody else's code

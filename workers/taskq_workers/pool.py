@@ -14,37 +14,19 @@ from typing import TYPE_CHECKING, Any, Final, Never, Protocol, Self
 
 from anyio import CancelScope, create_task_group, move_on_after, sleep
 
-from taskq.engine import Weights
-from taskq.errors import LogError, TaskqError, UsageError
-from taskq.hooks import need_loop
-from taskq.values import checked_queues, whole
-from taskq.views import Serving
+from taskq import engine, errors, hooks, values, views
 from taskq_workers.events import Hook
 from taskq_workers.gates.gates import Gates
-from taskq_workers.runs.executors import Children, Executors, Plans, drain_seconds, make_limits
-from taskq_workers.runs.guards import Keeper, end_children_of, forbid_stop
-from taskq_workers.runs.joblogs import note_jobs
-from taskq_workers.runs.lifespans import LifespanHolder
-from taskq_workers.runs.loader import import_included
-from taskq_workers.runs.tracing import make_tracer, measuring_hook
+from taskq_workers.runs import executors, guards, joblogs, lifespans, loader, tracing
+from taskq_workers.services import draining, plugins, scheduler, strays
 from taskq_workers.services.deaths import DeathHooks
-from taskq_workers.services.draining import CancelListener, LastUploads, tell_drain
 from taskq_workers.services.loopwatch import LoopWatch
-from taskq_workers.services.plugins import find_plugin, plug_in
-from taskq_workers.services.scheduler import Scheduler
-from taskq_workers.services.strays import StrayWatch, StuckWatch
-from taskq_workers.slots.outcomes import release
-from taskq_workers.slots.rounds import LogSource
-from taskq_workers.slots.slots import Slots
+from taskq_workers.slots import feed, outcomes, rounds, slots
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import DeadLetter, Delivery, Task, TaskQ
-    from taskq.engine import Kind, Limit, LoopPort, Settlement, Store
-    from taskq.values import Duration
-    from taskq.views import Hold
-    from taskq_workers.slots.feed import FeedHost, Runner
 
 #: Logs that one worker has at most: each has a thread, and its own files open.
 LOGS_MAX: Final = 1_024
@@ -53,7 +35,7 @@ LOGS_MAX: Final = 1_024
 class Service(Protocol):
     """A part beside the jobs: a scheduler, the gates, a listener for cancels."""
 
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Work until cancelled.
 
         An error before ``task_status.started()`` keeps the worker from starting; a later one stops
@@ -75,14 +57,14 @@ class LogPart:
     def __init__(self, app: TaskQ, weight: int = 1, *, ticks: bool, syncs: bool) -> None:
         self.app = app
         self.weight = weight
-        self.store: Store | None = None
-        self.host: FeedHost | None = None
+        self.store: engine.Store | None = None
+        self.host: feed.FeedHost | None = None
         self.gates: Gates | None = None
-        self.services: list[Service] = [Scheduler(app)] if ticks else []
+        self.services: list[Service] = [scheduler.Scheduler(app)] if ticks else []
         self.beside: list[Service] = [_syncing(app)] if syncs else []
         self._scopes: list[CancelScope] = []
 
-    def serve(self, worker: object, serving: Serving | None) -> None:
+    def serve(self, worker: object, serving: views.Serving | None) -> None:
         """Publish the worker's claims of this log, for ``taskq show`` and its like."""
         if self.store is not None:
             self.store.serve(worker, serving)
@@ -113,51 +95,55 @@ def parts_of(
     if logs is None:
         return [LogPart(log, ticks=ticks, syncs=syncs) for log in app.logs()]
     if len(app.logs()) > 1:
-        raise UsageError("the app has shards, and its workers work all of them: leave logs out")
+        raise errors.UsageError(
+            "the app has shards, and its workers work all of them: leave logs out"
+        )
     weights = logs if isinstance(logs, Mapping) else None
     paths = [os.fspath(log) for log in logs]
     if isinstance(logs, str) or not paths or len(paths) > LOGS_MAX:
-        raise UsageError(f"logs takes 1 to {LOGS_MAX} directories, or weights by directory")
+        raise errors.UsageError(f"logs takes 1 to {LOGS_MAX} directories, or weights by directory")
     if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise UsageError("logs names a directory twice: give it one weight")
+        raise errors.UsageError("logs names a directory twice: give it one weight")
     shares = [1] * len(paths)
     if weights is not None:
-        shares = [Weights.checked(weights[log], f"the weight of log {str(log)!r}") for log in logs]
+        shares = [
+            engine.Weights.checked(weights[log], f"the weight of log {str(log)!r}") for log in logs
+        ]
     both = zip(paths, shares, strict=True)
     return [LogPart(app.over(path), share, ticks=ticks, syncs=syncs) for path, share in both]
 
 
 def _syncing(app: TaskQ) -> Service:
     """Return what sends the log to a hub, as its package brings it."""
-    service: Service = find_plugin("taskq.services", "sync", "hub")(app)
+    service: Service = plugins.find_plugin("taskq.services", "sync", "hub")(app)
     return service
 
 
 class Stranded:
     """Remains of a loop that was closed under the worker, for each of its logs."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: feed.Runner) -> None:
         self._runner = runner
-        self._left: list[Settlement] = []
+        self._left: list[engine.Settlement] = []
 
-    def of(self, app: TaskQ) -> list[Settlement]:
+    def of(self, app: TaskQ) -> list[engine.Settlement]:
         """Settle what ended of this log, release what runs or waits."""
         runner, tag = self._runner, app.connection.tag
         left = [delivery for delivery, _ in runner.held() if delivery.tag == tag]
         self._left += runner.settler.surrender()
-        self._left += [release(delivery) for delivery in left + runner.feed.surrender()]
+        self._left += [outcomes.release(delivery) for delivery in left + runner.feed.surrender()]
         mine = [end for end in self._left if end.delivery.tag == tag]
         self._left = [end for end in self._left if end.delivery.tag != tag]
         return mine
 
 
-def surrender(slots: Slots, parts: Iterable[LogPart]) -> None:
+def surrender(slots: slots.Slots, parts: Iterable[LogPart]) -> None:
     """Release what no slot has begun; from another thread, while the loop stands still."""
     stores = {part.app.connection.tag: part.store for part in parts}
     for settlement in slots.surrender():
         store = stores.get(settlement.delivery.tag)
         if store is not None:
-            with contextlib.suppress(TaskqError):
+            with contextlib.suppress(errors.TaskqError):
                 store.thread_port.settle([settlement])
 
 
@@ -237,7 +223,7 @@ class Worker:
     #: whether jobs run in this very process, and take what the app's lifespans open here
     lends: bool = True
 
-    _stuck: StuckWatch | None = None
+    _stuck: strays.StuckWatch | None = None
     tells_drain = True  # a slow drain is logged, unless a terminal shows it
 
     def __init__(
@@ -249,7 +235,7 @@ class Worker:
         logs: Iterable[str | os.PathLike[str]] | Mapping[Any, int] | None = None,
         burst: bool = False,
         max_jobs: int | None = None,
-        drain_timeout: Duration = DRAIN_SECONDS_DEFAULT,
+        drain_timeout: values.Duration = DRAIN_SECONDS_DEFAULT,
         thread_limit: int | None = None,
         process_limit: int | None = None,
         max_jobs_per_child: int | None = None,
@@ -261,7 +247,7 @@ class Worker:
         on_event: Hook | None = None,
         on_dead: Callable[[DeadLetter], Any] | None = None,
     ) -> None:
-        self._room = make_limits(
+        self._room = executors.make_limits(
             concurrency,
             thread_limit=thread_limit,
             process_limit=process_limit,
@@ -269,40 +255,40 @@ class Worker:
             max_rss_per_child=max_rss_per_child,
             target=target,
         )
-        if max_jobs is not None and whole(max_jobs, "max_jobs") < 1:
-            raise UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
-        note_jobs()
+        if max_jobs is not None and values.whole(max_jobs, "max_jobs") < 1:
+            raise errors.UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
+        joblogs.note_jobs()
         self.app = app
         self.concurrency = concurrency
-        self.queues = None if queues is None else checked_queues(queues)
-        self._weights = Weights(queues) if isinstance(queues, Mapping) else None
-        self._task_limits: Mapping[str, Limit] | None = None
+        self.queues = None if queues is None else values.checked_queues(queues)
+        self._weights = engine.Weights(queues) if isinstance(queues, Mapping) else None
+        self._task_limits: Mapping[str, engine.Limit] | None = None
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
-        self._begun, self._uploads = asyncio.Event(), LastUploads()
+        self._begun, self._uploads = asyncio.Event(), draining.LastUploads()
         self._parts = parts_of(app, logs, ticks=schedules and not burst, syncs=sync)
         self.services: list[Service] = self._parts[0].services
         self._own = list(self._parts) if logs is not None else []
         self._beside: list[Service] = []
         self.burst, self._warns, self._max_jobs = burst, warns, max_jobs
-        self.drain_seconds = drain_seconds(drain_timeout)
+        self.drain_seconds = executors.drain_seconds(drain_timeout)
         self._hook, self._on_dead, self._deaths = on_event, on_dead, list[DeathHooks]()
         self._phase = Phase.NEW
         self._stop_asked, self._cancel_asked = asyncio.Event(), asyncio.Event()
         self._error: BaseException | None = None
-        self._keeper: Keeper | None = None
+        self._keeper: guards.Keeper | None = None
         self._opening: CancelScope | None = None
-        self._runner: Runner | None = None
-        self._places: Executors | None = None
+        self._runner: feed.Runner | None = None
+        self._places: executors.Executors | None = None
         #: the app's tasks when they were last looked at, and their names
         self._tasks: Mapping[str, Task[..., Any]] = {}
         self._known: frozenset[str] = frozenset()
         #: takes back what was hung on the app and its loop
         self._undo = contextlib.ExitStack()
-        self._lifespans = LifespanHolder(app, lends=self.lends)
+        self._lifespans = lifespans.LifespanHolder(app, lends=self.lends)
 
     def __await__(self) -> Never:
-        raise UsageError(f"a worker is not awaited: {_HOW}")
+        raise errors.UsageError(f"a worker is not awaited: {_HOW}")
 
     def __repr__(self) -> str:
         # asyncio.run(app.worker()) shows this.
@@ -313,12 +299,12 @@ class Worker:
         """Return the directories of its logs, without failed ones."""
         return [str(part.app.data_dir) for part in self._parts]
 
-    def store(self) -> Store:
+    def store(self) -> engine.Store:
         """Return the open log that it works, or the first of them."""
         return self._parts[0].app.store()
 
     @property
-    def stores(self) -> list[Store]:
+    def stores(self) -> list[engine.Store]:
         """Return the open stores of its logs."""
         return [part.store for part in self._parts if part.store is not None]
 
@@ -335,7 +321,7 @@ class Worker:
         return [(delivery, None if since is None else now - since) for delivery, since in held]
 
     @property
-    def ended(self) -> Mapping[Kind, int]:
+    def ended(self) -> Mapping[engine.Kind, int]:
         """Return how many attempts of jobs ended how."""
         return {} if self._runner is None else self._runner.settler.ended
 
@@ -355,14 +341,16 @@ class Worker:
         if self._phase is Phase.STOPPED:
             return
         if self._phase is not Phase.NEW:
-            raise UsageError("this worker was started before: make a new one with app.worker()")
-        loop = need_loop("a worker")
-        import_included(self.app)
-        plug_in(self.app)
+            raise errors.UsageError(
+                "this worker was started before: make a new one with app.worker()"
+            )
+        loop = hooks.need_loop("a worker")
+        loader.import_included(self.app)
+        plugins.plug_in(self.app)
         self.app.hooks.check_tasks()
         self._phase = Phase.RUNNING
         # The root of all its tasks: stop() is often called by another task than start().
-        self._keeper = Keeper(self._keep(), loop=loop, name="taskq-worker")
+        self._keeper = guards.Keeper(self._keep(), loop=loop, name="taskq-worker")
         self._keeper.add_done_callback(self._on_kept)
         try:
             await self._begun.wait()
@@ -462,7 +450,7 @@ class Worker:
     async def _open_log(self, part: LogPart) -> None:
         try:
             await part.app.open()
-        except LogError as error:
+        except errors.LogError as error:
             if len(self._parts) == 1:
                 raise
             self._parts.remove(part)
@@ -492,7 +480,7 @@ class Worker:
                 raise
             beside.cancel_scope.cancel()
 
-    async def _claim(self, runner: Runner) -> None:
+    async def _claim(self, runner: feed.Runner) -> None:
         """Claim until a stop is asked for; return when the last job has ended, or was given up."""
         async with create_task_group() as ending:
             async with create_task_group() as claiming:
@@ -511,12 +499,12 @@ class Worker:
                     part.serve(self, None)
                 ending.start_soon(self._interrupt, runner)
                 if self.tells_drain:
-                    ending.start_soon(tell_drain, lambda: self.held, self.drain_seconds)
+                    ending.start_soon(draining.tell_drain, lambda: self.held, self.drain_seconds)
                 claiming.cancel_scope.cancel()
             await runner.gone.wait()
             ending.cancel_scope.cancel()
 
-    async def _interrupt(self, runner: Runner) -> None:
+    async def _interrupt(self, runner: feed.Runner) -> None:
         with move_on_after(self.drain_seconds):
             await self._cancel_asked.wait()
         self._phase = Phase.CANCELLING
@@ -536,12 +524,12 @@ class Worker:
         except Exception as error:
             if not self.started.is_set():
                 raise
-            if part is None or part.host is None or not isinstance(error, LogError):
+            if part is None or part.host is None or not isinstance(error, errors.LogError):
                 self._on_end(error)
             else:
                 part.host.fail(error)
 
-    def _hire(self) -> Runner:
+    def _hire(self) -> feed.Runner:
         self._tell_what_it_serves()
         runner = self._make_runner(self._parts)
         stranded = Stranded(runner)
@@ -557,8 +545,8 @@ class Worker:
             part.beside += [self._deaths[-1], gates.probes]
             part.services.append(gates)
             if self._warns:
-                part.services.append(StrayWatch(part.app, self.queues))
-        self._stuck = StuckWatch(
+                part.services.append(strays.StrayWatch(part.app, self.queues))
+        self._stuck = strays.StuckWatch(
             self.app, self.queues, self.concurrency,
             lambda: [delivery for delivery, _ in runner.held()],
             self._port_of, self._tell_what_it_serves,
@@ -566,19 +554,19 @@ class Worker:
         self._beside += [self._lifespans, self._stuck]
         return runner
 
-    def _port_of(self, tag: str) -> LoopPort | None:
+    def _port_of(self, tag: str) -> engine.LoopPort | None:
         stores = (part.store for part in self._parts if part.app.connection.tag == tag)
         store = next(stores, None)
         return None if store is None else store.port()
 
-    def _make_runner(self, parts: Sequence[LogPart]) -> Runner:
+    def _make_runner(self, parts: Sequence[LogPart]) -> feed.Runner:
         """Make the runner of the jobs: slots of this process, unless a subclass overrides it."""
         stores = [part.store for part in parts if part.store is not None]
         keeper = self._keeper
         assert keeper is not None
-        self._places = Executors(self._room, self._lifespans.resources, self._children)
-        hook = measuring_hook(stores, self._hook)
-        traced = make_tracer(hook)
+        self._places = executors.Executors(self._room, self._lifespans.resources, self._children)
+        hook = tracing.measuring_hook(stores, self._hook)
+        traced = tracing.make_tracer(hook)
         wraps = [] if traced is None else [traced.wrap]
         if self.app.hooks.middleware:
             # Imported when an app has some: few have.
@@ -586,13 +574,13 @@ class Worker:
 
             resources = self._lifespans.resources
             wraps.insert(0, Surrounded(self.app.hooks.middleware, resources).wrap)
-        plans = Plans(lambda: self.app.tasks, self._places, wraps)
+        plans = executors.Plans(lambda: self.app.tasks, self._places, wraps)
         # From here on each job is run by the task that is there when it begins.
         self._undo.callback(self.app.hooks.renewed.listen(plans.clear))
-        runner = Slots(
+        runner = slots.Slots(
             self.app,
             [
-                LogSource(
+                rounds.LogSource(
                     app=part.app,
                     port=store.port(),
                     clock=store.steady_ns,
@@ -618,14 +606,14 @@ class Worker:
         )
         for part, host in zip(parts, runner.hosts, strict=True):
             part.host = host
-            part.beside.append(CancelListener(runner))
+            part.beside.append(draining.CancelListener(runner))
         self._beside.append(watch)
         keeper.blame = runner.blame
-        self._undo.callback(forbid_stop(runner.loop, runner.runs))
-        self._undo.callback(end_children_of(runner.loop, runner.forsake))
+        self._undo.callback(guards.forbid_stop(runner.loop, runner.runs))
+        self._undo.callback(guards.end_children_of(runner.loop, runner.forsake))
         return runner
 
-    def _children(self) -> Children:
+    def _children(self) -> executors.Children:
         # Imported when a task wants it: it brings as many modules as all the rest.
         from taskq_workers.children.runner import ProcessRunner  # noqa: PLC0415
 
@@ -664,7 +652,7 @@ class Worker:
     def _tell_what_it_serves(self) -> None:
         """Publish this worker's claims, for ``taskq show`` and its like."""
         for part in self._parts:
-            serving = Serving(
+            serving = views.Serving(
                 queues=self.queues,
                 tasks=self._task_names(),
                 slots=self.concurrency,
@@ -673,7 +661,7 @@ class Worker:
             )
             part.serve(self, serving)
 
-    def _holds(self, part: LogPart) -> tuple[Hold, ...]:
+    def _holds(self, part: LogPart) -> tuple[views.Hold, ...]:
         stuck = () if self._stuck is None or self._stuck.hold is None else (self._stuck.hold,)
         return stuck if part.gates is None else (*part.gates.holds(), *stuck)
 
@@ -686,7 +674,7 @@ class Worker:
         if error is None and self._uploads.look(self._runner, self.stores):
             return
         if error is not None and self._error is None:
-            cause = ", because its log failed" if isinstance(error, LogError) else ""
+            cause = ", because its log failed" if isinstance(error, errors.LogError) else ""
             _log.error("the worker stops%s: %s", cause, error)
             self._error = error
         self.request_stop()

@@ -12,33 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
 
 import taskq.views as documents
-from taskq import State
-from taskq.engine import LogReader, Moment, failure_of
-from taskq.errors import JobNotFound, LogError
-from taskq.hooks import views_of
-from taskq.values import PAYLOAD_BYTES_MAX, SECOND_NS, dataclass
-from taskq.views import STATES
-
-if TYPE_CHECKING:
-    from taskq.engine import StepView, Takes
-    from taskq.views import (
-        Hold,
-        JobEvent,
-        JobView,
-        LimitView,
-        Minute,
-        OwnerView,
-        Pace,
-        ProgressView,
-        Reason,
-        ScheduleView,
-    )
+from taskq import State, engine, errors, hooks, values
 
 #: From the bottom up, as colours name them; "enqueued" is drawn as a line.
 _STACKED: Final = ("succeeded", "retried", "cancelled", "expired", "dead")
@@ -50,7 +30,7 @@ _LINE_WIDTH, _LINE_HEIGHT = 120, 20
 _CAME_TIMES: Final = 2
 #: Minutes between two marks of the hour's axis.
 _MARK: Final = 10
-_MINUTE_NS: Final = 60 * SECOND_NS
+_MINUTE_NS: Final = 60 * values.SECOND_NS
 #: Attempts and steps of a job that are drawn, in thousandths of its life; the least is seen, too.
 _BARS_MAX: Final = 30
 _STEPS_MAX: Final = 200
@@ -74,7 +54,7 @@ class Column(NamedTuple):
     running: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """The last hour, a column a minute.
 
@@ -98,7 +78,7 @@ class Chart:
     height: int = _HEIGHT
 
 
-def chart_of(minutes: list[Minute], waiting: int, running: int) -> Chart | None:
+def chart_of(minutes: list[documents.Minute], waiting: int, running: int) -> Chart | None:
     """Return the picture of the last hour; None where nothing happened in it.
 
     Args:
@@ -139,7 +119,7 @@ def chart_of(minutes: list[Minute], waiting: int, running: int) -> Chart | None:
     )
 
 
-def _boxes(minute: Minute, top: int) -> list[tuple[str, float, float]]:
+def _boxes(minute: documents.Minute, top: int) -> list[tuple[str, float, float]]:
     y, boxes = float(_HEIGHT), []
     for kind in _STACKED:
         if count := minute.counts.get(kind):
@@ -191,14 +171,14 @@ class Life(NamedTuple):
         return round(start, 1), round(max(self.place(end_ns) - start, _BAR_LEAST), 1)
 
 
-def life_of(job: JobView, now_ns: int) -> Life:
+def life_of(job: documents.JobView, now_ns: int) -> Life:
     attempts = job.attempts[-_BARS_MAX:]
     is_cut = len(attempts) < len(job.attempts)
     first_ns = attempts[0].started_ns if is_cut else job.enqueued_ns
     return Life(first_ns, max(job.settled_ns or now_ns, first_ns + 1))
 
 
-def bars_of(job: JobView, now_ns: int) -> list[Bar]:
+def bars_of(job: documents.JobView, now_ns: int) -> list[Bar]:
     life = life_of(job, now_ns)
     before_ns, bars = life.first_ns, []
     for attempt in job.attempts[-_BARS_MAX:]:
@@ -215,12 +195,14 @@ def bars_of(job: JobView, now_ns: int) -> list[Bar]:
 class StepBar(NamedTuple):
     """A step that is done, and where it stands in the job's life, in thousandths."""
 
-    step: StepView
+    step: engine.StepView
     start: float
     width: float
 
 
-def step_bars_of(job: JobView, steps: Sequence[StepView], now_ns: int) -> tuple[StepBar, ...]:
+def step_bars_of(
+    job: documents.JobView, steps: Sequence[engine.StepView], now_ns: int
+) -> tuple[StepBar, ...]:
     life = life_of(job, now_ns)
     return tuple(
         StepBar(step, *life.span(step.began_ns or step.ended_ns, step.ended_ns))
@@ -231,12 +213,12 @@ def step_bars_of(job: JobView, steps: Sequence[StepView], now_ns: int) -> tuple[
 class Node(NamedTuple):
     """A job of a flow, and where it stands in the picture."""
 
-    job: JobView
+    job: documents.JobView
     x: int
     y: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """Jobs that wait for each other, from left to right; ``lines`` are (x, y, x, y)."""
 
@@ -246,7 +228,7 @@ class Graph:
     height: int
 
 
-def graph_of(reader: LogReader, job: int) -> Graph | None:
+def graph_of(reader: engine.LogReader, job: int) -> Graph | None:
     """Return the flow of a job, NODES_MAX of its jobs at most; None for a lone job."""
     inputs: dict[int, tuple[int, ...]] = {}
     left = deque([job])
@@ -355,11 +337,11 @@ class Looks:
         self.causes = Causes(_CAUSES_MAX)
         self._turn = anyio.CapacityLimiter(1)
         #: by moment, "" for now; the latest used is last
-        self._readers: dict[str, LogReader] = {}
+        self._readers: dict[str, engine.LogReader] = {}
         # A mounted page may never run its lifespan, so ``close`` may never be called.
         weakref.finalize(self, _close, self._readers).atexit = False
 
-    async def read(self, work: Callable[[LogReader], T], at: str = "") -> T:
+    async def read(self, work: Callable[[engine.LogReader], T], at: str = "") -> T:
         """Return the result of ``work`` on the log, now or at a moment.
 
         Raises:
@@ -373,20 +355,20 @@ class Looks:
             self._begin = None
         return await anyio.to_thread.run_sync(self._read, work, at, limiter=self._turn)
 
-    def _read(self, work: Callable[[LogReader], T], at: str) -> T:
+    def _read(self, work: Callable[[engine.LogReader], T], at: str) -> T:
         readers = self._readers
         try:
             reader = readers.pop(at, None)
             if reader is None:
-                moment = Moment.parse(at, time.time_ns(), "at") if at else None
-                reader = LogReader.open(self.path, at=moment)
+                moment = engine.Moment.parse(at, time.time_ns(), "at") if at else None
+                reader = engine.LogReader.open(self.path, at=moment)
             readers[at] = reader
             reader.refresh()
             if len(readers) > _READERS_MAX:
                 oldest = next(moment for moment in readers if moment)
                 readers.pop(oldest).close()
             return work(reader)
-        except (LogError, OSError):
+        except (errors.LogError, OSError):
             self.close()  # it may have been moved or replaced: the next question begins anew
             raise
 
@@ -394,12 +376,12 @@ class Looks:
         _close(self._readers)
 
 
-def _close(readers: dict[str, LogReader]) -> None:
+def _close(readers: dict[str, engine.LogReader]) -> None:
     while readers:
         readers.popitem()[1].close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """One job with its history; ``tag`` begins every id of its log.
 
@@ -407,17 +389,17 @@ class Seen:
     """
 
     tag: str
-    job: JobView
-    ties: Takes | None
-    progress: ProgressView | None
-    why: Reason | None
-    timeline: tuple[JobEvent, ...]
+    job: documents.JobView
+    ties: engine.Takes | None
+    progress: documents.ProgressView | None
+    why: documents.Reason | None
+    timeline: tuple[documents.JobEvent, ...]
     steps: tuple[StepBar, ...]
     steps_done: int
     graph: Graph | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class FailureGroup:
     """Dead letters of one kind; ``jobs`` are their ids, the latest death first."""
 
@@ -440,20 +422,20 @@ class FailureGroup:
         }
 
 
-def only_job(reader: LogReader, text: str) -> JobView:
+def only_job(reader: engine.LogReader, text: str) -> documents.JobView:
     """Return a job's view.
 
     Raises:
         JobNotFound: the log has no such job.
     """
-    job = reader.job(reader.find_job(text), body_bytes_max=PAYLOAD_BYTES_MAX)
+    job = reader.job(reader.find_job(text), body_bytes_max=values.PAYLOAD_BYTES_MAX)
     if job is None:
         why = reader.why_dropped(reader.parse_id(text)) or "it is not kept any more, or never was"
-        raise JobNotFound(f"there is no job {text} in {reader.journal.path}: {why}")
+        raise errors.JobNotFound(f"there is no job {text} in {reader.journal.path}: {why}")
     return job
 
 
-def job_of(reader: LogReader, text: str) -> Seen:
+def job_of(reader: engine.LogReader, text: str) -> Seen:
     """Return a job with its history.
 
     Raises:
@@ -483,7 +465,7 @@ class Causes:
         self._looked = float("-inf")
         self._failures: list[FailureGroup] = []
 
-    def of(self, reader: LogReader, dead: int) -> list[FailureGroup]:
+    def of(self, reader: engine.LogReader, dead: int) -> list[FailureGroup]:
         now = time.monotonic()
         if dead != self._dead and now - self._looked >= _CAUSES_SECONDS:
             self._failures = failures_of(reader, self._count)
@@ -491,10 +473,12 @@ class Causes:
         return self._failures
 
 
-def now_of(reader: LogReader) -> dict[str, Any]:
+def now_of(reader: engine.LogReader) -> dict[str, Any]:
     """Return what goes on: how the log stands in words, counts of queues, jobs, and processes."""
     stats, owners = reader.stats(), reader.owners()
-    totals = {name: sum(getattr(queue, name) for queue in stats.queues) for name in STATES}
+    totals = {
+        name: sum(getattr(queue, name) for queue in stats.queues) for name in documents.STATES
+    }
     running = reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
     are_lost = any(owner.running and not owner.alive for owner in owners)
     return {
@@ -508,7 +492,7 @@ def now_of(reader: LogReader) -> dict[str, Any]:
     }
 
 
-def first_of(reader: LogReader, causes: Causes) -> dict[str, Any]:
+def first_of(reader: engine.LogReader, causes: Causes) -> dict[str, Any]:
     """Return the same for the first page: with the last hour, and why jobs died."""
     facts, hour = now_of(reader), reader.last_hour()
     totals = facts["totals"]
@@ -558,7 +542,7 @@ class Fare(NamedTuple):
 
 def fares_of(
     lanes: Mapping[tuple[str, str], Counter[str]],
-    paces: Mapping[tuple[str, str], Pace],
+    paces: Mapping[tuple[str, str], documents.Pace],
     which: int,
 ) -> list[Fare]:
     """Return how each queue fares, or with ``which`` 1 each task, by name."""
@@ -576,7 +560,9 @@ def fares_of(
     ]
 
 
-def _fare(name: str, queues: tuple[str, ...], counts: Counter[str], paces: list[Pace]) -> Fare:
+def _fare(
+    name: str, queues: tuple[str, ...], counts: Counter[str], paces: list[documents.Pace]
+) -> Fare:
     minutes = [sum(at) for at in zip(*(pace.minutes for pace in paces), strict=True)]
     took = sorted(span for pace in paces for span in pace.took_ns)
     ends = sum((Counter(pace.counts) for pace in paces), Counter[str]())
@@ -600,7 +586,7 @@ def _quantile(values: list[int], part: float) -> int:
     return values[min(int(len(values) * part), len(values) - 1)] if values else 0
 
 
-def tasks_of(reader: LogReader) -> list[Fare]:
+def tasks_of(reader: engine.LogReader) -> list[Fare]:
     hour, ticks = reader.last_hour(), dict[str, datetime]()
     for schedule in schedules_of(reader):
         if schedule.next_ticks and not schedule.paused:
@@ -622,16 +608,16 @@ def tasks_of(reader: LogReader) -> list[Fare]:
 class WorkerRow(NamedTuple):
     """A process: what it runs with how far that is, attempts by minute, and bytes of memory."""
 
-    owner: OwnerView
-    jobs: list[tuple[JobView, ProgressView | None]]
+    owner: documents.OwnerView
+    jobs: list[tuple[documents.JobView, documents.ProgressView | None]]
     line: str
     rate: float
     memory: int
 
 
-def workers_of(reader: LogReader) -> dict[str, Any]:
+def workers_of(reader: engine.LogReader) -> dict[str, Any]:
     work = reader.last_hour().work()
-    jobs: dict[int, list[JobView]] = {}
+    jobs: dict[int, list[documents.JobView]] = {}
     for job in reader.jobs({State.RUNNING}, None, None, _WORKING_MAX):
         jobs.setdefault(job.attempts[-1].owner if job.attempts else 0, []).append(job)
     rows = [
@@ -647,7 +633,7 @@ def workers_of(reader: LogReader) -> dict[str, Any]:
     return {"rows": rows, "gone": [] if reader.journal.is_past else reader.gone()}
 
 
-def _memory_of(owner: OwnerView) -> int:
+def _memory_of(owner: documents.OwnerView) -> int:
     """Return the bytes that a process of this machine has in memory; 0 where that is not known."""
     if not owner.alive or owner.host != socket.gethostname():
         return 0
@@ -657,18 +643,18 @@ def _memory_of(owner: OwnerView) -> int:
     return 0
 
 
-def _is_lost(reader: LogReader, job: JobView) -> bool:
+def _is_lost(reader: engine.LogReader, job: documents.JobView) -> bool:
     reason = reader.why(job.lsn)
     return reason is not None and reason.code == "worker_lost"
 
 
-def failures_of(reader: LogReader, count: int = DEAD_MAX) -> list[FailureGroup]:
-    kinds: dict[str, list[JobView]] = {}
+def failures_of(reader: engine.LogReader, count: int = DEAD_MAX) -> list[FailureGroup]:
+    kinds: dict[str, list[documents.JobView]] = {}
     for job in reader.dead(None, count):
-        kinds.setdefault(failure_of(job.task, "dead", job.reason)[2], []).append(job)
+        kinds.setdefault(engine.failure_of(job.task, "dead", job.reason)[2], []).append(job)
     failures = []
     for fingerprint, jobs in kinds.items():
-        error, message, _ = failure_of(jobs[0].task, "dead", jobs[0].reason)
+        error, message, _ = engine.failure_of(jobs[0].task, "dead", jobs[0].reason)
         failures.append(
             FailureGroup(
                 fingerprint=fingerprint,
@@ -682,17 +668,17 @@ def failures_of(reader: LogReader, count: int = DEAD_MAX) -> list[FailureGroup]:
     return sorted(failures, key=lambda failure: len(failure.jobs), reverse=True)
 
 
-def schedules_of(reader: LogReader) -> list[ScheduleView]:
-    return views_of(reader.schedules(), reader.now_ns)
+def schedules_of(reader: engine.LogReader) -> list[documents.ScheduleView]:
+    return hooks.views_of(reader.schedules(), reader.now_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class Hurdles:
     """Limits of tasks, and conditions that workers wait for."""
 
-    limits: tuple[LimitView, ...]
+    limits: tuple[documents.LimitView, ...]
     #: with the process that keeps them
-    holds: tuple[tuple[OwnerView, Hold], ...]
+    holds: tuple[tuple[documents.OwnerView, documents.Hold], ...]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -701,7 +687,7 @@ class Hurdles:
         }
 
 
-def hurdles_of(reader: LogReader) -> Hurdles:
+def hurdles_of(reader: engine.LogReader) -> Hurdles:
     """Return limits and conditions: at most HURDLES_MAX limits, the most used first."""
     serving = [
         (owner, served) for owner in reader.owners() if owner.alive for served in owner.serves
@@ -716,7 +702,7 @@ def hurdles_of(reader: LogReader) -> Hurdles:
     )
 
 
-def log_document(reader: LogReader) -> dict[str, Any]:
+def log_document(reader: engine.LogReader) -> dict[str, Any]:
     """Return the log as a whole: what ``taskq stats --json`` prints."""
     return {
         "log_id": str(reader.log_id),

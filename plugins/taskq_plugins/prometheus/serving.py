@@ -21,18 +21,15 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from taskq import Shards
-from taskq.engine import LogReader, LogView
-from taskq.errors import TaskqError
+from taskq import Shards, engine, errors
 from taskq_plugins.scrapes import serve
 
 if TYPE_CHECKING:
-    from taskq.views import EngineStats, LogStats, OwnerView, Spread
+    from taskq import views
     from taskq_workers import JobFinished
 
-    Look: TypeAlias = Callable[[], tuple[LogStats, Sequence[OwnerView]]]
+    Look: TypeAlias = Callable[[], tuple[views.LogStats, Sequence[views.OwnerView]]]
     from taskq import TaskQ
-    from taskq.views import LogStats, OwnerView
 
 #: Fields of ``QueueStats``.
 _STANDING: Final = ("scheduled", "ready", "running", "dead")
@@ -71,7 +68,7 @@ def _of(look: Look) -> Iterator[Metric]:
     readable = GaugeMetricFamily("taskq_log_readable", "1 if the log could be read, 0 if not.")
     try:
         stats, owners = look()
-    except TaskqError:
+    except errors.TaskqError:
         readable.add_metric((), 0)
         yield readable
         return
@@ -100,7 +97,7 @@ class AttemptMetrics:
         self._seconds.labels(event.queue, event.task, event.outcome).observe(event.seconds)
 
 
-def _of_queues(stats: LogStats) -> Iterator[Metric]:
+def _of_queues(stats: views.LogStats) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("taskq_jobs", "Jobs in this state now.", labels=("queue", "state"))
     ended = CounterMetricFamily(
         "taskq_jobs_ended", "Jobs that ended so, ever.", labels=("queue", "outcome")
@@ -123,7 +120,7 @@ def _of_queues(stats: LogStats) -> Iterator[Metric]:
     yield from (jobs, ended, oldest, paused)
 
 
-def _of_log(stats: LogStats) -> Iterator[Metric]:
+def _of_log(stats: views.LogStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("taskq_log_bytes", "Bytes of all segments.", stats.size)
     yield GaugeMetricFamily("taskq_log_segments", "Segments of the log.", stats.segments)
     yield GaugeMetricFamily(
@@ -134,7 +131,7 @@ def _of_log(stats: LogStats) -> Iterator[Metric]:
     )
 
 
-def _of_processes(owners: Sequence[OwnerView]) -> Iterator[Metric]:
+def _of_processes(owners: Sequence[views.OwnerView]) -> Iterator[Metric]:
     alive = [owner for owner in owners if owner.alive]
     workers = [owner for owner in alive if owner.serves]
     yield GaugeMetricFamily("taskq_processes", "Processes that have the log open.", len(alive))
@@ -151,7 +148,7 @@ def _of_processes(owners: Sequence[OwnerView]) -> Iterator[Metric]:
     )
 
 
-def _of_engine(engine: EngineStats) -> Iterator[Metric]:
+def _of_engine(engine: views.EngineStats) -> Iterator[Metric]:
     yield CounterMetricFamily("taskq_engine_batches", "Frames that were appended.", engine.batches)
     yield CounterMetricFamily("taskq_engine_records", "Records in these frames.", engine.records)
     yield CounterMetricFamily("taskq_engine_appended_bytes", "Appended.", engine.appended_bytes)
@@ -176,7 +173,7 @@ def _of_engine(engine: EngineStats) -> Iterator[Metric]:
         yield GaugeMetricFamily("taskq_disk_free_bytes", "When last looked.", engine.free_bytes)
 
 
-def _summary(name: str, says: str, spread: Spread) -> Metric:
+def _summary(name: str, says: str, spread: views.Spread) -> Metric:
     """Return the distribution since the process began: quantiles beside count and sum."""
     family = SummaryMetricFamily(name, says)
     family.add_metric((), spread.count, spread.mean * spread.count)
@@ -236,19 +233,19 @@ class _Onlooker:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._reader: LogReader | None = None
+        self._reader: engine.LogReader | None = None
         # Two scrapes may come at once, and a reader belongs to one thread at a time.
         self._lock = Lock()
 
-    def look(self) -> tuple[LogStats, Sequence[OwnerView]]:
+    def look(self) -> tuple[views.LogStats, Sequence[views.OwnerView]]:
         with self._lock:
             try:
                 if self._reader is None:
-                    self._reader = LogReader.open(self._path)
+                    self._reader = engine.LogReader.open(self._path)
                 else:
                     self._reader.refresh()
                 return self._reader.stats(), self._reader.owners()
-            except TaskqError:
+            except errors.TaskqError:
                 # A log that comes back is looked at anew.
                 reader, self._reader = self._reader, None
                 if reader is not None:
@@ -256,6 +253,6 @@ class _Onlooker:
                 raise
 
 
-def _look(app: TaskQ) -> tuple[LogStats, Sequence[OwnerView]]:
-    owners = app.store().thread_port.look(LogView.owners).result()
+def _look(app: TaskQ) -> tuple[views.LogStats, Sequence[views.OwnerView]]:
+    owners = app.store().thread_port.look(engine.LogView.owners).result()
     return app.stats_sync(), owners

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,18 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 import taskq.views as documents
-from taskq import State, TaskQ
+from taskq import State, TaskQ, engine, errors, values
 from taskq.cli import WrongUsage, render
-from taskq.engine import LogReader, Moment
-from taskq.errors import TaskqError
 from taskq.text import flat, hidden
-from taskq.values import SECOND_NS, dataclass
-from taskq.views import SETTLED_STATES
 from taskq_plugins.looks.reading import Causes, FailureGroup, Seen, job_of, now_of
-
-if TYPE_CHECKING:
-    from taskq.engine import Cursor
-    from taskq.views import JobView, ProgressView, QueueStats, Standing
 
 #: Last ends that are shown.
 _ENDS_MAX: Final = 8
@@ -46,7 +38,7 @@ SPARKS_MAX: Final = 20
 _IDLE_SECONDS: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """One look at the log.
 
@@ -71,11 +63,11 @@ class Picture:
     free: int
     workers: int
     slots: int
-    standing: Standing
-    queues: tuple[QueueStats, ...]
+    standing: documents.Standing
+    queues: tuple[documents.QueueStats, ...]
     sparks: dict[str, tuple[int, ...]]
-    running: tuple[tuple[JobView, ProgressView | None], ...]
-    ended: tuple[JobView, ...]
+    running: tuple[tuple[documents.JobView, documents.ProgressView | None], ...]
+    ended: tuple[documents.JobView, ...]
     failures: tuple[FailureGroup, ...]
 
 
@@ -87,7 +79,7 @@ class Watcher:
         at: that moment, as it was given; "" for now.
     """
 
-    def __init__(self, reader: LogReader, at: str = "") -> None:
+    def __init__(self, reader: engine.LogReader, at: str = "") -> None:
         self._reader = reader
         self._at = at
         self._last: Picture | None = None
@@ -97,8 +89,8 @@ class Watcher:
         self._ended: dict[str, int] = {}
         self._sparks: dict[str, deque[int]] = {}
         self._ends: deque[int] = deque(maxlen=_ENDS_MAX)
-        self._views: dict[int, JobView] = {}
-        self._cursor: Cursor | None = None
+        self._views: dict[int, documents.JobView] = {}
+        self._cursor: engine.Cursor | None = None
 
     def look(self) -> Picture:
         """Return the log as it stands, or stood then.
@@ -142,7 +134,7 @@ class Watcher:
             failures=tuple(self._causes.of(self._reader, facts["totals"]["dead"])),
         )
 
-    def _note_sparks(self, queues: tuple[QueueStats, ...]) -> None:
+    def _note_sparks(self, queues: tuple[documents.QueueStats, ...]) -> None:
         for queue in queues:
             ended = queue.succeeded + queue.dead + queue.cancelled + queue.expired
             before = self._ended.get(queue.queue, ended)
@@ -157,35 +149,35 @@ class Watcher:
             self._cursor = journal.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
         try:
             self._ends.extend(self._reader.ended(self._cursor))
-        except TaskqError:  # the place was removed or cut: go on from the end
+        except errors.TaskqError:  # the place was removed or cut: go on from the end
             self._cursor = journal.end()
 
-    def _told_ends(self) -> list[JobView]:
+    def _told_ends(self) -> list[documents.JobView]:
         if self._at:
-            return self._reader.jobs(set(SETTLED_STATES), None, None, _ENDS_MAX)
+            return self._reader.jobs(set(documents.SETTLED_STATES), None, None, _ENDS_MAX)
         self._follow()
-        views: list[JobView] = []
+        views: list[documents.JobView] = []
         for lsn in dict.fromkeys(reversed(self._ends)):
             view = self._views.get(lsn) or self._reader.job(lsn, body_bytes_max=0)
-            if view is not None and view.state in SETTLED_STATES:
+            if view is not None and view.state in documents.SETTLED_STATES:
                 views.append(view)
         self._views = {view.lsn: view for view in views}
         return views
 
 
 #: Subject of a row: a queue's name, a job, or failures of one kind.
-Row: TypeAlias = "str | JobView | FailureGroup"
+Row: TypeAlias = "str | documents.JobView | FailureGroup"
 Verb = Literal["cancel", "requeue", "run now", "pause", "resume"]
 
 #: Step of the arrows through the past.
-_STEP_NS: Final = 60 * SECOND_NS
+_STEP_NS: Final = 60 * values.SECOND_NS
 _VERBS: Final[dict[str, Verb]] = {"c": "cancel", "r": "requeue", "n": "run now", "p": "pause"}
 #: Keys of each screen, for its last line.
 HELP: Final = "enter open  w why  / filter  t time  q quit"
 ACTS_HELP: Final = "c cancel  r requeue  n run now  p pause"
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Act:
     """Something to be done: a verb, and the ids of jobs, or the name of a queue."""
 
@@ -197,7 +189,7 @@ class Act:
         return f"{self.verb} {what}"
 
 
-@dataclass(slots=True)
+@values.dataclass(slots=True)
 class Screen:
     """The state of the screen; ``press`` changes it, and nothing else does.
 
@@ -225,7 +217,7 @@ class Screen:
     typed_for: str = ""
     asked: Act | None = None
     to_do: list[Act] = field(default_factory=list)
-    moment: Moment | None = None
+    moment: engine.Moment | None = None
     moment_text: str = ""
     said: str = ""
 
@@ -301,8 +293,8 @@ class Screen:
 
     def _go(self, text: str) -> None:
         try:
-            self.moment = Moment.parse(text, time.time_ns()) if text else None
-        except TaskqError as error:
+            self.moment = engine.Moment.parse(text, time.time_ns()) if text else None
+        except errors.TaskqError as error:
             self.said = str(error)
             return
         self.moment_text = text
@@ -315,8 +307,10 @@ class Screen:
         if moment_ns >= time.time_ns():
             self.moment = None
             return
-        self.moment = Moment(time_ns=moment_ns)
-        self.moment_text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment_ns / SECOND_NS))
+        self.moment = engine.Moment(time_ns=moment_ns)
+        self.moment_text = time.strftime(
+            "%Y-%m-%d %H:%M:%S", time.localtime(moment_ns / values.SECOND_NS)
+        )
 
     def _ask(self, verb: Verb, picture: Picture) -> None:
         row = self.row(picture)
@@ -342,11 +336,11 @@ class Screen:
     def _fits(self, *texts: str) -> bool:
         return any(self.filter in text for text in texts)
 
-    def _fits_job(self, job: JobView) -> bool:
+    def _fits_job(self, job: documents.JobView) -> bool:
         return self._fits(job.job_id, job.queue, job.task)
 
 
-def ids_of(row: JobView | FailureGroup) -> tuple[str, ...]:
+def ids_of(row: documents.JobView | FailureGroup) -> tuple[str, ...]:
     return getattr(row, "jobs", None) or (row.job_id,)  # type: ignore[union-attr]
 
 
@@ -506,7 +500,7 @@ def _section(
     return Group(_text(title, "bold cyan"), table)
 
 
-def _queue(queue: QueueStats, picture: Picture, width: int) -> tuple[Row, list[Text]]:
+def _queue(queue: documents.QueueStats, picture: Picture, width: int) -> tuple[Row, list[Text]]:
     counts = [("ready", "cyan"), ("running", "green"), ("dead", "red"), ("scheduled", "dim")]
     cells = [
         _text(f"{getattr(queue, name)} {name}", colour if getattr(queue, name) else "dim")
@@ -524,7 +518,9 @@ def _queue(queue: QueueStats, picture: Picture, width: int) -> tuple[Row, list[T
     ]
 
 
-def _running(job: JobView, progress: object, time_ns: int, width: int) -> tuple[Row, list[Text]]:
+def _running(
+    job: documents.JobView, progress: object, time_ns: int, width: int
+) -> tuple[Row, list[Text]]:
     begun = job.attempts[-1].started_ns if job.attempts else job.enqueued_ns
     fraction = getattr(progress, "fraction", None)
     bar = _text()
@@ -543,7 +539,7 @@ def _running(job: JobView, progress: object, time_ns: int, width: int) -> tuple[
     return job, cells if width >= WIDE else [cells[0], cells[1], cells[2], bar]
 
 
-def _ended(job: JobView, time_ns: int) -> tuple[Row, list[Text]]:
+def _ended(job: documents.JobView, time_ns: int) -> tuple[Row, list[Text]]:
     return job, [
         _text(job.job_id),
         _text(job.task or "-"),
@@ -580,7 +576,9 @@ def _cut(text: Text) -> Text:
     return text
 
 
-def watch(reader: LogReader, path: str, interval: float, *, read_only: bool, once: bool) -> None:
+def watch(
+    reader: engine.LogReader, path: str, interval: float, *, read_only: bool, once: bool
+) -> None:
     """Show the log until a person quits, or once.
 
     Args:
@@ -615,17 +613,17 @@ def watch(reader: LogReader, path: str, interval: float, *, read_only: bool, onc
 class _Views:
     """The present, and a moment of the past while a person asks for one."""
 
-    def __init__(self, reader: LogReader, stack: contextlib.ExitStack) -> None:
+    def __init__(self, reader: engine.LogReader, stack: contextlib.ExitStack) -> None:
         self._now = self._shown = reader, Watcher(reader)
         self._stack = stack
-        self._moment: Moment | None = None
+        self._moment: engine.Moment | None = None
 
     def look(self, screen: Screen) -> Picture:
         try:
             if screen.moment != self._moment:
                 self._go(screen)
             return self._shown[1].look()
-        except TaskqError as error:
+        except errors.TaskqError as error:
             if screen.moment is None:
                 raise
             screen.said, screen.moment = str(error), None
@@ -637,7 +635,7 @@ class _Views:
         if screen.opened:
             try:
                 seen = job_of(self._shown[0], screen.opened)
-            except TaskqError as error:
+            except errors.TaskqError as error:
                 screen.said, screen.opened = str(error), ""
             else:
                 return draw_job(seen, screen, picture.time_ns, width, height)
@@ -648,7 +646,7 @@ class _Views:
         if shown is not self._now:
             shown[0].close()
         if screen.moment is not None:
-            reader = LogReader.open(self._now[0].path, at=screen.moment)
+            reader = engine.LogReader.open(self._now[0].path, at=screen.moment)
             self._shown = reader, Watcher(reader, screen.moment_text)
             self._stack.callback(reader.close)  # legal twice
 
@@ -670,7 +668,7 @@ class _Hand:
             self._app = TaskQ(self._path, upkeep=False, name="taskq top")
         try:
             done = _do(self._app, act)
-        except TaskqError as error:
+        except errors.TaskqError as error:
             return str(error).partition("\n")[0]
         return f"{act}: done" if done else f"{act}: it is so already, or too late"
 

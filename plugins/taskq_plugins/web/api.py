@@ -15,43 +15,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import taskq.views as documents
-from taskq import State, TaskLog, TaskQ
+from taskq import State, TaskLog, TaskQ, engine, errors
 from taskq.cli import render
-from taskq.engine import LogReader
-from taskq.errors import StaleDelivery, UsageError
-from taskq.views import LIVE_STATES, WAITING_STATES, body_document, job_head
-from taskq_plugins.looks.reading import (
-    Looks,
-    failures_of,
-    hurdles_of,
-    job_of,
-    log_document,
-    only_job,
-    schedules_of,
-)
+from taskq_plugins.looks import reading
 from taskq_plugins.web import endpoints as asking
-from taskq_plugins.web.endpoints import Endpoint, Problem, describe, json_response
+from taskq_plugins.web.endpoints import Endpoint
 from taskq_plugins.web.search import Search, find_jobs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from taskq import Delivery
-    from taskq.views import JobView
-    from taskq_plugins.web.endpoints import (
-        Ack,
-        Claim,
-        EditRequest,
-        Enqueue,
-        Extend,
-        Many,
-        Nack,
-        OneClaim,
-        OneJob,
-        OneName,
-        Release,
-        SignalRequest,
-    )
 
 #: Jobs that one step of an act on many is for.
 _MANY: Final = 500
@@ -68,7 +42,7 @@ class Acts:
         hides: searches do not see secret values.
     """
 
-    def __init__(self, looks: Looks, app: TaskQ | None, *, hides: bool = True) -> None:
+    def __init__(self, looks: reading.Looks, app: TaskQ | None, *, hides: bool = True) -> None:
         self._looks = looks
         self.hides = hides
         self._is_own = app is None
@@ -82,47 +56,49 @@ class Acts:
         if self._is_own:
             await self.app.close()
 
-    async def enqueue(self, asked: Enqueue) -> dict[str, Any]:
+    async def enqueue(self, asked: asking.Enqueue) -> dict[str, Any]:
         """Enqueue a call, or bytes; it is as durable as the log says when this returns."""
         if (asked.task is None) == (asked.payload is None):
-            raise UsageError("give a task with its arguments, or a payload: one of the two")
+            raise errors.UsageError("give a task with its arguments, or a payload: one of the two")
         if asked.task is not None:
             call = self.app.call_by_name(asked.task, **asked.arguments)
             job = await self.app.enqueue(call.options(**asked.options()))
             return {"id": job.id, "duplicate": job.duplicate}
         assert asked.payload is not None
         if asked.arguments:
-            raise UsageError("arguments are a task's: name the task, or leave them out")
+            raise errors.UsageError("arguments are a task's: name the task, or leave them out")
         return {"id": await self._log.put(asked.payload.raw(), **asked.options())}
 
-    async def cancel(self, asked: OneJob) -> dict[str, Any]:
+    async def cancel(self, asked: asking.OneJob) -> dict[str, Any]:
         return {"id": asked.id, "cancelled": await self._log.cancel(asked.id)}
 
-    async def edit(self, asked: EditRequest) -> dict[str, Any]:
+    async def edit(self, asked: asking.EditRequest) -> dict[str, Any]:
         """Let a job that waits be due at another time, or wait elsewhere."""
         changes = asked.model_dump(exclude={"id"}, exclude_none=True)
         return {"id": asked.id, "changed": await self.app.edit(asked.id, **changes)}
 
-    async def signal(self, asked: SignalRequest) -> dict[str, Any]:
+    async def signal(self, asked: asking.SignalRequest) -> dict[str, Any]:
         """Send a job a signal for a wait within its run, now or later."""
         new = await self.app.signal(asked.id, asked.name, asked.value, once=asked.once)
         return {"id": asked.id, "new": new}
 
-    async def requeue(self, asked: OneJob) -> dict[str, Any]:
+    async def requeue(self, asked: asking.OneJob) -> dict[str, Any]:
         await self._log.dead.requeue(asked.id)
         return {"id": asked.id, "requeued": True}
 
-    async def purge(self, asked: OneJob) -> dict[str, Any]:
+    async def purge(self, asked: asking.OneJob) -> dict[str, Any]:
         await self._log.dead.purge(asked.id)
         return {"id": asked.id, "purged": True}
 
-    async def many(self, asked: Many) -> dict[str, Any]:
+    async def many(self, asked: asking.Many) -> dict[str, Any]:
         """Do one of the three to all jobs that fit, or are named, or count them: each for itself.
 
         ``count`` fitted, to ``done`` of them it was done, ``stopping`` of them run and were asked
         to stop, and the rest had changed meanwhile.
         """
-        states = WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
+        states = (
+            documents.WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
+        )
         if asked.ids:
             jobs = await self._looks.read(partial(_in_states, ids=asked.ids, states=states))
             if asked.dry_run:
@@ -143,7 +119,7 @@ class Acts:
                 break
         return {"act": asked.act, "count": count, "done": done, "stopping": stopping}
 
-    async def _do(self, act: str, jobs: list[JobView]) -> tuple[int, int]:
+    async def _do(self, act: str, jobs: list[documents.JobView]) -> tuple[int, int]:
         """Return to how many it was done, and how many run and were asked to stop."""
         if act != "cancel":
             ids = [job.job_id for job in jobs]
@@ -154,21 +130,21 @@ class Acts:
         running = [job.job_id for job in jobs if job.state is State.RUNNING]
         return len(withdrawn), sum([await self._log.cancel(job) for job in running])
 
-    async def pause_schedule(self, asked: OneName) -> dict[str, Any]:
+    async def pause_schedule(self, asked: asking.OneName) -> dict[str, Any]:
         return {"schedule": asked.name, "changed": await self.app.schedules.pause(asked.name)}
 
-    async def resume_schedule(self, asked: OneName) -> dict[str, Any]:
+    async def resume_schedule(self, asked: asking.OneName) -> dict[str, Any]:
         return {"schedule": asked.name, "changed": await self.app.schedules.resume(asked.name)}
 
-    async def pause(self, asked: OneName) -> dict[str, Any]:
+    async def pause(self, asked: asking.OneName) -> dict[str, Any]:
         return {"queue": asked.name, "changed": await self._log.pause(asked.name)}
 
-    async def resume(self, asked: OneName) -> dict[str, Any]:
+    async def resume(self, asked: asking.OneName) -> dict[str, Any]:
         return {"queue": asked.name, "changed": await self._log.resume(asked.name)}
 
     # -- workers in other languages ---------------------------------------------------------------
 
-    async def claim(self, asked: Claim) -> list[dict[str, Any]]:
+    async def claim(self, asked: asking.Claim) -> list[dict[str, Any]]:
         """Take jobs; each counts an attempt, and goes to others when its lease is over.
 
         A client that hangs up before the answer has claimed nothing.
@@ -177,7 +153,7 @@ class Acts:
         for token in [token for token, (_, until) in self._held.items() if until < now]:
             del self._held[token]
         if len(self._held) + asked.count > _HELD_MAX:
-            raise Problem(
+            raise asking.Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"{len(self._held)} jobs are claimed and {_HELD_MAX} may be: settle some first",
                 headers={"Retry-After": "1"},
@@ -196,24 +172,24 @@ class Acts:
             raise
         return claims
 
-    async def extend(self, asked: Extend) -> dict[str, Any]:
+    async def extend(self, asked: asking.Extend) -> dict[str, Any]:
         """Let a claim last ``seconds`` from now; fails with 409 if its job is to be cancelled."""
         delivery = self._find(asked.token)
         await self._log.extend(delivery, asked.seconds)
         self._held[asked.token] = delivery, _end(asked.seconds)
         return {"id": delivery.job_id, "lease_seconds": asked.seconds}
 
-    async def ack(self, asked: Ack) -> dict[str, Any]:
+    async def ack(self, asked: asking.Ack) -> dict[str, Any]:
         result = None if asked.result is None else asked.result.raw()
         delivery = self._find(asked.token)
         await self._log.ack(delivery, result)
         return self._ended(asked)
 
-    async def nack(self, asked: Nack) -> dict[str, Any]:
+    async def nack(self, asked: asking.Nack) -> dict[str, Any]:
         await self._log.nack(self._find(asked.token), asked.reason, asked.delay)
         return self._ended(asked)
 
-    async def release(self, asked: Release) -> dict[str, Any]:
+    async def release(self, asked: asking.Release) -> dict[str, Any]:
         await self._log.release(self._find(asked.token), asked.delay)
         return self._ended(asked)
 
@@ -236,26 +212,28 @@ class Acts:
     def _find(self, token: str) -> Delivery:
         held = self._held.get(token)
         if held is None:
-            raise StaleDelivery(
+            raise errors.StaleDelivery(
                 f"nothing is claimed by {token!r:.80}: it was settled, or its lease is over; "
                 f"claim again"
             )
         return held[0]
 
-    def _ended(self, asked: OneClaim) -> dict[str, Any]:
+    def _ended(self, asked: asking.OneClaim) -> dict[str, Any]:
         delivery, _ = self._held.pop(asked.token)
         return {"id": delivery.job_id, "settled": True}
 
 
-def _fitting(reader: LogReader, search: Search, before: int) -> tuple[list[JobView], int]:
+def _fitting(
+    reader: engine.LogReader, search: Search, before: int
+) -> tuple[list[documents.JobView], int]:
     """Return the next jobs that fit, and the place of the following page, 0 at the end."""
     page = find_jobs(reader, search, _MANY, before)
     return page.jobs, page.following
 
 
 def _in_states(
-    reader: LogReader, ids: list[str], states: frozenset[State] | set[State]
-) -> list[JobView]:
+    reader: engine.LogReader, ids: list[str], states: frozenset[State] | set[State]
+) -> list[documents.JobView]:
     jobs = (reader.job(reader.parse_id(job), body_bytes_max=0) for job in ids)
     return [job for job in jobs if job is not None and job.state in states]
 
@@ -283,7 +261,7 @@ class Api:
         acts: changes it.
     """
 
-    def __init__(self, looks: Looks, acts: Acts) -> None:
+    def __init__(self, looks: reading.Looks, acts: Acts) -> None:
         self._looks = looks
         self._hides = acts.hides
         self._waits = 0
@@ -292,7 +270,7 @@ class Api:
         self.endpoints = (*self._questions(), *self.acts.values())
 
     def routes(self) -> list[Route]:
-        document = json_response(describe(self.endpoints)).body
+        document = asking.json_response(asking.describe(self.endpoints)).body
 
         async def tell(_request: Request) -> Response:
             return Response(document, media_type="application/json")
@@ -305,29 +283,31 @@ class Api:
     def _questions(self) -> tuple[Endpoint, ...]:
         ask, looks = asking, self._looks
 
-        def look(work: Callable[[LogReader], Any]) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+        def look(
+            work: Callable[[engine.LogReader], Any],
+        ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
             return lambda asked: looks.read(work, asked.at)
 
         def look_at(
-            work: Callable[[LogReader], list[Any]],
+            work: Callable[[engine.LogReader], list[Any]],
         ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
             return look(lambda reader: [view.as_dict() for view in work(reader)])
 
         return (
             Endpoint("GET", "/api/stats", "stats", "The log as a whole, and its queues.",
-                     ask.Past, look(log_document)),
+                     ask.Past, look(reading.log_document)),
             Endpoint("GET", "/api/queues", "queues", "Jobs of each queue by state.",
-                     ask.Past, look(lambda reader: log_document(reader)["queues"])),
+                     ask.Past, look(lambda reader: reading.log_document(reader)["queues"])),
             Endpoint("GET", "/api/workers", "workers", "Processes that have the log open.",
-                     ask.Past, look_at(LogReader.owners)),
+                     ask.Past, look_at(engine.LogReader.owners)),
             Endpoint("GET", "/api/schedules", "schedules", "What ticks by the clock.",
-                     ask.Past, look_at(schedules_of)),
+                     ask.Past, look_at(reading.schedules_of)),
             Endpoint("GET", "/api/limits", "limits", "Limits, conditions and breakers.",
-                     ask.Past, look(lambda reader: hurdles_of(reader).as_dict())),
+                     ask.Past, look(lambda reader: reading.hurdles_of(reader).as_dict())),
             Endpoint("GET", "/api/segments", "segments", "Files of the log.",
-                     ask.Past, look_at(LogReader.segments)),
+                     ask.Past, look_at(engine.LogReader.segments)),
             Endpoint("GET", "/api/failures", "failures", "Newest dead letters by what they share.",
-                     ask.Past, look_at(failures_of)),
+                     ask.Past, look_at(reading.failures_of)),
             Endpoint("GET", "/api/jobs", "jobs", "Jobs that fit, the newest first.",
                      ask.Jobs, self._jobs),
             Endpoint("GET", "/api/jobs/{id}", "job", "All of one job, and why it does not run.",
@@ -342,13 +322,13 @@ class Api:
             lambda reader: find_jobs(reader, search, asked.limit, asked.before), asked.at
         )
         return {
-            "jobs": [job_head(job) for job in page.jobs],
+            "jobs": [documents.job_head(job) for job in page.jobs],
             "next": page.following or None,
             "looked_at": page.looked_at,
         }
 
     async def _job(self, asked: asking.JobAtMoment) -> dict[str, Any]:
-        seen = await self._looks.read(lambda reader: job_of(reader, asked.id), asked.at)
+        seen = await self._looks.read(lambda reader: reading.job_of(reader, asked.id), asked.at)
         return {
             **seen.job.as_dict(),
             **render.flow_json(seen.ties, seen.tag),
@@ -360,7 +340,7 @@ class Api:
 
     async def _result(self, asked: asking.Result) -> dict[str, Any]:
         if self._waits >= _WAITS_MAX:
-            raise Problem(
+            raise asking.Problem(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"{_WAITS_MAX} requests wait for results: ask again in a second",
                 headers={"Retry-After": "1"},
@@ -370,9 +350,9 @@ class Api:
         self._waits += 1
         try:
             while True:
-                job = await self._looks.read(lambda reader: only_job(reader, asked.id))
+                job = await self._looks.read(lambda reader: reading.only_job(reader, asked.id))
                 left = until - time.monotonic()
-                if job.state not in LIVE_STATES or left <= 0:
+                if job.state not in documents.LIVE_STATES or left <= 0:
                     return _result_document(job)
                 await anyio.sleep(min(pause, left))
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
@@ -424,12 +404,12 @@ def _route(path: str, by_method: dict[str, Endpoint]) -> Route:
     return Route(path.replace("{name}", "{name:path}"), respond, methods=list(by_method))
 
 
-def _result_document(job: JobView) -> dict[str, Any]:
+def _result_document(job: documents.JobView) -> dict[str, Any]:
     return {
         "id": job.job_id,
         "state": str(job.state),
-        "ended": job.state not in LIVE_STATES,
-        "result": body_document(job.result),
+        "ended": job.state not in documents.LIVE_STATES,
+        "result": documents.body_document(job.result),
         "reason": job.reason or None,
         "problem": job.problem or None,
     }

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from taskq import engine, extras
 from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
-from taskq.engine import read_private
-from taskq.extras import missing
 
 if TYPE_CHECKING:
     from taskq_plugins.web.door import SiteAddress
@@ -75,7 +74,7 @@ def web(
     try:
         from taskq_plugins.web import door, mount  # noqa: PLC0415 - help needs no package
     except ImportError as error:
-        raise Failure(missing("taskq web", error.name, "web")) from error
+        raise Failure(extras.missing("taskq web", error.name, "web")) from error
     if allow_actions and resolve(data_dir).is_file():
         raise WrongUsage(f"{data_dir} is a case file, to be looked at: leave out --allow-actions")
     hub = data_dir if data_dir is not None and (data_dir / _REGISTRY).is_file() else None
@@ -168,7 +167,7 @@ def _secret(file: Path | None) -> str:
         made_secret(file)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise WrongUsage(f"--token-file {file} may be read by others: chmod 600 {file}")
-        secret = read_private(file, _SECRET_BYTES_MAX).strip()
+        secret = engine.read_private(file, _SECRET_BYTES_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"--token-file {file}: {error}") from error
     if not (

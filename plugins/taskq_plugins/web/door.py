@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 
-from taskq.engine import read_private
-from taskq.errors import UsageError
-from taskq.values import dataclass
+from taskq import engine, errors, values
 from taskq_plugins.web.endpoints import Problem
 
 if TYPE_CHECKING:
@@ -88,11 +86,11 @@ def kept_root(directory: str) -> str:
     file = Path(directory) / FILE
     if not file.with_name("taskq.json").is_file():  # a log that is made later lies alone
         return ""
-    with contextlib.suppress(OSError, UnicodeDecodeError, UsageError):
+    with contextlib.suppress(OSError, UnicodeDecodeError, errors.UsageError):
         made_secret(file)
         mode = file.lstat().st_mode
         if stat.S_ISREG(mode) and not mode & (stat.S_IRWXG | stat.S_IRWXO):
-            return read_private(file, _TEXT_MAX).strip()
+            return engine.read_private(file, _TEXT_MAX).strip()
     return ""
 
 
@@ -169,7 +167,7 @@ def path_of(scope: Scope) -> str:
     return scope["path"].removeprefix(root_of(scope)) or "/"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class SiteAddress:
     """Address and rights of the page.
 

@@ -21,25 +21,7 @@ from pydantic import (
 )
 from starlette.responses import Response
 
-from taskq import __version__
-from taskq.errors import (
-    DiskFull,
-    DuplicateKey,
-    JobError,
-    JobNotFound,
-    JobSettled,
-    KeyHeld,
-    LogError,
-    MomentGone,
-    NotDead,
-    PayloadTooLarge,
-    ResultTimeout,
-    StaleDelivery,
-    TaskqError,
-    UsageError,
-)
-from taskq.text import without_secrets
-from taskq.values import parse_json
+from taskq import __version__, errors, text, values
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -181,13 +163,13 @@ class EncodedBody(Asked):
         if self.encoding == "json":
             return json.dumps(self.data, separators=(",", ":"), ensure_ascii=False).encode()
         if not isinstance(self.data, str):
-            raise UsageError(f"data with the encoding {self.encoding} must be a string")
+            raise errors.UsageError(f"data with the encoding {self.encoding} must be a string")
         if self.encoding == "text":
             return self.data.encode()
         try:
             return base64.b64decode(self.data, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise UsageError(f"data is no base64: {error}") from error
+            raise errors.UsageError(f"data is no base64: {error}") from error
 
 
 class Enqueue(Asked):
@@ -254,20 +236,20 @@ class Release(OneClaim):
 
 
 #: The first match counts. An unreadable log is a fault of the server, not of the client.
-_STATUS: Final[tuple[tuple[type[TaskqError], HTTPStatus], ...]] = (
-    (JobNotFound, HTTPStatus.NOT_FOUND),
-    (PayloadTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    (UsageError, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (MomentGone, HTTPStatus.GONE),
-    (ResultTimeout, HTTPStatus.ACCEPTED),
-    (StaleDelivery, HTTPStatus.CONFLICT),
-    (DuplicateKey, HTTPStatus.CONFLICT),
-    (NotDead, HTTPStatus.CONFLICT),
-    (KeyHeld, HTTPStatus.CONFLICT),
-    (JobSettled, HTTPStatus.CONFLICT),
-    (JobError, HTTPStatus.CONFLICT),
-    (DiskFull, HTTPStatus.INSUFFICIENT_STORAGE),
-    (LogError, HTTPStatus.SERVICE_UNAVAILABLE),
+_STATUS: Final[tuple[tuple[type[errors.TaskqError], HTTPStatus], ...]] = (
+    (errors.JobNotFound, HTTPStatus.NOT_FOUND),
+    (errors.PayloadTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    (errors.UsageError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (errors.MomentGone, HTTPStatus.GONE),
+    (errors.ResultTimeout, HTTPStatus.ACCEPTED),
+    (errors.StaleDelivery, HTTPStatus.CONFLICT),
+    (errors.DuplicateKey, HTTPStatus.CONFLICT),
+    (errors.NotDead, HTTPStatus.CONFLICT),
+    (errors.KeyHeld, HTTPStatus.CONFLICT),
+    (errors.JobSettled, HTTPStatus.CONFLICT),
+    (errors.JobError, HTTPStatus.CONFLICT),
+    (errors.DiskFull, HTTPStatus.INSUFFICIENT_STORAGE),
+    (errors.LogError, HTTPStatus.SERVICE_UNAVAILABLE),
 )
 
 
@@ -304,7 +286,7 @@ class Problem(Exception):
         return document | ({"error": self.kind} if self.kind else {})
 
 
-def problem_of(error: TaskqError) -> Problem:
+def problem_of(error: errors.TaskqError) -> Problem:
     status = next(
         (status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.CONFLICT
     )
@@ -360,7 +342,7 @@ class Endpoint(NamedTuple):
             both.start_soon(hear)
             try:
                 return _response(request, await self.answer(asked))
-            except (Problem, TaskqError) as error:
+            except (Problem, errors.TaskqError) as error:
                 problem = error  # and not a group of it
             finally:
                 both.cancel_scope.cancel()
@@ -431,7 +413,7 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _response(request: Request, value: object) -> Response:
     """Answer with JSON; a browser gets what its pages show, and no secret."""
-    return json_response(without_secrets(value) if request.state.hides else value)
+    return json_response(text.without_secrets(value) if request.state.hides else value)
 
 
 def json_response(value: object) -> Response:
@@ -445,7 +427,7 @@ def json_response(value: object) -> Response:
 async def _body(request: Request) -> dict[str, Any]:
     raw = await request.body()
     try:
-        given = parse_json(raw, parse_constant=_refuse_constant) if raw else {}
+        given = values.parse_json(raw, parse_constant=_refuse_constant) if raw else {}
         json.dumps(given, ensure_ascii=False).encode()  # half a surrogate is no text
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from None

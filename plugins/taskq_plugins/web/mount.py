@@ -21,23 +21,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 
-from taskq.engine import LogReader
-from taskq.errors import TaskqError
-from taskq.values import SECOND_NS
+from taskq import engine, errors, values
 from taskq_plugins.looks.reading import Looks
 from taskq_plugins.patience import Patient, config_of
+from taskq_plugins.web import door, endpoints
 from taskq_plugins.web.api import Acts, Api
-from taskq_plugins.web.door import (
-    API,
-    ENTRY,
-    AccessKeys,
-    Door,
-    SiteAddress,
-    kept_root,
-    path_of,
-    root_of,
-)
-from taskq_plugins.web.endpoints import Problem, problem_of
 from taskq_plugins.web.pages import Pages
 
 if TYPE_CHECKING:
@@ -46,17 +34,17 @@ if TYPE_CHECKING:
     from taskq import TaskQ
 
 #: Exceptions that become a problem document, without a traceback.
-_ERRORS: Final = (Problem, TaskqError, HTTPException, ClientDisconnect)
+_ERRORS: Final = (endpoints.Problem, errors.TaskqError, HTTPException, ClientDisconnect)
 
 
 def make_site(
     path: str,
-    place: SiteAddress,
-    keys: AccessKeys,
+    place: door.SiteAddress,
+    keys: door.AccessKeys,
     app: TaskQ | None = None,
     *,
     is_copy: bool = False,
-) -> Door:
+) -> door.Door:
     """Return the page of the log in a directory, as an ASGI app.
 
     Args:
@@ -71,9 +59,9 @@ def make_site(
     api = Api(looks, acts)
     pages = Pages(looks, api.acts, place, keys, app, is_copy=is_copy)
 
-    def refuse(scope: Scope, problem: Problem) -> Response:
-        if not path_of(scope).startswith(API):
-            return pages.refusal(problem, root_of(scope))
+    def refuse(scope: Scope, problem: endpoints.Problem) -> Response:
+        if not door.path_of(scope).startswith(door.API):
+            return pages.refusal(problem, door.root_of(scope))
         return JSONResponse(
             problem.as_dict(), problem.status, problem.headers, "application/problem+json"
         )
@@ -85,8 +73,8 @@ def make_site(
     async def life(_: Starlette) -> AsyncIterator[None]:
         # The first look folds the whole log, so take it before the first request. The log of an
         # app may not exist yet.
-        with contextlib.suppress(TaskqError):
-            await looks.read(LogReader.stats)
+        with contextlib.suppress(errors.TaskqError):
+            await looks.read(engine.LogReader.stats)
         try:
             yield
         finally:
@@ -98,20 +86,22 @@ def make_site(
         exception_handlers=dict.fromkeys(_ERRORS, refuse_error),
         lifespan=life,
     )
-    return Door(inner, place, keys, refuse)
+    return door.Door(inner, place, keys, refuse)
 
 
 #: State of a hub's devices, by name.
 Standing: TypeAlias = "Callable[[], dict[str, dict[str, Any]]]"
 
 #: A silent device counts as late after this time.
-_LATE_NS: Final = 3_600 * SECOND_NS
+_LATE_NS: Final = 3_600 * values.SECOND_NS
 _ID_CHARACTERS_MAX: Final = 80
 #: A clock that is wrong by more is worth a word.
-_SKEW_NS: Final = SECOND_NS
+_SKEW_NS: Final = values.SECOND_NS
 
 
-def make_hub(path: str, place: SiteAddress, keys: AccessKeys, standing: Standing) -> Door:
+def make_hub(
+    path: str, place: door.SiteAddress, keys: door.AccessKeys, standing: Standing
+) -> door.Door:
     """Return the page of a hub: its devices, and the page of each log below ``/logs``.
 
     Args:
@@ -121,10 +111,10 @@ def make_hub(path: str, place: SiteAddress, keys: AccessKeys, standing: Standing
         standing: returns the state of the devices.
     """
     place = replace(place, allow_actions=False)
-    pages, sites = Pages(Looks(path), {}, place, keys), dict[str, Door]()
+    pages, sites = Pages(Looks(path), {}, place, keys), dict[str, door.Door]()
 
-    def refuse(scope: Scope, problem: Problem) -> Response:
-        return pages.refusal(problem, root_of(scope))
+    def refuse(scope: Scope, problem: endpoints.Problem) -> Response:
+        return pages.refusal(problem, door.root_of(scope))
 
     async def refuse_error(request: Request, error: Exception) -> Response:
         return refuse(request.scope, _problem(error))
@@ -134,21 +124,23 @@ def make_hub(path: str, place: SiteAddress, keys: AccessKeys, standing: Standing
         known.sort(key=lambda row: (not row["is_late"], -row["behind"]))
         links = (("/", "Devices"),)
         return pages.render(
-            "hub.html", root_of(request.scope), devices=known, pages=links, is_live=True
+            "hub.html", door.root_of(request.scope), devices=known, pages=links, is_live=True
         )
 
     async def find(request: Request) -> Response:
         text = request.query_params.get("q", "").strip()[:_ID_CHARACTERS_MAX]
         names = await anyio.to_thread.run_sync(_log_with, path, text)
         if names is None:
-            raise Problem(HTTPStatus.NOT_FOUND, f"no device has job {text!r}: give its whole id")
+            raise endpoints.Problem(
+                HTTPStatus.NOT_FOUND, f"no device has job {text!r}: give its whole id"
+            )
         device, log_id = names
-        return RedirectResponse(f"{root_of(request.scope)}/logs/{device}/{log_id}/jobs/{text}")
+        return RedirectResponse(f"{door.root_of(request.scope)}/logs/{device}/{log_id}/jobs/{text}")
 
     async def log(scope: Scope, receive: Receive, send: Send) -> None:
         names = scope["path_params"]["device"], scope["path_params"]["log"]
         if names not in await anyio.to_thread.run_sync(_logs, path):
-            raise Problem(HTTPStatus.NOT_FOUND, "this hub has no such log")
+            raise endpoints.Problem(HTTPStatus.NOT_FOUND, "this hub has no such log")
         home = str(Path(path, "devices", *names))
         if home not in sites:
             sites[home] = make_site(home, place, keys, is_copy=True)
@@ -157,12 +149,12 @@ def make_hub(path: str, place: SiteAddress, keys: AccessKeys, standing: Standing
     inner = Starlette(
         routes=[
             Route("/", devices), Route("/find", find),
-            Route(ENTRY, pages.enter), Route("/static/{name}", pages.file),
+            Route(door.ENTRY, pages.enter), Route("/static/{name}", pages.file),
             Mount("/logs/{device}/{log}", log),
         ],
         exception_handlers=dict.fromkeys(_ERRORS, refuse_error),
     )  # fmt: skip
-    return Door(inner, place, keys, refuse)
+    return door.Door(inner, place, keys, refuse)
 
 
 def _rows(path: str, standing: Standing) -> list[dict[str, Any]]:
@@ -191,21 +183,21 @@ def _log_with(hub: str, job_id: str) -> tuple[str, str] | None:
     for device, log_id in sorted(_logs(hub)):
         if tag and log_id.startswith(tag):
             with (
-                contextlib.suppress(TaskqError),
-                LogReader.open(str(Path(hub, "devices", device, log_id))) as reader,
+                contextlib.suppress(errors.TaskqError),
+                engine.LogReader.open(str(Path(hub, "devices", device, log_id))) as reader,
             ):
                 reader.find_job(job_id)
                 return device, log_id
     return None
 
 
-def _problem(error: Exception) -> Problem:
-    if isinstance(error, Problem):
+def _problem(error: Exception) -> endpoints.Problem:
+    if isinstance(error, endpoints.Problem):
         return error
-    if isinstance(error, TaskqError):
-        return problem_of(error)
+    if isinstance(error, errors.TaskqError):
+        return endpoints.problem_of(error)
     if isinstance(error, ClientDisconnect):
-        return Problem(
+        return endpoints.Problem(
             HTTPStatus.BAD_REQUEST, "the body ended early, or is not chunked as its head says"
         )
     assert isinstance(error, HTTPException)
@@ -214,7 +206,9 @@ def _problem(error: Exception) -> Problem:
         HTTPStatus.NOT_FOUND: "there is nothing at this address: begin at /, or /api/openapi.json",
         HTTPStatus.METHOD_NOT_ALLOWED: "this address takes another method: see /api/openapi.json",
     }
-    return Problem(status, remedies.get(status, error.detail), headers=dict(error.headers or {}))
+    return endpoints.Problem(
+        status, remedies.get(status, error.detail), headers=dict(error.headers or {})
+    )
 
 
 #: Connections at a time; more are answered with 503 until one ends.
@@ -241,11 +235,11 @@ def taskq_web(
         allows: check by the web app's own login. None: a browser enters by the address in the
             process's log, once, like with ``taskq web``; that fits one process.
     """
-    keys = AccessKeys(root=kept_root(str(app.data_dir)))
+    keys = door.AccessKeys(root=door.kept_root(str(app.data_dir)))
     if allows is None:
         line = "the page of taskq: below where it is mounted open %s?token=%s, once"
-        logging.getLogger("taskq").warning(line, ENTRY, keys.entry())
-    place = SiteAddress(scheme="http", hosts=(), allow_actions=allow_actions, allows=allows)
+        logging.getLogger("taskq").warning(line, door.ENTRY, keys.entry())
+    place = door.SiteAddress(scheme="http", hosts=(), allow_actions=allow_actions, allows=allows)
     return make_site(str(app.data_dir), place, keys, app)
 
 
@@ -256,16 +250,16 @@ def worker_page(app: TaskQ) -> Iterator[str]:
     Raises:
         TaskqError: nobody may listen here.
     """
-    keys = AccessKeys(root=kept_root(str(app.data_dir)))
+    keys = door.AccessKeys(root=door.kept_root(str(app.data_dir)))
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
-        place = SiteAddress(scheme="http", hosts=hosts, allow_actions=True)
+        place = door.SiteAddress(scheme="http", hosts=hosts, allow_actions=True)
         server = server_of(make_site(str(app.data_dir), place, keys, app), None)
         thread = Thread(target=server.run, args=([listener],), name="taskq-web")
         thread.start()
         try:
-            yield f"{place.address}{ENTRY}?token={keys.entry()}"
+            yield f"{place.address}{door.ENTRY}?token={keys.entry()}"
         finally:
             server.should_exit = True
             thread.join()
@@ -284,7 +278,9 @@ def listen(address: str, port: int) -> Iterator[socket.socket]:
         made = socket.create_server((address, port), family=family)
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
     except OSError as error:
-        raise TaskqError(f"cannot listen at {address}:{port}: {error.strerror or error}") from error
+        raise errors.TaskqError(
+            f"cannot listen at {address}:{port}: {error.strerror or error}"
+        ) from error
     with listener:
         yield listener
 

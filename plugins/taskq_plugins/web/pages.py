@@ -22,46 +22,25 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from taskq import State
+from taskq import State, engine, errors, hooks, values, views
 from taskq.cli import render
-from taskq.engine import Identity, Moment, PatientDisk
-from taskq.errors import TaskqError
-from taskq.hooks import Choice, look_at_readers, look_at_records
 from taskq.text import hidden, printable, without_secrets
-from taskq.values import SECOND_NS, command, parse_json
-from taskq.views import LIVE_STATES, STATES, JobView, moment
-from taskq_plugins.looks.reading import (
-    DEAD_MAX,
-    Causes,
-    Fare,
-    Looks,
-    bars_of,
-    failures_of,
-    first_of,
-    hurdles_of,
-    job_of,
-    schedules_of,
-    tasks_of,
-    workers_of,
-)
-from taskq_plugins.web.door import ENTRY, FILES, AccessKeys, SiteAddress, root_of, same
-from taskq_plugins.web.endpoints import Asked, JobsPage, Many, OneJob, Problem
+from taskq_plugins.looks import reading
+from taskq_plugins.web import door, endpoints
 from taskq_plugins.web.search import Search, find_jobs, job_named, without_states
 
 if TYPE_CHECKING:
     from jinja2.runtime import Context
 
     from taskq import Record, TaskQ
-    from taskq.engine import LogReader
-    from taskq_plugins.web.endpoints import Endpoint
 
     Respond = Callable[[Request], Awaitable[Response]]
-    Read = Callable[[Callable[[LogReader], Any]], Awaitable[Any]]
+    Read = Callable[[Callable[[engine.LogReader], Any]], Awaitable[Any]]
     from taskq import Call, Task
 
 #: Steps of the slider, back from now: minutes, then hours and days.
 _STEPS: Final = tuple(
-    minutes * 60 * SECOND_NS
+    minutes * 60 * values.SECOND_NS
     for minutes in (
         1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 540, 720, 1_080,
         *(days * 1_440 for days in (1, 2, 3, 5, 7, 10, 14, 21, 30, 45, 60, 90, 180, 365)),
@@ -77,8 +56,8 @@ def moment_asked(text: str) -> str:
     """
     if not text:
         return ""
-    at = Moment.parse(text[:_AT_CHARACTERS_MAX], time.time_ns(), "at")
-    return str(at.lsn) if at.time_ns is None else moment(at.time_ns) or "0"
+    at = engine.Moment.parse(text[:_AT_CHARACTERS_MAX], time.time_ns(), "at")
+    return str(at.lsn) if at.time_ns is None else views.moment(at.time_ns) or "0"
 
 
 def steps_of(begun_ns: int) -> tuple[str, ...]:
@@ -89,7 +68,7 @@ def steps_of(begun_ns: int) -> tuple[str, ...]:
 
 
 def step_of(back_ns: int, steps: tuple[str, ...]) -> int:
-    number = sum(step < back_ns - SECOND_NS for step in _STEPS) + 1
+    number = sum(step < back_ns - values.SECOND_NS for step in _STEPS) + 1
     return min(number, len(steps) - 1)
 
 
@@ -101,14 +80,14 @@ def moment_back(text: str, begun_ns: int) -> str:
     """
     now_ns = time.time_ns()
     if not re.fullmatch(r"-?\d{1,3}", text):
-        raise Problem(
+        raise endpoints.Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY, f"back={text!r:.40} is no step of the slider"
         )
     number = abs(int(text))
     if not number:
         return ""
     steps = [step for step in _STEPS if step < now_ns - begun_ns]
-    return (moment(now_ns - steps[number - 1]) or "1") if number <= len(steps) else "1"
+    return (views.moment(now_ns - steps[number - 1]) or "1") if number <= len(steps) else "1"
 
 
 _LINE_CHARACTERS_MAX: Final = 160
@@ -154,7 +133,9 @@ def call_of(task: Task[..., Any] | None, form: Mapping[str, str]) -> Call[Any]:
         InvalidCall: an argument is wrong.
     """
     if task is None:
-        raise Problem(HTTPStatus.NOT_FOUND, "this program has no such task: load the page again")
+        raise endpoints.Problem(
+            HTTPStatus.NOT_FOUND, "this program has no such task: load the page again"
+        )
     arguments: dict[str, Any] = {}
     for field in fields_of(task):
         text = form.get(field.name, "")
@@ -171,7 +152,7 @@ def _kind(hint: object) -> str:
 
 def _value(text: str) -> Any:
     try:
-        return parse_json(text.encode())
+        return values.parse_json(text.encode())
     except ValueError:
         return text  # a date, say
 
@@ -189,7 +170,7 @@ def shown_body(body: bytes, cleaned: Callable[[Any], Any]) -> str:
     if len(body) > _READ_BYTES_MAX:
         return f"({len(body)} bytes)"
     try:
-        text = json.dumps(cleaned(parse_json(body)), indent=2, ensure_ascii=False)
+        text = json.dumps(cleaned(values.parse_json(body)), indent=2, ensure_ascii=False)
     except ValueError:
         text = cleaned(render.body_text(body))
     if len(text) <= _BODY_CHARACTERS_MAX:
@@ -197,7 +178,7 @@ def shown_body(body: bytes, cleaned: Callable[[Any], Any]) -> str:
     return f"{printable(text[:_BODY_CHARACTERS_MAX])}… ({len(body)} bytes)"
 
 
-def table_of(job: JobView, cleaned: Callable[[Any], Any]) -> list[tuple[str, str]]:
+def table_of(job: views.JobView, cleaned: Callable[[Any], Any]) -> list[tuple[str, str]]:
     """Return the arguments of a call as rows; none where they are no plain values, or long."""
     values = cleaned(job.arguments or {})
     rows = [(name, json.dumps(value, ensure_ascii=False)) for name, value in values.items()]
@@ -206,7 +187,7 @@ def table_of(job: JobView, cleaned: Callable[[Any], Any]) -> list[tuple[str, str
     return rows if is_flat and are_short and len(rows) <= _ROWS_MAX else []
 
 
-def code_of(job: JobView, cleaned: Callable[[Any], Any], *, takes: bool = False) -> str:
+def code_of(job: views.JobView, cleaned: Callable[[Any], Any], *, takes: bool = False) -> str:
     """Return what enqueues the same call, as Python; "" for bytes, and for a call that is long.
 
     A job that ``takes`` the results of others is a step of a flow: its first argument is not here.
@@ -250,11 +231,11 @@ _CAUSES_MAX: Final = 60
 _ENDS: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
 #: Fields of a form: a task may have many parameters. Our own have a dot in their names.
 _FIELDS_MAX: Final = 512
-_MINUTE_NS: Final = 60 * SECOND_NS
+_MINUTE_NS: Final = 60 * values.SECOND_NS
 #: Places that the box at the top leads to.
 _GOALS_MAX: Final = 9
 #: Columns by which tables are sorted.
-_OF_TASKS: Final[dict[str, Callable[[Fare], Any]]] = {
+_OF_TASKS: Final[dict[str, Callable[[reading.Fare], Any]]] = {
     "task": lambda fare: fare.name,
     "a minute": lambda fare: fare.rate,
     "waiting": lambda fare: fare.counts["ready"] + fare.counts["scheduled"],
@@ -266,7 +247,7 @@ _OF_TASKS: Final[dict[str, Callable[[Fare], Any]]] = {
     "last failure": lambda fare: fare.failed_ns,
     "next": lambda fare: fare.next_at.timestamp() if fare.next_at else float("inf"),
 }
-_OF_JOBS: Final[dict[str, Callable[[JobView], Any]]] = {
+_OF_JOBS: Final[dict[str, Callable[[views.JobView], Any]]] = {
     "state": lambda job: int(job.state),
     "task": lambda job: job.task,
     "queue": lambda job: job.queue,
@@ -312,10 +293,10 @@ class Pages:
 
     def __init__(
         self,
-        looks: Looks,
-        acts: Mapping[str, Endpoint],
-        place: SiteAddress,
-        keys: AccessKeys,
+        looks: reading.Looks,
+        acts: Mapping[str, endpoints.Endpoint],
+        place: door.SiteAddress,
+        keys: door.AccessKeys,
         app: TaskQ | None = None,
         *,
         is_copy: bool = False,
@@ -349,19 +330,21 @@ class Pages:
             "body": lambda body: shown_body(body, value),
             "table": lambda job: table_of(job, value),
             "code": lambda job, takes: printable(code_of(job, value, takes=takes)),
-            "moment": lambda moment_ns: (moment(moment_ns) or "")[:_MILLISECONDS],
-            "clock": lambda moment_ns: (moment(moment_ns) or "")[_HOUR_AND_MINUTE],
-            "minute": lambda moment_ns: f"{(moment(moment_ns) or '')[: _HOUR_AND_MINUTE.stop]}Z",
+            "moment": lambda moment_ns: (views.moment(moment_ns) or "")[:_MILLISECONDS],
+            "clock": lambda moment_ns: (views.moment(moment_ns) or "")[_HOUR_AND_MINUTE],
+            "minute": lambda moment_ns: (
+                f"{(views.moment(moment_ns) or '')[: _HOUR_AND_MINUTE.stop]}Z"
+            ),
             "took": _took,
             "count": "{:,}".format,
             "served": render.served,
             "tick": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S %Z"),
         }
-        self._files = {name: (_HERE / "static" / name).read_bytes() for name in FILES}
+        self._files = {name: (_HERE / "static" / name).read_bytes() for name in door.FILES}
 
     def routes(self) -> list[Route]:
         return [
-            Route(ENTRY, self.enter),
+            Route(door.ENTRY, self.enter),
             Route("/", self._page("now.html", self._now)),
             Route("/jobs", self._page("jobs.html", self._jobs)),
             Route("/jobs/{id}", self._page("job.html", self._job)),
@@ -378,19 +361,19 @@ class Pages:
             Route("/static/{name}", self.file),
         ]
 
-    def refusal(self, problem: Problem, root: str) -> Response:
+    def refusal(self, problem: endpoints.Problem, root: str) -> Response:
         return self.render("problem.html", root, problem.status, problem=problem)
 
     async def enter(self, request: Request) -> Response:
         """Let a browser in that opened the printed address."""
         if not self._keys.enter(request.query_params.get("token", "")):
-            raise Problem(
+            raise endpoints.Problem(
                 HTTPStatus.UNAUTHORIZED,
                 "this address was used before, or is not the one that taskq web printed: start it "
                 "again for a new one",
             )
         # A redirect would count as one from wherever the address was opened, and without a cookie.
-        response = self.render("entered.html", root_of(request.scope))
+        response = self.render("entered.html", door.root_of(request.scope))
         response.headers["Set-Cookie"] = self._place.cookie_header(
             self._keys.session, request.url.scheme
         )
@@ -398,26 +381,28 @@ class Pages:
 
     async def file(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in FILES:
-            raise Problem(HTTPStatus.NOT_FOUND, f"there is no file {name!r:.80} here")
-        return Response(self._files[name], media_type=FILES[name])
+        if name not in door.FILES:
+            raise endpoints.Problem(HTTPStatus.NOT_FOUND, f"there is no file {name!r:.80} here")
+        return Response(self._files[name], media_type=door.FILES[name])
 
     async def _now(self, look: Look) -> dict[str, Any]:
-        records = await self._records(look, _LOOKED_MAX, Choice())
+        records = await self._records(look, _LOOKED_MAX, hooks.Choice())
         ended = [record for record in records if record.kind in _ENDS][-_ENDS_MAX:]
 
-        def work(reader: LogReader) -> dict[str, Any]:
+        def work(reader: engine.LogReader) -> dict[str, Any]:
             return {
                 "ends": [(end, reader.job(reader.parse_id(end.job_id))) for end in reversed(ended)],
                 "tag": reader.tag,
-                **first_of(reader, Causes(_CAUSES_MAX) if look.at else self._looks.causes),
+                **reading.first_of(
+                    reader, reading.Causes(_CAUSES_MAX) if look.at else self._looks.causes
+                ),
             }
 
         shown: dict[str, Any] = await look.read(work)
         return shown
 
     async def _jobs(self, look: Look) -> dict[str, Any]:
-        asked = _checked(JobsPage, dict(look.request.query_params))
+        asked = _checked(endpoints.JobsPage, dict(look.request.query_params))
         named = await look.read(lambda reader: job_named(reader, asked.q))
         if named is not None:
             raise Redirect(f"/jobs/{named}")
@@ -438,7 +423,7 @@ class Pages:
             "rest": without_states(asked.q),
             "counts": search.counts(lanes),
             "state_asked": str(next(iter(states))) if states and len(states) == 1 else "",
-            "states": tuple(STATES),
+            "states": tuple(views.STATES),
         }
 
     async def _go(self, look: Look) -> dict[str, Any]:
@@ -463,11 +448,11 @@ class Pages:
 
     async def _tasks(self, look: Look) -> dict[str, Any]:
         sort = look.request.query_params.get("sort", "")[:_AT_CHARACTERS_MAX]
-        fares, tag = await look.read(lambda reader: (tasks_of(reader), reader.tag))
+        fares, tag = await look.read(lambda reader: (reading.tasks_of(reader), reader.tag))
         return {"fares": _ordered(fares, _OF_TASKS, sort), "sort": sort, "tag": tag}
 
     async def _workers(self, look: Look) -> dict[str, Any]:
-        shown: dict[str, Any] = await look.read(workers_of)
+        shown: dict[str, Any] = await look.read(reading.workers_of)
         return shown
 
     async def _many(self, look: Look) -> dict[str, Any]:
@@ -475,55 +460,57 @@ class Pages:
         query = look.request.query_params
         given = {"before": before, **query, "ids": query.getlist("id"), "dry_run": True}
         given.pop("id", None)
-        asked = _checked(Many, given)
+        asked = _checked(endpoints.Many, given)
         return {"asked": asked, **await self._acts["many"].answer(asked)}
 
     async def _job(self, look: Look) -> dict[str, Any]:
-        asked = _checked(OneJob, look.request.path_params)
-        seen, now_ns = await look.read(lambda reader: (job_of(reader, asked.id), reader.now_ns))
+        asked = _checked(endpoints.OneJob, look.request.path_params)
+        seen, now_ns = await look.read(
+            lambda reader: (reading.job_of(reader, asked.id), reader.now_ns)
+        )
         job, flow = seen.job, render.flow_json(seen.ties, seen.tag)
         return {
             "seen": seen,
             "events": seen.timeline[-_EVENTS_MAX:],
-            "is_open": job.state in LIVE_STATES,
-            "bars": bars_of(job, now_ns),
-            "command": command(self._looks.path, "show", job.job_id),
+            "is_open": job.state in views.LIVE_STATES,
+            "bars": reading.bars_of(job, now_ns),
+            "command": values.command(self._looks.path, "show", job.job_id),
             "takes": bool(seen.ties and seen.ties.shape),
             "flow": [(name.replace("_", " "), ids[:_IDS_MAX]) for name, ids in flow.items()],
         }
 
     async def _failures(self, look: Look) -> dict[str, Any]:
-        return {"failures": await look.read(failures_of), "dead_max": DEAD_MAX}
+        return {"failures": await look.read(reading.failures_of), "dead_max": reading.DEAD_MAX}
 
     async def _schedules(self, look: Look) -> dict[str, Any]:
-        return {"schedules": await look.read(schedules_of)}
+        return {"schedules": await look.read(reading.schedules_of)}
 
     async def _limits(self, look: Look) -> dict[str, Any]:
-        return {"hurdles": await look.read(hurdles_of)}
+        return {"hurdles": await look.read(reading.hurdles_of)}
 
     async def _log(self, look: Look) -> dict[str, Any]:
-        def work(reader: LogReader) -> dict[str, Any]:
+        def work(reader: engine.LogReader) -> dict[str, Any]:
             return {
                 "stats": reader.stats(),
                 "log_id": reader.log_id,
                 "created_at": reader.created_at,
                 "segments": reader.segments()[-_SEGMENTS_MAX:],
-                "readers": [] if look.at else look_at_readers(reader.path),
+                "readers": [] if look.at else hooks.look_at_readers(reader.path),
             }
 
         shown = await look.read(work)
         invites = self._place.allows is None and look.request.query_params.get("invite")
         home = self._place.address if self._place.hosts else str(look.request.base_url).rstrip("/")
         shown["invites"] = self._place.allows is None
-        shown["invitation"] = f"{home}{ENTRY}?token={self._keys.entry()}" if invites else ""
-        records = await self._records(look, _RECORDS_MAX, Choice(name_all=True))
+        shown["invitation"] = f"{home}{door.ENTRY}?token={self._keys.entry()}" if invites else ""
+        records = await self._records(look, _RECORDS_MAX, hooks.Choice(name_all=True))
         app = None if look.at else self._app
         return {
             **shown,
             "records": records,
             "engine": None if app is None else (await app.stats()).engine,
             "settings": None if app is None else app.settings,
-            "command": command(self._looks.path, "compact", "--dry-run"),
+            "command": values.command(self._looks.path, "compact", "--dry-run"),
         }
 
     async def _enqueue(self, look: Look) -> dict[str, Any]:
@@ -531,29 +518,31 @@ class Pages:
         tasks = dict(self._app.tasks) if self._app is not None and may else {}
         name = look.request.query_params.get("task", "") if may else ""
         if name and name not in tasks:
-            raise Problem(HTTPStatus.NOT_FOUND, f"this program has no task {name!r:.80}")
+            raise endpoints.Problem(HTTPStatus.NOT_FOUND, f"this program has no task {name!r:.80}")
         return {"tasks": sorted(tasks), "task": name, "fields": fields_of(tasks.get(name))}
 
-    async def _records(self, look: Look, count: int, choice: Choice) -> list[Record]:
+    async def _records(self, look: Look, count: int, choice: hooks.Choice) -> list[Record]:
         until = await look.read(lambda reader: reader.extent) if look.at else None
         path = self._looks.path
-        records = look_at_records(path, count, choice, follow=False, body_bytes_max=0, until=until)
+        records = hooks.look_at_records(
+            path, count, choice, follow=False, body_bytes_max=0, until=until
+        )
         return [record async for record in records]
 
     # -- acts --------------------------------------------------------------------------------------
 
     async def _act(self, request: Request) -> Response:
         form = _form(await request.body())
-        if not same(form.pop("taskq.token", ""), self._form_key()):
-            raise Problem(
+        if not door.same(form.pop("taskq.token", ""), self._form_key()):
+            raise endpoints.Problem(
                 HTTPStatus.FORBIDDEN,
                 "this form is not of a page that is open here: load the page again, then repeat it",
             )
         back, act = form.pop("taskq.back", "/"), self._acts.get(request.path_params["name"])
         if act is None:
-            raise Problem(HTTPStatus.NOT_FOUND, "there is no such act")
+            raise endpoints.Problem(HTTPStatus.NOT_FOUND, "there is no such act")
         form = {name: value for name, value in form.items() if value}
-        root = root_of(request.scope)
+        root = door.root_of(request.scope)
         if act.name != "enqueue":
             answer = await act.answer(_checked(act.asked, form))
             if act.name == "purge":  # its page is gone
@@ -577,8 +566,8 @@ class Pages:
             return self._keys.form
         if not self._shared_key:
             identity = None
-            with contextlib.suppress(TaskqError, OSError):
-                identity = Identity.read(PatientDisk(), self._looks.path)
+            with contextlib.suppress(errors.TaskqError, OSError):
+                identity = engine.Identity.read(engine.PatientDisk(), self._looks.path)
             if identity is None:
                 return self._keys.form
             key = identity.log_id.bytes
@@ -590,7 +579,7 @@ class Pages:
     def _page(self, template: str, tell: Callable[[Look], Awaitable[dict[str, Any]]]) -> Respond:
         async def respond(request: Request) -> Response:
             began_ns = time.process_time_ns()
-            root, query = root_of(request.scope), request.query_params
+            root, query = door.root_of(request.scope), request.query_params
             kept = [pair for pair in query.multi_items() if pair[0] not in ("at", "back")]
             begun_ns, dead = await self._looks.read(_edges)  # makes the log of an app, too
             if "back" in query:  # the slider, which speaks in steps
@@ -609,7 +598,7 @@ class Pages:
                 shown["now_ns"] = await self._looks.read(lambda reader: reader.now_ns, at)
                 shown["step"] = step_of(now_ns - shown["now_ns"], shown["steps"])
                 beside = [shown["now_ns"] - _MINUTE_NS, shown["now_ns"] + _MINUTE_NS]
-                shown["beside"] = [moment(each) if each < now_ns else "" for each in beside]
+                shown["beside"] = [views.moment(each) if each < now_ns else "" for each in beside]
             is_live = template in _LIVE and not at
             order = partial(
                 _sorted_by, request.url.path, {**dict(kept), **({"at": at} if at else {})}
@@ -650,8 +639,8 @@ def _ago(context: Context, moment_ns: int) -> str:
     return render.when(moment_ns, context["now_ns"])
 
 
-def _edges(reader: LogReader) -> tuple[int, int]:
-    begun_ns = round(reader.created_at.timestamp() * SECOND_NS)
+def _edges(reader: engine.LogReader) -> tuple[int, int]:
+    begun_ns = round(reader.created_at.timestamp() * values.SECOND_NS)
     dead = sum(counts["dead"] for counts in reader.lanes().values())
     return begun_ns, dead
 
@@ -667,7 +656,7 @@ def _ordered(rows: Iterable[Any], keys: Mapping[str, Callable[[Any], Any]], sort
     return list(rows) if key is None else sorted(rows, key=key, reverse=sort.startswith("-"))
 
 
-def _took_ns(job: JobView, now_ns: int = 0) -> int | None:
+def _took_ns(job: views.JobView, now_ns: int = 0) -> int | None:
     """Return how long its last attempt took, or has taken so far; None without one."""
     if not job.attempts:
         return None
@@ -676,7 +665,7 @@ def _took_ns(job: JobView, now_ns: int = 0) -> int | None:
 
 
 @pass_context
-def _took(context: Context, job: JobView) -> str:
+def _took(context: Context, job: views.JobView) -> str:
     took_ns = _took_ns(job, context["now_ns"])
     return "" if took_ns is None else render.precise(took_ns)
 
@@ -685,12 +674,12 @@ def _quoted(name: str) -> str:
     return name if " " not in name else f'"{name}"'
 
 
-def _checked(model: type[Asked], given: dict[str, Any]) -> Any:
+def _checked(model: type[endpoints.Asked], given: dict[str, Any]) -> Any:
     try:
         return model.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise Problem(
+        raise endpoints.Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}: mend the address",
         ) from None
@@ -700,7 +689,7 @@ def _form(body: bytes) -> dict[str, str]:
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS_MAX))
     except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"this is no form: {error}") from None
+        raise endpoints.Problem(HTTPStatus.BAD_REQUEST, f"this is no form: {error}") from None
 
 
 def _inside(back: str) -> str:

@@ -11,17 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from taskq.engine import failure_of
-from taskq.errors import TaskqError, UsageError
+from taskq import engine, errors, values, views
 from taskq.text import hidden, without_secrets
-from taskq.values import TIME_NS_MAX, dataclass, nanoseconds, parse_json, rather
-from taskq.views import STATES
 from taskq_plugins.looks.reading import only_job
 
 if TYPE_CHECKING:
     from taskq import State
-    from taskq.engine import LogReader
-    from taskq.views import JobView
 
 #: Jobs that one look reads, and at a time: each may hold a payload of 1 MiB.
 LOOKED_MAX: Final = 1_000
@@ -39,7 +34,7 @@ _AROUND_IDS: Final = "\"'`()[]<>{}:;,."
 _ID: Final = re.compile(r"(?:[0-9a-f]+-)?\d+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """Search for jobs with all of the properties and words.
 
@@ -78,9 +73,9 @@ class Search:
                 continue
             name, value = match[1].lower(), match[2]
             if name not in _NAMES:
-                raise UsageError(
+                raise errors.UsageError(
                     f"{name:.60}: is no property of a job: "
-                    f"{rather(name, _NAMES, 'properties')}; to find it as text write "
+                    f"{values.rather(name, _NAMES, 'properties')}; to find it as text write "
                     f'"{word:.60}"'
                 )
             if name == "state":
@@ -96,7 +91,9 @@ class Search:
             exact_task=_whole(named.get("task")),
             key=named.get("key"),
             priority=None if "priority" not in named else _priority(named["priority"]),
-            since_ns=0 if since is None else max(time.time_ns() - nanoseconds(since, "since"), 1),
+            since_ns=0
+            if since is None
+            else max(time.time_ns() - values.nanoseconds(since, "since"), 1),
             took_ns=None if took is None else _span(took),
             fingerprint=named.get("fingerprint"),
             words=tuple(words),
@@ -125,8 +122,11 @@ class Search:
                 counts.update(counted)
         return counts
 
-    def fits(self, job: JobView) -> bool:
-        if self.fingerprint and failure_of(job.task, "dead", job.reason)[2] != self.fingerprint:
+    def fits(self, job: views.JobView) -> bool:
+        if (
+            self.fingerprint
+            and engine.failure_of(job.task, "dead", job.reason)[2] != self.fingerprint
+        ):
             return False
         key = (job.key or b"").decode(errors="replace")
         if self.hides:  # or a search would reveal a secret letter by letter
@@ -161,24 +161,26 @@ def _whole(value: str | None) -> str | None:
 
 
 def _state(value: str) -> State:
-    if value not in STATES:
-        raise UsageError(f"state:{value:.60} is no state: {rather(value, STATES, 'states')}")
-    return STATES[value]
+    if value not in views.STATES:
+        raise errors.UsageError(
+            f"state:{value:.60} is no state: {values.rather(value, views.STATES, 'states')}"
+        )
+    return views.STATES[value]
 
 
 def _priority(value: str) -> int:
     if not (value.isascii() and value.isdecimal() and len(value) == 1):
-        raise UsageError(f"priority:{value:.60} is no priority: write one of 0 to 9")
+        raise errors.UsageError(f"priority:{value:.60} is no priority: write one of 0 to 9")
     return int(value)
 
 
 def _span(value: str) -> tuple[int, int]:
     """Return the shortest and longest time in ns that ``took:`` names: ``>5s``, ``<1m``, ``5s``."""
-    span_ns = nanoseconds(value.lstrip("<>=") or value, "took")
-    return (0, span_ns) if value.startswith("<") else (span_ns, TIME_NS_MAX)
+    span_ns = values.nanoseconds(value.lstrip("<>=") or value, "took")
+    return (0, span_ns) if value.startswith("<") else (span_ns, values.TIME_NS_MAX)
 
 
-def _took(job: JobView, least_ns: int, most_ns: int) -> bool:
+def _took(job: views.JobView, least_ns: int, most_ns: int) -> bool:
     if not job.attempts or not job.attempts[-1].ended_ns:
         return False
     return least_ns <= job.attempts[-1].ended_ns - job.attempts[-1].started_ns <= most_ns
@@ -192,14 +194,14 @@ def without_states(text: str) -> str:
     )
 
 
-def job_named(reader: LogReader, text: str) -> str | None:
+def job_named(reader: engine.LogReader, text: str) -> str | None:
     """Return the id of the one job that a line names, alone: whole, its end, or as copied."""
     text = text.strip()
     word = text.strip(_AROUND_IDS).removeprefix("-")
     # A number in quotes is text to be found, as any other.
     if not _ID.fullmatch(word) or (word.isdecimal() and text == f'"{word}"'):
         return None
-    with contextlib.suppress(TaskqError):
+    with contextlib.suppress(errors.TaskqError):
         return only_job(reader, word).job_id
     return None
 
@@ -208,13 +210,13 @@ def _without_secrets(body: bytes) -> str:
     if len(body) > _BODY_BYTES_MAX:
         return ""
     try:
-        value = without_secrets(parse_json(body))
+        value = without_secrets(values.parse_json(body))
     except ValueError:
         return hidden(body.decode(errors="replace"))
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
     """A page of jobs, the newest first.
 
@@ -224,17 +226,17 @@ class JobPage:
         looked_at: number of jobs read.
     """
 
-    jobs: list[JobView]
+    jobs: list[views.JobView]
     following: int
     looked_at: int
 
 
-def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> JobPage:
+def find_jobs(reader: engine.LogReader, search: Search, limit: int, before: int) -> JobPage:
     """Return jobs that fit, before the one of that lsn unless it is 0; at most ``limit``.
 
     Where text is looked for it ends after LOOKED_MAX jobs, and ``following`` goes on from there.
     """
-    fitting: list[JobView] = []
+    fitting: list[views.JobView] = []
     looked = 0
     states = None if search.states is None else set(search.states)
     queue, task = search.exact_queue, search.exact_task
@@ -243,7 +245,7 @@ def find_jobs(reader: LogReader, search: Search, limit: int, before: int) -> Job
     is_plain = rest == Search()
     while looked < LOOKED_MAX:
         count = limit + 1 - len(fitting) if is_plain else _SLICE
-        jobs = reader.jobs(states, queue, task, count, before=before or TIME_NS_MAX)
+        jobs = reader.jobs(states, queue, task, count, before=before or values.TIME_NS_MAX)
         for job in jobs:
             if job.enqueued_ns < search.since_ns:
                 return JobPage(jobs=fitting, following=0, looked_at=looked)

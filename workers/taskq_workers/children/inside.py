@@ -22,32 +22,15 @@ from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import taskq.hooks as hooks
 import taskq.telemetry as telemetry
-from taskq import JobContext, Task, TaskQ
-from taskq.hooks import default_app, main_module_name, relay_to, running_job
+from taskq import JobContext, Task, TaskQ, values
 from taskq.log.machine.forks import fill_standard
-from taskq.values import text_of
 from taskq_workers.children import wire
-from taskq_workers.runs.guards import MARK, end_child, importing, keep_from_children
-from taskq_workers.runs.joblogs import capture_lines, configure_logging, note_jobs, send_lines_to
-from taskq_workers.runs.lifespans import bind_resources, resource_parameters, resources_in_thread
-from taskq_workers.runs.loader import import_included, load_app
-from taskq_workers.runs.reasons import summary
-from taskq_workers.runs.timeouts import TimeLimits, tell_deadline, too_long_softly, with_limits
-from taskq_workers.slots.shipping import (
-    RemoteOutcome,
-    Shipped,
-    Unpacker,
-    remote_failure,
-    remote_release,
-    remote_success,
-)
-
-if TYPE_CHECKING:
-    from taskq.hooks import Resources
+from taskq_workers.runs import guards, joblogs, lifespans, loader, reasons, timeouts
+from taskq_workers.slots import shipping
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -65,8 +48,8 @@ def main(work: int, life: int, parent: int) -> None:
         parent: the worker's process id.
     """
     fill_standard()
-    if os.environ.pop(MARK, "") == "main":
-        sys.modules.setdefault(main_module_name(), sys.modules["__main__"])
+    if os.environ.pop(guards.MARK, "") == "main":
+        sys.modules.setdefault(hooks.main_module_name(), sys.modules["__main__"])
     _leave_signals_to_the_worker()
     _die_with(parent, life)
     channel = socket.socket(fileno=work)
@@ -75,14 +58,14 @@ def main(work: int, life: int, parent: int) -> None:
     if outfit is None:
         return
     sys.argv = list(outfit.argv)
-    note_jobs()
+    joblogs.note_jobs()
     if outfit.logging.level:
-        configure_logging(outfit.logging)
+        joblogs.configure_logging(outfit.logging)
     bench = _Bench(outfit)
     try:
         bench.find_target()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
-        reason = f"a child process cannot import the app: {text_of(error)}"
+        reason = f"a child process cannot import the app: {values.text_of(error)}"
         channel.sendall(wire.pack(wire.ChildProblem(reason)))
         return
     channel.sendall(wire.pack(wire.Ready(os.getpid())))
@@ -94,15 +77,15 @@ def main(work: int, life: int, parent: int) -> None:
 def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memory: bool) -> None:
     work: wire.Work | None
     outlet = wire.Outlet(channel)
-    relay_to(outlet.tell)
-    send_lines_to(outlet.log)
+    hooks.relay_to(outlet.tell)
+    joblogs.send_lines_to(outlet.log)
     pid = os.getpid()
     while (work := wire.receive(inbox)) is not None:
         # A context of its own for each job: what it sets there ends with it.
         context = copy_context()
         ended = context.run(bench.run, work)
         if os.getpid() != pid:
-            context.run(end_child)
+            context.run(guards.end_child)
         outlet.end(wire.JobDone(ended, _rss_bytes() if tells_memory else 0))
         del work, ended
 
@@ -111,7 +94,7 @@ def _leave_signals_to_the_worker() -> None:
     # Handlers that do nothing, since signals that are ignored stay so in programs that a task
     # starts. The worker has blocked them until now.
     before = {number: signal.signal(number, _do_nothing) for number in _GROUP_SIGNALS}
-    keep_from_children(before)
+    guards.keep_from_children(before)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
 
 
@@ -149,18 +132,18 @@ class _Bench:
     def __init__(self, outfit: wire.Outfit) -> None:
         self._outfit = outfit
         self._tasks: dict[str, Task[..., Any]] = {}
-        self._unpacker = Unpacker()
+        self._unpacker = shipping.Unpacker()
         self._runner: asyncio.Runner | None = None
         self._alarm = _Alarm()
         self._open = contextlib.ExitStack()
-        self._resources: dict[int, Resources] = {}
+        self._resources: dict[int, hooks.Resources] = {}
         self._views: dict[tuple[int, str], TaskQ] = {}
 
     def find_target(self) -> None:
         """Import the worker's target; raises what its import raises."""
         if self._outfit.target:
-            with importing():
-                target = load_app(self._outfit.target, self._outfit.include)
+            with guards.importing():
+                target = loader.load_app(self._outfit.target, self._outfit.include)
             self._take_tasks(target)
             target.hooks.load_checks()
         # Loaded before the first job, whose time may be short: its module may make an app, too.
@@ -172,16 +155,16 @@ class _Bench:
         if self._runner is not None:
             self._runner.close()
 
-    def run(self, work: wire.Work) -> RemoteOutcome:
+    def run(self, work: wire.Work) -> shipping.RemoteOutcome:
         delivery = self._unpacker.delivery(work.shipment)
         try:
             task = self._task(delivery.task, work.module)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
-            reason = f"a child process cannot import {work.module}: {summary(error)}"
-            return remote_release(0, delivery, reason)
+            reason = f"a child process cannot import {work.module}: {reasons.summary(error)}"
+            return shipping.remote_release(0, delivery, reason)
         if task is None:
             reason = f"a child process finds no task {delivery.task!r} in {work.module}"
-            return remote_release(0, delivery, reason)
+            return shipping.remote_release(0, delivery, reason)
         telemetry.enter(work.trace)
         return self._run(task, delivery, self._app_over(task.app, work.log))
 
@@ -194,28 +177,38 @@ class _Bench:
             view = self._views[id(app), log] = next(shards, None) or app.over(log)
         return view
 
-    def _run(self, task: Task[..., Any], delivery: Shipped, app: TaskQ) -> RemoteOutcome:
+    def _run(
+        self, task: Task[..., Any], delivery: shipping.Shipped, app: TaskQ
+    ) -> shipping.RemoteOutcome:
         since, called = monotonic(), False
         job = JobContext(delivery, app)
-        running_job.set(job)
+        hooks.running_job.set(job)
         try:
             args, kwargs = task.decode(delivery.payload)
             called = True
-            with capture_lines(job, task.keep_log):
+            with joblogs.capture_lines(job, task.keep_log):
                 value = self._call(task, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - no job may stop its process
-            return remote_failure(0, task, delivery, error, monotonic() - since, called=called)
+            return shipping.remote_failure(
+                0, task, delivery, error, monotonic() - since, called=called
+            )
         try:
-            return remote_success(0, task, job, value, monotonic() - since)
+            return shipping.remote_success(0, task, job, value, monotonic() - since)
         except Exception as error:  # noqa: BLE001 - likewise
-            return remote_failure(0, task, delivery, error, monotonic() - since, called=True)
+            return shipping.remote_failure(
+                0, task, delivery, error, monotonic() - since, called=True
+            )
 
     def _call(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function, soft = self._function(task), task.soft_timeout
-        tell_deadline(task.timeout)
+        timeouts.tell_deadline(task.timeout)
         if task.is_async:
             # The hard limit is the worker's, which kills this process.
-            call = function if soft is None else with_limits(function, TimeLimits(None, soft))
+            call = (
+                function
+                if soft is None
+                else timeouts.with_limits(function, timeouts.TimeLimits(None, soft))
+            )
             return self._awaited(call(*args, **kwargs))
         if soft is None:
             value = function(*args, **kwargs)
@@ -231,34 +224,34 @@ class _Bench:
 
     def _function(self, task: Task[..., Any]) -> Callable[..., Any]:
         """Return the task's function with its resources; lifespans are entered once."""
-        if not resource_parameters(task):
+        if not lifespans.resource_parameters(task):
             return task.fn
         resources = self._resources.get(id(task.app))
         if resources is None:
-            resources = self._open.enter_context(resources_in_thread(task.app))
+            resources = self._open.enter_context(lifespans.resources_in_thread(task.app))
             self._resources[id(task.app)] = resources
-        return bind_resources(task, resources)
+        return lifespans.bind_resources(task, resources)
 
     def _task(self, name: str, module: str) -> Task[..., Any] | None:
         task = self._tasks.get(name)
         if task is not None:
             return task
-        with importing():
+        with guards.importing():
             imported = importlib.import_module(module)
         for value in list(vars(imported).values()):
             if isinstance(value, TaskQ):
                 self._take_tasks(value)
             elif isinstance(value, Task):
                 self._take_tasks(value.app)
-        if default_app.cache_info().currsize:
-            self._take_tasks(default_app())
+        if hooks.default_app.cache_info().currsize:
+            self._take_tasks(hooks.default_app())
         return self._tasks.get(name)
 
     def _take_tasks(self, app: TaskQ) -> None:
         if str(app.data_dir) != self._outfit.data_dir:
             app.data_dir = Path(self._outfit.data_dir)
-        with importing():
-            import_included(app)
+        with guards.importing():
+            loader.import_included(app)
         for name, task in app.tasks.items():
             self._tasks.setdefault(name, task)
 
@@ -295,4 +288,4 @@ class _Alarm:
     def _ring(self, *_: object) -> None:
         if self._is_set:
             self._is_set = False
-            raise too_long_softly(self._seconds)
+            raise timeouts.too_long_softly(self._seconds)

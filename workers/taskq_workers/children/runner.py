@@ -23,21 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio import move_on_after
 
 import taskq.telemetry as telemetry
-from taskq import ChildDied
-from taskq.engine import Cause, kinds
-from taskq.hooks import main_module_name, running_job
-from taskq_workers.children import wire
-from taskq_workers.children.programs import is_frozen, start_child
-from taskq_workers.runs.guards import ADVICE, signal_name
-from taskq_workers.runs.joblogs import chosen_logging, keep_line
-from taskq_workers.runs.lifespans import CANCEL_SECONDS, EXIT_SECONDS
-from taskq_workers.runs.timeouts import left_of, tell_deadline, too_long
-from taskq_workers.slots.feed import Pause
-from taskq_workers.slots.shipping import RemoteOutcome, remote_release, ship
+from taskq import ChildDied, engine, hooks
+from taskq_workers.children import programs, wire
+from taskq_workers.runs import executors, guards, joblogs, lifespans, timeouts
+from taskq_workers.slots import feed, shipping
 
 if TYPE_CHECKING:
     from taskq import JobContext, Task, TaskQ
-    from taskq_workers.runs.executors import ExecutorLimits
 
 _READ_BYTES: Final = 1 << 18
 _BLOCKED: Final = (signal.SIGINT, signal.SIGTERM)
@@ -109,7 +101,7 @@ class Child:
         self._channel.setblocking(False)
         loop.add_reader(self._channel, self._on_readable)
         self._watch_exit()
-        if is_frozen():
+        if programs.is_frozen():
             self._killer = loop.call_later(FROZEN_START_SECONDS, self._give_up)
         self._send(wire.pack(outfit))
 
@@ -256,8 +248,8 @@ class Child:
                     self._take(message)
 
     def _end(self) -> None:
-        if is_frozen() and not self.is_ready:
-            self.problem = self.problem or f"a child process does not start: {ADVICE}"
+        if programs.is_frozen() and not self.is_ready:
+            self.problem = self.problem or f"a child process does not start: {guards.ADVICE}"
         self.phase = ChildPhase.GONE
         if self._killer is not None:
             self._killer.cancel()
@@ -282,14 +274,14 @@ class Child:
         if code is None or code >= 0:
             return f"exited with {code}"
         memory = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
-        return f"was ended by {signal_name(-code)}{memory}"
+        return f"was ended by {guards.signal_name(-code)}{memory}"
 
 
 def _start(work: int, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
     # Until it has handlers for them, signals to the whole group of processes must not end it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
-        return start_child(work, life, from_main=from_main)
+        return programs.start_child(work, life, from_main=from_main)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -308,7 +300,9 @@ class NoChild(Exception):
 class ProcessRunner:
     """Up to ``limits.processes`` children; jobs that find none free wait in line."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, app: TaskQ, limits: ExecutorLimits) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, app: TaskQ, limits: executors.ExecutorLimits
+    ) -> None:
         self._loop = loop
         self._limits = limits
         self._outfit = wire.Outfit(
@@ -317,17 +311,19 @@ class ProcessRunner:
             str(app.data_dir),
             tuple(sys.argv),
             limits.rss_bytes is not None,
-            chosen_logging(),
+            joblogs.chosen_logging(),
         )
         # In a child they have as long to close as in a worker.
-        self._close_seconds = EXIT_SECONDS + CANCEL_SECONDS if app.hooks.lifespans else 0.0
+        self._close_seconds = (
+            lifespans.EXIT_SECONDS + lifespans.CANCEL_SECONDS if app.hooks.lifespans else 0.0
+        )
         self._children: set[Child] = set()
         self._idle: list[Child] = []
         #: they may have imported a form of a task that was replaced since
         self._outdated: set[Child] = set()
         self._tasks: dict[str, Task[..., Any]] = {}
         self._waiting: deque[asyncio.Future[Child]] = deque()
-        self._pause = Pause(loop.time)
+        self._pause = feed.Pause(loop.time)
         self._resting: asyncio.TimerHandle | None = None
         self._closed = False
         self._told = ""
@@ -336,40 +332,40 @@ class ProcessRunner:
     def pids(self) -> list[int]:
         return [child.pid for child in self._children]
 
-    def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[RemoteOutcome]]:
+    def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[shipping.RemoteOutcome]]:
         known = self._tasks.get(task.name, task)
         self._tasks[task.name] = task
         if known is not task:
             self._renew()
         module = task.fn.__module__
         if module == "__main__":
-            module = main_module_name()
+            module = hooks.main_module_name()
             self._outfit = self._outfit._replace(from_main=True)
 
-        def call(payload: bytes) -> Awaitable[RemoteOutcome]:
-            return self._run(running_job.get(), task, module, payload)
+        def call(payload: bytes) -> Awaitable[shipping.RemoteOutcome]:
+            return self._run(hooks.running_job.get(), task, module, payload)
 
         return call
 
     async def _run(
         self, job: JobContext, task: Task[..., Any], module: str, payload: bytes
-    ) -> RemoteOutcome:
+    ) -> shipping.RemoteOutcome:
         delivery = job.delivery
         try:
             child = await self._take()
         except NoChild as error:
             self._warn(task.name, str(error))
-            return remote_release(0, delivery, str(error))
+            return shipping.remote_release(0, delivery, str(error))
         # The payload differs from the record if it was packed, or completed by an earlier job.
         given = None if payload == delivery.stored_payload else payload
         child.on_told = lambda message: _hear(job, message)
         log = str(job.app.data_dir)
         log = "" if log == self._outfit.data_dir else log
-        done = child.run(wire.Work(ship(delivery, given), module, telemetry.leave(), log))
-        limit, left = None, left_of(task.timeout)
+        done = child.run(wire.Work(shipping.ship(delivery, given), module, telemetry.leave(), log))
+        limit, left = None, timeouts.left_of(task.timeout)
         if task.timeout is not None and left is not None:
-            tell_deadline(left)
-            reason = too_long(task.timeout, ": its child process was killed")
+            timeouts.tell_deadline(left)
+            reason = timeouts.too_long(task.timeout, ": its child process was killed")
             limit = self._loop.call_later(left, _expire, child, done, reason)
         try:
             ended = (await done).ended
@@ -381,7 +377,7 @@ class ProcessRunner:
             child.on_told = None
             if limit is not None:
                 limit.cancel()
-        if ended.kind == kinds.RELEASE and ended.body and ended.cause == Cause.CALLER:
+        if ended.kind == engine.kinds.RELEASE and ended.body and ended.cause == engine.Cause.CALLER:
             # The child cannot import the task. A snoozed job may have a reason, too.
             self._warn(task.name, ended.body.decode("utf-8", "replace"))
         return ended
@@ -531,7 +527,7 @@ class ProcessRunner:
 
 def _hear(job: JobContext, message: wire.JobProgress | wire.Logged) -> None:
     if isinstance(message, wire.Logged):
-        keep_line(job, message.line)
+        joblogs.keep_line(job, message.line)
     else:
         job.progress(message.fraction, message.message)
 

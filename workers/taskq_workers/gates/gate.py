@@ -15,19 +15,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from anyio import CancelScope, move_on_after, sleep
 
-from taskq.conditions.base import INTERVAL_SECONDS, Condition
+from taskq import engine, errors, values, views
+from taskq.conditions import base, breakers
 from taskq.conditions.network import is_anywhere_routed
-from taskq.engine import Cause, kinds
-from taskq.errors import TaskqError
-from taskq.values import failures, is_a
-from taskq.views import Hold
 from taskq_workers.gates.probes import HELD_SECONDS, Probe, Probes
 from taskq_workers.runs.reasons import summary
 
 if TYPE_CHECKING:
     from taskq import Delivery
-    from taskq.conditions.breakers import BreakerRule
-    from taskq.engine import Ask, LoopPort, Settlement
     from taskq_workers.slots.feed import Feed
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -61,7 +56,7 @@ class Mode(enum.Enum):
 class _Host(Protocol):
     """The worker, as its gates see it."""
 
-    port: LoopPort
+    port: engine.LoopPort
     feed: Feed
     moved: asyncio.Event
     probes: Probes
@@ -71,10 +66,10 @@ class _Host(Protocol):
     def changed(self) -> None: ...
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]: ...
     def wall_ns(self) -> int: ...
-    def give_back(self, deliveries: list[Delivery], cause: Cause) -> None: ...
+    def give_back(self, deliveries: list[Delivery], cause: engine.Cause) -> None: ...
     def is_running(self, tasks: set[str]) -> bool: ...
     def stop_running(self, tasks: set[str]) -> None: ...
-    def network_conditions(self, queue: str) -> list[Condition]: ...
+    def network_conditions(self, queue: str) -> list[base.Condition]: ...
 
 
 class Gate(ABC):
@@ -84,12 +79,12 @@ class Gate(ABC):
     jobs back.
     """
 
-    cause: Cause
+    cause: engine.Cause
 
     def __init__(self, host: _Host) -> None:
         self.host = host
         self.mode = Mode.IDLE
-        self.hold: Hold | None = None
+        self.hold: views.Hold | None = None
         self._life: CancelScope | None = None
         self._is_drained = False
         #: claimed, and neither running nor given back
@@ -110,20 +105,20 @@ class Gate(ABC):
                     await self._live_once()
                     await sleep(REST_SECONDS)
             finally:
-                self._release(Cause.DRAIN)
+                self._release(engine.Cause.DRAIN)
 
     def drain(self) -> None:
         """Claim no more, and give back what does not run yet. Legal twice, and before ``run``."""
         self._is_drained = True
         if self._life is not None:
             self._life.cancel()
-        self._release(Cause.DRAIN)
+        self._release(engine.Cause.DRAIN)
 
     @abstractmethod
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
         """Return queues and tasks of its jobs, less what another gate keeps back."""
 
-    def flushed(self, settlements: list[Settlement]) -> None:
+    def flushed(self, settlements: list[engine.Settlement]) -> None:
         if any(settlement.delivery.token == self._trial for settlement in settlements):
             self._trial = None
             self._tried.set()
@@ -131,7 +126,7 @@ class Gate(ABC):
     def tries(self, delivery: Delivery) -> bool:
         return delivery.token == self._trial
 
-    def withdraw(self, ask: Ask) -> Delivery | None:
+    def withdraw(self, ask: engine.Ask) -> Delivery | None:
         """Take a cancelled job back that it has claimed; None if it has another or none."""
         delivery = self._claimed
         if delivery is None or (delivery.job, delivery.token) != ask:
@@ -155,7 +150,7 @@ class Gate(ABC):
 
     @abstractmethod
     async def _live(self) -> None: ...
-    def _enter(self, mode: Mode, hold: Hold | None = None) -> None:
+    def _enter(self, mode: Mode, hold: views.Hold | None = None) -> None:
         before, self.mode = (self.mode, self.hold), mode
         self.hold = hold
         if before != (mode, hold):
@@ -179,7 +174,7 @@ class Gate(ABC):
             if claim.done() and not claim.cancelled() and claim.exception() is None:
                 self._claimed = next(iter(claim.result()), None)
 
-    def _release(self, cause: Cause) -> None:
+    def _release(self, cause: engine.Cause) -> None:
         delivery, self._claimed = self._claimed, None
         if delivery is not None:
             self.host.give_back([delivery], cause)
@@ -202,20 +197,20 @@ class Gate(ABC):
     async def _live_once(self) -> None:
         try:
             await self._live()
-        except TaskqError as error:
+        except errors.TaskqError as error:
             # The common claim meets the same error, and logs it.
             _log.debug("%r rests: %s", self, error)
         except Exception:  # noqa: BLE001 - a gate that died would keep its jobs for ever
             _log.exception("%r failed; it goes on", self)
-        self._release(Cause.DRAIN)
+        self._release(engine.Cause.DRAIN)
 
 
 class ConditionGate(Gate):
     """Lets the jobs of some tasks run while all their conditions hold."""
 
-    cause = Cause.CONDITION
+    cause = engine.Cause.CONDITION
 
-    def __init__(self, host: _Host, conditions: tuple[Condition, ...]) -> None:
+    def __init__(self, host: _Host, conditions: tuple[base.Condition, ...]) -> None:
         super().__init__(host)
         self.tasks: set[str] = set()
         self.conditions = conditions
@@ -232,7 +227,7 @@ class ConditionGate(Gate):
             return False
         probes = self.host.probes
         # That it was there a moment ago says nothing; that it was not there does.
-        unmet = probes.known_unmet(needed, INTERVAL_SECONDS) or await probes.unmet(needed, 0.0)
+        unmet = probes.known_unmet(needed, base.INTERVAL_SECONDS) or await probes.unmet(needed, 0.0)
         if unmet is not None:
             self._alarm.set()
             self._tried.set()
@@ -286,7 +281,7 @@ class ConditionGate(Gate):
         self._shut_by = (unmet, unmet.since_ns)
         text = f"it waits for {unmet.condition.name}, which does not hold ({unmet.problem})"
         tasks = frozenset(self.tasks)
-        hold = Hold(tasks=tasks, is_breaker=False, text=text, since_ns=unmet.since_ns)
+        hold = views.Hold(tasks=tasks, is_breaker=False, text=text, since_ns=unmet.since_ns)
         self._enter(Mode.SHUT, hold)
 
 
@@ -298,9 +293,9 @@ class Breaker(Gate):
     queue need, or a route to the world where there was none.
     """
 
-    cause = Cause.BREAKER
+    cause = engine.Cause.BREAKER
 
-    def __init__(self, host: _Host, rule: BreakerRule) -> None:
+    def __init__(self, host: _Host, rule: breakers.BreakerRule) -> None:
         super().__init__(host)
         self.rule = rule
         self.mode = Mode.OPEN
@@ -311,7 +306,7 @@ class Breaker(Gate):
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
         return frozenset({self.rule.queue}), self.host.open_tasks()
 
-    def failed(self, error: BaseException, outcomes: Iterable[Settlement]) -> bool:
+    def failed(self, error: BaseException, outcomes: Iterable[engine.Settlement]) -> bool:
         """Count a job of the queue that failed; whether it is given back and burns no attempt.
 
         ``outcomes`` are from this turn of the loop, latest first, before they are flushed.
@@ -321,7 +316,7 @@ class Breaker(Gate):
             return False
         self._told = summary(error)[:_REASON_CHARACTERS_MAX]
         before = (outcome.kind for outcome in outcomes if self._counts(outcome))
-        if next(before, None) is kinds.SUCCESS:
+        if next(before, None) is engine.kinds.SUCCESS:
             self._row = 0
         if self.mode is Mode.OPEN:
             self._row += 1
@@ -332,11 +327,11 @@ class Breaker(Gate):
         self._tried.set()
         return True
 
-    def flushed(self, settlements: list[Settlement]) -> None:
+    def flushed(self, settlements: list[engine.Settlement]) -> None:
         """End the row at a success, unless failures came after it: these were counted already."""
         super().flushed(settlements)
         last = next((end.kind for end in reversed(settlements) if self._counts(end)), None)
-        if last is kinds.SUCCESS:
+        if last is engine.kinds.SUCCESS:
             self._row = 0
 
     async def _live(self) -> None:
@@ -355,15 +350,17 @@ class Breaker(Gate):
                 self._enter(Mode.OPEN)
 
     def _is_failure(self, error: BaseException) -> bool:
-        asked = (error, *failures(error)) if is_a(error, BaseExceptionGroup) else (error,)
+        asked = (
+            (error, *values.failures(error)) if values.is_a(error, BaseExceptionGroup) else (error,)
+        )
         try:
             return any(map(self.rule.is_failure, asked))
         except BaseException:  # noqa: BLE001 - it is somebody else's code
             _log.exception("is_failure of breaker(%r) failed: no network failure", self.rule.queue)
             return False
 
-    def _counts(self, settlement: Settlement) -> bool:
-        is_ended = settlement.kind is not kinds.RELEASE
+    def _counts(self, settlement: engine.Settlement) -> bool:
+        is_ended = settlement.kind is not engine.kinds.RELEASE
         return is_ended and settlement.delivery.queue == self.rule.queue
 
     def _trip(self) -> None:
@@ -374,7 +371,9 @@ class Breaker(Gate):
             count = f"{self.rule.failures} network failure{'s' * (self.rule.failures > 1)} in a row"
             text = f"queue {queue!r} backs off after {count} ({self._told})"
             queues = frozenset({queue})
-            hold = Hold(queues=queues, is_breaker=True, text=text, since_ns=self.host.wall_ns())
+            hold = views.Hold(
+                queues=queues, is_breaker=True, text=text, since_ns=self.host.wall_ns()
+            )
         self._enter(Mode.SHUT, hold)
 
     async def _rest(self, seconds: float) -> None:
@@ -391,7 +390,7 @@ class Breaker(Gate):
             if left <= 0 and not (away and self.rule.probe is not None):
                 return
             was_away = away
-            await sleep(min(left, INTERVAL_SECONDS) if left > 0 else INTERVAL_SECONDS)
+            await sleep(min(left, base.INTERVAL_SECONDS) if left > 0 else base.INTERVAL_SECONDS)
 
     async def _is_away(self) -> bool:
         probe = self.rule.probe

@@ -9,23 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import create_task_group, move_on_after
 
+from taskq import engine, errors, views
 from taskq.conditions.breakers import is_network_failure
-from taskq.engine import Cause, Settlement, kinds
-from taskq.errors import TaskqError
 from taskq_workers.gates.probes import Probes
-from taskq_workers.slots.rounds import LogShare
-from taskq_workers.slots.settling import as_settlement
-from taskq_workers.slots.slots import Slot, Slots
+from taskq_workers.slots import feed, rounds, settling, slots
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import Delivery, Task, TaskQ
     from taskq.conditions.base import Condition
-    from taskq.engine import Ask, LoopPort, Store
-    from taskq.views import Hold
     from taskq_workers.gates.gate import Breaker, ConditionGate, Gate
-    from taskq_workers.slots.feed import FeedHost
 
 #: A burst that waits for a gate looks again after this time.
 LOOK_SECONDS: Final = 0.5
@@ -49,7 +43,7 @@ class Gates:
     def __init__(
         self,
         app: TaskQ,
-        runner: FeedHost,
+        runner: feed.FeedHost,
         *,
         queues: frozenset[str] | None,
         changed: Callable[[], None],
@@ -57,13 +51,13 @@ class Gates:
         self._app = app
         self.feed = runner.feed
         self.moved = asyncio.Event()
-        self.port: LoopPort
+        self.port: engine.LoopPort
         self.probes = Probes(app.data_dir, self.wall_ns)
         self._runner = runner
         self._settler = runner.settler
         self._queues = queues
         self._changed = changed
-        self._store: Store | None = None
+        self._store: engine.Store | None = None
         self._is_draining = False
         self._is_ending = False
         #: coroutines to start as tasks of this part, by name, and the signal for them
@@ -77,7 +71,7 @@ class Gates:
 
     # -- as a service -----------------------------------------------------------------------------
 
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Know the app's tasks and breakers, and keep back what needs it, until cancelled."""
         self._store = store
         self.port = store.port()
@@ -168,7 +162,7 @@ class Gates:
             self.feed.reconsider()
         self._changed()
 
-    def holds(self) -> tuple[Hold, ...]:
+    def holds(self) -> tuple[views.Hold, ...]:
         """Return what is kept back, and why, for people."""
         return tuple(gate.hold for gate in self._all() if gate.hold is not None)
 
@@ -176,7 +170,7 @@ class Gates:
         assert self._store is not None
         return self._store.wall_ns()
 
-    def give_back(self, deliveries: list[Delivery], cause: Cause) -> None:
+    def give_back(self, deliveries: list[Delivery], cause: engine.Cause) -> None:
         self._settler.outcomes.extend(release_for(delivery, cause) for delivery in deliveries)
         self._settler.flush_soon()
 
@@ -192,7 +186,7 @@ class Gates:
             if delivery is None or delivery.task not in tasks:
                 continue
             if self._app.tasks[delivery.task].while_running:
-                slot.stop(lambda running: release_for(running, Cause.CONDITION))
+                slot.stop(lambda running: release_for(running, engine.Cause.CONDITION))
 
     def network_conditions(self, queue: str) -> list[Condition]:
         from taskq.conditions.network import Online  # noqa: PLC0415
@@ -208,33 +202,36 @@ class Gates:
 
     # -- for slots and the worker -----------------------------------------------------------------
 
-    def withdraw(self, ask: Ask) -> Delivery | None:
+    def withdraw(self, ask: engine.Ask) -> Delivery | None:
         """Return a cancelled job that a gate has claimed and not let through yet."""
         held = (gate.withdraw(ask) for gate in self._all())
         return next((delivery for delivery in held if delivery is not None), None)
 
     async def judge(
-        self, task: Task[..., Any], error: BaseException, settlement: Settlement
-    ) -> Settlement:
+        self, task: Task[..., Any], error: BaseException, settlement: engine.Settlement
+    ) -> engine.Settlement:
         """Decide on a job that failed: it is given back if the network failed, not the job.
 
         That is known if its queue backs off, or if a host that its task needs is not there.
         """
         delivery = settlement.delivery
-        if settlement.kind is kinds.RELEASE:
+        if settlement.kind is engine.kinds.RELEASE:
             return settlement
         breaker = self._breakers.get(delivery.queue)
-        latest = map(as_settlement, reversed(self._settler.outcomes))
+        latest = map(settling.as_settlement, reversed(self._settler.outcomes))
         fails = breaker is not None and breaker.failed(error, latest)
-        if settlement.kind is not kinds.RETRY and settlement.cause is not Cause.EXHAUSTED:
+        if (
+            settlement.kind is not engine.kinds.RETRY
+            and settlement.cause is not engine.Cause.EXHAUSTED
+        ):
             return settlement  # it wants no other attempt anyway
         if fails:
-            return release_for(delivery, Cause.BREAKER)
+            return release_for(delivery, engine.Cause.BREAKER)
         gate = self._by_task.get(task.name)
         if gate is not None and is_network_failure(error):
             try:
                 if await gate.has_lost_network():
-                    return release_for(delivery, Cause.CONDITION)
+                    return release_for(delivery, engine.Cause.CONDITION)
             except asyncio.CancelledError:
                 # The worker ends, or somebody stopped the job: it has failed before that.
                 return settlement
@@ -250,7 +247,7 @@ class Gates:
     async def _end(self, stop: Callable[[BaseException | None], None]) -> None:
         try:
             is_done = self.feed.allowed(1) <= 0 or await self._is_done()
-        except TaskqError as error:
+        except errors.TaskqError as error:
             stop(error)
             return
         finally:
@@ -276,14 +273,14 @@ class Gates:
     # -- inside -----------------------------------------------------------------------------------
 
     @property
-    def _slots(self) -> Iterable[Slot]:
+    def _slots(self) -> Iterable[slots.Slot]:
         """Return the slots of this process; a worker whose jobs run elsewhere has none."""
-        return self._runner.slots if isinstance(self._runner, Slots | LogShare) else ()
+        return self._runner.slots if isinstance(self._runner, slots.Slots | rounds.LogShare) else ()
 
     def _begin(self, gate: Gate, name: str) -> None:
         self.feed.filter = self
         self._settler.observers.add(self._on_ended)
-        if isinstance(self._runner, Slots | LogShare):
+        if isinstance(self._runner, slots.Slots | rounds.LogShare):
             self._runner.gates = self
         self._start_soon(f"taskq-gate-{name}", gate.run)
 
@@ -292,7 +289,7 @@ class Gates:
         self._begun.append((name, live))
         self._asked.set()
 
-    def _on_ended(self, settlements: list[Settlement]) -> None:
+    def _on_ended(self, settlements: list[engine.Settlement]) -> None:
         for gate in self._all():
             gate.flushed(settlements)
 
@@ -314,5 +311,5 @@ class Gates:
         )
 
 
-def release_for(delivery: Delivery, cause: Cause) -> Settlement:
-    return Settlement(kinds.RELEASE, delivery, None, 0, cause)
+def release_for(delivery: Delivery, cause: engine.Cause) -> engine.Settlement:
+    return engine.Settlement(engine.kinds.RELEASE, delivery, None, 0, cause)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import CancelScope, sleep_forever
 
-from taskq_workers.runs.lifespans import begin, until_done
-from taskq_workers.runs.reasons import summary
+from taskq_workers.runs import lifespans, reasons
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -60,10 +59,10 @@ class Probe:
         loop = asyncio.get_running_loop()
         if self.problem is None or loop.time() - self.probed_at > age_seconds:
             if self._running is None:
-                self._running = begin(self._probe(loop.time()), "taskq-probe")
+                self._running = lifespans.begin(self._probe(loop.time()), "taskq-probe")
             # A caller that gives up must not end the probe for the others.
             running, limit = self._running, self.condition.timeout_seconds
-            if not await until_done({running}, limit + DEAF_SECONDS):
+            if not await lifespans.until_done({running}, limit + DEAF_SECONDS):
                 self._learn(f"its probe took over {limit:g} s and goes on", loop.time())
             elif running.cancelled():
                 self._learn("its probe was cancelled", loop.time())
@@ -74,7 +73,7 @@ class Probe:
     async def leave(self) -> None:
         if self._running is not None:
             self._running.cancel()
-            await until_done({self._running}, DEAF_SECONDS)
+            await lifespans.until_done({self._running}, DEAF_SECONDS)
 
     async def _probe(self, now: float) -> None:
         condition = self.condition
@@ -86,7 +85,7 @@ class Probe:
         except Exception as error:  # noqa: BLE001 - a condition is somebody else's code
             problem = f"its probe took over {condition.timeout_seconds:g} s"
             if not limit.expired():
-                problem = summary(error)
+                problem = reasons.summary(error)
             if not limit.expired() and not self._is_warned:
                 self._is_warned = True
                 _log.warning(

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import taskq
 import taskq._native as native
-from taskq.engine import Flag, LogReader, strays_of
-from taskq.errors import LogError, TaskqError, UsageError
+from taskq import engine, errors
 from taskq.views import WAITING_STATES, Check, Serving, Waiting
-from taskq_workers.runs.lifespans import resource_parameters
-from taskq_workers.runs.loader import load_app
+from taskq_workers.runs import lifespans, loader
 
 if TYPE_CHECKING:
     from taskq import Task, TaskQ
@@ -35,8 +33,8 @@ def check_app(
         The app, None if it cannot be loaded; and the checks.
     """
     try:
-        app = load_app(target, include)
-    except UsageError as error:
+        app = loader.load_app(target, include)
+    except errors.UsageError as error:
         return None, [Check(name="app", ok=False, detail=str(error))]
     if data_dir is not None:
         app.data_dir = data_dir
@@ -68,9 +66,9 @@ def _tasks(target: str, app: TaskQ) -> Check:
 
 def _look_at(app: TaskQ, task: Task[..., Any]) -> None:
     task.check()
-    injected = resource_parameters(task)
+    injected = lifespans.resource_parameters(task)
     if injected and not app.hooks.lifespans:
-        raise UsageError(
+        raise errors.UsageError(
             f"{task.name} takes {', '.join(injected)} from a lifespan, and the app has none: "
             f"add one with @app.lifespan"
         )
@@ -85,15 +83,15 @@ def _schedules(app: TaskQ) -> Check:
 def _waiting(app: TaskQ) -> Check:
     """Return waiting jobs that neither this app nor a worker that runs would take."""
     try:
-        with LogReader.open(str(app.data_dir)) as reader:
+        with engine.LogReader.open(str(app.data_dir)) as reader:
             waiting = reader.waiting_jobs()
             serving = [
                 serves for owner in reader.owners() if owner.alive for serves in owner.serves
             ]
             tried, misfits = _try_arguments(app, reader, waiting)
-    except LogError:  # no log yet, or another check reports its problem
+    except errors.LogError:  # no log yet, or another check reports its problem
         return Check(name="jobs", ok=True, detail="none wait")
-    faults = strays_of(waiting, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
+    faults = engine.strays_of(waiting, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
     faults += misfits
     total = functools.reduce(Waiting.plus, waiting.values(), Waiting())
     known = f"{total.told() or 'none wait'}, all for tasks that are known"
@@ -103,7 +101,7 @@ def _waiting(app: TaskQ) -> Check:
 
 
 def _try_arguments(
-    app: TaskQ, reader: LogReader, waiting: Mapping[tuple[str, str], Waiting]
+    app: TaskQ, reader: engine.LogReader, waiting: Mapping[tuple[str, str], Waiting]
 ) -> tuple[int, list[str]]:
     """Read arguments of waiting jobs as a worker would: the oldest ready ones, and the newest.
 
@@ -120,12 +118,12 @@ def _try_arguments(
     tried, left = 0, _TRIED_BYTES_MAX
     wrong: dict[str, list[tuple[str, str]]] = {}
     for view in jobs.values():
-        if view.problem or view.payload_flags & Flag.FLOW or len(view.payload) > left:
+        if view.problem or view.payload_flags & engine.Flag.FLOW or len(view.payload) > left:
             continue  # the first argument of a step of a flow is the result of another job
         tried, left = tried + 1, left - len(view.payload)
         try:
             app.tasks[view.task].decode(view.payload)
-        except (TaskqError, ValueError) as error:
+        except (errors.TaskqError, ValueError) as error:
             wrong.setdefault(view.task, []).append((view.job_id, str(error)))
     return tried, [
         f"{len(faults):,} of the {tried:,} that were tried do not fit {task}, such as "
@@ -138,7 +136,7 @@ def _problems(looks: Iterable[Callable[[], object]]) -> Iterator[str]:
     for look in looks:
         try:
             look()
-        except (TaskqError, ValueError) as error:
+        except (errors.TaskqError, ValueError) as error:
             yield str(error)
 
 

@@ -18,15 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from taskq.values import dataclass
-from taskq_workers.process.reporting import spoken_seconds
-from taskq_workers.process.supervisor import (
-    ERROR_BYTES_MAX,
-    GRACE_SECONDS,
-    LEASH_OPTION,
-    PLACE_OPTION,
-    READY,
-    Notifier,
-)
+from taskq_workers.process import reporting, supervisor
 from taskq_workers.runs.guards import signal_name
 
 #: Before a worker that died is started again: the first and the longest pause; each is twice the
@@ -90,7 +82,13 @@ class WorkerProcess:
         environment = {name: text for name, text in os.environ.items() if name != "NOTIFY_SOCKET"}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [*command, LEASH_OPTION, str(theirs.fileno()), PLACE_OPTION, str(number)],
+                [
+                    *command,
+                    supervisor.LEASH_OPTION,
+                    str(theirs.fileno()),
+                    supervisor.PLACE_OPTION,
+                    str(number),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # The terminal's signals are for the guard alone, which forwards them.
@@ -107,19 +105,19 @@ class WorkerProcess:
     def hear(self) -> bool:
         """Take what it said; True when it has just become ready."""
         try:
-            news = self.socket.recv(ERROR_BYTES_MAX + 1)
+            news = self.socket.recv(supervisor.ERROR_BYTES_MAX + 1)
         except OSError:
             return False
-        was_ready, self.ready = self.ready, self.ready or news.startswith(READY)
+        was_ready, self.ready = self.ready, self.ready or news.startswith(supervisor.READY)
         if not was_ready:
-            news = news.removeprefix(READY)
+            news = news.removeprefix(supervisor.READY)
         self.error += news.decode("utf-8", "replace")
         return self.ready and not was_ready
 
     def stop(self, drain_seconds: float) -> None:
         self.stops += 1
         if self.deadline is None:
-            self.deadline = time.monotonic() + drain_seconds + GRACE_SECONDS
+            self.deadline = time.monotonic() + drain_seconds + supervisor.GRACE_SECONDS
         self.send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
@@ -166,7 +164,7 @@ class Guard:
         drain_seconds: float,
         say: Callable[[str], None],
         complain: Callable[[str], None],
-        notifier: Notifier,
+        notifier: supervisor.Notifier,
     ) -> None:
         self._command = list(command)
         self._places = [WorkerSlot(number) for number in range(1, count + 1)]
@@ -199,7 +197,9 @@ class Guard:
                 self._reap()
             self._notifier.stopping()
             seconds = time.monotonic() - self._began
-            self._say(f"guard stopped after {spoken_seconds(seconds)}: all workers have ended")
+            self._say(
+                f"guard stopped after {reporting.spoken_seconds(seconds)}: all workers have ended"
+            )
         finally:
             signal.set_wakeup_fd(-1)
             self._send_all(signal.SIGKILL)

@@ -9,14 +9,11 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final, TextIO
 
+from taskq import engine, text, values
 from taskq.cli import silence
-from taskq.engine import Kind, kinds
-from taskq.text import flat, hidden
-from taskq.values import dataclass, listed, spoken
 
 if TYPE_CHECKING:
-    from taskq import Delivery
-    from taskq.views import Waiting
+    from taskq import Delivery, views
     from taskq_workers.events import JobEnd, JobFinished
 
 #: Lines in one second; what comes above that is counted, and told in one line.
@@ -61,7 +58,7 @@ class LineReporter:
             self._news.set()
 
     def say(self, line: str) -> None:
-        self._lines.append(flat(line))
+        self._lines.append(text.flat(line))
         self._news.set()
 
     def close(self) -> None:
@@ -116,17 +113,17 @@ class LineReporter:
 _TASKS_SHOWN: Final = 6
 _HELD_SHOWN: Final = 5
 _ENDED: Final = {
-    kinds.SUCCESS: "succeeded",
-    kinds.DEATH: "dead",
-    kinds.RETRY: "retried",
-    kinds.RELEASE: "given back",
-    kinds.CANCEL: "cancelled",
+    engine.kinds.SUCCESS: "succeeded",
+    engine.kinds.DEATH: "dead",
+    engine.kinds.RETRY: "retried",
+    engine.kinds.RELEASE: "given back",
+    engine.kinds.CANCEL: "cancelled",
 }
 _REASON_CHARACTERS_MAX: Final = 160
 _GREEN, _RED, _YELLOW, _DIM, _BOLD, _RESET = (f"\x1b[{code}m" for code in (32, 31, 33, 2, 1, 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class BannerFacts:
     """Facts in the banner."""
 
@@ -149,7 +146,7 @@ class BannerFacts:
     settings_files: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
     """Abilities of the output."""
 
@@ -185,14 +182,14 @@ def particulars(facts: BannerFacts, style: Style) -> list[str]:
         "durability": f"{facts.durability}{settings}",
         "recovered": f"{facts.recovered} in-flight {jobs} of processes that died",
         "queues": "all" if facts.queues is None else ", ".join(sorted(facts.queues)),
-        "tasks": listed(sorted(facts.tasks), _TASKS_SHOWN),
+        "tasks": values.listed(sorted(facts.tasks), _TASKS_SHOWN),
         **({"executor": facts.executor} if facts.executor else {}),
     }
     return [_row(name, value, style) for name, value in rows.items()]
 
 
 def _row(name: str, value: str, style: Style) -> str:
-    return f"  {style.paint(f'{name:<11}', _DIM)} {flat(value)}"
+    return f"  {style.paint(f'{name:<11}', _DIM)} {text.flat(value)}"
 
 
 def ready_line(facts: BannerFacts, style: Style) -> str:
@@ -223,7 +220,7 @@ def overdue_lines(
 def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
     ordered = sorted(held, key=lambda pair: -(pair[1] or 0.0))
     lines = [
-        f"  {flat(job.task)}  {job.job_id}"
+        f"  {text.flat(job.task)}  {job.job_id}"
         + ("" if seconds is None else f"  running for {spoken_seconds(seconds)}")
         for job, seconds in ordered[:_HELD_SHOWN]
     ]
@@ -232,7 +229,10 @@ def held_lines(held: Sequence[tuple[Delivery, float | None]]) -> list[str]:
 
 
 def stopped_line(
-    ended: Mapping[Kind, int], seconds: float, drained_seconds: float | None, process: str = ""
+    ended: Mapping[engine.Kind, int],
+    seconds: float,
+    drained_seconds: float | None,
+    process: str = "",
 ) -> str:
     """Sum up a worker's life: ``stopped after 2 min, drained in 0.3 s: 7 jobs succeeded``."""
     counts = [(ended[kind], word) for kind, word in _ENDED.items() if ended.get(kind)]
@@ -245,9 +245,9 @@ def stopped_line(
     return f"{process}stopped after {spoken_seconds(seconds)}{drained}: {ends or 'no job ran'}"
 
 
-def rest_of(waiting: Waiting, due_ns: int | None, now_ns: int) -> str:
+def rest_of(waiting: views.Waiting, due_ns: int | None, now_ns: int) -> str:
     """Return what a burst leaves: ``; 2 wait, 3 are due later, the first in 5m``, or nothing."""
-    first = "" if due_ns is None else f", the first in {spoken(max(due_ns - now_ns, 0))}"
+    first = "" if due_ns is None else f", the first in {values.spoken(max(due_ns - now_ns, 0))}"
     return f"; {waiting.told()}{first if waiting.later else ''}" if any(waiting) else ""
 
 
@@ -269,7 +269,7 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
     parts = [
         style.paint(clock, _DIM),
         style.paint(sign, colour),
-        flat(event.task),
+        text.flat(event.task),
         event.job_id,
         spoken_seconds(event.seconds),
     ]
@@ -298,7 +298,7 @@ def _note(event: JobFinished) -> str:
     elif event.outcome == "retried":
         notes.append(f"again in {spoken_seconds(event.delay_seconds or 0.0)}")
     if event.reason:
-        reason = flat(hidden(event.reason.partition("\n")[0]))
+        reason = text.flat(text.hidden(event.reason.partition("\n")[0]))
         if len(reason) > _REASON_CHARACTERS_MAX:
             reason = f"{reason[:_REASON_CHARACTERS_MAX]} ..."
         notes.append(reason)

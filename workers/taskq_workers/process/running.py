@@ -15,28 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import taskq
+from taskq import engine, errors, extras, text, values, views
 from taskq.cli import silence
-from taskq.errors import TaskqError, UsageError
-from taskq.extras import missing
-from taskq.text import flat
-from taskq.values import dataclass, listed
-from taskq_workers.events import Hook, JobFinished
-from taskq_workers.pool import Worker
-from taskq_workers.process import reporting
-from taskq_workers.process.supervisor import Leash, Notifier, Supervisor, keep_heap_small
-from taskq_workers.runs.joblogs import AT_FIRST, Logging, configure_logging
-from taskq_workers.runs.loader import load_app
+from taskq_workers import events, pool
+from taskq_workers.process import reporting, supervisor
+from taskq_workers.runs import joblogs, loader
 from taskq_workers.services.plugins import find_plugin
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from taskq.engine import Store
-    from taskq.views import LogStats
 
 _GROUP: Final = "taskq.executors"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
     """Order of the command line for a worker; its fields are options of ``Worker``."""
 
@@ -59,7 +51,7 @@ class WorkerOrder:
     max_rss_per_child: str | None = None
     warns: bool = True
     drain_timeout: float
-    on_event: Hook | None
+    on_event: events.Hook | None
     #: where Prometheus asks; None for nowhere
     metrics_port: int | None = None
     #: whether it shows the app's page
@@ -70,7 +62,7 @@ class WorkerOrder:
 class ExecutorEntry(Protocol):
     """Signature of an entry point of the group."""
 
-    def __call__(self, app: TaskQ, order: WorkerOrder) -> AbstractContextManager[Worker]: ...
+    def __call__(self, app: TaskQ, order: WorkerOrder) -> AbstractContextManager[pool.Worker]: ...
 
 
 def find_executor(name: str) -> ExecutorEntry:
@@ -86,11 +78,11 @@ _NAMED_MAX: Final = 3
 
 
 def run_one(
-    order_for: Callable[[Hook], WorkerOrder],
+    order_for: Callable[[events.Hook], WorkerOrder],
     data_dir: Path | None,
     executor: str | None,
     leash: int,
-    log: Callable[[str, str], Logging],
+    log: Callable[[str, str], joblogs.Logging],
 ) -> None:
     """Run one worker in this process until it stops.
 
@@ -102,46 +94,46 @@ def run_one(
         log: returns how to log, given the level and the format of the app's settings.
     """
     began = time.perf_counter()
-    keep_heap_small()
+    supervisor.keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = reporting.style_for(sys.stdout.encoding, colours=coloured)
     reporter = reporting.LineReporter(sys.stdout, style)
     # After the reporter: tasks' prints may be logged, and the reporter's lines are not theirs.
-    configure_logging(log(AT_FIRST.level, AT_FIRST.format))
+    joblogs.configure_logging(log(joblogs.AT_FIRST.level, joblogs.AT_FIRST.format))
     order = order_for(reporter)
-    tie = None if leash < 0 else Leash(leash, order.drain_timeout)
+    tie = None if leash < 0 else supervisor.Leash(leash, order.drain_timeout)
     with contextlib.nullcontext() if tie is None else _telling(tie):
         app = _app(order, data_dir)
         settings = vars(app).get("settings")
         if settings:
-            configure_logging(log(settings.log_level, settings.log_format))
+            joblogs.configure_logging(log(settings.log_level, settings.log_format))
         _run(app, order, executor, reporter, style, tie, began)
 
 
 @contextlib.contextmanager
-def _telling(tie: Leash) -> Iterator[None]:
+def _telling(tie: supervisor.Leash) -> Iterator[None]:
     """Send the guard the error that ends this worker: it may end all, and is printed once."""
     try:
         yield
-    except TaskqError as error:
+    except errors.TaskqError as error:
         if not tie.failed(str(error)):
             raise
         from click.exceptions import Exit  # noqa: PLC0415 - a worker that runs needs no click
 
         from taskq.cli import Failure, WrongUsage  # noqa: PLC0415 - likewise
 
-        kind = WrongUsage if isinstance(error, UsageError) else Failure
+        kind = WrongUsage if isinstance(error, errors.UsageError) else Failure
         raise Exit(kind.exit_code) from error
 
 
 def _app(order: WorkerOrder, data_dir: Path | None) -> TaskQ:
-    app = load_app(order.target, order.include)
+    app = loader.load_app(order.target, order.include)
     if data_dir is not None:
         app.data_dir = data_dir
     if not app.tasks:
         from taskq_workers.runs.loader import without_tasks  # noqa: PLC0415 - few have none
 
-        raise UsageError(without_tasks(order.target, str(app.data_dir)))
+        raise errors.UsageError(without_tasks(order.target, str(app.data_dir)))
     return app
 
 
@@ -151,7 +143,7 @@ def _run(
     executor: str | None,
     reporter: reporting.LineReporter,
     style: reporting.Style,
-    tie: Leash | None,
+    tie: supervisor.Leash | None,
     began: float,
 ) -> None:
     process = "" if tie is None else f"process {os.getpid()} "
@@ -165,7 +157,7 @@ def _run(
         worker = stack.enter_context(executed)
         worker.tells_drain = False
 
-        def on_ready(store: Store, stats: LogStats) -> None:
+        def on_ready(store: engine.Store, stats: views.LogStats) -> None:
             facts = _facts(worker, store, stats, time.perf_counter() - began)
             if tie is None:
                 reporter.open(reporting.banner(facts, style))
@@ -176,7 +168,7 @@ def _run(
             if tie is not None:
                 tie.ready()
 
-        _supervise(Supervisor(worker, on_ready, reporter.say, process), reporter)
+        _supervise(supervisor.Supervisor(worker, on_ready, reporter.say, process), reporter)
 
 
 def run_guarded(
@@ -193,7 +185,7 @@ def run_guarded(
         drain_seconds=drain_seconds,
         say=_say,
         complain=_complain,
-        notifier=Notifier(),
+        notifier=supervisor.Notifier(),
     )
     each = f"{concurrency} jobs at a time" + ("" if count == 1 else " in each")
     _say(
@@ -213,13 +205,13 @@ def run_reloading(arguments: Sequence[str]) -> None:
     try:
         watchfiles: Any = importlib.import_module("watchfiles")
     except ImportError as error:
-        lacking = missing("--reload", error.name, "reload")
-        raise UsageError(f"{lacking}, or leave the option out") from error
+        lacking = extras.missing("--reload", error.name, "reload")
+        raise errors.UsageError(f"{lacking}, or leave the option out") from error
     folder = Path.cwd()
 
     def changed(changes: set[tuple[object, str]]) -> None:
         names = {os.path.relpath(path, folder) for _, path in changes}
-        _say(f"{listed(sorted(names), _NAMED_MAX)} changed: starting again")
+        _say(f"{values.listed(sorted(names), _NAMED_MAX)} changed: starting again")
 
     logging.getLogger("watchfiles").setLevel(logging.ERROR)
     watchfiles.run_process(
@@ -235,7 +227,7 @@ def _say(line: str) -> None:
     from taskq.cli import render  # noqa: PLC0415 - as the guard
 
     try:
-        render.echo(flat(line))
+        render.echo(text.flat(line))
     except OSError:  # its reader went away; the workers matter more
         silence(sys.stdout)
 
@@ -246,12 +238,12 @@ def _complain(error: str) -> None:
     Failure(error).show()
 
 
-def _supervise(supervisor: Supervisor, reporter: reporting.LineReporter) -> None:
+def _supervise(supervisor: supervisor.Supervisor, reporter: reporting.LineReporter) -> None:
     """Run the worker to its end, which always comes."""
     failure = None
     try:
         supervisor.run()
-    except TaskqError as error:
+    except errors.TaskqError as error:
         failure = error
     finally:
         reporter.close()
@@ -272,7 +264,7 @@ def _measured(
         reporter.say(f"metrics at {place}")
         tell = order.on_event
 
-        def both(event: JobFinished) -> None:
+        def both(event: events.JobFinished) -> None:
             count(event)
             if tell is not None:
                 tell(event)
@@ -281,13 +273,13 @@ def _measured(
 
 
 @contextlib.contextmanager
-def _here(app: TaskQ, order: WorkerOrder) -> Iterator[Worker]:
-    options = (Worker.__init__.__kwdefaults__ or {}).keys() & WorkerOrder.__annotations__
-    yield Worker(app, **{name: getattr(order, name) for name in options})
+def _here(app: TaskQ, order: WorkerOrder) -> Iterator[pool.Worker]:
+    options = (pool.Worker.__init__.__kwdefaults__ or {}).keys() & WorkerOrder.__annotations__
+    yield pool.Worker(app, **{name: getattr(order, name) for name in options})
 
 
 def _facts(
-    worker: Worker, store: Store, stats: LogStats, ready_seconds: float
+    worker: pool.Worker, store: engine.Store, stats: views.LogStats, ready_seconds: float
 ) -> reporting.BannerFacts:
     return reporting.BannerFacts(
         version=taskq.__version__,
@@ -305,7 +297,7 @@ def _facts(
     )
 
 
-def _told(worker: Worker) -> str:
+def _told(worker: pool.Worker) -> str:
     count = len(worker.directories)
     if count > _TOLD_MAX:
         return f"{worker.app.data_dir}, {count} logs"

@@ -22,16 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from anyio import create_task_group, sleep
 
-from taskq.errors import TaskqError, UsageError
-from taskq.views import Waiting
+from taskq import engine, errors, views
 from taskq_workers.pool import Worker
 from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of, stopped_line
 from taskq_workers.runs.guards import keep_from_children
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from taskq.engine import Store
-    from taskq.views import LogStats
 
 #: The hidden options that hand a worker its end, and the number of its place.
 LEASH_OPTION: Final = "--leash"
@@ -173,7 +170,7 @@ class Supervisor:
     def __init__(
         self,
         worker: Worker,
-        on_ready: Callable[[Store, LogStats], None],
+        on_ready: Callable[[engine.Store, views.LogStats], None],
         say: Callable[[str], None],
         process: str = "",
     ) -> None:
@@ -189,7 +186,7 @@ class Supervisor:
         # Our own executor, as the loop's default one cannot be recognised by its threads at the
         # end.
         self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
-        self._store: Store | None = None
+        self._store: engine.Store | None = None
         self._loop: asyncio.AbstractEventLoop
         self._alarm: tuple[socket.socket, ...] = ()
         self._wakes_before = -1
@@ -216,7 +213,7 @@ class Supervisor:
                 channel.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def exit_despite_threads(self, failure: TaskqError | None) -> None:
+    def exit_despite_threads(self, failure: errors.TaskqError | None) -> None:
         """End the process if sync functions still run in it, their jobs being released.
 
         An ordinary exit would wait for the executor's threads, and might wait for other ones in an
@@ -256,8 +253,8 @@ class Supervisor:
         """Note the jobs that a burst leaves; the worker reports a failed log itself."""
         if not self._worker.burst:
             return
-        waiting, dues = Waiting(), list[int]()
-        with contextlib.suppress(TaskqError):
+        waiting, dues = views.Waiting(), list[int]()
+        with contextlib.suppress(errors.TaskqError):
             for store in self._worker.stores:
                 some, due_ns = await store.port().backlog()
                 waiting = waiting.plus(some)
@@ -450,7 +447,7 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
     except RuntimeError:
         pass
     else:
-        raise UsageError(
+        raise errors.UsageError(
             "run_worker() would stop this event loop: use async with app.worker(), "
             "or await app.worker().run()"
         )
@@ -472,7 +469,7 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
         app.connection.reopen()
 
 
-def _on_ready(_: Store, __: LogStats) -> None:
+def _on_ready(_: engine.Store, __: views.LogStats) -> None:
     _log.info("the worker claims")
 
 
@@ -509,7 +506,7 @@ class WorkerThread:
             UsageError: it was started before.
         """
         if self._thread.ident is not None:
-            raise UsageError("this worker was started before: make a new one")
+            raise errors.UsageError("this worker was started before: make a new one")
         self._thread.start()
         self._started.result()
 

@@ -21,25 +21,11 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from taskq import SoftTimeout
-from taskq.errors import UsageError
-from taskq.hooks import running_job
-from taskq.values import Duration, NamedTuple, dataclass, seconds, whole
-from taskq_workers.runs.guards import end_child, refuse_while_importing
-from taskq_workers.runs.joblogs import chosen_logging, with_log
-from taskq_workers.runs.lifespans import bind_resources
-from taskq_workers.runs.timeouts import (
-    TimeLimits,
-    left_of,
-    limits_of,
-    tell_deadline,
-    too_long,
-    with_limits,
-)
+from taskq import SoftTimeout, errors, hooks, values
+from taskq_workers.runs import guards, joblogs, lifespans, timeouts
 
 if TYPE_CHECKING:
     from taskq import Task
-    from taskq.hooks import Resources
 
     Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
     Calling: TypeAlias = Callable[..., Awaitable[Any]]
@@ -48,7 +34,7 @@ if TYPE_CHECKING:
 RSS_BYTES_MIN: Final = 16 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLimits:
     """The checked limits of one worker; None for no limit.
 
@@ -77,7 +63,7 @@ def make_limits(
     target: str = "",
 ) -> ExecutorLimits:
     """Return the limits from a worker's options; ``concurrency`` is the default of both counts."""
-    refuse_while_importing()
+    guards.refuse_while_importing()
     threads = concurrency if thread_limit is None else thread_limit
     processes = concurrency if process_limit is None else process_limit
     counts = {
@@ -87,8 +73,8 @@ def make_limits(
         "max_jobs_per_child": max_jobs_per_child,
     }
     for name, count in counts.items():
-        if count is not None and whole(count, name) < 1:
-            raise UsageError(f"{name} is {count}, it must be at least 1")
+        if count is not None and values.whole(count, name) < 1:
+            raise errors.UsageError(f"{name} is {count}, it must be at least 1")
     return ExecutorLimits(
         threads=threads,
         processes=processes,
@@ -98,9 +84,9 @@ def make_limits(
     )
 
 
-def drain_seconds(value: Duration) -> float:
+def drain_seconds(value: values.Duration) -> float:
     """Return what jobs get to finish at a stop; infinity for as long as they take."""
-    return inf if value == inf else seconds(value, "drain_timeout")
+    return inf if value == inf else values.seconds(value, "drain_timeout")
 
 
 def rss_bytes(value: int | str | None, name: str) -> int | None:
@@ -114,11 +100,11 @@ def rss_bytes(value: int | str | None, name: str) -> int | None:
     except ValidationError:
         size = 0
     if size < 1:
-        raise UsageError(
+        raise errors.UsageError(
             f'{name} is {value!r:.60}: give a number of bytes, or text such as "500MB"'
         )
     if size < RSS_BYTES_MIN:
-        raise UsageError(
+        raise errors.UsageError(
             f"{name} is {value!r:.60}, which is {size:,} bytes: a child process takes more before "
             f'its first job, so each would be replaced after one; give text such as "500MB"'
         )
@@ -134,7 +120,7 @@ SWITCH_INTERVAL_SECONDS: Final = 0.0002
 _raise_in_thread: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
-class ThreadResult(NamedTuple):
+class ThreadResult(values.NamedTuple):
     """Result of a function. A future's own exception could not be a StopIteration."""
 
     value: Any
@@ -183,7 +169,7 @@ class ThreadRunner:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        limits: TimeLimits | None = None,
+        limits: timeouts.TimeLimits | None = None,
     ) -> Any:
         """Call the function in a thread, within a copy of this context.
 
@@ -228,7 +214,7 @@ class ThreadRunner:
             return
         call.given_up = True
         self.given_up += 1
-        job = call.context.get(running_job)
+        job = call.context.get(hooks.running_job)
         what = "a function" if job is None else f"job {job.id}: {job.task}"
         _log.warning(
             "%s was given up, but its thread cannot be stopped and goes on until it returns "
@@ -265,7 +251,7 @@ class ThreadRunner:
                 except BaseException as error:  # noqa: BLE001 - the job's failure, not the thread's
                     returned = ThreadResult(None, error)
                 if os.getpid() != self._pid:
-                    call.context.run(end_child)
+                    call.context.run(guards.end_child)
             self._hand_back(call, returned)
             # An idle thread must not keep the last job's arguments alive.
             del call, returned
@@ -301,11 +287,11 @@ class _Watched:
     nothing, or the thread sees that the timer is about to ask, waits for that, and takes it back.
     """
 
-    def __init__(self, function: Callable[..., Any], limits: TimeLimits) -> None:
+    def __init__(self, function: Callable[..., Any], limits: timeouts.TimeLimits) -> None:
         self.gave_up = False
         self._function = function
         self._told, self._soft = limits
-        self._hard = left_of(limits.hard)
+        self._hard = timeouts.left_of(limits.hard)
         self._thread = 0
         self._began = 0.0
         self._asks = self._over = False
@@ -313,7 +299,7 @@ class _Watched:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tell_deadline(self._hard)
+        timeouts.tell_deadline(self._hard)
         self._thread = threading.get_ident()
         self._began = monotonic()
         if self._soft is None:
@@ -363,7 +349,9 @@ class _Watched:
     def _on_hard(self, future: asyncio.Future[ThreadResult]) -> None:
         if not future.done() and self._told is not None:
             self.gave_up = True
-            error = too_long(self._told, ": it goes on in its thread, which nothing can stop")
+            error = timeouts.too_long(
+                self._told, ": it goes on in its thread, which nothing can stop"
+            )
             future.set_result(ThreadResult(None, error))
 
     def _on_soft(self) -> None:
@@ -379,7 +367,7 @@ class _Watched:
             _raise_in_thread(ctypes.c_ulong(self._thread), None)
 
 
-class RunPlan(NamedTuple):
+class RunPlan(values.NamedTuple):
     """Way in which jobs of a task are run; a slot unpacks it once for each job."""
 
     decode: Callable[[bytes], Arguments]
@@ -407,7 +395,10 @@ class Executors:
     """The executors of one worker; each starts its threads or processes when they are needed."""
 
     def __init__(
-        self, limits: ExecutorLimits, resources: Resources, make_children: Callable[[], Children]
+        self,
+        limits: ExecutorLimits,
+        resources: hooks.Resources,
+        make_children: Callable[[], Children],
     ) -> None:
         self.threads = ThreadRunner(asyncio.get_running_loop(), limits.threads)
         self._make_children = make_children
@@ -426,9 +417,9 @@ class Executors:
         if task.runs_in == "process":
             call = self.processes.caller(task)
             return make_plan(task, call, decode=_undecoded, is_remote=True)
-        function, limits = bind_resources(task, self._resources), limits_of(task)
+        function, limits = lifespans.bind_resources(task, self._resources), timeouts.limits_of(task)
         if task.is_async and limits is not None:
-            function, limits = with_limits(function, limits), None
+            function, limits = timeouts.with_limits(function, limits), None
         if not task.runs_in:
             return make_plan(task, function)
         if task.is_async:
@@ -474,7 +465,7 @@ def make_plan(
 def _keeps_none(task: Task[..., Any]) -> bool:
     try:
         return task.encode_result(None) is None
-    except UsageError:
+    except errors.UsageError:
         return False
 
 
@@ -483,7 +474,7 @@ def _undecoded(payload: bytes) -> Arguments:
 
 
 def _awaiting(
-    call: Callable[..., Awaitable[Any]], limits: TimeLimits | None
+    call: Callable[..., Awaitable[Any]], limits: timeouts.TimeLimits | None
 ) -> Callable[..., Awaitable[Any]]:
     """Await on the worker's loop what a plain function around an async one returned."""
 
@@ -495,7 +486,7 @@ def _awaiting(
         async def rest() -> Any:
             return await value
 
-        return await (rest() if limits is None else with_limits(rest, limits)())
+        return await (rest() if limits is None else timeouts.with_limits(rest, limits)())
 
     return call_and_await
 
@@ -539,19 +530,19 @@ class Plans(dict[str, RunPlan]):
         try:
             task.check()  # now, so that decode is the real one
             plan = self._executors.plan(task)
-        except UsageError as error:
+        except errors.UsageError as error:
             # Registered since the worker's start, which would have refused it.
             plan = make_plan(task, _refusing(error))
         for wrap in self._wraps:
             plan = plan._replace(call=wrap(plan.call, task))
-        if task.keep_log or chosen_logging().prints:
+        if task.keep_log or joblogs.chosen_logging().prints:
             # Even a None is settled with its lines, which only what packs results waits for.
-            call = with_log(plan.call, task.keep_log)
+            call = joblogs.with_log(plan.call, task.keep_log)
             plan = plan._replace(call=call, none_is_kept=False, packs=True)
         return plan
 
 
-def _refusing(error: UsageError) -> Callable[..., Awaitable[Any]]:
+def _refusing(error: errors.UsageError) -> Callable[..., Awaitable[Any]]:
     async def call(*_args: Any, **_kwargs: Any) -> Any:
         raise error
 

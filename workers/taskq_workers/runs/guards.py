@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Never
 
-from taskq.errors import UsageError
-from taskq.hooks import running_job
+from taskq import errors, hooks
 
 if TYPE_CHECKING:
     import asyncio
@@ -57,7 +56,7 @@ def refuse_while_importing() -> None:
         os.write(2, f"taskq: {ADVICE}\n".encode())
         os._exit(1)
     if _importing.get():
-        raise UsageError(
+        raise errors.UsageError(
             "a worker is started as the module is imported, which each child process of "
             'runs_in="process" does: put it under if __name__ == "__main__":'
         )
@@ -124,7 +123,7 @@ def end_children_of(
 
 def end_child(*_: object) -> Never:
     """End this process, a forked child that its job let come back, with a message."""
-    job = running_job.get(None)
+    job = hooks.running_job.get(None)
     what = "a job" if job is None else f"job {job.id} ({job.task})"
     line = (
         f"taskq: {what} forked, and its child came back to the worker: the child {os.getpid()} "
@@ -138,7 +137,7 @@ def _in_forked_child() -> None:
     workers = dict(_workers)
     _workers.clear()
     for loop, (thread, abandons) in workers.items():
-        if thread != threading.get_ident() or running_job.get(None) is None:
+        if thread != threading.get_ident() or hooks.running_job.get(None) is None:
             continue
         for abandon in abandons:
             abandon()
@@ -166,7 +165,7 @@ class Keeper(asyncio.Task[None]):
             if isinstance(error, _THROUGH):
                 job = _culprit(error)
             else:
-                job = running_job.get(None)
+                job = hooks.running_job.get(None)
                 error = RuntimeError("it cancelled the worker that ran it")
             if job is not None:
                 self.blame(job, error)
@@ -206,7 +205,7 @@ class _Guard:
         self._stop = loop.stop
 
     def __call__(self) -> None:
-        job = running_job.get(None)
+        job = hooks.running_job.get(None)
         if job is not None and any(runs(job) for runs in self.runs):
             raise RuntimeError(
                 f"job {job.id} ({job.task}) may not stop the event loop: its worker runs on it"
@@ -220,6 +219,6 @@ def _culprit(error: BaseException) -> JobContext | None:
         handle = trace.tb_frame.f_locals.get("self")
         if isinstance(handle, asyncio.Handle):
             context: Context | None = getattr(handle, "_context", None)
-            return None if context is None else context.get(running_job)
+            return None if context is None else context.get(hooks.running_job)
         trace = trace.tb_next
     return None

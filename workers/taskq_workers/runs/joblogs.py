@@ -19,13 +19,11 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.hooks import encode_lines, running_job
+from taskq import hooks, values
 from taskq.text import flat, hidden, printable, without_secrets
-from taskq.values import NamedTuple
 
 if TYPE_CHECKING:
-    from taskq import JobContext
-    from taskq.engine import Settlement
+    from taskq import JobContext, engine
 
 #: By their names on a command line and in the settings.
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -37,7 +35,7 @@ _LINE_CHARACTERS_MAX: Final = 16 * 1024
 LEFT_OUT: Final = "… earlier lines are left out"
 
 
-class Logging(NamedTuple):
+class Logging(values.NamedTuple):
     """Logging options of a process; a worker's options hold for its children, too."""
 
     #: from which on; "" if logging is the program's own business
@@ -102,7 +100,7 @@ class _WithJob:
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self._make(*args, **kwargs)
-        job = running_job.get(None)
+        job = hooks.running_job.get(None)
         fields = ("", "", 0) if job is None else (job.id, job.task, job.attempt)
         record.taskq_job, record.taskq_task, record.taskq_attempt = fields
         return record
@@ -182,7 +180,7 @@ class _Prints:
 
     def write(self, text: str) -> int:
         """Log the lines that this completes; returns how much was taken."""
-        job = running_job.get(None)
+        job = hooks.running_job.get(None)
         # A handler of the program's own may write to stdout what is logged here.
         if job is None or getattr(self._within, "logs", False):
             written: int = self._stream.write(text)
@@ -241,7 +239,7 @@ class _Keeper(logging.Handler):
     """Adds each record of a job to the lines of its attempt."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        lines = getattr(running_job.get(None), "lines", None)
+        lines = getattr(hooks.running_job.get(None), "lines", None)
         if lines is None:
             return
         try:
@@ -280,7 +278,7 @@ def with_log(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Aw
     """Wrap a task's calls, so that the lines of their jobs are captured."""
 
     async def run(*args: Any, **kwargs: Any) -> Any:
-        with capture_lines(running_job.get(), room):
+        with capture_lines(hooks.running_job.get(), room):
             return await call(*args, **kwargs)
 
     return run
@@ -292,10 +290,10 @@ def keep_line(job: JobContext, line: str) -> None:
         lines.add(line)
 
 
-def with_lines(settlement: Settlement, job: JobContext | None) -> Settlement:
+def with_lines(settlement: engine.Settlement, job: JobContext | None) -> engine.Settlement:
     lines = getattr(job, "lines", None)
     text = lines.text() if isinstance(lines, _Kept) else ""
-    return settlement._replace(lines=encode_lines(text)) if text else settlement
+    return settlement._replace(lines=hooks.encode_lines(text)) if text else settlement
 
 
 def _listen() -> None:

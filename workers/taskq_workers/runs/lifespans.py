@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from anyio import TASK_STATUS_IGNORED
 
-from taskq.errors import TaskqError, UsageError
-from taskq.hooks import Resources
+from taskq import engine, errors, hooks
 from taskq_workers.runs.reasons import describe
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import Task, TaskQ
-    from taskq.engine import Store
 
 T = TypeVar("T")
 
@@ -51,13 +49,13 @@ CANCEL_SECONDS: Final = 1.0
 def resource_parameters(task: Task[..., Any]) -> dict[str, Any]:
     try:
         return task.signature.injected
-    except UsageError:
+    except errors.UsageError:
         raise
     except ValueError:  # some functions of the interpreter have no signature; a call will show
         return {}
 
 
-def bind_resources(task: Task[..., Any], resources: Resources) -> Callable[..., Any]:
+def bind_resources(task: Task[..., Any], resources: hooks.Resources) -> Callable[..., Any]:
     """Return the function with its resources filled in; the bare function if it takes none."""
     wanted = resource_parameters(task)
     return partial(task.fn, **resources.arguments(task.name, wanted)) if wanted else task.fn
@@ -72,7 +70,7 @@ class LifespanHolder:
     def __init__(
         self, app: TaskQ, *, lends: bool = True, exit_seconds: float = EXIT_SECONDS
     ) -> None:
-        self.resources = Resources()
+        self.resources = hooks.Resources()
         self._lends = lends
         self._app = app
         self._exit_seconds = exit_seconds
@@ -92,13 +90,13 @@ class LifespanHolder:
             if self._lends:
                 bind_resources(task, self.resources)
             elif resource_parameters(task):
-                raise UsageError(
+                raise errors.UsageError(
                     f"{task.name} takes what a lifespan yields, and executors open nothing for "
                     f"their jobs: leave it out of the app that is served there"
                 )
 
-    async def _entered(self) -> Resources:
-        ready: asyncio.Future[Resources] = asyncio.get_running_loop().create_future()
+    async def _entered(self) -> hooks.Resources:
+        ready: asyncio.Future[hooks.Resources] = asyncio.get_running_loop().create_future()
         task = self._task = begin(self._hold(ready), "taskq-lifespans")
         either: set[asyncio.Future[Any]] = {task, ready}
         try:
@@ -111,9 +109,9 @@ class LifespanHolder:
         self._task = None
         if not task.cancelled():
             task.result()
-        raise TaskqError("the app's lifespans were cancelled as they started, by themselves")
+        raise errors.TaskqError("the app's lifespans were cancelled as they started, by themselves")
 
-    async def run(self, store: Store | None, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store | None, *, task_status: TaskStatus[None]) -> None:
         """Watch over them until cancelled."""
         del store
         task_status.started()
@@ -121,7 +119,7 @@ class LifespanHolder:
             await asyncio.wait({self._task})
             error = None if self._task.cancelled() else self._task.exception()
             reason = "it was cancelled" if error is None else describe(error)
-            raise TaskqError(f"a lifespan ended while the worker ran: {reason}")
+            raise errors.TaskqError(f"a lifespan ended while the worker ran: {reason}")
 
     async def leave(self) -> None:
         task, self._task = self._task, None
@@ -142,17 +140,17 @@ class LifespanHolder:
         if error is not None:
             _log.error("the app's lifespans failed as they closed: %s", describe(error))
 
-    async def _hold(self, ready: asyncio.Future[Resources]) -> None:
-        resources = Resources()
+    async def _hold(self, ready: asyncio.Future[hooks.Resources]) -> None:
+        resources = hooks.Resources()
         async with contextlib.AsyncExitStack() as stack:
             for lifespan in self._app.hooks.lifespans:
                 try:
                     manager = lifespan.enter(self._app, lifespan.resources(resources))
                     resources.add(await stack.enter_async_context(manager))
-                except TaskqError:
+                except errors.TaskqError:
                     raise
                 except Exception as error:
-                    raise TaskqError(
+                    raise errors.TaskqError(
                         f"{lifespan.name} failed at its start: {describe(error)}"
                     ) from error
             if not ready.done():
@@ -161,14 +159,14 @@ class LifespanHolder:
 
 
 @contextlib.contextmanager
-def resources_in_thread(app: TaskQ) -> Iterator[Resources]:
+def resources_in_thread(app: TaskQ) -> Iterator[hooks.Resources]:
     """Enter the resources of an app in a process without an event loop, as children are.
 
     The lifespans run on a loop in a thread; no thread is started for an app without any. Leaving
     is bounded as in a worker.
     """
     if not app.hooks.lifespans:
-        yield Resources()
+        yield hooks.Resources()
         return
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=_run, args=(loop,), name="taskq-lifespans", daemon=True)
@@ -191,7 +189,7 @@ def resources_in_thread(app: TaskQ) -> Iterator[Resources]:
 async def _watch(holder: LifespanHolder) -> None:
     try:
         await holder.run(None, task_status=TASK_STATUS_IGNORED)
-    except TaskqError as error:
+    except errors.TaskqError as error:
         _log.error("%s", error)
 
 

@@ -15,10 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Final
 
-from taskq import Task, TaskQ
-from taskq.errors import TaskqError, UsageError
-from taskq.hooks import default_app, main_module_name
-from taskq.values import command, nearest
+from taskq import Task, TaskQ, errors, hooks, values
 from taskq_workers.runs.reasons import is_machinery, user_traceback
 
 _FRAMES_MAX: Final = 4
@@ -31,9 +28,13 @@ def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
     """
     module_name, colon, attribute = target.partition(":")
     if target.endswith(".py") or "/" in target:
-        raise UsageError(f"{target!r} is a path: give the module's name, {_as_module(target)!r}")
+        raise errors.UsageError(
+            f"{target!r} is a path: give the module's name, {_as_module(target)!r}"
+        )
     if not module_name or (colon and not attribute):
-        raise UsageError(f"{target!r} is not of the form module:app, for example shop.jobs:app")
+        raise errors.UsageError(
+            f"{target!r} is not of the form module:app, for example shop.jobs:app"
+        )
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -49,12 +50,12 @@ def import_included(app: TaskQ) -> None:
     main, copy = sys.modules["__main__"], None
     if app.hooks.included and any(value is app for value in vars(main).values()):
         # They import the app by its module's name: a second copy would make an app of its own.
-        copy = sys.modules.setdefault(main_module_name(), main)
+        copy = sys.modules.setdefault(hooks.main_module_name(), main)
     for name in app.hooks.included:
         tasks = [task for task in vars(_import(name)).values() if isinstance(task, Task)]
         own = [task.app for task in tasks if task.fn.__module__ == name]
         if own and app not in own:
-            raise UsageError(
+            raise errors.UsageError(
                 f"include: the tasks of {name!r} are registered with another TaskQ, none with "
                 f"this: {_other_app(main, copy)}"
             )
@@ -64,8 +65,8 @@ def _other_app(main: ModuleType, copy: ModuleType | None) -> str:
     if copy in (main, None):
         return "import the app there from the module that makes it"
     return (
-        f"they import {main_module_name()}, which runs as the program here, and so there are two "
-        f"of it; put the app into a module of its own"
+        f"they import {hooks.main_module_name()}, which runs as the program here, and so there "
+        f"are two of it; put the app into a module of its own"
     )
 
 
@@ -76,7 +77,7 @@ def _import(name: str) -> ModuleType:
         missing = error.name or ""
         if not (name == missing or name.startswith(f"{missing}.")):
             raise _broken(name, error) from error
-        raise UsageError(_not_found(name, missing)) from None
+        raise errors.UsageError(_not_found(name, missing)) from None
     except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
 
@@ -89,7 +90,7 @@ def _not_found(name: str, missing: str) -> str:
             return f"there is no module {name!r}: {parent!r} is a module and no package"
     else:
         paths = [str(Path.cwd())]
-    close = nearest(last, sorted(_modules_in(paths)))
+    close = values.nearest(last, sorted(_modules_in(paths)))
     if close:
         meant = f"{parent}.{close}" if parent else close
         return f"there is no module {missing!r}: did you mean {meant!r}?"
@@ -123,11 +124,11 @@ def _app_named(module: ModuleType, attribute: str) -> TaskQ:
     value: object = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            raise UsageError(_no_attribute(module, attribute, part))
+            raise errors.UsageError(_no_attribute(module, attribute, part))
         value = getattr(value, part)
     if isinstance(value, TaskQ):
         return value
-    raise UsageError(
+    raise errors.UsageError(
         f"{module.__name__}:{attribute} is of type {type(value).__name__} and no TaskQ"
         f"{_offer(module, 'give')}"
     )
@@ -135,7 +136,7 @@ def _app_named(module: ModuleType, attribute: str) -> TaskQ:
 
 def _no_attribute(module: ModuleType, attribute: str, part: str) -> str:
     apps = _apps_of(module)
-    close = nearest(part, apps) or next(iter(apps), "") or nearest(part, vars(module))
+    close = values.nearest(part, apps) or next(iter(apps), "") or values.nearest(part, vars(module))
     hint = f": did you mean {module.__name__}:{close}?" if close else _offer(module, "give")
     return f"module {module.__name__!r} has no {attribute!r}{hint}"
 
@@ -146,11 +147,11 @@ def _only_app(module: ModuleType) -> TaskQ:
     if len(distinct) == 1:
         return next(iter(distinct.values()))
     if not apps:
-        if default_app.cache_info().currsize:
+        if hooks.default_app.cache_info().currsize:
             # A bare @task made it.
-            return default_app()
-        raise UsageError(f"module {module.__name__!r} has no TaskQ{_offer(module, 'give')}")
-    raise UsageError(
+            return hooks.default_app()
+        raise errors.UsageError(f"module {module.__name__!r} has no TaskQ{_offer(module, 'give')}")
+    raise errors.UsageError(
         f"module {module.__name__!r} has {len(distinct)} apps{_offer(module, 'say which')}"
     )
 
@@ -162,20 +163,24 @@ def _offer(module: ModuleType, verb: str) -> str:
     return f": {verb} {' or '.join(names)}"
 
 
-def _broken(name: str, error: BaseException) -> UsageError:
+def _broken(name: str, error: BaseException) -> errors.UsageError:
     """Return the error of a module that raised at its import, with the lines that led there."""
     trace = _without_import_system(error.__traceback__)
-    if isinstance(error, TaskqError):  # refused by taskq: the line that asked for it says it all
+    if isinstance(
+        error, errors.TaskqError
+    ):  # refused by taskq: the line that asked for it says it all
         calls = traceback.extract_tb(trace)
         frames = takewhile(lambda call: not is_machinery(call.filename), calls)
         where = "".join(traceback.format_list(list(frames)[-_FRAMES_MAX:]))
-        return UsageError(f"importing {name!r} failed:\n{where}{type(error).__name__}: {error}")
+        return errors.UsageError(
+            f"importing {name!r} failed:\n{where}{type(error).__name__}: {error}"
+        )
     traced = traceback.TracebackException(
         type(error), error, trace, limit=-_FRAMES_MAX, compact=True
     )
     traced.__cause__ = traced.__context__ = None
     lines = "".join(traced.format()).rstrip().removeprefix("Traceback (most recent call last):\n")
-    return UsageError(f"importing {name!r} failed:\n{lines}")
+    return errors.UsageError(f"importing {name!r} failed:\n{lines}")
 
 
 def _without_import_system(trace: TracebackType | None) -> TracebackType | None:
@@ -214,7 +219,7 @@ def without_tasks(target: str, directory: str) -> str:
     words = [word for name in modules for word in ("-I", name)]
     return (
         f"{head}: {listed} some. Write TaskQ(include=[{include}]), or: "
-        f"{command(directory, 'worker', target, *words)}"
+        f"{values.command(directory, 'worker', target, *words)}"
     )
 
 

@@ -16,8 +16,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 import taskq.telemetry as telemetry
 
 if TYPE_CHECKING:
-    from taskq.engine import Store
-    from taskq.views import EngineStats, LogStats
+    from taskq import engine, views
     from taskq_workers.events import Hook, JobFinished
 
 #: Fields of ``QueueStats``.
@@ -29,7 +28,7 @@ class Measures:
     """The instruments of one meter, and the open logs whose queues and engine it observes."""
 
     def __init__(self, meter: Meter) -> None:
-        self.stores: WeakSet[Store] = WeakSet()
+        self.stores: WeakSet[engine.Store] = WeakSet()
         self._consumed = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Attempts that ended here."
         )
@@ -65,7 +64,7 @@ class Measures:
         self._duration.record(event.seconds, attributes)
 
     def _observer(
-        self, observe: Callable[[LogStats], Iterator[Observation]]
+        self, observe: Callable[[views.LogStats], Iterator[Observation]]
     ) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observed(_: CallbackOptions) -> Iterator[Observation]:
             for store in tuple(self.stores):
@@ -78,7 +77,7 @@ class Measures:
 _by_meter: WeakKeyDictionary[Meter, Measures] = WeakKeyDictionary()
 
 
-def counting_hook(meter: Meter, stores: Iterable[Store], hook: Hook | None) -> Hook:
+def counting_hook(meter: Meter, stores: Iterable[engine.Store], hook: Hook | None) -> Hook:
     """Return a hook that measures attempts, then calls the user's.
 
     The instruments of a meter are made once, for all workers.
@@ -98,25 +97,25 @@ def counting_hook(meter: Meter, stores: Iterable[Store], hook: Hook | None) -> H
     return both
 
 
-def _standing(stats: LogStats) -> Iterator[Observation]:
+def _standing(stats: views.LogStats) -> Iterator[Observation]:
     for queue in stats.queues:
         for name in _STANDING:
             labels = {"messaging.destination.name": queue.queue, "taskq.state": name}
             yield Observation(getattr(queue, name), labels)
 
 
-def _oldest(stats: LogStats) -> Iterator[Observation]:
+def _oldest(stats: views.LogStats) -> Iterator[Observation]:
     for queue in stats.queues:
         labels = {"messaging.destination.name": queue.queue}
         yield Observation(queue.oldest_ready_seconds or 0.0, labels)
 
 
-def _of(path: str) -> Callable[[LogStats], Iterator[Observation]]:
+def _of(path: str) -> Callable[[views.LogStats], Iterator[Observation]]:
     """Yield what observes one number of the engine, named by the attributes that lead to it."""
     first, _, second = path.partition(".")
 
-    def observe(stats: LogStats) -> Iterator[Observation]:
-        engine: EngineStats | None = stats.engine
+    def observe(stats: views.LogStats) -> Iterator[Observation]:
+        engine: views.EngineStats | None = stats.engine
         if engine is not None:
             part: Any = getattr(engine, first)
             yield Observation(getattr(part, second) if second else part)

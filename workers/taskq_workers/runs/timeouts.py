@@ -9,15 +9,13 @@ from collections.abc import Callable, Coroutine, Generator
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from taskq import SoftTimeout
-from taskq.hooks import running_job
-from taskq.values import NamedTuple
+from taskq import SoftTimeout, hooks, values
 
 if TYPE_CHECKING:
     from taskq import Task
 
 
-class TimeLimits(NamedTuple):
+class TimeLimits(values.NamedTuple):
     """Seconds that one attempt may take; None for no limit."""
 
     hard: float | None
@@ -31,7 +29,7 @@ def limits_of(task: Task[..., Any]) -> TimeLimits | None:
 
 def tell_deadline(seconds: float | None) -> None:
     """Set ``current_job().deadline`` of this context to now plus ``seconds``."""
-    job = running_job.get(None)
+    job = hooks.running_job.get(None)
     if seconds is not None and job is not None:
         job.until_seconds = time.time() + seconds
         job.ends_at = monotonic() + seconds
@@ -39,7 +37,7 @@ def tell_deadline(seconds: float | None) -> None:
 
 def left_of(seconds: float | None) -> float | None:
     """Return what middleware has left of a hard limit as the function begins."""
-    spent = getattr(running_job.get(None), "spent_seconds", 0.0)
+    spent = getattr(hooks.running_job.get(None), "spent_seconds", 0.0)
     return seconds if seconds is None or not spent else max(seconds - spent, 0.0)
 
 

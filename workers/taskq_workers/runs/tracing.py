@@ -10,15 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import taskq.telemetry as telemetry
-from taskq import Snooze
-from taskq.hooks import running_job
-from taskq.values import is_cancellation, members, wish_in
+from taskq import Snooze, hooks, values
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from taskq import JobContext, Task
-    from taskq.engine import Store
+    from taskq import JobContext, Task, engine
     from taskq_workers.events import Hook, JobFinished
 
 _FAILURES: Final = frozenset({"retried", "dead"})
@@ -47,7 +44,9 @@ class _Attempt:
 
 
 def _is_no_failure(error: BaseException) -> bool:
-    return isinstance(wish_in(error), Snooze) or all(map(is_cancellation, members(error)))
+    return isinstance(values.wish_in(error), Snooze) or all(
+        map(values.is_cancellation, values.members(error))
+    )
 
 
 class TracedRuns:
@@ -67,7 +66,7 @@ class TracedRuns:
         del task
 
         async def traced(*args: Any, **kwargs: Any) -> Any:
-            job = running_job.get()
+            job = hooks.running_job.get()
             attempt, around = self._begin(job)
             token = context.attach(trace.set_span_in_context(attempt.span, around))
             try:
@@ -121,7 +120,7 @@ class TracedRuns:
         return attempt, around
 
 
-def measuring_hook(stores: Iterable[Store], hook: Hook | None) -> Hook | None:
+def measuring_hook(stores: Iterable[engine.Store], hook: Hook | None) -> Hook | None:
     meter = telemetry.meter()
     if meter is None:
         return hook

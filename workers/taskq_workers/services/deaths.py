@@ -19,17 +19,13 @@ from weakref import WeakKeyDictionary
 
 from anyio import CancelScope, sleep_forever
 
-from taskq import DeadLetter, Task
-from taskq.errors import InvalidCall, UsageError
-from taskq.hooks import within
-from taskq.values import NamedTuple
+from taskq import DeadLetter, Task, engine, errors, hooks, values
 from taskq_workers.runs.lifespans import begin, until_done
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.engine import EnqueueSpec, Extras, Item, Store
 
     DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
@@ -53,7 +49,7 @@ class DeathHooks:
         self._tasks: set[asyncio.Task[None]] = set()
         _learn(app)
 
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Hear of the deaths that this process records, until cancelled."""
         try:
             with contextlib.ExitStack() as stack:
@@ -71,7 +67,7 @@ class DeathHooks:
             for task in self._tasks:
                 task.cancel()
 
-    def _listen(self, store: Store, stack: contextlib.ExitStack) -> None:
+    def _listen(self, store: engine.Store, stack: contextlib.ExitStack) -> None:
         app = self._app
         # Shared by the app and its views, so that two workers of one app call each hook once.
         origin = app.hooks.shared
@@ -96,7 +92,7 @@ class DeathHooks:
 
     def _call(self, letter: DeadLetter, hook: DeathCall) -> None:
         try:
-            with within(self._app):
+            with hooks.within(self._app):
                 result = hook(letter)
                 if inspect.isawaitable(result):
                     task = begin(self._await(letter, result), "taskq-on-dead")
@@ -120,15 +116,15 @@ def _complain(letter: DeadLetter) -> None:
 # Tasks that hear of deaths, whose jobs are in the frames of these.
 
 
-class _Template(NamedTuple):
+class _Template(values.NamedTuple):
     """A task's jobs about deaths, but for the letters.
 
     Such a job is made on the storage thread, while the log is locked. The task's own code, such as
     validators of its parameters, runs only here, when the template is made.
     """
 
-    spec: EnqueueSpec
-    extras: Extras | None
+    spec: engine.EnqueueSpec
+    extras: engine.Extras | None
     #: the payload before the letter and after it
     head: bytes
     tail: bytes
@@ -139,10 +135,10 @@ class _Template(NamedTuple):
         keys = options.key, options.concurrency_key
         try:
             calls = [task.call(letter) for letter in _SAMPLES]
-        except InvalidCall as error:
+        except errors.InvalidCall as error:
             raise _misfit(task, error) from error
         if any(map(callable, keys)) or any(key is not None for key in keys):
-            raise UsageError(
+            raise errors.UsageError(
                 f"{task.name} is to hear of deaths, each by a job of its own: leave key and "
                 f"concurrency_key out"
             )
@@ -155,7 +151,7 @@ class _Template(NamedTuple):
             raise _misfit(task, "it writes a letter in another form")
         return cls(calls[0].spec, calls[0].extras, heads[0], tails[0])
 
-    def item(self, letter: DeadLetter) -> Item:
+    def item(self, letter: DeadLetter) -> engine.Item:
         return self.spec, self.head + _encode(letter) + self.tail, self.extras
 
 
@@ -176,8 +172,8 @@ _FIELDS: Final = tuple(DeadLetter.__annotations__)
 _templates: Final[WeakKeyDictionary[Task[..., Any], _Template]] = WeakKeyDictionary()
 
 
-def _misfit(task: Task[..., Any], why: object) -> UsageError:
-    return UsageError(
+def _misfit(task: Task[..., Any], why: object) -> errors.UsageError:
+    return errors.UsageError(
         f"{task.name} is to hear of deaths: let it take one letter: DeadLetter ({why})"
     )
 
@@ -207,11 +203,11 @@ def _learn(app: TaskQ) -> None:
 def _learn_later(app: TaskQ) -> None:
     try:
         _learn(app)
-    except UsageError:
+    except errors.UsageError:
         _log.exception("deaths are not told to a task that was declared while its worker runs")
 
 
-def _jobs_of(app: TaskQ, letter: DeadLetter) -> Iterator[Item]:
+def _jobs_of(app: TaskQ, letter: DeadLetter) -> Iterator[engine.Item]:
     """Return a job of each task that is to hear of a death; none for the death of such a job.
 
     On the storage thread, while the log is locked: nothing here is code of the user's.

@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import sleep, sleep_forever
 
-from taskq.engine import Cause, Settlement, kinds
-from taskq.hooks import running_job
-from taskq.values import listed
+from taskq import engine, hooks, values
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import Delivery
-    from taskq.engine import Ask, Store
-    from taskq_workers.slots.feed import Runner
-    from taskq_workers.slots.slots import Slots
+    from taskq_workers.slots import feed, slots
 
 _log: Final = logging.getLogger("taskq.worker")
 #: How long a drain may take in silence.
@@ -36,7 +32,7 @@ async def tell_drain(
     if held:
         _log.warning(
             "the worker stops; running jobs get %g s to finish (drain_timeout): %s",
-            drain_seconds, listed(held, _NAMED_MAX),
+            drain_seconds, values.listed(held, _NAMED_MAX),
         )  # fmt: skip
 
 
@@ -47,7 +43,7 @@ class LastUploads:
         #: how many jobs had ended when it ran dry last
         self._ended = -1
 
-    def look(self, runner: Runner | None, stores: Iterable[Store]) -> bool:
+    def look(self, runner: feed.Runner | None, stores: Iterable[engine.Store]) -> bool:
         """Adopt, and let the runner look again; False if that brought nothing the last time."""
         assert runner is not None
         before, self._ended = self._ended, sum(runner.settler.ended.values())
@@ -68,10 +64,10 @@ class LastUploads:
 class CancelListener:
     """Stops the jobs of slots that somebody wants cancelled."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: slots.Slots) -> None:
         self._slots = slots
 
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
         leave = store.on_cancel(self._on_ask)
         try:
@@ -80,17 +76,17 @@ class CancelListener:
         finally:
             leave()
 
-    def _on_ask(self, ask: Ask, _: None) -> None:
+    def _on_ask(self, ask: engine.Ask, _: None) -> None:
         # A delivery that came with this very news is in the feed's buffer after this turn.
         self._slots.loop.call_soon(self._stop, ask)
 
-    def _stop(self, ask: Ask) -> None:
+    def _stop(self, ask: engine.Ask) -> None:
         """Stop the job, unless it is settled already, or another worker of this process runs it."""
         slots = self._slots
         for slot in slots.slots:
             delivery = slot.delivery
             if delivery is not None and (delivery.job, delivery.token) == ask:
-                job = slot.context.get(running_job)
+                job = slot.context.get(hooks.running_job)
                 if job is not None and job.delivery is delivery:
                     job.ask_cancel()
                 _log.info("job %s is cancelled while it runs", delivery.job_id)
@@ -107,5 +103,5 @@ class CancelListener:
             slots.put(cancellation(held), monotonic())
 
 
-def cancellation(delivery: Delivery) -> Settlement:
-    return Settlement(kinds.CANCEL, delivery, None, 0, Cause.ASKED)
+def cancellation(delivery: Delivery) -> engine.Settlement:
+    return engine.Settlement(engine.kinds.CANCEL, delivery, None, 0, engine.Cause.ASKED)

@@ -6,8 +6,7 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.errors import TaskqError, UsageError
-from taskq.extras import install_line
+from taskq import errors, extras
 
 if TYPE_CHECKING:
     from taskq import TaskQ
@@ -45,15 +44,17 @@ def find_plugin(group: str, name: str, extra: str | None = None) -> Any:
     kind = group.partition(".")[2].removesuffix("s")
     points = {point.name: point for point in entry_points(group=group)}
     if name not in points:
-        remedy = "install the package that brings it" if extra is None else install_line(extra)
+        remedy = (
+            "install the package that brings it" if extra is None else extras.install_line(extra)
+        )
         known = ", ".join(sorted(points)) or f"none: {remedy}"
-        raise UsageError(f"there is no {kind} {name!r}; known are: {known}")
+        raise errors.UsageError(f"there is no {kind} {name!r}; known are: {known}")
     try:
         return points[name].load()
     except ImportError as error:
         detail = f"{type(error).__name__}: {error}".partition("\n")[0]
-        needs = "" if extra is None else f": {install_line(extra)}"
-        kind_of_error = TaskqError if extra is None else UsageError
+        needs = "" if extra is None else f": {extras.install_line(extra)}"
+        kind_of_error = errors.TaskqError if extra is None else errors.UsageError
         raise kind_of_error(
             f"the {kind} {name!r} does not load ({detail}). Install what it needs{needs}"
         ) from error

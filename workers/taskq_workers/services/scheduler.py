@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import CancelScope, move_on_after
 
-from taskq.errors import LogClosed, TaskqError
-from taskq.values import SECOND_NS
+from taskq import engine, errors, hooks, values
 from taskq_workers.slots.feed import Pause
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskQ
-    from taskq.engine import Item, LogView, LoopPort, Store, Turn
-    from taskq.hooks import Schedule, ScheduleState
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -37,13 +34,13 @@ class Scheduler:
     def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
         self._app = app
         self._look_seconds = look_seconds
-        self._enrolled: set[Schedule] = set()
+        self._enrolled: set[hooks.Schedule] = set()
         #: schedules for which another worker has a newer rule
         self._outdated: set[str] = set()
         #: by schedule: up to where it was done with, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
 
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Tick until cancelled; costs nothing while the app has no schedule."""
         planned, wake, loop = self._app.hooks.schedules, asyncio.Event(), asyncio.get_running_loop()
         for schedule in planned.all.values():
@@ -60,7 +57,7 @@ class Scheduler:
         finally:
             unlisten()
 
-    async def _tick_on(self, store: Store, wake: asyncio.Event) -> None:
+    async def _tick_on(self, store: engine.Store, wake: asyncio.Event) -> None:
         pause = Pause(asyncio.get_running_loop().time)
         while True:
             wake.clear()
@@ -70,15 +67,15 @@ class Scheduler:
                     # A begun tick is finished; the log's own waits are limited.
                     with CancelScope(shield=True):
                         seconds = await self.look(store)
-                except LogClosed:
+                except errors.LogClosed:
                     return
-                except TaskqError as error:
+                except errors.TaskqError as error:
                     seconds = pause.next()
                     _log.warning("no schedule ticks for %.1f s, because: %s", seconds, error)
             with move_on_after(seconds):
                 await wake.wait()
 
-    async def look(self, store: Store) -> float:
+    async def look(self, store: engine.Store) -> float:
         """Write what is due now; how many seconds to sleep then."""
         port = store.port()
         planned = list(self._app.hooks.schedules.all.values())
@@ -87,8 +84,8 @@ class Scheduler:
             await port.enrol([entry.enrolment() for entry in new])
             self._enrolled.update(new)
         now_ns, states = await port.look(_states)
-        turns: list[Turn] = []
-        sleeps_ns = [round(self._look_seconds * SECOND_NS)]
+        turns: list[engine.Turn] = []
+        sleeps_ns = [round(self._look_seconds * values.SECOND_NS)]
         for schedule in planned:
             # A schedule that a person removed is enrolled again by the next worker that starts.
             state = states.get(schedule.name)
@@ -100,9 +97,9 @@ class Scheduler:
                 sleeps_ns.append(due_ns - now_ns)
         if turns:
             await _tick(port, turns)
-        return max(min(sleeps_ns), 0) / SECOND_NS
+        return max(min(sleeps_ns), 0) / values.SECOND_NS
 
-    def _is_current(self, schedule: Schedule, state: ScheduleState) -> bool:
+    def _is_current(self, schedule: hooks.Schedule, state: hooks.ScheduleState) -> bool:
         """Return whether no worker with another rule was started since."""
         name = schedule.name
         if state.rule == schedule.rule.rule:
@@ -116,7 +113,7 @@ class Scheduler:
             )  # fmt: skip
         return False
 
-    def _due_ns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> int:
+    def _due_ns(self, schedule: hooks.Schedule, state: hooks.ScheduleState, now_ns: int) -> int:
         # For a paused schedule: the next tick if it was resumed now.
         done_ns = max(state.done_ns, now_ns) if state.is_paused else state.done_ns
         known = self._next.get(schedule.name)
@@ -127,11 +124,15 @@ class Scheduler:
         ):
             return known[1]
         next_ns = schedule.next_due_ns(done_ns)
-        due_ns = now_ns + round(self._look_seconds * SECOND_NS) if next_ns is None else next_ns
+        due_ns = (
+            now_ns + round(self._look_seconds * values.SECOND_NS) if next_ns is None else next_ns
+        )
         self._next[schedule.name] = state.done_ns, due_ns
         return due_ns
 
-    async def _turns(self, schedule: Schedule, state: ScheduleState, now_ns: int) -> list[Turn]:
+    async def _turns(
+        self, schedule: hooks.Schedule, state: hooks.ScheduleState, now_ns: int
+    ) -> list[engine.Turn]:
         due = schedule.due(state.done_ns, now_ns)
         if not due.done_ns:
             return []
@@ -145,14 +146,14 @@ class Scheduler:
         items = [await self._item(schedule, at_ns) for at_ns in due.moments]
         return schedule.turns(state.done_ns, due, items)
 
-    async def _item(self, schedule: Schedule, at_ns: int) -> Item:
+    async def _item(self, schedule: hooks.Schedule, at_ns: int) -> engine.Item:
         call = schedule.call_at(at_ns)
         connection = self._app.connection
         packer = connection.packer
         return packer.plain_item(call) or await connection.pack(packer.loose(call))
 
 
-async def _tick(port: LoopPort, turns: list[Turn]) -> None:
+async def _tick(port: engine.LoopPort, turns: list[engine.Turn]) -> None:
     answers: list[Any] = await asyncio.gather(*map(port.tick, turns), return_exceptions=True)
     for turn, answer in zip(turns, answers, strict=True):
         if isinstance(answer, BaseException):
@@ -161,5 +162,5 @@ async def _tick(port: LoopPort, turns: list[Turn]) -> None:
             _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
 
 
-def _states(sight: LogView) -> tuple[int, dict[str, ScheduleState]]:
+def _states(sight: engine.LogView) -> tuple[int, dict[str, hooks.ScheduleState]]:
     return sight.journal.clock.wall_ns(), dict(sight.facets.need_agenda().schedules)

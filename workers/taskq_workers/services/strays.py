@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anyio import move_on_after, sleep
 
-from taskq.errors import TaskqError
-from taskq.hooks import Connection, off_loop, running_job
-from taskq.values import nearest
-from taskq.views import WAITING_STATES, Hold, Serving
+from taskq import errors, hooks, values, views
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from taskq import Delivery, JobContext, JobHandle, State, TaskQ
-    from taskq.engine import LogView, LoopPort, Store
+    from taskq import Delivery, JobContext, JobHandle, State, TaskQ, engine
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -45,7 +41,7 @@ class StrayWatch:
         self._queues = queues
         self._look_seconds = look_seconds
 
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Look soon, and then each minute, until cancelled."""
         task_status.started()
         has_looked = False
@@ -60,22 +56,22 @@ class StrayWatch:
                 with move_on_after(_FIRST_LOOK_SECONDS, shield=True):
                     await self._warn(store)
 
-    async def _warn(self, store: Store) -> None:
+    async def _warn(self, store: engine.Store) -> None:
         # The claims report a failed log.
-        with contextlib.suppress(TaskqError):
+        with contextlib.suppress(errors.TaskqError):
             for warning in await self._look(store):
                 _log.warning("%s", warning)
 
-    async def _look(self, store: Store) -> list[str]:
+    async def _look(self, store: engine.Store) -> list[str]:
         waiting, known = await store.port().waiting_jobs()
         warnings = self._unused(known)
         if waiting:
-            workers = await off_loop(store.live_workers)
+            workers = await hooks.off_loop(store.live_workers)
             servings = [serving for worker in workers for serving in worker.serves]
             from taskq.engine import strays_of  # noqa: PLC0415 - the start loads it not
 
             # A full disk may have kept its own from being published.
-            own = Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
+            own = views.Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
             warnings += strays_of(waiting, [own, *servings], due=True).told()
         return warnings
 
@@ -113,26 +109,26 @@ class StuckWatch:
         queues: frozenset[str] | None,
         slots: int,
         held: Callable[[], list[Delivery]],
-        port_of: Callable[[str], LoopPort | None],
+        port_of: Callable[[str], engine.LoopPort | None],
         changed: Callable[[], None],
     ) -> None:
-        self.hold: Hold | None = None
+        self.hold: views.Hold | None = None
         self._app, self._queues, self._slots = app, queues, slots
         self._held, self._port_of, self._changed = held, port_of, changed
         self._loop = asyncio.get_running_loop()
         self._begun = asyncio.Event()
         self._warned: set[str] = set()
 
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Look each second while jobs wait, until cancelled."""
         _watches.add(self)
-        Connection.wait_begins[:] = [_begin]
+        hooks.Connection.wait_begins[:] = [_begin]
         task_status.started()
         try:
             while True:
                 await self._begun.wait()
                 self._begun.clear()
-                with contextlib.suppress(TaskqError):
+                with contextlib.suppress(errors.TaskqError):
                     await self._look_on(store)
         finally:
             _watches.discard(self)
@@ -153,7 +149,7 @@ class StuckWatch:
                 delivery.job_id, delivery.task, handle.id, task.name, _REMEDY,
             )  # fmt: skip
 
-    async def _look_on(self, store: Store) -> None:
+    async def _look_on(self, store: engine.Store) -> None:
         since, last = self._loop.time(), frozenset[tuple[str, int]]()
         try:
             while _waits:
@@ -178,11 +174,11 @@ class StuckWatch:
             if not handles or port is None:
                 return frozenset()
             states = await port.look(partial(_states, jobs=awaited))
-            if not WAITING_STATES.issuperset(states):
+            if not views.WAITING_STATES.issuperset(states):
                 return frozenset()
         return frozenset(running)
 
-    def _told(self, held: frozenset[tuple[str, int]], store: Store) -> Hold:
+    def _told(self, held: frozenset[tuple[str, int]], store: engine.Store) -> views.Hold:
         tag, job = min(held)
         handle = next(iter(_waits.get((tag, job), ())), None)
         such = "" if handle is None else f", such as {tag}-{job} for {handle.id}"
@@ -191,16 +187,16 @@ class StuckWatch:
         )  # fmt: skip
         text = f"{count} for others within the run{such}, which need a slot"
         _log.error("nothing moves here: %s; %s", text, _REMEDY)
-        return Hold(is_breaker=False, is_stuck=True, text=text, since_ns=store.wall_ns())
+        return views.Hold(is_breaker=False, is_stuck=True, text=text, since_ns=store.wall_ns())
 
-    def _tell(self, hold: Hold | None) -> None:
+    def _tell(self, hold: views.Hold | None) -> None:
         if hold is not self.hold:
             self.hold = hold
             self._changed()
 
 
 def _begin(handle: JobHandle[Any]) -> Callable[[], object] | None:
-    job = running_job.get(None)
+    job = hooks.running_job.get(None)
     if job is None:
         return None
     handles = _waits.setdefault((job.delivery.tag, job.delivery.job), [])
@@ -216,13 +212,13 @@ def _begin(handle: JobHandle[Any]) -> Callable[[], object] | None:
     return end
 
 
-def _states(sight: LogView, jobs: list[int]) -> set[State]:
+def _states(sight: engine.LogView, jobs: list[int]) -> set[State]:
     table = sight.facets.need_agenda().table
     return {table.state(job) for job in jobs}
 
 
 def _told(name: str, known: set[str]) -> str:
-    near = nearest(name, sorted(known))
+    near = values.nearest(name, sorted(known))
     known_as = f"known are {', '.join(sorted(known))}" if known else "there is none yet"
     hint = f"did you mean {near!r}?" if near else known_as
     return f"nobody uses queue {name!r}: no task puts into it, no job was ever in it; {hint}"

@@ -15,18 +15,17 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.engine import Cause, kinds
+from taskq import engine, hooks
 from taskq.hooks import running_job
 from taskq_workers.runs.timeouts import tell_deadline, too_long
 from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
 if TYPE_CHECKING:
     from taskq import JobContext, Task
-    from taskq.hooks import Around, Resources
 
-_FAILED: Final = frozenset({kinds.RETRY, kinds.DEATH})
+_FAILED: Final = frozenset({engine.kinds.RETRY, engine.kinds.DEATH})
 #: A success without a value, as if from elsewhere.
-_NONE: Final = RemoteOutcome(0, kinds.SUCCESS, None, 0, int(Cause.CALLER), (), 0.0)
+_NONE: Final = RemoteOutcome(0, engine.kinds.SUCCESS, None, 0, int(engine.Cause.CALLER), (), 0.0)
 #: Time to clean up after a job whose time is over; the same as for a cancelled job.
 TIDY_SECONDS: Final = 0.5
 
@@ -34,7 +33,7 @@ TIDY_SECONDS: Final = 0.5
 class Surrounded:
     """Puts middleware around calls."""
 
-    def __init__(self, middleware: Sequence[Around], entered: Resources) -> None:
+    def __init__(self, middleware: Sequence[hooks.Around], entered: hooks.Resources) -> None:
         self._all = [(around, around.resources(entered)) for around in middleware]
 
     def wrap(

@@ -7,34 +7,34 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import Discard, Retry, Snooze
+from taskq import Discard, Retry, Snooze, engine, errors, retry
 from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import (
-    AppendFailed,
     CompressionUnavailable,
     InvalidCall,
     InvalidStep,
-    LogClosed,
     LogDamaged,
-    LogFailed,
-    LogLocked,
-    OutcomeUnknown,
     PayloadTooLarge,
 )
 from taskq.hooks import encode_reason, off_loop
-from taskq.retry import Decision, Die
+from taskq.retry import Die
 from taskq.values import SECOND_NS, failures, find_error, is_a, members, spoken, wish_in
 from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
 
 if TYPE_CHECKING:
     from taskq import Delivery, JobContext, Task, TaskQ
-    from taskq.engine import LoopPort
 
 _log: Final = logging.getLogger("taskq.worker")
 
 #: Errors of the log and not of the task: they burn no attempt.
-ENGINE_ERRORS: Final = (AppendFailed, LogLocked, LogFailed, LogClosed, OutcomeUnknown)
+ENGINE_ERRORS: Final = (
+    errors.AppendFailed,
+    errors.LogLocked,
+    errors.LogFailed,
+    errors.LogClosed,
+    errors.OutcomeUnknown,
+)
 #: How long a job waits that met one.
 AGAIN_SECONDS: Final = 5
 #: How long a job waits that this worker lacks a package for, until any worker may take it again.
@@ -227,7 +227,7 @@ def _asked(
         return None
 
 
-def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Decision:
+def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> retry.Decision:
     from random import random  # noqa: PLC0415 - most jobs succeed
 
     return task.retry.decide(
@@ -242,7 +242,7 @@ def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> D
 
 
 async def unless_too_old(
-    port: LoopPort, task: Task[..., Any], settlement: Settlement
+    port: engine.LoopPort, task: Task[..., Any], settlement: Settlement
 ) -> Settlement:
     """Return the settlement, or the job's death if its next attempt came after ``max_age``.
 

@@ -19,21 +19,17 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from taskq import JobContext
+from taskq import JobContext, engine, values
 from taskq.errors import TaskqError
 from taskq.hooks import Inputs
-from taskq.values import dataclass
-from taskq_workers.slots.feed import Feed, Quota
+from taskq_workers.slots import feed, settling
 from taskq_workers.slots.settling import as_settlement
 
 if TYPE_CHECKING:
     from taskq import Delivery, Task, TaskQ
-    from taskq.engine import Ask, LoopPort, Settlement
-    from taskq_workers.slots.feed import Gatekeeper
-    from taskq_workers.slots.settling import Settled, Settler
     from taskq_workers.slots.slots import Slot, Slots
 
-    OnError: TypeAlias = Callable[[Settlement, TaskqError], None]
+    OnError: TypeAlias = Callable[[engine.Settlement, TaskqError], None]
 
 T = TypeVar("T")
 #: After this long without a free slot, no claim waits that might take a job from another worker. An
@@ -44,7 +40,7 @@ BUSY_SECONDS: Final = 0.02
 LAP_SECONDS: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@values.dataclass(frozen=True, slots=True, kw_only=True)
 class LogSource:
     """A log of a worker's slots.
 
@@ -55,13 +51,13 @@ class LogSource:
     """
 
     app: TaskQ
-    port: LoopPort
+    port: engine.LoopPort
     clock: Callable[[], int]
     weight: int = 1
     failed: Callable[[BaseException], None]
 
 
-class LogFeed(Feed):
+class LogFeed(feed.Feed):
     """The feed of one log of several, which claims on demand of the rounds."""
 
     _runner: LogShare
@@ -85,7 +81,7 @@ class LogShare:
     def __init__(self, rounds: Rounds, source: LogSource) -> None:
         self.source = source
         self.port = source.port
-        self.gates: Gatekeeper | None = None
+        self.gates: feed.Gatekeeper | None = None
         self.turn = 0.0
         self.done = 0
         self.dry_at = -1
@@ -95,7 +91,7 @@ class LogShare:
         self._rounds = rounds
 
     @property
-    def settler(self) -> Settler:
+    def settler(self) -> settling.Settler:
         return self._rounds.slots.settler
 
     @property
@@ -214,7 +210,7 @@ class Rounds:
         slots: Slots,
         sources: Sequence[LogSource],
         feed: Callable[[LogSource, LogShare], LogFeed],
-        quota: Quota,
+        quota: feed.Quota,
         stop: Callable[[BaseException | None], None],
         *,
         burst: bool,
@@ -390,16 +386,16 @@ class Rounds:
     def app_of(self, delivery: Delivery) -> TaskQ:
         return self.shares[delivery.tag].source.app
 
-    def port_of(self, delivery: Delivery) -> LoopPort:
+    def port_of(self, delivery: Delivery) -> engine.LoopPort:
         return self.shares[delivery.tag].port
 
     async def judge(
-        self, task: Task[..., Any], error: BaseException, settlement: Settlement
-    ) -> Settlement:
+        self, task: Task[..., Any], error: BaseException, settlement: engine.Settlement
+    ) -> engine.Settlement:
         gates = self.shares[settlement.delivery.tag].gates
         return settlement if gates is None else await gates.judge(task, error, settlement)
 
-    def withdraw(self, ask: Ask) -> Delivery | None:
+    def withdraw(self, ask: engine.Ask) -> Delivery | None:
         """Return a cancelled job that a gate of any log holds."""
         gates = (share.gates for share in self._alive)
         held = (gate.withdraw(ask) for gate in gates if gate is not None)
@@ -414,19 +410,19 @@ class Rounds:
             except TaskqError as error:
                 _refuse(map(as_settlement, some), on_error, error)
 
-    def settle_soon(self, items: list[Settlement], on_error: OnError) -> None:
+    def settle_soon(self, items: list[engine.Settlement], on_error: OnError) -> None:
         for share, some in self._apart(items, lambda settlement: settlement.delivery.tag):
             try:
                 share.port.settle_soon(some, on_error)
             except TaskqError as error:
                 _refuse(some, on_error, error)
 
-    def settle(self, items: list[Settlement]) -> Future[list[Settled]]:
+    def settle(self, items: list[engine.Settlement]) -> Future[list[settling.Settled]]:
         """Hand outcomes to their logs; gives what these answer, in the same order."""
-        answer: Future[list[Settled]] = self.slots.loop.create_future()
-        results: dict[int, Settled] = {}
+        answer: Future[list[settling.Settled]] = self.slots.loop.create_future()
+        results: dict[int, settling.Settled] = {}
 
-        def answered(some: list[Settlement], done: Future[list[Settled]]) -> None:
+        def answered(some: list[engine.Settlement], done: Future[list[settling.Settled]]) -> None:
             error = done.exception()
             if isinstance(error, TaskqError):
                 results.update(dict.fromkeys(map(id, some), error))
@@ -455,7 +451,7 @@ class Rounds:
         return [(self.shares[tag], some) for tag, some in apart.items()]
 
 
-def _refuse(items: Iterable[Settlement], on_error: OnError, error: TaskqError) -> None:
+def _refuse(items: Iterable[engine.Settlement], on_error: OnError, error: TaskqError) -> None:
     for item in items:
         on_error(item, error)
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from taskq import Delivery
-from taskq.engine import Kind, Settlement, kinds
+from taskq import Delivery, engine, hooks
+from taskq.engine import Settlement, kinds
 from taskq.errors import AppendFailed, DuplicateKey, StaleDelivery, TaskqError, UsageError
 from taskq.values import PAYLOAD_BYTES_MAX
 from taskq_workers.runs.joblogs import with_lines
@@ -26,12 +26,9 @@ from taskq_workers.slots.shipping import RemoteOutcome, settlement_of
 
 if TYPE_CHECKING:
     from taskq import JobContext
-    from taskq.engine import Duplicate, LoopPort
 
-    Settled: TypeAlias = TaskqError | list[int | Duplicate] | None
+    Settled: TypeAlias = TaskqError | list[int | engine.Duplicate] | None
     from taskq import Task
-    from taskq.engine import Item
-    from taskq.hooks import Connection, Loose
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -60,7 +57,7 @@ class Settler:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        port: LoopPort,
+        port: engine.LoopPort,
         flushed: Callable[[int], None],
         fail: Callable[[TaskqError, Delivery], None],
     ) -> None:
@@ -68,7 +65,7 @@ class Settler:
         self.scheduled = False
         self.refused = 0
         self.parents: dict[Delivery, JobContext] = {}
-        self.ended: Counter[Kind] = Counter()
+        self.ended: Counter[engine.Kind] = Counter()
         self.observers: set[Callable[[list[Settlement]], None]] = set()
         self._loop = loop
         self._port = port
@@ -249,7 +246,11 @@ T = TypeVar("T")
 
 
 async def settle_success(
-    connection: Connection, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
+    connection: hooks.Connection,
+    task: Task[..., Any],
+    delivery: Delivery,
+    job: JobContext,
+    value: object,
 ) -> Settlement:
     """Return the success of a job that ran, its result stored as task, queue and log say.
 
@@ -261,7 +262,11 @@ async def settle_success(
 
 
 async def _settled(
-    connection: Connection, task: Task[..., Any], delivery: Delivery, job: JobContext, value: object
+    connection: hooks.Connection,
+    task: Task[..., Any],
+    delivery: Delivery,
+    job: JobContext,
+    value: object,
 ) -> Settlement:
     if type(value) is RemoteOutcome:
         if value.kind != kinds.SUCCESS:
@@ -284,11 +289,11 @@ async def _settled(
 
 
 async def store_success(
-    connection: Connection,
+    connection: hooks.Connection,
     task: Task[..., Any],
     delivery: Delivery,
     body: bytes | None,
-    children: list[Loose],
+    children: list[hooks.Loose],
 ) -> Settlement:
     """Return the success of a job with an encoded result; waits as ``settle_success`` does."""
     flags = 0
@@ -296,7 +301,7 @@ async def store_success(
         given, what = body, f"the result of job {delivery.job_id}"
         packing = task.result_packing(delivery.queue)
         body, flags = await _kept(lambda: connection.packer.result(given, packing, what))
-    items: list[Item] = []
+    items: list[engine.Item] = []
     if children:
         items = await _kept(lambda: connection.packer.items(children))
     return Settlement(kinds.SUCCESS, delivery, body, children=tuple(items), flags=flags)

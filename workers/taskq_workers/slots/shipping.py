@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq import Delivery, JobContext
+from taskq import Delivery, JobContext, engine, hooks, values
 from taskq.engine import Cause, Kind, Lane, Settlement, kinds
 from taskq.hooks import encode_reason
-from taskq.values import SECOND_NS, NamedTuple, causes_in, is_a, set_causes
+from taskq.values import SECOND_NS, causes_in, is_a, set_causes
 from taskq_workers.slots.outcomes import (
     ELSEWHERE_SECONDS,
     settle_bad_result,
@@ -21,11 +21,9 @@ from taskq_workers.slots.outcomes import (
 
 if TYPE_CHECKING:
     from taskq import Task
-    from taskq.engine import Duplicate
-    from taskq.hooks import Loose
 
 
-class Shipment(NamedTuple):
+class Shipment(values.NamedTuple):
     """A claimed job."""
 
     tag: str
@@ -42,7 +40,7 @@ class Shipment(NamedTuple):
     payload: bytes | None
 
 
-class RemoteOutcome(NamedTuple):
+class RemoteOutcome(values.NamedTuple):
     """End of a job; what of a ``Settlement`` only the other end can know."""
 
     #: which of the jobs sent together, from 0
@@ -52,7 +50,7 @@ class RemoteOutcome(NamedTuple):
     delay_ns: int
     cause: int
     #: jobs to enqueue with its success
-    children: tuple[Loose, ...]
+    children: tuple[hooks.Loose, ...]
     seconds: float
     #: exception of a failed job, pickled; empty if that is impossible
     error: bytes = b""
@@ -87,7 +85,7 @@ class Shipped(Delivery):
 class RemoteJob(JobContext):
     """A job that ran elsewhere, where nobody waits for its children's ids any more."""
 
-    def resolve(self, answers: list[int | Duplicate]) -> None: ...
+    def resolve(self, answers: list[int | engine.Duplicate]) -> None: ...
 
 
 _new: Final = tuple.__new__
@@ -184,7 +182,7 @@ def remote_release(number: int, delivery: Delivery, reason: str) -> RemoteOutcom
 
 
 def remote_outcome(
-    number: int, settlement: Settlement, seconds: float, children: tuple[Loose, ...] = ()
+    number: int, settlement: Settlement, seconds: float, children: tuple[hooks.Loose, ...] = ()
 ) -> RemoteOutcome:
     return RemoteOutcome(
         number,

@@ -13,11 +13,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import taskq._native as native
-from taskq import JobContext
-from taskq.engine import Flag, Settlement, kinds
+from taskq import JobContext, engine, values
+from taskq.engine import Settlement, kinds
 from taskq.hooks import Inputs, running_job
-from taskq.values import NamedTuple, is_a, is_cancellation, members
+from taskq.values import is_a, is_cancellation, members
 from taskq_workers.events import Hook, tell
+from taskq_workers.runs import executors
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed, Quota
@@ -38,13 +39,10 @@ from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
 if TYPE_CHECKING:
     from taskq import Delivery, Task, TaskQ
-    from taskq.engine import LoopPort
-    from taskq_workers.runs.executors import Plans
     from taskq_workers.slots.feed import Gatekeeper
 
     Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
     Opening: TypeAlias = Callable[[Delivery], Awaitable[bytes]]
-    from taskq_workers.runs.executors import RunPlan
 
     JobToken: TypeAlias = Token[JobContext] | None
     RunJobs: TypeAlias = Callable[["Slot", float, JobToken, "Hot"], tuple[JobToken, Any]]
@@ -53,15 +51,15 @@ if TYPE_CHECKING:
 _SUCCESS: Final = kinds.SUCCESS
 _FLAGS_AT: Final = 8
 #: Payloads that are not simply what the record holds.
-_OPENED: Final = int(Flag.ZLIB | Flag.ZSTD | Flag.FLOW)
+_OPENED: Final = int(engine.Flag.ZLIB | engine.Flag.ZSTD | engine.Flag.FLOW)
 #: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
-_TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
+_TIED: Final = int(engine.Flag.KEY_UNTIL_SETTLED | engine.Flag.FLOW)
 LEFT_BY_C: Final = _OPENED | _TIED
 #: A slot whose jobs never suspend lets the loop turn after this time.
 TURN_SECONDS: Final = 0.005
 
 
-class Hot(NamedTuple):
+class Hot(values.NamedTuple):
     """Parts that each slot keeps at hand, in the order in which C reads them."""
 
     app: TaskQ
@@ -71,7 +69,7 @@ class Hot(NamedTuple):
     opened: Callable[[Delivery], Awaitable[bytes]]
     buffer: deque[Delivery]
     feed: Feed
-    plans: Mapping[str, RunPlan]
+    plans: Mapping[str, executors.RunPlan]
     settler: Settler
     #: gets each end
     hook: Hook | None
@@ -228,7 +226,7 @@ class Slot:
         return settle_failure(task, delivery, error)
 
     async def _success(
-        self, plan: RunPlan, delivery: Delivery, job: JobContext, value: Any
+        self, plan: executors.RunPlan, delivery: Delivery, job: JobContext, value: Any
     ) -> Settlement:
         if value is None and plan.none_is_kept and job.children is None:
             return Settlement(_SUCCESS, delivery)
@@ -302,7 +300,7 @@ class Slots:
         self,
         app: TaskQ,
         sources: Sequence[LogSource],
-        plans: Plans,
+        plans: executors.Plans,
         *,
         concurrency: int,
         queues: frozenset[str] | None,
@@ -364,7 +362,7 @@ class Slots:
         self._rounds = self.gates = rounds
         self.hosts = list(rounds.shares.values())
         self.feed = cast("Feed", rounds)
-        port = cast("LoopPort", rounds)
+        port = cast("engine.LoopPort", rounds)
         self.settler = Settler(self.loop, port, rounds.finished, rounds.failed)
         return rounds.context, rounds.opened
 
