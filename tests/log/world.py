@@ -13,8 +13,9 @@ from taskq.core.model import Durability, Extras
 from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
 from taskq.log.commit.committer import Committer
-from taskq.log.commit.room import BatchNeeds, with_reserve
+from taskq.log.commit.room import with_reserve
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.decide.context import BatchNeeds
 from taskq.log.format.frames import segment_name
 from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
@@ -165,7 +166,7 @@ class Process:
             with_reserve(self.disk, world.path, self.journal.open)
             self.peers = world.neighbourhood.join()
             self.committer = Committer(self.journal, self.peers, config, b"{}")
-            self.journal.unlock()
+            self.journal.writer.release()
             self.mailbox = Mailbox(world.path)
             self.here = CallerCommit(self, self.mailbox, lambda: True)
             self.here.leave()
@@ -294,7 +295,7 @@ class Process:
         try:
             self.journal.append(body, count, self.world.clock.wall_ns())
         finally:
-            self.journal.unlock()
+            self.journal.writer.release()
 
     def catch_up(self) -> Facets:
         """Return everything folded up to the end of the log; as a committer's look does."""
@@ -302,7 +303,7 @@ class Process:
             return self._caught_up()
         except SegmentGone:  # the compacting process died before it could declare the log's end
             self.journal.lock()
-            self.journal.unlock()
+            self.journal.writer.release()
             return self._caught_up()
 
     def _caught_up(self) -> Facets:

@@ -55,14 +55,10 @@ class Answers:
         self.now, self.later, self.later_lsn = [], [], 0
         return answers
 
-    def stand(self) -> tuple[int, int, int]:
-        """Return how many there are, for ``go_back_to``."""
-        return len(self.now), len(self.later), self.later_lsn
-
-    def go_back_to(self, stand: tuple[int, int, int]) -> None:
-        """Drop what was added since: the batch was not written."""
-        now, later, self.later_lsn = stand
+    def go_back_to(self, now: int, later: int, later_lsn: int) -> None:
+        """Drop what was added since there were so many: the batch was not written."""
         del self.now[now:], self.later[later:]
+        self.later_lsn = later_lsn
 
 
 class Undecided:

@@ -31,9 +31,9 @@ from taskq.log.commit.answers import (
     refusals,
     tell_all,
 )
-from taskq.log.commit.room import BatchNeeds, Room, is_full, parted
+from taskq.log.commit.room import Room, is_full, parted
 from taskq.log.config import LSN_SKIP, LogConfig
-from taskq.log.decide.context import Batch
+from taskq.log.decide.context import Batch, BatchNeeds
 from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
 from taskq.log.machine.ports import INTEREST_GROWTH, Peers
@@ -124,7 +124,6 @@ _STATS: Final = int(Op.STATS)
 _SKIP: Final = int(Op.SKIP)
 _AGENDA: Final = int(Trait.AGENDA)
 _KEYS: Final = int(Trait.KEYS)
-_NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
 _AT_ONCE: Final = ops_that(Trait.AT_ONCE)
 _BEHIND: Final = ops_that(Trait.BEHIND)
 
@@ -249,10 +248,10 @@ class Committer:
         except LogError as error:
             self._refuse(requests, error)
         except Exception as error:  # noqa: BLE001 - too much for a frame, no sense, or a bug
-            self.journal.unlock()
+            self.journal.writer.release()
             self._isolate_error(requests, error)
         finally:
-            self.journal.unlock()
+            self.journal.writer.release()
         if refusal is not None:
             self._retry_without_enqueues(requests, refusal)
 
@@ -293,7 +292,7 @@ class Committer:
                 again
             ):  # a compacting process may have died before it published where the log ends now
                 self.journal.lock()
-                self.journal.unlock()
+                self.journal.writer.release()
             if op == _SKIP:
                 self.answers.add_later([(port, future, self._skip(operand))], self.journal.next_lsn)
                 return
@@ -332,18 +331,13 @@ class Committer:
         now_ns = self.journal.clock.wall_ns()
         return self.gauges.queues(self.facets.need_agenda(), now_ns), engine_stats(self)
 
-    def _wants_agenda(self, needs: BatchNeeds) -> bool:
-        if self.waiters.claims or needs.replaces:
-            return True
-        return not needs.ops.isdisjoint(_NEEDS_AGENDA)
-
     def _build_before_lock(self, needs: BatchNeeds) -> bool:
         """Read what others wrote before taking the lock: the first build reads the whole log.
 
         Returns whether what the batch needs is built in steps instead, and not there yet.
         """
         facets = self.facets
-        wants_agenda = self._wants_agenda(needs)
+        wants_agenda = needs.agenda or bool(self.waiters.claims)
         builds = (wants_agenda and facets.agenda is None) or (needs.keyed and facets.dedup is None)
         if builds or facets.agenda is not None:
             self.journal.refresh()
@@ -354,7 +348,7 @@ class Committer:
         return False
 
     def _need_folds(self, facets: Facets, needs: BatchNeeds) -> None:
-        if facets.agenda is None and self._wants_agenda(needs):
+        if facets.agenda is None and (needs.agenda or self.waiters.claims):
             self._need_agenda()
         if needs.keyed and facets.dedup is None:
             facets.need_dedup()
@@ -375,7 +369,7 @@ class Committer:
                 rest.append(request)
                 continue
             needs = BatchNeeds.of([request])
-            if not self.facets.lacks(agenda=self._wants_agenda(needs), keys=needs.keyed):
+            if not self.facets.lacks(agenda=needs.agenda, keys=needs.keyed):
                 rest.append(request)
             elif future is None or not future.done():
                 held.append(request)
@@ -384,16 +378,18 @@ class Committer:
 
     def _locked(self, requests: list[Request], needs: BatchNeeds) -> OSError | None:
         """Decide and append; returns what the disk said if it refused: then nothing happened."""
-        before, claims = self.answers.stand(), list(self.waiters.claims)
+        answers, claims = self.answers, list(self.waiters.claims)
+        before = len(answers.now), len(answers.later), answers.later_lsn
         journal, claims_lsn = self.journal, self._claims_lsn
         try:
-            journal.rotate_if_full()
+            if journal.offset >= journal.segment_bytes:
+                journal.rotate()
             time_ns, step_ns = journal.log_time()
             batch = Batch(journal, time_ns)
             self._catch_up(batch, step_ns, needs)
             self._run(batch, requests)
             if self.operations.deaths.noted:
-                self.answers.add_later(self.operations.deaths.told(), batch.lsn)
+                answers.add_later(self.operations.deaths.told(), batch.lsn)
             if batch.adopted or self.facets.agenda is not None:
                 self.operations.close(batch)
                 self._note_frame(batch)
@@ -411,7 +407,7 @@ class Committer:
                     self.room.appended()
                 self.unsynced = self.unsynced or batch.interest != 0
         except Exception as error:
-            self.answers.go_back_to(before)
+            answers.go_back_to(*before)
             self.waiters.claims, self._claims_lsn = claims, claims_lsn
             # The fold is discarded with the batch's changes, and built anew.
             self.facets.discard(broken=not isinstance(error, (OSError, TaskqError)))
@@ -425,7 +421,7 @@ class Committer:
 
     def _catch_up(self, batch: Batch, step_ns: int, needs: BatchNeeds) -> None:
         facets = self.facets
-        if facets.followed or needs.keyed or self._wants_agenda(needs):
+        if facets.followed:  # all that the batch needs, at least
             facets.catch_up()
             self._need_folds(facets, needs)
             self.operations.context.caught_up()

@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskq.core.errors import AppendFailed, DiskFull
-from taskq.core.model import SECOND_NS, Conflict, Extras
+from taskq.core.model import SECOND_NS
 from taskq.log.commit.answers import NOWAIT, refusals
 from taskq.log.config import (
     MIN_FREE_BYTES,
@@ -28,86 +28,11 @@ from taskq.log.config import (
     TINY_DISK_PARTS,
     LogConfig,
 )
-from taskq.log.decide.context import extras_size, request_size
-from taskq.log.requests import Answer, Item, Op, Plain, Request, Trait, ops_that
+from taskq.log.decide.context import BatchNeeds
+from taskq.log.requests import Answer, Op, Request, Trait, ops_that
 
 if TYPE_CHECKING:
     from taskq.log.machine.ports import Clock, Disk
-
-_ENQUEUE: Final = int(Op.ENQUEUE)
-_ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
-#: Most batches hold nothing else: their size is all there is to know.
-_PLAIN: Final = frozenset(map(int, (Op.SUCCEED_NOWAIT, Op.CLAIM)))
-_NEEDS_KEYS: Final = ops_that(Trait.KEYS)
-
-
-class BatchNeeds:
-    """Needs of a batch before it can be decided.
-
-    Attributes:
-        ops: the operations in it.
-        keyed: whether any enqueue has a key.
-        replaces: whether any may take its key from another job.
-        size: about how many bytes it adds to the log.
-    """
-
-    __slots__ = ("keyed", "ops", "replaces", "size")
-
-    def __init__(self) -> None:
-        self.ops: set[int] = set()
-        self.keyed = self.replaces = False
-        self.size = 0
-
-    def add(self, request: Request) -> None:
-        op, _, _, operand = request
-        self.ops.add(op)
-        if op == _ENQUEUE_RUN:
-            self.size += operand.size
-            return
-        if op == _ENQUEUE:
-            spec, body, extras = operand
-            self.size += len(body) + len(spec.tail)
-            if extras is not None:
-                self.size += extras_size(extras)
-                self._look(extras)
-            return
-        self.size += request_size(op, operand)
-        if op not in _PLAIN:
-            self._look_into(op, operand)
-
-    def _look_into(self, op: int, operand: Any) -> None:
-        if op == Op.ENQUEUE_MANY:
-            self._look_at(() if isinstance(operand, Plain) else operand)
-        elif op == Op.INGEST:
-            self._look_at(() if isinstance(operand.items, Plain) else operand.items)
-        elif op in _NEEDS_KEYS or (op == Op.ADOPT and operand.is_keyed):
-            self.keyed = True
-        elif op == Op.REQUEUE:
-            self.keyed = self.keyed or any(letter.has_options for letter in operand)
-        elif op in (Op.SETTLE, Op.SETTLE_PARENTS, Op.SETTLE_NOWAIT):
-            for item in operand[0] if op == Op.SETTLE_NOWAIT else operand:
-                if item.children:
-                    self._look_at(item.children)
-        elif op in (Op.TRANSACT, Op.TICK):
-            self._look_at(operand.items)
-
-    def _look_at(self, items: Iterable[Item]) -> None:
-        for _, _, extras in items:
-            if extras is not None:
-                self._look(extras)
-
-    def _look(self, extras: Extras) -> None:
-        if extras.key is not None:
-            self.keyed = True
-            if extras.on_conflict is Conflict.REPLACE:
-                self.replaces = True
-
-    @classmethod
-    def of(cls, requests: list[Request]) -> BatchNeeds:
-        needs = cls()
-        for request in requests:
-            needs.add(request)
-        return needs
 
 
 def parted(requests: list[Request]) -> list[Request]:

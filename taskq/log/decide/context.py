@@ -1,15 +1,25 @@
-"""The state on which one process decides, and the frame that its decisions make."""
+"""The state on which one process decides, the frame that its decisions make, and its needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.model import SIGNAL_BYTES_MAX, Extras
+from taskq.core.model import SIGNAL_BYTES_MAX, Conflict, Extras
 from taskq.log.format import codec
 from taskq.log.format.codec import FRAME_HEADER_SIZE
 from taskq.log.format.notes import UploadProgress, encode_adopted
-from taskq.log.requests import Bundle, Item, Op, Plain, Rewrite, Settlement
+from taskq.log.requests import (
+    Bundle,
+    Item,
+    Op,
+    Plain,
+    Request,
+    Rewrite,
+    Settlement,
+    Trait,
+    ops_that,
+)
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -175,12 +185,6 @@ _MOVED_BYTES: Final = 48
 _STEP_BYTES: Final = 640
 
 
-def request_size(op: int, operand: Any) -> int:
-    """Return bytes of the records of a request that is no enqueue of one job."""
-    size = _SIZES.get(op)
-    return codec.BACK.size if size is None else size(operand)
-
-
 def bundle_size(bundle: Bundle) -> int:
     """Return bytes of a transaction's records."""
     size = sum(map(_settlement_size, bundle.settlements)) + sum(map(_enqueue_size, bundle.items))
@@ -254,3 +258,81 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     ),
     Op.SIGNAL: lambda signal: len(signal.body) + _STEP_BYTES + 2 * codec.BACK.size,
 }
+_ENQUEUE: Final = int(Op.ENQUEUE)
+_ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
+#: Most batches hold nothing else: their size is all there is to know.
+_PLAIN: Final = frozenset(map(int, (Op.SUCCEED_NOWAIT, Op.CLAIM)))
+_NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
+_NEEDS_KEYS: Final = ops_that(Trait.KEYS)
+
+
+class BatchNeeds:
+    """Needs of a batch before it can be decided.
+
+    Attributes:
+        ops: the operations in it.
+        keyed: whether any enqueue has a key.
+        agenda: whether it takes the agenda to decide it.
+        size: about how many bytes it adds to the log.
+    """
+
+    __slots__ = ("agenda", "keyed", "ops", "size")
+
+    def __init__(self) -> None:
+        self.ops: set[int] = set()
+        self.agenda = self.keyed = False
+        self.size = 0
+
+    def add(self, request: Request) -> None:
+        op, _, _, operand = request
+        self.ops.add(op)
+        if op == _ENQUEUE_RUN:
+            self.size += operand.size
+            return
+        if op == _ENQUEUE:
+            spec, body, extras = operand
+            self.size += len(body) + len(spec.tail)
+            if extras is not None:
+                self.size += extras_size(extras)
+                self._look(extras)
+            return
+        if op in _NEEDS_AGENDA:
+            self.agenda = True
+        size = _SIZES.get(op)
+        self.size += codec.BACK.size if size is None else size(operand)
+        if op not in _PLAIN:
+            self._look_into(op, operand)
+
+    def _look_into(self, op: int, operand: Any) -> None:
+        if op == Op.ENQUEUE_MANY:
+            self._look_at(() if isinstance(operand, Plain) else operand)
+        elif op == Op.INGEST:
+            self._look_at(() if isinstance(operand.items, Plain) else operand.items)
+        elif op in _NEEDS_KEYS or (op == Op.ADOPT and operand.is_keyed):
+            self.keyed = True
+        elif op == Op.REQUEUE:
+            self.keyed = self.keyed or any(letter.has_options for letter in operand)
+        elif op in (Op.SETTLE, Op.SETTLE_PARENTS, Op.SETTLE_NOWAIT):
+            for item in operand[0] if op == Op.SETTLE_NOWAIT else operand:
+                if item.children:
+                    self._look_at(item.children)
+        elif op in (Op.TRANSACT, Op.TICK):
+            self._look_at(operand.items)
+
+    def _look_at(self, items: Iterable[Item]) -> None:
+        for _, _, extras in items:
+            if extras is not None:
+                self._look(extras)
+
+    def _look(self, extras: Extras) -> None:
+        if extras.key is not None:
+            self.keyed = True
+            if extras.on_conflict is Conflict.REPLACE:
+                self.agenda = True  # it may take its key from another job
+
+    @classmethod
+    def of(cls, requests: list[Request]) -> BatchNeeds:
+        needs = cls()
+        for request in requests:
+            needs.add(request)
+        return needs

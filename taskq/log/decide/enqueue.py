@@ -62,16 +62,11 @@ class Run:
 
     def by_spec(self) -> Iterator[tuple[EnqueueSpec, list[bytes]]]:
         """Yield the bodies of the jobs that stand side by side and have the same spec."""
-        specs, bodies = self.specs, self.bodies
-        start = 0
-        while start < len(specs):
-            spec, end = specs[start], len(specs)
-            if start or specs.count(spec) != end:
-                end = start + 1
-                while end < len(specs) and specs[end] is spec:
-                    end += 1
-            yield spec, bodies[start:end]
-            start = end
+        start, specs = 0, self.specs
+        for end in range(1, len(specs) + 1):
+            if end == len(specs) or specs[end] is not specs[start]:
+                yield specs[start], self.bodies[start:end]
+                start = end
 
     def singles(self) -> Iterator[Run]:
         for spec, body, future in zip(self.specs, self.bodies, self.futures, strict=True):
@@ -401,9 +396,12 @@ class Enqueues:
     def run(self, batch: Batch, run: Run) -> range:
         if any(future.done() for future in run.futures):
             run.drop_withdrawn()
-        first = batch.lsn
-        for spec, bodies in run.by_spec():
-            self.enqueue_run(batch, spec, bodies)
+        first, specs = batch.lsn, run.specs
+        if specs and specs.count(specs[0]) == len(specs):  # nearly always
+            self.enqueue_run(batch, specs[0], run.bodies)
+        else:
+            for spec, bodies in run.by_spec():
+                self.enqueue_run(batch, spec, bodies)
         return range(first, batch.lsn)
 
     def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: Sequence[bytes]) -> int:

@@ -331,5 +331,5 @@ def _make_log(disk: Disk, clock: Clock, path: str) -> None:
     try:
         journal.open()
     finally:
-        journal.unlock()
+        journal.writer.release()
         journal.close()

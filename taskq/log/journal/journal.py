@@ -57,44 +57,6 @@ STEP_NS: Final = 5 * SECOND_NS
 _UNTOLD_NS: Final = 2 * STEP_NS
 
 
-class LogTime:
-    """Distance of wall time from the steady clock, which all processes of a boot share.
-
-    Attributes:
-        base_ns: that distance, as of the last step that the log holds. The log's processes hand
-            it on with the lock, so that each step is recorded once, also when some of them came
-            between the step and its record.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.base_ns = self._seen_ns = clock.wall_ns() - clock.steady_ns()
-
-    def learn(self, base_ns: int) -> None:
-        self.base_ns = self._seen_ns = base_ns
-
-    def recorded(self) -> None:
-        """The frame that was made with the last ``read`` is in the log, with its step."""
-        self.base_ns = self._seen_ns
-
-    def read(self, last_ns: int) -> tuple[int, int]:
-        """(time of the next frame, step to record before anything else in it, or 0)."""
-        wall, steady = self._clock.wall_ns(), self._clock.steady_ns()
-        expected = steady + self.base_ns
-        step = wall - expected
-        # A fall may have come before this process, and no frame have told of it yet. A step after
-        # that is none of the log's time: with it the clock may just have been set right again.
-        if abs(step) > STEP_NS and expected >= last_ns - _UNTOLD_NS:
-            self._seen_ns = wall - steady
-            return wall, step
-        self._seen_ns = self.base_ns if abs(step) <= STEP_NS else wall - steady
-        step = wall - last_ns
-        if step >= -STEP_NS:
-            return max(wall, last_ns), 0
-        self._seen_ns = wall - steady
-        return wall, step
-
-
 _log: Final = Reporter("taskq")
 #: How soon it is tried again to begin a segment for which no file was to be had.
 _ROTATE_AGAIN_NS: Final = SECOND_NS
@@ -144,20 +106,6 @@ class Tail:
             return None
         return status[2]
 
-    def write(self, frame: bytes, offset: int, whole_bytes: int) -> None:
-        """Append a frame; truncate it if fewer than the needed bytes could be written.
-
-        Raises:
-            OSError: the disk refused.
-            OutcomeUnknown: the same, but the frame may be whole and could not be cut off.
-        """
-        try:
-            if self._disk.write(self.descriptor, frame, offset) < len(frame):
-                write_all(self._disk, self.descriptor, frame, offset)  # the rest, or it says why
-        except OSError as error:
-            self._cut_back(offset, whole_bytes, error)
-            raise
-
     def fill_up(self, size: int, offset: int) -> None:
         """Add the zeros that a frame lacks whose writer died at its last bytes.
 
@@ -166,7 +114,8 @@ class Tail:
         with contextlib.suppress(OSError):  # the next frame makes up for them
             write_all(self._disk, self.descriptor, bytes(offset - size), size)
 
-    def _cut_back(self, offset: int, whole_bytes: int, error: OSError) -> None:
+    def cut_back(self, offset: int, whole_bytes: int, error: OSError) -> None:
+        """Cut off a frame that could not be written, whole with these bytes."""
         with contextlib.suppress(OSError):
             self._disk.truncate(self.descriptor, offset)
             return
@@ -253,6 +202,9 @@ class Journal:
         torn_bytes: bytes behind the last whole frame, when it was last looked for.
         gone: what became of its files if the path does not lead there any more; else empty.
         in_order: no power was lost since the last frame, as far as the lock's file tells.
+        clock_base_ns: distance of wall time from the steady clock, which all processes of a boot
+            share, as of the last step that the log holds. They hand it on with the lock, so that
+            each step is recorded once, also when some of them came between the step and its record.
     """
 
     def __init__(
@@ -279,7 +231,9 @@ class Journal:
         #: the hint with the end as this process knows it; another means news
         self._known: TailHint | None = None
         self._writer = writer
-        self._time = LogTime(clock)
+        self.clock_base_ns = clock.wall_ns() - clock.steady_ns()
+        #: the same once the frame that is made with the last ``log_time`` is in the log
+        self._seen_base_ns = self.clock_base_ns
         self._tail = Tail(disk, clock, self.files, self.meters, writer)
         self._marks = Marks()
 
@@ -344,7 +298,7 @@ class Journal:
         start_ns = self.clock.steady_ns()
         self.in_order = self.writer.never_had_hint() if hint is None else hint.boot == self.boot
         if hint is not None and hint.home == self.home:
-            self._time.learn(hint.clock_base_ns)
+            self.clock_base_ns = self._seen_base_ns = hint.clock_base_ns
             self.generation = hint.generation
         if IDENTITY_FILE not in self.disk.names(self.path):
             self.writer.void_hint()  # it is of a log that was here before
@@ -430,9 +384,6 @@ class Journal:
         self._forget_files()
         self._known = None
 
-    def unlock(self) -> None:
-        self.writer.release()
-
     def refresh(self) -> None:
         """Learn where the log ends without the lock; a frame that is being written is not seen."""
         hint = self.writer.peek()
@@ -473,7 +424,11 @@ class Journal:
         """
         if self.gone:
             raise LogGone(self.path, self.gone)
-        if not self.writer.is_in_place():
+        try:
+            status = self.disk.status(self.writer.file_path)
+        except OSError:  # who cannot be asked says nothing
+            return
+        if status is None or status[:2] != self.writer.home[1:]:
             raise self.is_gone(f"{LOCK_FILE}, or the directory, was removed, moved or replaced")
 
     def _locate(self, hint: TailHint | None) -> None:
@@ -506,7 +461,7 @@ class Journal:
                 return -1
         self.durable_lsn = max(self.durable_lsn, hint.durable_lsn)
         known = self.clean_offset if hint.segment == self.segment else 0
-        self._time.learn(hint.clock_base_ns)
+        self.clock_base_ns = self._seen_base_ns = hint.clock_base_ns
         if hint.generation != self.generation:
             self.generation = hint.generation
             self._forget_files()
@@ -624,16 +579,30 @@ class Journal:
 
     def log_time(self) -> tuple[int, int]:
         """(time of the next frame, step of the clock to record before anything else, or 0)."""
-        return self._time.read(self.time_ns)
+        wall, steady, last_ns = self.clock.wall_ns(), self.clock.steady_ns(), self.time_ns
+        expected = steady + self.clock_base_ns
+        step = wall - expected
+        # A fall may have come before this process, and no frame have told of it yet. A step after
+        # that is none of the log's time: with it the clock may just have been set right again.
+        if abs(step) > STEP_NS and expected >= last_ns - _UNTOLD_NS:
+            self._seen_base_ns = wall - steady
+            return wall, step
+        self._seen_base_ns = self.clock_base_ns if abs(step) <= STEP_NS else wall - steady
+        step = wall - last_ns
+        if step >= -STEP_NS:
+            return max(wall, last_ns), 0
+        self._seen_base_ns = wall - steady
+        return wall, step
 
-    def rotate_if_full(self) -> None:
-        if self.offset >= self.segment_bytes and self._may_rotate():
+    def rotate(self) -> None:
+        """Begin a segment, if that can be done; the writer lock is held."""
+        if self._may_rotate():
             self._begin_segment(self.next_lsn, new_epoch=False)
 
     def seal(self, segment: int) -> None:
         with self._at_end():
-            if self.segment == segment and self._may_rotate():
-                self._begin_segment(self.next_lsn, new_epoch=False)
+            if self.segment == segment:
+                self.rotate()
 
     def skip(self, lsn: int) -> int:
         """Go on LSN_SKIP above an lsn that was seen, in another epoch; returns the first lsn there.
@@ -657,7 +626,7 @@ class Journal:
             self._write_hint()
             raise
         finally:
-            self.unlock()
+            self.writer.release()
 
     def _may_rotate(self) -> bool:
         """Return whether a next segment can be made; else this one grows on, to a limit."""
@@ -687,8 +656,14 @@ class Journal:
             body, count, self.next_lsn, self.epoch, time_ns, self.durable_lsn, self._seed,
             self.offset,
         )  # fmt: skip
-        # It is whole without the zeros after it.
-        self._tail.write(frame, self.offset, codec.FRAME_HEADER_SIZE + len(body))
+        tail, offset = self._tail.descriptor, self.offset
+        try:
+            if self.disk.write(tail, frame, offset) < len(frame):
+                write_all(self.disk, tail, frame, offset)  # the rest, or it says why
+        except OSError as error:
+            # It is whole without the zeros after it.
+            self._tail.cut_back(offset, codec.FRAME_HEADER_SIZE + len(body), error)
+            raise
         if self.offset >= self._marks.due_offset:
             self._marks.note(self.next_lsn, self.segment, self.offset)
         self.last_frame = self.offset
@@ -697,7 +672,7 @@ class Journal:
         self.next_lsn += count
         self.time_ns = time_ns
         if count:  # else it is a sync point, which records no step
-            self._time.recorded()
+            self.clock_base_ns = self._seen_base_ns
         try:  # noqa: SIM105 - of every batch
             self._write_hint()
         except OSError:  # the frame is in the log: a wrong hint is found out
@@ -765,7 +740,7 @@ class Journal:
         hint = TailHint(
             int(self._is_failed), self.generation, *self.home, self.segment, self.offset,
             self.last_frame, self.next_lsn, self.epoch, self.time_ns, self.durable_lsn,
-            self.clean_offset, self._time.base_ns,
+            self.clean_offset, self.clock_base_ns,
         )  # fmt: skip
         self.writer.write_hint(hint)
         self._known = hint

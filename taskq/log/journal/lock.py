@@ -182,11 +182,11 @@ class WriterLock:
         check_writable(disk, path)
         self._disk = disk
         self._path = path
-        self._file_path = f"{path}/{LOCK_FILE}"
+        self.file_path = f"{path}/{LOCK_FILE}"
         with contextlib.ExitStack() as undo:
             self._gate = disk.open(f"{path}/turnstile.lock", create=True)
             undo.callback(disk.close, self._gate)
-            self._file = disk.open(self._file_path, create=True)
+            self._file = disk.open(self.file_path, create=True)
             undo.callback(disk.close, self._file)
             self.home: Home = (disk.boot_id(), *disk.identity(self._file))
             self._was_restored = disk.was_restored(self._file)
@@ -308,13 +308,6 @@ class WriterLock:
         """Make the hint unbelievable, before a step that could be cut short."""
         self._is_signed = False
         write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
-
-    def is_in_place(self) -> bool:
-        try:
-            status = self._disk.status(self._file_path)
-        except OSError:  # who cannot be asked says nothing
-            return True
-        return status is not None and status[:2] == self.home[1:]
 
     def peek(self, tries: int = 1) -> TailHint | None:
         """Return the hint, None if it cannot be believed; needs no lock.

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import functools
 import os
-import sys
 import time
 
 # The same as in hashlib, which would load OpenSSL: 4 MiB.
@@ -22,8 +21,6 @@ from taskq.log.machine.access import make_directory, open_file
 _SMALL_READ: Final = 16 * 1024
 #: Errors of ``posix_fallocate`` on a file system without it.
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
-#: Errors of F_FULLFSYNC on macOS on a file system without it.
-_NO_FULL_SYNC: Final = frozenset({errno.ENOTSUP, errno.ENOTTY, errno.EINVAL})
 _NOISE_BYTES: Final = 64 * 1024
 _SESSION_BYTES: Final = 64
 _MINUTE_NS: Final = 60 * 10**9
@@ -38,6 +35,7 @@ class LocalDisk(syscalls.Pace):
     try_lock = syscalls.try_flock
     unlock = syscalls.unflock
     touch = syscalls.touch
+    sync = syscalls.sync
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,18 +71,6 @@ class LocalDisk(syscalls.Pace):
             # Noise, since a file system that compresses would set nothing aside for zeros.
             noise = os.urandom(min(_NOISE_BYTES, size - offset))
             offset += os.pwrite(descriptor, noise, offset)
-
-    def sync(self, descriptor: int) -> None:
-        """To the platter: macOS's fsync stops at the drive's cache, F_FULLFSYNC does not."""
-        if sys.platform == "darwin":
-            try:
-                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-            except OSError as error:
-                if error.errno not in _NO_FULL_SYNC:
-                    raise
-                os.fsync(descriptor)  # on a network's disk
-        else:
-            os.fdatasync(descriptor)
 
     def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable."""

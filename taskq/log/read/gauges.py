@@ -146,7 +146,7 @@ def age_ns(journal: Journal, lsn: int) -> int:
     year has not made its jobs old.
     """
     # The wall clock may just have stepped, without a record yet.
-    now_ns = journal._time.base_ns + journal.clock.steady_ns()
+    now_ns = journal.clock_base_ns + journal.clock.steady_ns()
     view = job_view(journal, lsn, now_ns)
     if view is None:
         return 0

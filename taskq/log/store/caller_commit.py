@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskq.core.errors import LogError, OutcomeUnknown
-from taskq.log.commit.room import BatchNeeds
+from taskq.log.decide.context import BatchNeeds
 from taskq.log.machine.threads import inside, refuse_inside
 from taskq.log.requests import Answer, Item, Op, Request
 

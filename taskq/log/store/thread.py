@@ -18,8 +18,9 @@ from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.model import SECOND_NS, Durability
 from taskq.log.commit.answers import NOWAIT, failure, refusals, tell_all
 from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
-from taskq.log.commit.room import BatchNeeds, with_reserve
+from taskq.log.commit.room import with_reserve
 from taskq.log.config import BATCH_BYTES_MAX, LogConfig
+from taskq.log.decide.context import BatchNeeds
 from taskq.log.inbox.adopter import Adopter
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import LockWatch, WriterLock
@@ -179,7 +180,7 @@ class StorageThread:
             self.here = self._mailbox.here = CallerCommit(self, self._mailbox)
             self._mailbox.serves_loops = config.durability is not Durability.FSYNC
         finally:
-            self.journal.unlock()
+            self.journal.writer.release()
         lost = [loss.explain(self.path) for loss in self.journal.lost]
         for note in (*self.journal.recovered, *lost):
             _log.warning("%s: %s", self.path, note)
@@ -203,32 +204,34 @@ class StorageThread:
             requests, needs = self._take()
             if requests and needs.ops <= PATIENT and may_wait(self.committer, requests, needs):
                 self._kept = requests
-                self._nap()
+                self._sleep(0, _KEEP_SECONDS)
                 requests, needs = self._take()
             if requests:
                 began = time.monotonic()
                 self._cycle(requests, needs)
-                now = time.monotonic()
-                # For as long as the batch took: so building gets ahead of a busy process.
-                self._build(max(now - began, _BUILD_SECONDS))
-                if now >= self._upkeep_at or self.journal.segment != self._kept_segment:
-                    self._keep_up(now)
-                self._glance()
+                self._after_batch(began)
             elif mailbox.closing:
                 if not self._build(float("inf")):
                     break
             elif not (self._build(_BUILD_SECONDS) or self._keep_up(time.monotonic())):
                 self._idle()
 
-    def _glance(self) -> None:
-        """Sleep a moment after a batch: the next one often comes before it pays to look for work.
+    def _after_batch(self, began: float) -> None:
+        """Build folds and do upkeep if that is due, else sleep a moment.
 
-        Stay awake while another process may append records for us: this sleep is not announced.
+        The next batch often comes before it pays to look for work. This thread stays awake while
+        another process may append records for it, since this sleep is not announced.
         """
-        if self._is_busy or self._mailbox.has_work or self.committer.facets.unfinished:
-            return
-        if self.writer.is_alone or not self._interest():
-            self._nap(seconds_max=_RESTING_SECONDS)
+        now, facets = time.monotonic(), self.committer.facets
+        if facets.unfinished:
+            # For as long as the batch took: so building gets ahead of a busy process.
+            self._build(max(now - began, _BUILD_SECONDS))
+        if now >= self._upkeep_at or self.journal.segment != self._kept_segment:
+            self._keep_up(now)
+        if not (self._is_busy or facets.unfinished) and (
+            self.writer.is_alone or not self._interest()
+        ):
+            self._sleep(0, _KEEP_SECONDS, _RESTING_SECONDS)
 
     def _interest(self) -> int:
         committer = self.committer
@@ -289,18 +292,6 @@ class StorageThread:
         if mailbox.waiting_for_room:
             mailbox.emptied()
         return requests, needs
-
-    def _nap(self, interest: int = 0, seconds_max: float = 0.0) -> None:
-        """Sleep a moment, or until the next request; longer while callers commit what they bring.
-
-        Else the thread would take the right to from one of them after each moment, and his next
-        request would have to come here.
-        """
-        mailbox = self._mailbox
-        mailbox.asleep = True
-        if not mailbox.has_work:
-            self._sleep(interest, _KEEP_SECONDS, seconds_max)
-        mailbox.asleep = False
 
     def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
         """Commit one request on a caller's thread; return whether this one is to look what is due.
@@ -412,7 +403,11 @@ class StorageThread:
     # -- sleeping ---------------------------------------------------------------------------------
 
     def _idle(self) -> None:
-        """Nothing is in the mailbox: do what has fallen due, else sleep until something does."""
+        """Nothing is in the mailbox: do what has fallen due, else sleep until something does.
+
+        No wake-up of another process is missed: it appends, and then looks who sleeps; this thread
+        announces its sleep, and then looks for what was appended.
+        """
         mailbox, committer, peers = self._mailbox, self.committer, self.peers
         assert peers is not None
         now = time.monotonic()
@@ -425,32 +420,37 @@ class StorageThread:
         if timeout is not None and timeout <= 0:
             self._do_due()
             return
-        mailbox.asleep = True
         if mailbox.has_work:
-            mailbox.asleep = False
             return
         interest = self._interest()
         if interest:
             peers.announce(interest)
-        # Looked at after the announcement: a writer either sees it, or is seen here.
         if not (interest and self._has_news()):
             self._sleep(interest, timeout)
-        mailbox.asleep = False
         if not mailbox.requests:
             self._has_told = False
             self._do_due()
             if self._has_told:
                 # Who was answered begins at once, and not when this thread is done with the GIL.
-                self._nap(interest)
+                self._sleep(interest, _KEEP_SECONDS)
         # Last of all, since it takes as long as a claim. Until then others may ring for nothing.
         if interest:
             peers.announce(0)
 
     def _sleep(self, interest: int, timeout: float | None, seconds_max: float = 0.0) -> None:
-        """Let callers commit, and sleep for ``timeout``; while they commit, ``seconds_max``."""
-        here, peers = self.here, self.peers
+        """Sleep for ``timeout``, or until there is work; callers may commit meanwhile.
+
+        As long as they do, for up to ``seconds_max``: this thread would take the right to from one
+        of them after each moment, and the next request would have to come here.
+        """
+        mailbox, here, peers = self._mailbox, self.here, self.peers
         assert here is not None
         assert peers is not None
+        # A sender appends, and then looks whether this thread is asleep: none is missed.
+        mailbox.asleep = True
+        if mailbox.has_work:
+            mailbox.asleep = False
+            return
         count, left = here.count, seconds_max
         here.leave()
         try:
@@ -461,7 +461,7 @@ class StorageThread:
                 timeout = min(2 * timeout, left)
                 left -= timeout
         finally:
-            self._mailbox.asleep = False
+            mailbox.asleep = False
             here.take()
         if here.in_doubt:
             self.committer.look_again()

@@ -173,7 +173,7 @@ def _begin_epoch(disk: Disk, path: str, lsn: int) -> None:
     journal = Journal(disk, SystemClock(), path, config, writer)
     try:
         journal.open()
-        journal.unlock()
+        journal.writer.release()
         journal.skip(lsn)
     finally:
         journal.close()

@@ -10,7 +10,7 @@ import pytest
 from taskq.core.errors import PayloadTooLarge
 from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
 from taskq.core.records import Kind
-from taskq.log.commit.room import BatchNeeds
+from taskq.log.decide.context import BatchNeeds
 from taskq.log.format import codec
 from taskq.log.requests import (
     Bundle,

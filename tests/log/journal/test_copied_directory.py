@@ -32,17 +32,18 @@ class Writer:
         lock = WriterLock(disk, str(path), os.getpid())
         self.journal = Journal(disk, SystemClock(), str(path), _CONFIG, lock)
         self.journal.open()
-        self.journal.unlock()
+        self.journal.writer.release()
         self.names: list[tuple[int, int]] = []
 
     def write(self, frames: int = 1) -> None:
         journal = self.journal
         for _ in range(frames):
             journal.lock()
-            journal.rotate_if_full()
+            if journal.offset >= journal.segment_bytes:
+                journal.rotate()
             self.names.append((journal.epoch, journal.next_lsn))
             journal.append(_BODY, 1, journal.log_time()[0])
-            journal.unlock()
+            journal.writer.release()
 
     def close(self) -> None:
         self.journal.close()

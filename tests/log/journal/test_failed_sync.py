@@ -94,7 +94,7 @@ def test_what_was_saved_from_before_a_segment_without_frames_is_not_taken_for_lo
     in_the_air = first.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
     first.journal.lock()
     first.journal.writer.void_hint()  # as somebody who is killed while he begins a segment
-    first.journal.unlock()
+    first.journal.writer.release()
     second = world.process()
     assert len(world.segments()) == 2
     world.machine.fail_next_syncs()

@@ -82,9 +82,11 @@ class Writer:
     def write(self, frames: int) -> None:
         chance, clock = self._chance, self._process.world.clock
         for _ in range(frames):
-            self._process.journal.lock()
-            self._process.journal.rotate_if_full()
-            self._process.journal.unlock()
+            journal = self._process.journal
+            journal.lock()
+            if journal.offset >= journal.segment_bytes:
+                journal.rotate()
+            journal.writer.release()
             for _ in range(chance.choice((1, 1, 1, 3))):
                 self._add(chance.choice(_MAKERS))
             self._process.append(b"".join(self._records), len(self._records))

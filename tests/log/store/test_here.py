@@ -220,7 +220,7 @@ class Naps:
 
     def __init__(self, counts: list[int]) -> None:
         self.counts, self.slept = counts, list[float]()
-        self.count, self.in_doubt, self.asleep = 0, False, True
+        self.count, self.in_doubt, self.asleep, self.has_work = 0, False, False, False
         self.here = self.peers = self._mailbox = self
         self.take = self.leave = lambda: None
 
@@ -313,21 +313,21 @@ def test_who_comes_in_the_midst_of_a_commit_does_not_wait_for_himself(
     """Such as a finalizer: it may send, and must not block."""
     store = stores(OS)
     sent: list[Any] = []
-    rotate = type(store._open.journal).rotate_if_full
+    log_time = type(store._open.journal).log_time
 
     async def main() -> list[Any]:
         port = store.port()
         await port.enqueue(SPEC, b"x")
         asleep(store)
 
-        def nested(self: Any) -> None:
+        def nested(self: Any) -> tuple[int, int]:
             if not sent:
                 with pytest.raises(UsageError, match="in the midst"):
                     store.thread_port.enqueue(SPEC, b"blocks")
                 sent.append(port.enqueue(SPEC, b"sends"))
-            rotate(self)
+            return log_time(self)
 
-        monkeypatch.setattr(type(store._open.journal), "rotate_if_full", nested)
+        monkeypatch.setattr(type(store._open.journal), "log_time", nested)
         first = await port.enqueue(SPEC, b"y")
         return [first, await sent[0]]
 

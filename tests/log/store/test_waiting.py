@@ -27,7 +27,7 @@ from tests.processes.harness import Pause, eventually, put
 
 #: Calls of the thread between one batch and its sleep.
 STEPS = [
-    "_take", "_cycle", "_hand_out", "_build", "_keep_up", "_glance", "_idle", "_timeout",
+    "_take", "_cycle", "_hand_out", "_build", "_keep_up", "_after_batch", "_idle", "_timeout",
     "_until_rest", "_interest", "committer.commit", "upkeep.step", "adopter.step",
     "peers.announce", "_has_news", "journal.has_grown", "peers.sleep",
 ]  # fmt: skip
