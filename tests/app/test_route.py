@@ -13,7 +13,14 @@ import pytest
 ROUTE: Final = Path(__file__).parents[1] / "bench" / "route.py"
 #: Limits of rooms, files and functions of ours, there and back.
 MOST: Final = {
-    "jobs": {"enqueue": (8, 15, 75), "enqueue to result": (18, 58, 275)},
+    "jobs": {
+        "enqueue": (8, 15, 75),
+        "enqueue to result": (20, 56, 278),
+        "enqueue to ack": (22, 60, 305),
+        "taskq ls": (15, 38, 225),
+    },
+    "dead": {"dead letter": (24, 61, 320)},
+    "killed": {"open after kill -9": (17, 58, 250)},
 }
 
 

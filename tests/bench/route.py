@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +34,9 @@ from typing import Any
 
 import taskq
 from taskq import TaskLog, TaskQ
+from taskq.cli.commands.jobs import ls as ls_command
 from taskq.cli.commands.jobs import show as show_command
+from taskq.errors import JobFailed
 
 ROOT = Path(taskq.__file__).parents[1]
 HOMES = {
@@ -40,8 +44,12 @@ HOMES = {
     str(ROOT / "workers/taskq_workers"): "taskq_workers",
     str(ROOT / "plugins/taskq_plugins"): "taskq_plugins",
 }
+#: Where a process of the same checkout finds it.
+PLACES = os.pathsep.join(str(Path(home).parent) for home in HOMES)
 #: How often each way is gone.
 TRIES = 7
+#: Ways that make one, from an enqueue to the end of its job.
+TO_ACK = ("enqueue", "enqueue to result", "claim", "ack")
 _WAIT_SECONDS = 20.0
 _LOOK_SECONDS = 0.05
 
@@ -131,6 +139,14 @@ def traced(title: str) -> Iterator[None]:
         _gone.setdefault(title, []).append(route)
 
 
+def joined(*routes: Route) -> Route:
+    """Return a way that is made of others; a function of several counts once."""
+    whole = Route()
+    for route in routes:
+        whole.codes |= route.codes
+    return whole
+
+
 def told(title: str, *, shortest: bool) -> Route:
     """Return the shortest of the ways of that name, or the one in the middle."""
     routes = sorted(_gone[title], key=lambda route: len(route.functions))
@@ -163,19 +179,71 @@ async def jobs(path: Path) -> None:
             with traced("ack"):
                 await log.ack(delivery)
         assert str((await log.get(job.id)).state) == "succeeded"
-    await asyncio.to_thread(show, [job.id, "-d", str(path / "jobs")])
+    _gone["enqueue to ack"] = [
+        joined(*ways) for ways in zip(*map(_gone.__getitem__, TO_ACK), strict=False)
+    ]
+    await asyncio.to_thread(shown, "taskq show", show_command, [job.id, "-d", str(path / "jobs")])
+    await asyncio.to_thread(shown, "taskq ls", ls_command, ["-d", str(path / "jobs")])
 
 
-def show(arguments: list[str]) -> None:
-    """Do what ``taskq show`` does; raise what went wrong."""
+def shown(title: str, command: Any, arguments: list[str]) -> None:
+    """Do what a command does; raise what went wrong."""
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
-        shown, sys.stdout = sys.stdout, nowhere
+        stdout, sys.stdout = sys.stdout, nowhere
         try:
             for _ in range(2):
-                with traced("taskq show"):
-                    show_command.main(arguments, standalone_mode=False)
+                with traced(title):
+                    command.main(arguments, standalone_mode=False)
         finally:
-            sys.stdout = shown
+            sys.stdout = stdout
+
+
+async def dead(path: Path) -> None:
+    """A job that fails for good: from its enqueue to the error that its caller gets."""
+    app = TaskQ(path / "dead")
+
+    @app.task(retry=1)
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async with app, app.worker(concurrency=1):
+        for _ in range(TRIES):
+            await asyncio.sleep(_LOOK_SECONDS)  # the worker waits for work
+            with traced("dead letter"):
+                job = await fail.enqueue()
+                with contextlib.suppress(JobFailed):
+                    await job.result()
+            assert str((await job.view()).state) == "dead"
+
+
+#: Ends as it is killed, with a job that runs.
+_KILLED = """
+import asyncio, os, signal, sys
+from taskq import TaskLog
+
+async def main():
+    async with TaskLog.open(sys.argv[1]) as log:
+        await log.put(b"x")
+        await log.claim(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def killed(path: Path) -> None:
+    """Open a log whose only process was killed while a job ran there."""
+    for number in range(TRIES):
+        log = path / f"killed-{number}"
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _KILLED, str(log), env={**os.environ, "PYTHONPATH": PLACES}
+        )
+        assert await child.wait() == -signal.SIGKILL
+        with traced("open after kill -9"):
+            opened = await TaskLog.open(log)
+        (delivery,) = await opened.claim(1)
+        assert delivery.attempt == 2
+        await opened.close()
 
 
 async def put(path: Path) -> None:
@@ -211,11 +279,10 @@ def serving(hub: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub), "--bind"]
-    places = os.pathsep.join(str(Path(home).parent) for home in HOMES)
     process = subprocess.Popen(
         [*command, f"127.0.0.1:{port}"],
         cwd=hub,
-        env={**os.environ, "PYTHONPATH": places},
+        env={**os.environ, "PYTHONPATH": PLACES},
         stderr=subprocess.DEVNULL,
     )
     try:
@@ -265,6 +332,8 @@ def increment(path: Path) -> None:
 
 WAYS: dict[str, Callable[[Path], Any]] = {
     "jobs": lambda path: asyncio.run(jobs(path)),
+    "dead": lambda path: asyncio.run(dead(path)),
+    "killed": lambda path: asyncio.run(killed(path)),
     "device": lambda path: asyncio.run(device(path)),
     "pipeline": increment,
 }
