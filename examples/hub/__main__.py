@@ -56,7 +56,7 @@ def main(
         for line in track(made, "devices at work", devices, console=console):
             console.print(line, end="")
         paths = {file.parent: file.relative_to(logs).parts[0] for file in logs.rglob("taskq.json")}
-        tokens = {path: Registry(hub).enrol(device) for path, device in sorted(paths.items())}
+        tokens = {path: Registry(hub).enroll(device) for path, device in sorted(paths.items())}
         killed = _Killed(HubProcess(hub), kills, sum(map(_size, tokens)))
         console.print(asyncio.run(_collect(tokens, killed, drops)))
         wrong = list(_differences(logs, hub / "devices"))

@@ -3,7 +3,7 @@
 - errors of a command: ``Failure``, ``WrongUsage``
 - ``whole_streams`` for a program that prints; ``silence`` for a stream that nobody reads
 - options: ``data_dir_option``, ``log_argument``, ``json_option``, ``dry_run_option``,
-  ``yes_option``; what they mean: ``resolve``, ``of_group``, ``moment_of``, ``span``
+  ``yes_option``; what they mean: ``resolve``, ``logs_below``, ``of_group``, ``moment_of``, ``span``
 - ``open_reader`` for the log that was named; ``render``, ``show_job`` and ``count_of`` to print
 - ``LazyGroup``: commands in a group that are imported when one of them runs
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         dry_run_option,
         json_option,
         log_argument,
+        logs_below,
         moment_of,
         of_group,
         open_reader,
@@ -43,6 +44,7 @@ __all__ = [
     "dry_run_option",
     "json_option",
     "log_argument",
+    "logs_below",
     "moment_of",
     "of_group",
     "open_reader",
@@ -62,8 +64,8 @@ _HOMES: Final = {
     "taskq.cli.errors": "Failure WrongUsage silence whole_streams",
     "taskq.cli.main": "LazyGroup",
     "taskq.cli.options": (
-        "data_dir_option dry_run_option json_option log_argument moment_of of_group open_reader "
-        "over_shards resolve span yes_option"
+        "data_dir_option dry_run_option json_option log_argument logs_below moment_of of_group "
+        "open_reader over_shards resolve span yes_option"
     ),
     "taskq.cli.render": "count_of",
 }

@@ -292,6 +292,7 @@ def span(text: str) -> float | str:
 
 
 def logs_below(root: Path) -> list[Path]:
+    """Return the logs of a root of shards, or the directory itself."""
     return [root / name for name in names_below(root)] or [root]
 
 

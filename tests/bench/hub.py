@@ -35,10 +35,18 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.messages import Append, CopyEnd, Sync
+from taskq_plugins.hub.models import (
+    FRAMES,
+    PACKED,
+    SPOKEN,
+    Append,
+    CopyEnd,
+    Sync,
+    carried,
+    understood,
+)
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow, sync
-from taskq_plugins.hub.wire import FRAMES, PACKED, carried, understood
 from tests.bench.harness import MIB, Table, cpu_seconds, options, percentile, rss_bytes, scratch
 
 _LINES: Final = 60
@@ -106,7 +114,7 @@ def copy(folder: Path, mib: int) -> None:
         log, hub, port = folder / f"log-{frame_bytes}", folder / f"hub-{frame_bytes}", free_port()
         fill(log, (mib if frame_bytes > 256 else max(mib // 8, 1)) * MIB, frame_bytes)
         size = sum(path.stat().st_size for path in (log / "log").glob("*.log")) / MIB
-        token, process = Registry(hub).enrol("edge-7"), serve(hub, port)
+        token, process = Registry(hub).enroll("edge-7"), serve(hub, port)
         try:
             plain, plain_cpu = plain_copy(log, folder / f"plain-{frame_bytes}")
             cpu, start = cpu_seconds(process.pid), time.perf_counter()
@@ -169,7 +177,7 @@ class Clients:
     async def ask(self, token: str, asked: object) -> object:
         """Ask until the hub has time, over another line where it broke; what it is answered."""
         method, path, headers, body = carried(asked)  # type: ignore[arg-type]
-        headers["Authorization"] = f"Bearer {token}"
+        headers |= {"Authorization": f"Bearer {token}", SPOKEN: Line.spoken}
         while True:
             async with self._lines:
                 start = time.perf_counter()
@@ -269,7 +277,7 @@ async def lag(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: 
 
     async def device(number: int) -> None:
         name = f"edge-{number}"
-        path, token = folder / name, Registry(hub).enrol(name)
+        path, token = folder / name, Registry(hub).enroll(name)
         line = Line(url, token, None, HubSettings())
         async with TaskLog.open(path) as log:
             await log.put(b"first")
@@ -304,8 +312,8 @@ async def attack(folder: Path, url: str, hub: Path, pid: int, count: int, second
     log = await _template(folder, 4_096)
     tokens, place = known_devices(folder, hub, count, log), urlsplit(url)
     asked = Sync(log.identity.log_id, 1, frozenset(), log.end)
-    path = f"/v1/logs/{log.identity.log_id}/segments/{log.segments[0]:020d}"
-    names = ("Taskq-Session: 1", "Upload-Offset: 0", "Taskq-Stem: none")
+    path = f"/logs/{log.identity.log_id}/segments/{log.segments[0]:020d}"
+    names = (f"{SPOKEN}: 1", "Taskq-Session: 1", "Upload-Offset: 0", "Taskq-Stem: none")
     header = next((folder / "template" / "log").glob("*.log")).read_bytes()[:64]
 
     def request(token: str, body: bytes, kind: str = FRAMES, size: int | None = None) -> bytes:

@@ -260,7 +260,7 @@ async def device(path: Path) -> None:
 
     hub, log = path / "hub", path / "device"
     (hub / "devices").mkdir(parents=True)
-    command = [sys.executable, "-m", "taskq", "hub", "enrol", str(hub), "edge-1"]
+    command = [sys.executable, "-m", "taskq", "hub", "enroll", str(hub), "edge-1"]
     token = subprocess.check_output(command, text=True).strip()  # noqa: ASYNC221 - alone here
     with serving(hub) as url:
         for _ in range(TRIES):

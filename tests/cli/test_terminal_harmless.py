@@ -119,7 +119,7 @@ async def _read(path: Path) -> None:
 
 def _enrol(hub: Path) -> None:
     registry, folder = Registry(hub), hub / "devices" / "edge-7"
-    registry.enrol("edge-7")
+    registry.enroll("edge-7")
     with registry._changed("edge-7") as facts:
         facts.update(state=NAME, groups=[NAME])
     left = {"step": "begun", "at": [1, 0], "end_lsn": 2, "n": 1, "kind": NAME, "cause": NAME}
@@ -273,25 +273,17 @@ ROWS: Final[dict[str, Row]] = {
     "report": (lambda place: ("report", place.log, "-o", place.root / f"{TEXT}.zip"), True),
     "demo": (lambda place: ("demo", "--directory", place.root / f"none{TEXT}"), True),
     "sync": d("sync", "--status"),
-    "hub status": hub("status"),
-    "hub breaks": hub("breaks"),
-    "hub keep": quiet(hub("keep")),
+    "hub devices": hub("devices"),
     "hub check": quiet(hub("check")),
-    "hub init": quiet(hub("init")),
-    "hub enrol": hub("enrol", NAME),
-    "hub move": hub("move", NAME),
+    "hub enroll": hub("enroll", NAME),
     "hub retire": hub("retire", NAME),
     "hub erase": hub("erase", NAME, "--yes"),
-    "hub resend": hub("resend", NAME),
     "hub backup": (lambda place: ("hub", "backup", place.hub, f"{place.hub}.backup"), True),
-    "hub restore": hub("restore", NAME, "x"),
-    "hub import": hub("import", f"none{TEXT}"),
+    "hub take": hub("take", NAME, f"none{TEXT}"),
     "hub serve": hub("serve", "--bind", NAME),
     "hub put": hub("put", NAME, "t"),
-    "hub show": (lambda place: ("hub", "show", place.hub, place.ids["down"]), True),
-    "hub group add": (lambda place: ("hub", "group", "add", place.hub, NAME, "edge-7"), True),
-    "hub group rm": (lambda place: ("hub", "group", "rm", place.hub, NAME, "edge-7"), True),
-    "hub group ls": (lambda place: ("hub", "group", "ls", place.hub), True),
+    "hub jobs": hub("jobs"),
+    "hub find": (lambda place: ("hub", "find", place.hub, place.ids["down"]), True),
     "pipeline doctor": quiet((lambda _: ("pipeline", "doctor"), False)),
     "pipeline run": quiet(lake("run", "--journals", "logs")),
     "pipeline status": lake("status"),

@@ -100,7 +100,7 @@ def test_what_was_written_offline_arrives_once_and_a_hub_can_have_it_sent_anew(
 
 
 def _order_all(device: Device, hub: HubProcess, queue: str) -> None:
-    token = Registry(hub.path).enrol("edge-7")
+    token = Registry(hub.path).enroll("edge-7")
     asyncio.run(hub.start())
     programs = Hub(hub.path)
     job = programs.device("edge-7").enqueue_sync(programs.call_by_name("notes.resend"))

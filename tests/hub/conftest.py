@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq_plugins.hub.server import Server
-from taskq_plugins.hub.service import Listener
+from taskq_plugins.hub.server import Listener, Server
 from tests.hub.place import Place, served
 
 if TYPE_CHECKING:

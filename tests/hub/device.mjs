@@ -57,7 +57,7 @@ const last = ends.at(-1) ?? NOWHERE
 // -- the line -----------------------------------------------------------------------------------
 
 async function request(method, path, headers, body) {
-  const head = { Authorization: `Bearer ${token}`, ...headers }
+  const head = { Authorization: `Bearer ${token}`, 'Taskq-Versions': '1', ...headers }
   const answer = await fetch(url + path, { method, headers: head, body })
   const text = await answer.text()
   const isJson = /[/+]json$/.test(answer.headers.get('content-type') ?? '')
@@ -76,23 +76,26 @@ function patch(path, session, offset, headers, body) {
   return request('PATCH', path, { 'Content-Type': type, ...own, ...headers }, body)
 }
 
-// Send bytes piece by piece; `cut` says where a piece that begins there may end.
-async function parts(path, session, from, to, data, cut, headersAt) {
-  while (from < to) {
+// Send frames, as many at a time as fit; a larger one goes in pieces. `cut` says where whole frames end.
+async function parts(path, session, from, to, data, cut, stemAt) {
+  for (let held = 0; from < to; ) {
     const end = cut(from, Math.min(from + partBytes, to))
-    const answer = await patch(path, session, from, headersAt(from, end), data.subarray(from, end))
+    const piece = data.subarray(from + held, Math.min(end, from + held + partBytes))
+    const headers = { 'Taskq-Stem': stemAt(from), ...(held && { 'Taskq-Held': String(held) }) }
+    const answer = await patch(path, session, from, headers, piece)
     if (answer.status === 413 && partBytes > 65536) partBytes = Math.max(partBytes >> 1, 65536)
     else if (answer.status !== 200) stop(`${path}: ${answer.status} ${answer.text}`)
-    else from = end
+    else if (answer.values.held) held = answer.values.held
+    else [from, held] = [end, 0]
   }
 }
 
 // -- a session ----------------------------------------------------------------------------------
 
-const log = `/v1/logs/${identity.log_id}`
+const log = `/logs/${identity.log_id}`
 const clock = process.env.CLOCK_NS ?? `${BigInt(Date.now()) * 1000000n}`
-const synced = (await post('/v1/sync',
-  `{"protocol":1,"log_id":"${identity.log_id}","created_ns":${identity.created_ns},` +
+const synced = (await post('/sync',
+  `{"log_id":"${identity.log_id}","created_ns":${identity.created_ns},` +
   `"incompat":${JSON.stringify(identity.features.incompat)},"end":${place(last)},` +
   `"grace_seconds":172800,"machine":"","clock_ns":${clock}}`)).values
 const session = synced.session, at = read(synced.at)
@@ -114,20 +117,18 @@ for (let n = from; n < segments.length; n++) {
     const behind = segment.frames.map((frame) => frame.at[1]).filter((place) => place > offset)
     return behind.filter((place) => place <= limit).at(-1) ?? behind[0]
   }
-  const stems = (offset) => ({ 'Taskq-Stem': stemOf(offset) })
-  await parts(path, session, begin, end[1], segment.data, cut, stems)
+  await parts(path, session, begin, end[1], segment.data, cut, stemOf)
   const isSealed = synced.is_sealed && n === from && same(end, at)
   if (n === segments.length - 1 || isSealed) continue
-  const digest = createHash('sha256').update(segment.data.subarray(0, end[1])).digest('base64')
-  const seal = { 'Taskq-Stem': end[3], 'Upload-Complete': '?1', 'Repr-Digest': `sha-256=:${digest}:` }
-  const answer = await patch(path, session, end[1], seal, '')
-  if (answer.status !== 200) stop(`${path}: ${answer.status} ${answer.text}`)
+  const digest = createHash('sha256').update(segment.data.subarray(0, end[1])).digest('hex')
+  await post('/seal', `{"session":${session},"log_id":"${identity.log_id}","end":${place(end)},` +
+    `"digest":"${digest}"}`)
 }
 
 if (down) {
   const ask = `{"session":${session},"log_id":"${identity.log_id}","up":${place(last)},` +
     '"after":{},"waiting":false,"refused":[],"wait_seconds":0.0,"bytes_max":1048576}'
-  const lines = (await post('/v1/down', ask)).text.split('\n').slice(0, -1)
+  const lines = (await post('/down', ask)).text.split('\n').slice(0, -1)
   const end = lines.length ? JSON.parse(lines.at(-1)) : null
   const body = lines.slice(0, -1).map((line) => line + '\n').join('')
   if (end && createHash('sha256').update(body).digest('hex') !== end.sha256) stop('cut short')

@@ -8,7 +8,6 @@ cuts, doubles and delays questions and answers.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,8 +22,20 @@ from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub.device_outbox import DeviceOutbox, look
 from taskq_plugins.hub.hub_outbox import EXPIRES, NONCE, QUEUE, HubOutbox, Identified
-from taskq_plugins.hub.messages import JOB, Append, CopyEnd, Declare, Given, Question, Stored
-from taskq_plugins.hub.wire import HubError, as_json, decode_given, encode_given, read
+from taskq_plugins.hub.models import (
+    JOB,
+    Append,
+    CopyEnd,
+    Declare,
+    Given,
+    HubError,
+    Question,
+    Stored,
+    adapter,
+    as_json,
+    decode_given,
+    encode_given,
+)
 from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation, at_once
 from tests.log.tending import tend
 from tests.log.uploading import adopt
@@ -41,7 +52,7 @@ if TYPE_CHECKING:
     from taskq.log.state.facets import LogView
     from taskq_plugins.hub.copies import Copies
     from taskq_plugins.hub.device_outbox import InboxState
-    from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.models import Answer, Request
 
 _CONFIG: Final = LogConfig(
     segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0, keep_seconds=600.0
@@ -249,11 +260,11 @@ class OutboxSimulation(Simulation):
 
     # -- the line ---------------------------------------------------------------------------------
 
-    def _ask_hub(self, asked: Request, *, more: bool = False) -> Answer:
+    def _ask_hub(self, asked: Request) -> Answer:
         if isinstance(asked, Declare):
             self._at_hub(lambda: self._desk().arrived(DEVICE))
         try:
-            answer = super()._ask_hub(asked, more=more)
+            answer = super()._ask_hub(asked)
         except LineDropped:
             if self.hub is None:
                 self._drop_keeper()
@@ -266,7 +277,7 @@ class OutboxSimulation(Simulation):
         return answer
 
     def _give(self, asked: Question) -> Given | None:
-        asked = read(Question, json.loads(as_json(asked)))
+        asked = adapter(Question).validate_json(as_json(asked))
 
         def act() -> bytes | None:
             if not self._hub().is_at(DEVICE, asked):

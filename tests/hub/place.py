@@ -23,10 +23,10 @@ from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.line import Http, HubReply, Line, last_note
+from taskq_plugins.hub.models import JSON, SPOKEN, carried
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import follow, sync
-from taskq_plugins.hub.wire import carried
 from tests.processes.harness import STEP_SECONDS, eventually
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from click.testing import Result
     from starlette.types import ASGIApp
 
-    from taskq_plugins.hub.messages import Request
+    from taskq_plugins.hub.models import Request
     from taskq_plugins.hub.push import Verdict
 
 DEVICE: Final = "edge-7"
@@ -78,7 +78,7 @@ class Place:
 
     @cached_property
     def token(self) -> str:
-        return Registry(self.hub).enrol(DEVICE)
+        return Registry(self.hub).enroll(DEVICE)
 
     async def write(self, count: int = 3, size: int = 10) -> None:
         async with TaskLog.open(self.log) as log:
@@ -132,7 +132,9 @@ class Place:
         self, method: str, path: str, token: str | None = None, **given: object
     ) -> httpx.Response:
         own = self.token if token is None else token
-        headers = {"Authorization": f"Bearer {own}"} | given.pop("headers", {})  # type: ignore[operator]
+        headers = httpx.Headers({"Authorization": f"Bearer {own}", SPOKEN: "1"})
+        headers["Content-Type"] = JSON
+        headers.update(given.pop("headers", {}))  # type: ignore[arg-type]
         transport = httpx.ASGITransport(self.server.app)
         async with httpx.AsyncClient(transport=transport, base_url=_URL) as client:
             return await client.request(method, path, headers=headers, **given)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.messages import Append, Declare, Refused, Seal, Stored, Sync
+from taskq_plugins.hub.models import Append, Declare, Refused, Seal, Stored, Sync
 from taskq_plugins.hub.push import Push, Verdict
 from taskq_plugins.hub.registry import Registry
 from tests.log.tending import meaning, tend
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from uuid import UUID
 
-    from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.models import Answer, Request
 
 HUB: Final = "/srv/hub"
 DEVICE: Final = "edge-7"
@@ -261,20 +261,18 @@ class Simulation:
                 self.registry = Registry()
             self._checked.clear()
 
-    def _ask_hub(self, asked: Request, *, more: bool = False) -> Answer:
+    def _ask_hub(self, asked: Request) -> Answer:
         if isinstance(asked, Declare):
             self._answered = None
         before = self.hub_records() if isinstance(asked, Declare) else set()
         try:
-            answer = self._hub().answer(DEVICE, asked, more=more)
+            answer = self._hub().answer(DEVICE, asked)
         except (PowerLost, ProcessKilled):
             self.hub = None
             self._checked.clear()
             raise LineDropped from None
         except OSError:
             raise LineDropped from None
-        if more:
-            return answer
         if isinstance(answer, Stored) and answer.at.offset and isinstance(asked, Append | Seal):
             self._answered = answer.at
         # H12: archived bytes are kept, on one side or the other.
@@ -325,8 +323,6 @@ class Simulation:
                 return self._ask_hub(asked)
             finally:
                 self.hub_machine.fail_next_syncs(0)
-        if chance > 0.7 and isinstance(asked, Append):
-            asked = self._begun(asked, drops=chance > 0.9)
         answer = self._ask_hub(asked)
         if chance < 0.25 and not isinstance(asked, Sync):
             # H4: a repeated request changes nothing, whether answered or not.
@@ -334,17 +330,6 @@ class Simulation:
             self._ask_hub(asked)
             assert self._copies() == before, asked
         return answer
-
-    def _begun(self, asked: Append, *, drops: bool) -> Append:
-        """Let a part come in two pieces, of which the second may never come."""
-        size = self.random.randrange(len(asked.data) + 1)
-        answer = self._ask_hub(replace(asked, data=asked.data[:size]), more=True)
-        if drops:
-            raise LineDropped
-        if isinstance(answer, Stored) and answer.at.segment == asked.behind.segment:
-            rest = asked.data[answer.at.offset - asked.behind.offset :]
-            return replace(asked, behind=answer.at, data=rest)
-        return asked
 
     def _deliver_late(self) -> None:
         if self._late:
@@ -388,7 +373,7 @@ class Simulation:
         async def ask(asked: Request) -> Answer:
             return line(asked)
 
-        verdicts = at_once(Push(log, ask, self._skip, lambda: part).run())
+        verdicts = at_once(Push(log, ask, self._skip, lambda: part, lambda: part).run())
         self.verdicts += verdicts
         # H3: nothing was sent that the device could still lose.
         assert self._may_part or not {Verdict.FORKED, Verdict.AHEAD} & {*verdicts}, verdicts

@@ -2,72 +2,77 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import glob
 import json
+import re
 import shutil
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+import click
 import pytest
+from anyio import to_thread
 
 from taskq import Shards, TaskLog, TaskQ
+from taskq.cli.main import main
 from taskq.engine import LogReader
 from taskq.log.machine.disk import PatientDisk
+from taskq_plugins.hub import line, sync_command
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.messages import NOWHERE, Sync
+from taskq_plugins.hub.line import last_note
+from taskq_plugins.hub.models import NOWHERE, HubStops, Sync
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.wire import HubStops
 from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import run as _run
+from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.hub.place import Place
 
 
-async def test_status_tells_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:
-    _run("hub", "init", place.hub)
-    _run("hub", "enrol", place.hub, _DEVICE).output.strip()
-    result = _run("hub", "status", place.hub)
+async def test_devices_shows_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:
+    (place.hub / "devices").mkdir(parents=True)
+    _run("hub", "enroll", place.hub, _DEVICE)
+    result = _run("hub", "devices", place.hub)
     assert (result.exit_code, result.output) == (0, "edge-7: heard of never\n"), "just enrolled"
-    result = _run("hub", "status", place.hub, "--late", "0s")
+    result = _run("hub", "devices", place.hub, "--late", "0s")
     assert (result.exit_code, "edge-7: heard of never, LATE" in result.output) == (1, True)
     await place.write()
     await place.sync()
-    result = _run("hub", "status", place.hub)
+    result = _run("hub", "devices", place.hub)
     assert (result.exit_code, "behind" in result.output) == (0, False)
-    result = _run("hub", "status", place.hub, _DEVICE, "--late", "0s", "--json")
+    result = _run("hub", "devices", place.hub, _DEVICE, "--late", "0s", "--json")
     (row,) = json.loads(result.output)
     assert (result.exit_code, row["device"], row["late"], row["behind"]) == (1, _DEVICE, True, 0)
+    (log,) = row["logs"]
+    assert (log["path"], log["next_lsn"], log["breaks"]) == (str(place.copy), 4, [])
+    assert f"log {place.copy}" in _run("hub", "devices", place.hub, _DEVICE).output
     assert _run("hub", "retire", place.hub, _DEVICE).exit_code == 0
-    result = _run("hub", "status", place.hub, "--late", "0s")
+    result = _run("hub", "devices", place.hub, "--late", "0s")
     assert (result.exit_code, "retired" in result.output) == (0, True)
-    for words in (("move", "edge-9"), ("retire", "edge-9"), ("status", "edge-9")):
-        assert _run("hub", words[0], place.hub, words[1]).exit_code == 2
+    for words in (("retire", "edge-9"), ("devices", "edge-9"), ("enroll", "edge-9", "--replace")):
+        assert _run("hub", words[0], place.hub, *words[1:]).exit_code == 2
 
 
-async def test_commands_tell_of_a_fork_and_check_keep_and_restore_a_copy(place: Place) -> None:
-    await place.write()
-    await place.sync()
-    backup = place.path / "backup"
-    assert _run("backup", place.log, backup).exit_code == 0
-    await place.write(5)
-    await place.sync()
-    place.remove()
-    assert _run("restore", backup, place.log).exit_code == 0
-    await place.write(4, 20)
-    await place.sync()
-    result = _run("hub", "breaks", place.hub)
-    assert "edge-7: fork from lsn" in result.output
-    assert "/old/1" in result.output
-    assert _run("hub", "check", place.hub, "--deep").exit_code == 0
-    assert _run("hub", "keep", place.hub).output == ""
-    assert "files" in _run("hub", "keep", place.hub, "--keep", "0s", "--dry-run").output
-    assert _run("hub", "restore", place.hub, _DEVICE, place.path / "new").exit_code == 0
-    assert _run("ls", "-d", place.path / "new").exit_code == 0
+def test_a_name_belongs_to_one_machine_until_it_is_replaced(place: Place) -> None:
+    (place.hub / "devices").mkdir(parents=True)
+    first = _run("hub", "enroll", place.hub, _DEVICE)
+    assert f"on {_DEVICE}: taskq sync DIR --url" in first.stderr
+    again = _run("hub", "enroll", place.hub, _DEVICE)
+    assert (again.exit_code, "--replace" in again.output) == (1, True)
+    second = _run("hub", "enroll", place.hub, _DEVICE, "--replace", "--group", "eu")
+    known = [Registry(place.hub).device_of(done.stdout.strip()) for done in (first, second)]
+    assert known == [None, _DEVICE]
+    assert Registry(place.hub).groups() == {"eu": [_DEVICE]}
+    coded = _run("hub", "enroll", place.hub, _DEVICE, "--replace", "--code")
+    assert f"--code {coded.stdout.strip()}" in coded.stderr
+    assert Registry(place.hub).redeem(coded.stdout.strip(), "") is not None
+    retired = _run("hub", "retire", place.hub, _DEVICE)
+    assert retired.exit_code == _run("hub", "enroll", place.hub, _DEVICE).exit_code == 0
 
 
 def test_a_copy_says_whose_it_is_and_how_old_and_stays_as_it_is(place: Place) -> None:
@@ -120,7 +125,7 @@ def test_a_copy_never_speaks_as_the_machine(place: Place) -> None:
 def test_devices_stand_in_the_order_of_their_numbers_and_lag_counts_records(place: Place) -> None:
     registry = Registry(place.hub)
     for name in ("edge-10", "edge-2", "edge-1", "b2-x"):
-        registry.enrol(name)
+        registry.enroll(name)
     names = ["b2-x", "edge-1", "edge-2", "edge-10"]
     assert registry.names() == list(registry.all_standing()) == names
     skip = 1 << 20
@@ -144,7 +149,7 @@ def test_a_job_is_found_by_its_id_on_whichever_device_it_is(place: Place) -> Non
 def test_a_full_disk_is_named_and_not_the_rights(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Registry(place.hub).enrol(_DEVICE)
+    Registry(place.hub).enroll(_DEVICE)
 
     def refuse(*_: object) -> None:
         error = sqlite3.OperationalError("unable to open database file")
@@ -154,7 +159,7 @@ def test_a_full_disk_is_named_and_not_the_rights(
     full = shutil.disk_usage(place.hub)._replace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     monkeypatch.setattr(Registry, "_opened", refuse)
-    result = _run("hub", "status", place.hub)
+    result = _run("hub", "devices", place.hub)
     assert result.exit_code == 1
     assert "Free some space" in result.stderr
     assert "permissions" not in result.stderr
@@ -162,55 +167,52 @@ def test_a_full_disk_is_named_and_not_the_rights(
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:70000", "a b:1", ":8477", "::1"])
 def test_a_place_that_is_none_to_listen_is_refused(place: Place, bind: str) -> None:
-    _run("hub", "init", place.hub)
+    (place.hub / "devices").mkdir(parents=True)
     result = _run("hub", "serve", place.hub, "--bind", bind)
     assert (result.exit_code, "is no place to listen" in result.stderr) == (2, True)
 
 
-def test_a_device_sees_how_it_went_and_writes_to_a_stick(place: Place) -> None:
+def test_a_device_sees_how_it_went(place: Place) -> None:
     asyncio.run(place.write())
-    log, stick = place.log, place.path / "stick"
-    result = _run("sync", log, "--status")
+    result = _run("sync", place.log, "--status")
     assert (result.exit_code, "never in sync" in result.output) == (1, True)
-    assert _run("sync", log, "--url", "https://hub.example").exit_code == 2
-    assert _run("sync", log, "--to", stick).exit_code == 0
-    assert list(stick.rglob("*.log"))
+    assert _run("sync", place.log, "--url", "https://hub.example").exit_code == 2
 
 
-def test_each_shard_below_a_root_is_sent(tmp_path: Path) -> None:
-    with TaskQ(shards=Shards(tmp_path / "root", prefix="jobs", bits=1)) as app:
+def _sharded(path: Path) -> list[str]:
+    with TaskQ(shards=Shards(path, prefix="jobs", bits=1)) as app:
         for number in range(20):
             app.enqueue_sync(app.call_by_name("t", number).options(key=str(number)))
-    logs = [path.name for path in (tmp_path / "root").glob("jobs*")]
-    result = _run("sync", tmp_path / "root", "--to", tmp_path / "stick")
-    assert result.exit_code == 0, result.output
-    assert len(list((tmp_path / "stick").glob("devices/*/*/taskq.json"))) == len(logs)
+    return sorted(file.parent.name for file in path.glob("*/taskq.json"))
 
 
-def test_a_stick_has_the_device_by_the_name_that_the_hub_gave_it(place: Place) -> None:
-    asyncio.run(place.write())
-    log, token, stick = place.log, place.path / "token", place.path / "stick"
-    assert _run("hub", "init", place.hub).exit_code == 0
-    token.write_text(_run("hub", "enrol", place.hub, "pump-3").output)
-    token.chmod(0o600)
-    assert _run("sync", log, "--to", stick, "--token-file", token).exit_code == 0
-    assert "pump-3" in _run("hub", "import", place.hub, stick).output
-
-
-def test_a_stick_never_has_a_device_by_another_name(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def test_each_shard_below_a_root_is_sent_by_one_code(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asyncio.run(place.write())
-    log, token, stick = place.log, place.path / "token", place.path / "stick"
-    token.write_text("garbage")
-    token.chmod(0o600)
-    result = _run("sync", log, "--to", stick, "--token-file", token)
-    assert (result.exit_code, "no token of a hub" in result.stderr) == (2, True)
-    assert not stick.exists()
-    monkeypatch.setenv("TASKQ_HUB_URL", "http://hub.example")
+    monkeypatch.setenv("XDG_STATE_HOME", str(place.path / "state"))
+    root = place.path / "root"
+    shards, code = _sharded(root), Registry(place.hub).invite(_DEVICE)
+    result = _run("sync", root, "--url", url, "--code", code)
+    assert result.exit_code == 0, result.output
+    assert len(shards) == len(list((place.hub / "devices" / _DEVICE).glob("*/taskq.json"))) == 2
+
+
+async def test_a_root_of_shards_is_followed_log_by_log(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TASKQ_HUB_TOKEN", place.token)
-    assert _run("sync", log, "--to", stick).exit_code == 0
-    assert [path.name for path in (stick / "devices").iterdir()] == [_DEVICE]
+    root = place.path / "root"
+    shards = await to_thread.run_sync(_sharded, root)
+    given = {"url": url, "token_file": None, "code": None, "restore": False}
+    following = asyncio.create_task(sync_command._follow_all(root, given))
+    logs = [root / name for name in shards]
+    try:
+        for log in logs:
+            await to_thread.run_sync(eventually, lambda log=log: last_note(str(log)).get("lsn"))
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    assert len(list((place.hub / "devices" / _DEVICE).iterdir())) == 2
 
 
 def test_a_clone_that_was_refused_shows_in_status(place: Place) -> None:
@@ -218,7 +220,7 @@ def test_a_clone_that_was_refused_shows_in_status(place: Place) -> None:
     asyncio.run(place.sync(machine="a"))
     with pytest.raises(HubStops, match="another machine"):
         asyncio.run(place.sync(machine="b"))
-    assert "another machine with its token was refused" in _run("hub", "status", place.hub).output
+    assert "another machine with its token was refused" in _run("hub", "devices", place.hub).output
 
 
 def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
@@ -248,3 +250,57 @@ def test_what_a_shell_finds_in_the_directory_of_a_device_is_its_log(place: Place
     asyncio.run(place.sync())
     logs = glob.glob(f"{place.hub}/devices/{_DEVICE}/*")  # noqa: PTH207 - as a shell does
     assert _run("ls", "-d", *logs).exit_code == 0
+
+
+# -- what messages say to type ---------------------------------------------------------------------
+
+_SAID: Final = re.compile(
+    r"\btaskq ((?:hub|sync\b|verify\b|repair\b|restore\b|backup\b)[^'\"`;,)]*)"
+)
+_SOURCES: Final = sorted(Path(line.__file__).parent.glob("*.py"))
+
+
+def _texts(source: Path) -> list[str]:
+    """Return the strings of a module; what is put into one at run time is the word VALUE."""
+    inner, texts = set[ast.AST](), list[str]()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = (
+                part.value if isinstance(part, ast.Constant) else "VALUE" for part in node.values
+            )
+            texts.append("".join(map(str, parts)))
+            inner.update(node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner:
+            texts.append(node.value)
+    return [" ".join(text.replace("``", "'").split()) for text in texts]
+
+
+def _said() -> list[str]:
+    commands = {
+        seen[1].split(":")[0].split("  #")[0].strip()
+        for source in _SOURCES
+        for text in _texts(source)
+        for seen in _SAID.finditer(text)
+    }
+    return sorted(commands)
+
+
+def test_there_are_messages_that_name_commands() -> None:
+    named = {command.split()[1] for command in _said() if command.startswith("hub ")}
+    assert named >= {"serve", "enroll", "devices", "backup"}
+
+
+@pytest.mark.parametrize("said", _said())
+def test_each_command_that_a_message_names_is_one(said: str) -> None:
+    command: click.Command = main
+    words = said.split()
+    while words and isinstance(command, click.Group):
+        seen = command.get_command(click.Context(command), words[0])
+        assert seen is not None, words
+        command, words = seen, words[1:]
+    names = {name for each in command.params for name in each.opts}
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    options = [word.partition("=")[0].strip(".") for word in words if word.startswith("-")]
+    assert set(options) <= names
+    given = [word for word in words if word.isupper() or word in ("./hub", "https://…")]
+    assert len(given) <= len(arguments) + len(options)

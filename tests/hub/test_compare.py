@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.engine import Border
-from taskq_plugins.hub.messages import NOWHERE, CopyEnd
+from taskq_plugins.hub.models import NOWHERE, CopyEnd
 from taskq_plugins.hub.push import Verdict, compare
 
 if TYPE_CHECKING:

@@ -12,14 +12,12 @@ from taskq.engine import Border, Replica
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub.models import (
     NOWHERE,
     Append,
-    Ask,
     BreakKind,
     CopyEnd,
     Declare,
-    PlacesKnown,
     Refused,
     Seal,
     Stored,
@@ -67,8 +65,8 @@ class Line:
         behind = behind or Border(self.log.segments[0])
         return self.ask(Append(self.session, self.log.identity.log_id, behind, data))
 
-    def seal(self, digest: bytes | None = None) -> object:
-        digest = digest or self.log.digest(self.end)
+    def seal(self, digest: str = "") -> object:
+        digest = digest or self.log.digest(self.end).hex()
         return self.ask(Seal(self.session, self.log.identity.log_id, self.end, digest))
 
     def declare(self, kind: BreakKind, left: Border, at: Border) -> object:
@@ -116,7 +114,7 @@ def test_a_segment_comes_only_behind_the_end_that_it_names() -> None:
 def test_a_segment_whose_digest_differs_is_thrown_out_and_comes_again() -> None:
     line = Line()
     line.append(line.data)
-    assert line.seal(bytes(32)) == Refused(Trouble.MISMATCH, NOWHERE)
+    assert line.seal("00" * 32) == Refused(Trouble.MISMATCH, NOWHERE)
     assert any("/torn/" in path for path in hub_files(line.simulation))
     line.append(line.data)
     assert line.seal() == line.seal() == Stored(line.end)
@@ -189,20 +187,41 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(
     assert not [path for path in hub_files(simulation) if path.endswith(".tmp")]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_came_in_pieces_is_on_disk_before_anybody_is_told_of_it(seed: int) -> None:
+def test_a_frame_comes_in_pieces_and_counts_once_it_is_whole() -> None:
     line = Line()
-    line.simulation.hub_machine.random.seed(seed)
     half = line.log.borders(line.log.segments[0])[0]
-    line.append(line.data[: half.offset])
-    ids = line.session, line.log.identity.log_id
-    line.simulation._ask_hub(Append(*ids, half, line.data[half.offset :]), more=True)
-    assert line.ask(Ask(*ids, (line.end,))) == PlacesKnown((True,))
+    ids, data, cut = (line.session, line.log.identity.log_id), line.data[: half.offset], 90
+    start = Border(line.log.segments[0])
+    before = line.simulation.hub_records()
+    assert line.append(data[:cut]) == Stored(NOWHERE, cut)
+    piece = Append(*ids, start, data[cut:-8], cut)
+    for _ in range(2):  # once more changes nothing
+        assert line.ask(piece) == Stored(NOWHERE, len(data) - 8)
+    assert line.append(data[:cut]) == Stored(NOWHERE, len(data) - 8), "it is there already"
+    assert line.simulation.hub_records() == before
+    assert line.ask(Append(*ids, start, data[-8:], len(data) - 8)) == Stored(half)
+
+
+def test_pieces_that_a_hub_lost_come_again_and_others_count_for_nothing() -> None:
+    line = Line()
+    ids, start = (line.session, line.log.identity.log_id), Border(line.log.segments[0])
+    assert line.append(line.data[:90]) == Stored(NOWHERE, 90)
+    assert line.ask(Append(*ids, start, line.data[95:], 95)) == Stored(NOWHERE, 90)
     line.simulation._stop_hub()
-    line.simulation.hub_machine.lose_power()
-    answer = line.ask(Sync(ids[1], 1, frozenset(), line.log.end))
-    assert isinstance(answer, CopyEnd)
-    assert answer.at == line.end
+    line.simulation._drive(line.log, 100, line.simulation._ask_hub)
+    assert line.simulation._device_records() <= line.simulation.hub_records()
+
+
+def test_a_piece_that_fell_over_on_the_way_is_refused_with_its_frame() -> None:
+    line = Line()
+    half = line.log.borders(line.log.segments[0])[0]
+    ids, start, data = (line.session, line.log.identity.log_id), half, line.data[half.offset :]
+    wrong = bytearray(data)
+    wrong[80] ^= _BIT
+    line.append(line.data[: half.offset])
+    assert line.ask(Append(*ids, start, bytes(wrong[:60]))) == Stored(half, 60)
+    assert line.ask(Append(*ids, start, bytes(wrong[60:]), 60)) == Refused(Trouble.DAMAGED, half)
+    assert isinstance(line.ask(Append(*ids, start, data)), Stored)
 
 
 def test_sessions_of_two_logs_of_a_device_do_not_end_each_other() -> None:
@@ -252,14 +271,15 @@ def test_what_comes_next_is_read_while_the_hub_is_waited_for() -> None:
 
     async def ask(asked: object) -> object:
         if isinstance(asked, Append):
-            end = asked.behind.offset + len(asked.data)
-            if end < line.log.end_of(asked.behind.segment).offset:
+            segment, end = asked.behind.segment, asked.behind.offset + len(asked.data)
+            ends = [border.offset for border in line.log.borders(segment)[:-1]]
+            if end in ends:
                 eventually(lambda: end in begun)
                 waited.append(end)
         return line.ask(asked)
 
     line.log.part = read  # type: ignore[method-assign, assignment]
-    at_once(Push(line.log, ask, line.simulation._skip, lambda: 5_000).run())  # type: ignore[arg-type]
+    at_once(Push(line.log, ask, line.simulation._skip, lambda: 12_000, lambda: 12_000).run())  # type: ignore[arg-type]
     assert len(waited) > 3
 
 
@@ -278,7 +298,7 @@ def _pushed(above: int) -> list[object]:
         asked.append(lsn - line.log.next_lsn)
 
     with pytest.raises(Unsettled):
-        at_once(Push(line.log, ask, skip, lambda: 10**6).run())
+        at_once(Push(line.log, ask, skip, lambda: 10**6, lambda: 10**6).run())
     return asked[:3]
 
 

@@ -17,8 +17,7 @@ from anyio import to_thread
 from examples.hub.line import free_port
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.server import Server
-from taskq_plugins.hub.service import Listener
+from taskq_plugins.hub.server import Listener, Server
 from taskq_plugins.hub.sync import sync
 from tests.effort import grows, some
 from tests.hub.place import is_copy, running, served
@@ -83,6 +82,7 @@ async def _arrives(place: Place, url: str, ca: Path | None = None) -> None:
 @grows
 async def test_a_backlog_arrives_behind_nginx_as_it_comes(place: Place, url: str) -> None:
     await place.write(some(200, 3_400), 60_000)
+    await place.write(1, 5 * _MIB)
     port = free_port()
     with _nginx(place.path, _AS_IT_COMES.format(port=port, url=url), port):
         await _arrives(place, f"http://127.0.0.1:{port}")
@@ -112,7 +112,7 @@ async def test_the_file_for_nginx_brings_tls_and_takes_large_parts(
     with _nginx(place.path, server, port):
         await _arrives(place, f"https://localhost:{port}", certificate[0])
         line = Line(f"https://localhost:{port}", place.token, None, HubSettings(ca=certificate[0]))
-        answer = await line.request("POST", "/v1/sync", {}, bytes(2 * _MIB))
+        answer = await line.request("POST", "/sync", {}, bytes(2 * _MIB))
         await line.close()
         assert b"this takes at most" in answer.content  # the hub's own word, not nginx's
 
@@ -154,9 +154,9 @@ async def test_a_hub_tells_how_its_devices_stand_and_what_it_refused(place: Plac
     words = ("--bind", f"127.0.0.1:{port}", "--metrics-port", str(figures))
     with running(port, *hub, *words):
         async with httpx.AsyncClient(trust_env=False) as client:
-            url, headers = f"http://127.0.0.1:{port}/v1/sync", {"Authorization": "Bearer x"}
+            url, headers = f"http://127.0.0.1:{port}/sync", {"Authorization": "Bearer x"}
             assert (await client.post(url, content=b"x", headers=headers)).status_code == 401
-            headers = {"Authorization": f"Bearer {place.token}"}
+            headers = {"Authorization": f"Bearer {place.token}", "Taskq-Versions": "1"}
             assert (await client.post(url, content=b"x", headers=headers)).status_code == 400
             text = (await client.get(f"http://127.0.0.1:{figures}/metrics")).text
     assert 'taskq_hub_devices{state="active"} 1.0' in text

@@ -16,28 +16,28 @@ import pytest
 from taskq import TaskLog
 from taskq.core.model import PAYLOAD_BYTES_MAX, State
 from taskq.engine import DurableLog
-from taskq.log.config import LogConfig
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
+from taskq.log.upkeep.backup import restore
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.messages import CopyEnd, Sync
-from taskq_plugins.hub.push import Verdict
-from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.server import used_bytes
-from taskq_plugins.hub.sync import Own, sync
-from taskq_plugins.hub.transport import Stick, fetched, given_back, taken_in
-from taskq_plugins.hub.wire import (
+from taskq_plugins.hub.models import (
     FRAMES,
     PACKED,
     PART_BYTES_MAX,
+    CopyEnd,
     HubError,
     HubStops,
+    Sync,
 )
-from tests.hub.place import DEVICE, Direct, is_copy
+from taskq_plugins.hub.push import Verdict
+from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import used_bytes
+from taskq_plugins.hub.sync import sync
+from taskq_plugins.hub.transport import fetched
+from tests.hub.place import DEVICE, Direct, is_copy, run
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from uuid import UUID
 
     from tests.hub.place import Place
 
@@ -75,12 +75,15 @@ async def test_a_token_on_a_second_machine_is_refused_until_a_person_moves_the_d
 ) -> None:
     await place.write()
     assert await place.sync(machine="first") == [Verdict.NEW]
-    with pytest.raises(HubStops, match="taskq hub move"):
+    with pytest.raises(HubStops, match="enroll HUB NAME --replace"):
         await place.sync(machine="second")
     assert await place.sync(machine="first") == [Verdict.BEHIND]
     assert await place.sync(machine="") == [Verdict.BEHIND]
-    Registry(place.hub).move(DEVICE)
-    assert await place.sync(machine="second") == [Verdict.BEHIND]
+    Registry(place.hub).replace(DEVICE)
+    with pytest.raises(HubStops, match="401"):
+        await place.sync(machine="first")
+    token = Registry(place.hub).enroll(DEVICE)
+    assert await place.sync(token, machine="second") == [Verdict.BEHIND]
     assert b"second" not in b"".join(path.read_bytes() for path in place.hub.glob("*.db*"))
 
 
@@ -115,8 +118,8 @@ async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(place
     before = place.tree()
     bomb = zlib.compress(bytes(20 * PART_BYTES_MAX), 9)
     headers = {"Content-Type": PACKED, "Taskq-Session": "1", "Upload-Offset": "0"}
-    path = f"/v1/logs/{place.copy.name}/segments/{1:020}"
-    for body, status in ((bomb, 409), (b"no stream", 400)):
+    path = f"/logs/{place.copy.name}/segments/{1:020}"
+    for body, status in ((bomb, 413), (b"no stream", 400)):
         refused = await place.ask(
             "PATCH", path, content=body, headers=headers | {"Taskq-Stem": "none"}
         )
@@ -169,13 +172,13 @@ async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(pl
 
 
 async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> None:
-    other = Registry(place.hub).enrol("edge-8")
+    other = Registry(place.hub).enroll("edge-8")
     await place.write(40, 5_000)
     await place.sync()
     secret = place.hub / "devices" / DEVICE / place.copy.name / "log" / f"{9:020}.log"
     secret.symlink_to(place.hub / "registry.db")
-    logs = (await place.ask("GET", "/v1/logs")).json()["logs"]
-    log = f"/v1/logs/{logs[0]['log_id']}"
+    logs = (await place.ask("GET", "/logs")).json()["logs"]
+    log = f"/logs/{logs[0]['log_id']}"
     whole = await place.ask("GET", f"{log}/segments/{1:020}")
     assert whole.content == place.copies()[f"{1:020}.log"]
     part = {"Range": "bytes=100-199"}
@@ -190,26 +193,23 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
         assert (answer.status_code, answer.json()["title"]) == (404, "not found"), path
 
 
-@pytest.mark.parametrize("route", ["ask", "breaks", f"segments/{1:020}"])
+@pytest.mark.parametrize("route", ["/ask", "/breaks", "segments"])
 async def test_no_route_reaches_another_devices_log(place: Place, route: str) -> None:
-    other = Registry(place.hub).enrol("edge-8")
+    other = Registry(place.hub).enroll("edge-8")
     await place.write()
     await place.sync()
     before = place.tree()
-    position = [1, 0, 0, ""]
+    position, log_id = [1, 0, 0, ""], place.copy.name
     values = {
-        "session": 1, "places": [position], "kind": "gap", "left": position,
+        "session": 1, "log_id": log_id, "places": [position], "kind": "gap", "left": position,
         "at": position, "end_lsn": 1, "cause": "",
     }  # fmt: skip
     headers = {"Taskq-Session": "1", "Upload-Offset": "0", "Taskq-Stem": "none"}
-    is_frames = route.startswith("segments")
-    refused = await place.ask(
-        "PATCH" if is_frames else "POST",
-        f"/v1/logs/{place.copy.name}/{route}",
-        other,
-        content=json.dumps(values),
-        headers=headers | {"Content-Type": FRAMES} if is_frames else {},
-    )
+    if route == "segments":
+        path, headers = f"/logs/{log_id}/segments/{1:020}", headers | {"Content-Type": FRAMES}
+        refused = await place.ask("PATCH", path, other, content=b"frames", headers=headers)
+    else:
+        refused = await place.ask("POST", route, other, json=values)
     assert (refused.status_code, refused.json()["type"]) == (409, "superseded")
     assert place.tree() == before
 
@@ -232,51 +232,39 @@ async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(place
         assert {(await log.get(job)).state for job in jobs} == {State.READY}
         assert await log.put(b"more") not in jobs
     assert await place.sync() == [Verdict.BEHIND]
-    given_back(place.hub, DEVICE, place.path / "again")
+    restore(str(place.copy), str(place.path / "again"))
     async with TaskLog.open(place.path / "again") as log:
         assert (await log.get(jobs[0])).state is State.READY
 
 
-async def _taken_in(place: Place) -> list[tuple[str, UUID, int]]:
-    taking = taken_in(place.hub, place.path / "stick")
-    return await asyncio.to_thread(list, taking)
-
-
-async def test_a_stick_carries_a_log_to_the_hub(place: Place) -> None:
-    assert place.token
-    await place.write(40, 5_000)
-    stick = Stick(place.path / "stick", DEVICE)
-    await sync(str(place.log), stick)  # type: ignore[arg-type]
-    ((device, _, _),) = await _taken_in(place)
-    assert device == DEVICE
-    segments = place.segments()
-    assert all(segments[name].startswith(data) for name, data in place.copies().items())
-    await place.write()
-    assert await place.sync() == [Verdict.BEHIND]
-    assert len(await _taken_in(place)) == 1  # an older one changes nothing
-    assert await place.sync() == [Verdict.BEHIND]
-
-
-async def test_a_stick_has_a_device_that_was_set_back_go_on_above_what_it_holds(
+async def test_a_backup_that_is_carried_by_hand_goes_on_where_the_line_left_off(
     place: Place,
 ) -> None:
+    assert place.token
+    await place.write(40, 5_000)
+    stick = place.path / "stick"
+
+    def take() -> str:
+        assert run("backup", place.log, stick).exit_code == 0
+        return run("hub", "take", place.hub, DEVICE, stick).output
+
+    assert f"{DEVICE}/" in await asyncio.to_thread(take)
+    assert is_copy(place.copies(), place.segments())
     await place.write()
-    before = shutil.copytree(place.log, place.path / "before")
-    stick, path = Stick(place.path / "stick", DEVICE), str(place.log)
-    await Own(path, LogConfig(), DEVICE).skip(2**22)  # further than any log goes on by itself
+    assert await place.sync() == [Verdict.BEHIND]
     await place.write()
-    end = (await sync(path, stick)).end  # type: ignore[arg-type]
-    place.remove()
-    before.rename(place.log)
-    assert (await sync(path, stick)).verdicts == [Verdict.AHEAD]  # type: ignore[arg-type]
-    await place.write()
-    log = DurableLog(LocalDisk(), path)
-    assert log.segments[-1] > end.next_lsn
-    log.close()
+    await asyncio.to_thread(take)
+    place.restart()
+    assert await place.sync() == [Verdict.BEHIND]
+    older = await asyncio.to_thread(run, "hub", "take", place.hub, DEVICE, stick)
+    assert older.exit_code == 0, "an older one changes nothing"
+    refused = await asyncio.to_thread(run, "hub", "take", place.hub, "edge-9", stick)
+    assert (refused.exit_code, "no device" in refused.output) == (2, True)
+    assert await place.sync() == [Verdict.BEHIND]
 
 
 def test_what_server_and_commands_note_of_a_device_at_once_is_all_there(tmp_path: Path) -> None:
-    token = Registry(tmp_path).enrol("edge-7")
+    token = Registry(tmp_path).enroll("edge-7")
 
     def change(name: str) -> None:
         for number in range(20):

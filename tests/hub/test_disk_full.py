@@ -10,8 +10,8 @@ import pytest
 
 from taskq.log.read.reader import LogReader, verify
 from taskq_plugins.hub import server
+from taskq_plugins.hub.models import HubError
 from taskq_plugins.hub.push import Verdict
-from taskq_plugins.hub.wire import HubError
 from tests.hub.place import is_copy
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
     with pytest.raises(HubError, match="507"):
         await place.sync()
     assert place.tree() == before
-    listing = await place.ask("GET", "/v1/logs")
+    listing = await place.ask("GET", "/logs")
     assert listing.json()["logs"]
     await place.write()  # the device works on
     resize(200 * _MIB)

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 
 from examples.hub.line import free_port
 from taskq.cli.main import main
-from taskq_plugins.hub import Hub, service
+from taskq_plugins.hub import Hub
 from taskq_plugins.hub import server as servers
-from taskq_plugins.hub.messages import NOWHERE, Sync
-from taskq_plugins.hub.wire import carried
+from taskq_plugins.hub.commands import hub as group
+from taskq_plugins.hub.models import NOWHERE, Sync, carried
 from tests.hub.place import DEVICE
 from tests.processes.harness import eventually
 
@@ -29,27 +29,36 @@ if TYPE_CHECKING:
     from tests.hub.place import Place
 
 _COMMANDS: Final = (
-    ("enrol", "edge-7"), ("move", "edge-7"), ("retire", "edge-7"), ("serve",), ("status",),
-    ("breaks",), ("keep",), ("check",), ("restore", "edge-7", "x"), ("import", "x"),
-    ("put", "edge-7", "t"), ("group", "ls"),
+    ("enroll", "edge-7"), ("retire", "edge-7"), ("devices",), ("check",), ("backup", "x"),
+    ("erase", "edge-7"), ("take", "edge-7", "x"), ("put", "edge-7", "t"), ("jobs",), ("find", "x"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("words", _COMMANDS, ids=lambda words: words[0])
 def test_a_mistyped_path_makes_no_hub_and_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
     hub = str(tmp_path / "hob")
-    place = (*words[:1], hub, *words[1:]) if words[0] != "group" else (*words, hub)
-    done = CliRunner().invoke(main, ["hub", *place])
+    done = CliRunner().invoke(main, ["hub", words[0], hub, *words[1:]])
     assert done.exit_code == 2
     assert "hob is no hub" in done.output
     assert not list(tmp_path.iterdir())
 
 
-def test_the_status_of_no_device_is_an_error(tmp_path: Path) -> None:
-    assert CliRunner().invoke(main, ["hub", "init", str(tmp_path)]).exit_code == 0
-    done = CliRunner().invoke(main, ["hub", "status", str(tmp_path)])
+def test_every_verb_but_serve_asks_for_a_hub_that_is_there() -> None:
+    assert {words[0] for words in _COMMANDS} | {"serve"} == group.commands.keys()
+
+
+def test_a_directory_with_something_else_in_it_becomes_no_hub(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    done = CliRunner().invoke(main, ["hub", "serve", str(tmp_path)])
+    assert (done.exit_code, "is no hub, and not empty" in done.output) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_devices_of_a_hub_without_any_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "devices").mkdir()
+    done = CliRunner().invoke(main, ["hub", "devices", str(tmp_path)])
     assert done.exit_code == 1
-    assert "taskq hub enrol" in done.output
+    assert "taskq hub enroll" in done.output
 
 
 async def test_wrong_tokens_are_answered_later_each_and_then_no_more(
@@ -61,11 +70,11 @@ async def test_wrong_tokens_are_answered_later_each_and_then_no_more(
         waits.append(seconds)
 
     monkeypatch.setattr("taskq_plugins.hub.server.asyncio.sleep", slept)
-    answers = [(await place.ask("GET", "/v1/logs", "wrong")).status_code for _ in range(12)]
+    answers = [(await place.ask("GET", "/logs", "wrong")).status_code for _ in range(12)]
     monkeypatch.undo()
     assert answers == [401] * 10 + [429] * 2
     assert waits == [servers._TRY_SECONDS] * 9
-    assert (await place.ask("GET", "/v1/logs")).status_code == 200
+    assert (await place.ask("GET", "/logs")).status_code == 200
 
 
 _HANGS: Final = """
@@ -78,9 +87,9 @@ main()
 
 
 def _status(url: str, token: str) -> int:
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = {"Authorization": f"Bearer {token}", "Taskq-Versions": "1"}
     try:
-        return httpx.get(f"{url}/v1/logs", headers=headers, trust_env=False).status_code
+        return httpx.get(f"{url}/logs", headers=headers, trust_env=False).status_code
     except httpx.HTTPError:
         return 0
 
@@ -117,7 +126,8 @@ async def test_a_hub_ends_within_ten_seconds_whatever_hangs(place: Place) -> Non
 
 def _sync(place: Place) -> tuple[bytes, bytes]:
     *_, body = carried(Sync(UUID(int=7), 5, frozenset(), NOWHERE))
-    head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.token}\r\n"
+    head = "POST /sync HTTP/1.1\r\nHost: x\r\nTaskq-Versions: 1\r\n"
+    head += f"Content-Type: application/json\r\nAuthorization: Bearer {place.token}\r\n"
     return head.encode(), body
 
 
@@ -125,10 +135,10 @@ def test_a_hub_ends_though_nobody_reads_what_it_says(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_read, ended = threading.Event(), list[int]()
-    monkeypatch.setattr(service, "_TELL_SECONDS", 0.01)
-    monkeypatch.setattr("taskq_plugins.hub.service.os._exit", ended.append)
-    monkeypatch.setattr(service._log, "warning", lambda _text: is_read.wait(60))
-    service.Listener(place.server, (None, None))._give_up()
+    monkeypatch.setattr(servers, "_TELL_SECONDS", 0.01)
+    monkeypatch.setattr("taskq_plugins.hub.server.os._exit", ended.append)
+    monkeypatch.setattr(servers._log, "warning", lambda _text: is_read.wait(60))
+    servers.Listener(place.server, (None, None))._give_up()
     is_read.set()
     assert ended == [1]
 
@@ -136,7 +146,7 @@ def test_a_hub_ends_though_nobody_reads_what_it_says(
 @pytest.mark.skipif(sys.platform != "linux", reason="lists the files of a process in /proc")
 async def test_a_hub_that_ended_has_no_file_open(place: Place) -> None:
     await place.write()
-    async with place.server.app.router.lifespan_context(place.server.app):
+    async with place.server.site.router.lifespan_context(place.server.site):
         await place.sync()
         assert _open_files(place.hub)
     assert _open_files(place.hub) == []

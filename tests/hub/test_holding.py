@@ -13,25 +13,26 @@ from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub, hub_outbox, server
 from taskq_plugins.hub.device_outbox import LongPoll
 from taskq_plugins.hub.line import HubWaits, Line
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub.models import (
     NOWHERE,
     CopyEnd,
     Given,
+    HubError,
     Question,
     Refused,
     Sync,
     Trouble,
+    understood,
 )
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.service import Listener
-from taskq_plugins.hub.wire import HubError, understood
+from taskq_plugins.hub.server import Listener
 from tests.hub.place import served
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskq_plugins.hub.messages import Answer
+    from taskq_plugins.hub.models import Answer
     from tests.hub.place import Place
 
 _COUNT = 6
@@ -71,7 +72,7 @@ async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
 ) -> None:
     monkeypatch.setattr(server, "_REQUESTS_MAX", _COUNT // 2)
     monkeypatch.setattr(hub_outbox, "_GATHER_SECONDS", 0.5)
-    lines = [Line(url, Registry(place.hub).enrol(f"edge-{number}")) for number in range(_COUNT)]
+    lines = [Line(url, Registry(place.hub).enroll(f"edge-{number}")) for number in range(_COUNT)]
     async with Hub(place.hub) as hub:
         await hub.device("edge-0").enqueue(hub.call_by_name("update"))
         held = [await _held(place, line, uuid4()) for line in lines[1:]]
@@ -95,7 +96,7 @@ async def test_a_question_takes_the_place_of_the_one_before(
     place: Place, url: str, has_outbox: bool
 ) -> None:
     lines = [Line(url, place.token) for _ in range(_COUNT)]
-    Registry(place.hub).enrol("other")
+    Registry(place.hub).enroll("other")
     async with Hub(place.hub) as hub:
         if has_outbox:
             await hub.device("other").enqueue(hub.call_by_name("update"))
@@ -112,7 +113,7 @@ async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(place: P
     for _ in range(50):
         asked = {"protocol": 1, "log_id": str(uuid4()), "created_ns": 5, "incompat": []}
         end = {"end": [0, 0, 0, ""]}
-        answers.add((await place.ask("POST", "/v1/sync", token, json=asked | end)).status_code)
+        answers.add((await place.ask("POST", "/sync", token, json=asked | end)).status_code)
     copies = place.server._copies
     assert answers == {200, 507}
     assert len(copies._sessions) == len(copies.all())

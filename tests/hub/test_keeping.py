@@ -16,8 +16,8 @@ from taskq.log.read.reader import LogReader, verify
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copyfiles import kept
+from taskq_plugins.hub.models import HubError
 from taskq_plugins.hub.push import Verdict
-from taskq_plugins.hub.wire import HubError
 from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:

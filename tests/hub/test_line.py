@@ -16,8 +16,7 @@ from taskq.connection.settings import HubSettings
 from taskq.errors import UsageError
 from taskq_plugins.hub import line as lines
 from taskq_plugins.hub.line import Allowance, Http, HubReply, Line
-from taskq_plugins.hub.messages import Ask
-from taskq_plugins.hub.wire import HubError
+from taskq_plugins.hub.models import Ask, HubError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,7 +66,7 @@ async def test_a_hub_is_reached_through_the_proxy_that_the_environment_names(
         monkeypatch.setenv("https_proxy", f"http://ada:love%40lace@127.0.0.1:{port}")
         line = Line("https://hub.example:8443", TOKEN)
         with pytest.raises(HubError, match=r"cannot be reached .*403"):
-            await line.request("GET", "/v1/logs", {})
+            await line.request("GET", "/logs", {})
     (head,) = asked
     assert head.startswith(b"CONNECT hub.example:8443 HTTP/1.")
     assert b"Proxy-Authorization: Basic YWRhOmxvdmVAbGFjZQ==\r\n" in head
@@ -81,7 +80,7 @@ async def test_a_hub_that_is_excepted_is_reached_straight_on(
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("no_proxy", "hub.invalid")
         with pytest.raises(HubError, match="cannot be reached"):
-            await Line("https://hub.invalid", TOKEN).request("GET", "/v1/logs", {})
+            await Line("https://hub.invalid", TOKEN).request("GET", "/logs", {})
     assert not asked
 
 
@@ -97,12 +96,12 @@ async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lines, "_ANSWER_BYTES_MAX", 100_000)
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 10_000) as (port, _):
         with pytest.raises(HubError, match="an answer of over 100000 bytes"):
-            await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
+            await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/logs", {})
 
 
 async def test_an_answer_may_end_with_its_connection_and_a_question_ends_with_its_head() -> None:
     async with answering(b"HTTP/1.0 200 OK\r\n\r\n{}") as (port, asked):
-        answer = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/v1/logs", {})
+        answer = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/logs", {})
     assert answer == HubReply(200, b"{}")
     assert b"transfer-encoding" not in asked[0].lower()
 
@@ -121,9 +120,9 @@ async def test_a_request_that_was_given_up_is_no_end_of_the_line(
         line = Line(f"http://127.0.0.1:{full.getsockname()[1]}", TOKEN)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await line.request("GET", "/v1/logs", {})
+                await line.request("GET", "/logs", {})
         with pytest.raises(HubError, match="cannot be reached"):
-            await line.request("GET", "/v1/logs", {})
+            await line.request("GET", "/logs", {})
 
 
 async def test_who_asked_for_nothing_is_not_told_that_a_line_cannot_be_judged(

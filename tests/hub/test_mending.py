@@ -12,9 +12,9 @@ import pytest
 from taskq import TaskLog
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.models import HubStops
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.transport import hub_backed_up
-from taskq_plugins.hub.wire import HubStops
 from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import is_copy
 from tests.hub.place import run as _run
@@ -174,8 +174,8 @@ async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
     await place.sync(token)  # the job came
     await place.server._outbox.close()
     assert _is_whole(place)
-    assert "old/1" in _run("hub", "breaks", place.hub).output
-    assert "handed over" in _run("hub", "show", place.hub, job).output
+    assert "fork from lsn" in _run("hub", "devices", place.hub, _DEVICE).output
+    assert "handed over" in _run("hub", "find", place.hub, job).output
 
 
 async def test_a_backup_that_is_made_while_the_hub_grows_is_whole(place: Place) -> None:
@@ -198,22 +198,6 @@ async def _grown(place: Place) -> None:
     await place.sync()
 
 
-async def test_a_device_that_is_asked_to_sends_again_all_that_it_has(place: Place) -> None:
-    """Meanwhile what is there stays, and another sync asks for nothing more."""
-    await _work(place, 60, 2 * _MIB)
-    await place.sync()
-    files = [*(place.copy / "log").glob("*.log")]
-    inodes = {file.name: file.stat().st_ino for file in files}
-    assert "files are asked for again" in _run("hub", "resend", place.hub, _DEVICE).output
-    place.restart()
-    assert _run("verify", "-d", place.copy).exit_code == 0
-    await place.sync()
-    assert _is_whole(place)
-    renewed = {file.name for file in files if file.stat().st_ino != inodes[file.name]}
-    assert renewed == {file.name for file in files} - {max(place.segments())}
-    assert not list((place.copy / "again").glob("*.part"))
-
-
 async def test_what_is_erased_is_gone_and_its_token_holds_no_more(place: Place) -> None:
     await _work(place, 3)
     await place.sync()
@@ -222,7 +206,7 @@ async def test_what_is_erased_is_gone_and_its_token_holds_no_more(place: Place) 
     assert not [
         path for path in place.hub.rglob("*") if _DEVICE in str(path.relative_to(place.hub))
     ]
-    assert "has no device yet" in _run("hub", "status", place.hub).output
+    assert "has no device yet" in _run("hub", "devices", place.hub).output
     place.restart()
     with pytest.raises(HubStops, match="401"):
         await place.sync()
@@ -234,7 +218,7 @@ async def test_a_served_hub_erases_nothing(place: Place) -> None:
     disk = LocalDisk()
     lock = disk.open(str(place.hub / "serve.lock"), create=True)
     assert disk.try_lock(lock)
-    for words in (("erase", place.hub, _DEVICE, "--yes"), ("resend", place.hub, _DEVICE)):
+    for words in (("erase", place.hub, _DEVICE, "--yes"), ("take", place.hub, _DEVICE, place.log)):
         assert "served by another process" in _run("hub", *words).output
     assert place.copies()
     disk.close(lock)
@@ -267,9 +251,9 @@ async def test_a_registry_that_is_older_than_the_copies_is_named_with_what_helps
         file.unlink()
     (place.hub / "registry.db").write_bytes(before)
     checked = _run("hub", "check", place.hub)
-    assert f"taskq hub enrol {place.hub} {_DEVICE}" in checked.output
+    assert f"taskq hub enroll {place.hub} {_DEVICE}" in checked.output
     assert checked.exit_code == 1
-    assert _run("hub", "enrol", place.hub, _DEVICE).exit_code == 0
+    assert _run("hub", "enroll", place.hub, _DEVICE).exit_code == 0
     assert _run("hub", "check", place.hub).output == ""
 
 
@@ -279,13 +263,13 @@ async def test_a_registry_that_was_copied_while_it_was_written_is_named_with_wha
 ) -> None:
     registry = Registry(place.hub)
     for number in range(60):
-        registry.enrol(f"edge-{number}")
+        registry.enroll(f"edge-{number}")
     registry.close()
     file = place.hub / "registry.db"
     data = bytearray(file.read_bytes())
     data[at : at + 4_096] = b"of another time!" * 256
     file.write_bytes(data)
-    for command in (("status",), ("enrol", "edge-7"), ("serve", "--bind", "127.0.0.1:0")):
+    for command in (("devices",), ("enroll", "edge-7"), ("serve", "--bind", "127.0.0.1:0")):
         done = _run("hub", command[0], place.hub, *command[1:])
         assert done.exit_code == 1, done.output
         assert str(file) in done.output

@@ -73,7 +73,7 @@ class Device:
     def __init__(self, place: Place, url: str, **settings: Any) -> None:
         self.path, self.seconds = str(place.path / "edge-7"), 1_000 * _DAY
         hub = HubSettings(**settings)
-        self.line = Line(url, Registry(place.hub).enrol("edge-7"), None, hub)
+        self.line = Line(url, Registry(place.hub).enroll("edge-7"), None, hub)
         self.line.allowance = Allowance(hub, url, lambda: self.seconds)
 
     async def sync(self) -> list[Verdict]:

@@ -10,19 +10,20 @@ from uuid import UUID
 import pytest
 
 from taskq.engine import DurableLog, LocalDisk
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub.models import (
     NOWHERE,
     BreakKind,
     CopyEnd,
     Declare,
+    HubStops,
     Resend,
     Seal,
     Sync,
+    adapter,
 )
 from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
-from taskq_plugins.hub.wire import HubStops, read
 from tests.hub.place import DEVICE
 from tests.programs import run_taskq
 
@@ -38,7 +39,8 @@ _LOG: Final = UUID(int=7)
 
 async def _session(place: Place, log_id: UUID = _LOG) -> CopyEnd:
     answer = await place.sent(Sync(log_id, 5, frozenset(), NOWHERE))
-    return read(CopyEnd, answer.json())
+    answer_of: CopyEnd = adapter(CopyEnd).validate_json(answer.content)
+    return answer_of
 
 
 def _used(place: Place) -> int:
@@ -72,12 +74,12 @@ async def test_a_device_is_set_back_three_times_a_day_and_then_held_until_somebo
     before = place.tree()
     refused = await _fork(place, log_id, borders[4])
     assert (refused.status_code, refused.json()["type"]) == (403, "held")
-    with pytest.raises(HubStops, match="hub move"):
+    with pytest.raises(HubStops, match="hub devices HUB NAME"):
         await place.sync()
     assert place.tree().items() <= before.items()
-    assert "held" in run_taskq("hub", "status", str(place.hub)).stdout
-    Registry(place.hub).move(DEVICE)
-    assert await place.sync() == [Verdict.BEHIND]
+    assert "held" in run_taskq("hub", "devices", str(place.hub)).stdout
+    Registry(place.hub).replace(DEVICE)
+    assert await place.sync(Registry(place.hub).enroll(DEVICE)) == [Verdict.BEHIND]
 
 
 async def test_what_a_fork_copies_counts_and_none_begins_that_does_not_fit(place: Place) -> None:
@@ -124,7 +126,7 @@ async def test_what_is_thrown_out_since_its_hash_is_wrong_counts(place: Place) -
     account = place.server._account(DEVICE)
     for _ in range(3):
         session = (await _session(place, log_id)).session
-        await place.sent(Seal(session, log_id, borders[0], bytes(32)))
+        await place.sent(Seal(session, log_id, borders[0], "00" * 32))
         await place.sync()
     assert len(list(place.hub.rglob("torn/*"))) == 3
     assert _used(place) <= account.used

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import pytest
 
 from examples.hub.line import free_port
-from taskq import TaskLog
 from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.backup import repair_directory
-from taskq_plugins.hub import wire
-from taskq_plugins.hub.line import check_url
-from taskq_plugins.hub.messages import NOWHERE, Sync
+from taskq_plugins.hub.line import Line, check_url
+from taskq_plugins.hub.models import FRAMES, PART_BYTES_MAX, Ask, HubError, HubStops
 from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.server import BodyReader, Server
-from taskq_plugins.hub.wire import FRAMES, PART_BYTES_MAX, HubError, HubStops
 from tests.cli.helpers import taskq
 from tests.hub.place import Place, is_copy, running
-from tests.processes.harness import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _URL: Final = "http://localhost"
-_NOT_THERE: Final = b'{"type": "about:blank", "title": "not found"}'
+_NOT_THERE: Final = b'{"type":"about:blank","title":"not found"}'
 _LOG_ID: Final = "12345678-1234-5678-1234-567812345678"
 
 
@@ -49,7 +43,7 @@ async def test_a_log_goes_to_the_hub_and_grows_there(place: Place) -> None:
 
 
 async def test_two_devices_with_the_same_log_touch_their_own_copies_only(place: Place) -> None:
-    other = Registry(place.hub).enrol("edge-8")
+    other = Registry(place.hub).enroll("edge-8")
     await place.write()
     await place.sync()
     before = place.copies()
@@ -64,14 +58,14 @@ async def test_two_devices_with_the_same_log_touch_their_own_copies_only(place: 
 async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
     place: Place, token: str
 ) -> None:
-    Registry(place.hub).enrol("edge-7")
+    Registry(place.hub).enroll("edge-7")
     before = place.tree()
     headers = {"Authorization": f"Bearer {token}".encode()}
     bodies = {
         (await place.ask(method, path, "", headers=headers)).content
-        for method, path in (("POST", "/v1/sync"), ("GET", "/"), ("PATCH", f"/v1/logs/{_LOG_ID}"))
+        for method, path in (("POST", "/sync"), ("GET", "/"), ("PATCH", f"/logs/{_LOG_ID}"))
     }
-    assert bodies == {b'{"type": "about:blank", "title": "the token is not known here"}'}
+    assert bodies == {b'{"type":"about:blank","title":"the token is not known here"}'}
     assert place.tree() == before
 
 
@@ -79,16 +73,14 @@ async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
     "path",
     [
         "/",
-        "/v1",
-        f"/v1/logs/{_LOG_ID}",
-        f"/v1/logs/{_LOG_ID}/segments/..",
-        f"/v1/logs/{_LOG_ID}/segments/00000000000000000000",
-        f"/v1/logs/{_LOG_ID}/segments/99999999999999999999",
-        "/v1/logs/../../../registry.db/ask",
-        "/v1/logs/%2e%2e/%2e%2e/ask",
-        f"/v1/logs/{_LOG_ID}%00/ask",
-        f"/v1/logs/{'é' * 36}/ask",
-        "/v1/logs/" + "a" * 300 + "/ask",
+        "/nowhere",
+        f"/logs/{_LOG_ID}",
+        f"/logs/{_LOG_ID}/segments/..",
+        "/logs/../../../registry.db/ask",
+        "/logs/%2e%2e/%2e%2e/ask",
+        f"/logs/{_LOG_ID}%00/ask",
+        f"/logs/{'é' * 36}/ask",
+        "/logs/" + "a" * 300 + "/ask",
     ],
 )
 async def test_all_that_is_not_there_is_one_404(place: Place, path: str) -> None:
@@ -101,60 +93,36 @@ async def test_all_that_is_not_there_is_one_404(place: Place, path: str) -> None
 
 
 async def test_a_log_that_the_hub_has_not_got_is_none_of_a_sessions(place: Place) -> None:
-    values = '{"session": 1, "places": []}'
-    answer = await place.ask("POST", f"/v1/logs/{_LOG_ID}/ask", content=values)
+    answer = await place.sent(Ask(1, UUID(_LOG_ID), ()))
     assert (answer.status_code, answer.json()["type"]) == (409, "superseded")
 
 
-async def test_a_device_of_another_version_is_told_so_and_what_helps(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spoken", ["2, 3", "", "one", "11"])
+async def test_two_sides_without_a_common_version_both_say_so_and_what_helps(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoken: str
 ) -> None:
     await place.write()
-    monkeypatch.setattr(wire, "PROTOCOL", 2)
-    *_, body = wire.carried(Sync(UUID(_LOG_ID), 1, frozenset(), NOWHERE))
-    monkeypatch.undo()
-    answer = await place.ask("POST", "/v1/sync", content=body)
-    assert (answer.status_code, answer.json()["title"]) == (426, "this hub speaks protocol 1")
-    assert isinstance(wire.refusal(426), HubStops)
-    assert "bring the older one up to date" in str(wire.refusal(426))
+    assert place.token
+    before = place.tree()
+    monkeypatch.setattr(Line, "spoken", spoken)
+    said = f"this hub speaks protocol 1, and the device {spoken or 'none'}"
+    with pytest.raises(HubStops, match=f"426: {said}: bring the older one up to date"):
+        await place.sync()
+    assert f"edge-7 was refused: {said}" in caplog.text
+    assert place.tree() == before
+    monkeypatch.setattr(Line, "spoken", "3, 1")
+    assert await place.sync() == [Verdict.NEW]
 
 
 async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
-    path = f"/v1/logs/{_LOG_ID}/segments/00000000000000000001"
+    path = f"/logs/{_LOG_ID}/segments/00000000000000000001"
     frames = {"Content-Type": FRAMES, "Content-Length": str(PART_BYTES_MAX + 1)}
     assert (await place.ask("PATCH", path, headers=frames)).status_code == 413
-    large = b" " * (256 * 1024 + 1)
-    assert (await place.ask("POST", "/v1/sync", content=large)).status_code == 413
+    large = b" " * (64 * 1024 + 1)
+    assert (await place.ask("POST", "/sync", content=large)).status_code == 413
     endless = {"Content-Length": "9" * 30}
-    assert (await place.ask("POST", "/v1/sync", headers=endless)).status_code == 411
-    assert (await place.ask("POST", "/v1/sync", content=b"[]")).status_code == 400
-
-
-async def test_a_hub_takes_in_what_comes_next_while_it_writes_what_came(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads, waited, read, piece = 0, 0, BodyReader.read, Server._piece
-
-    async def reading(body: BodyReader) -> None:
-        nonlocal reads
-        reads += 1
-        await read(body)
-
-    async def writing(*given: Any) -> Any:
-        nonlocal waited
-        before, states = reads, given[-1]
-        if not states["is_last"]:
-            await asyncio.to_thread(eventually, lambda: reads > before)
-        waited += not states["is_last"]
-        return await piece(*given)
-
-    monkeypatch.setattr(BodyReader, "read", reading)
-    monkeypatch.setattr(Server, "_piece", writing)
-    async with TaskLog.open(place.log) as log:
-        await log.put(bytes(1_500_000))
-    await place.sync()
-    assert waited
-    assert is_copy(place.copies(), place.segments())
+    assert (await place.ask("POST", "/sync", headers=endless)).status_code == 411
+    assert (await place.ask("POST", "/sync", content=b"[]")).status_code == 400
 
 
 async def test_a_device_has_so_many_logs_and_no_more(place: Place) -> None:
@@ -181,7 +149,7 @@ async def test_a_full_disk_is_told_before_anything_is_written(
 
 
 async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
-    tokens = [Registry(place.hub).enrol("edge-7") for _ in range(3)]
+    tokens = [Registry(place.hub).enroll("edge-7") for _ in range(3)]
     assert [Registry(place.hub).device_of(token) for token in tokens] == [None, "edge-7", "edge-7"]
     await place.write()
     with pytest.raises(HubError, match=r"401.*enrol"):
@@ -193,7 +161,7 @@ async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
 @pytest.mark.parametrize("name", ["", "..", "Edge", "a/b", "-a", "a" * 64, "a\n", "ü"])
 def test_a_name_that_could_lead_elsewhere_is_none_of_a_device(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="no name of a device"):
-        Registry(tmp_path).enrol(name)
+        Registry(tmp_path).enroll(name)
     assert not list(tmp_path.iterdir())
 
 
@@ -269,8 +237,8 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(
     monkeypatch.setenv("TASKQ_HUB_URL", f"http://127.0.0.1:{port}")
     monkeypatch.chdir(tmp_path)
     taskq("put", "one", "-d", log)
-    taskq("hub", "init", hub)
-    (tmp_path / "token").write_text(taskq("hub", "enrol", hub, "edge-7").stdout)
+    (hub / "devices").mkdir(parents=True)
+    (tmp_path / "token").write_text(taskq("hub", "enroll", hub, "edge-7").stdout)
     send = ("sync", log, "--token-file", "token")
     done = taskq(*send)
     assert (done.exit_code, "cannot be reached" in done.stderr) == (1, True)

@@ -20,9 +20,9 @@ from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq_plugins.hub.line import Line, last_note
+from taskq_plugins.hub.models import HubError
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import _pause, follow, sync
-from taskq_plugins.hub.wire import HubError
 from tests.processes.harness import eventually
 from tests.programs import run_forked
 
@@ -34,7 +34,7 @@ async def test_a_worker_sends_its_log_while_it_runs_jobs(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_HUB_URL", url)
-    monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enrol("edge-7"))
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enroll("edge-7"))
     monkeypatch.setenv("TASKQ_HUB_EVERY", "0")
     app = TaskQ(place.path / "edge-7")
 
@@ -94,8 +94,9 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
 ) -> None:
     for name in ("patience.HEAD_SECONDS", "hub.server._SLOW_SECONDS"):
         monkeypatch.setattr(f"taskq_plugins.{name}", 0.3)
-    head = f"POST /v1/sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {place.token}\r\n"
-    for data in ("", "POST /v1/sync HTT", head, head + "Content-Length: 900\r\n\r\n{"):
+    head = "POST /sync HTTP/1.1\r\nHost: x\r\nTaskq-Versions: 1\r\n"
+    head += f"Authorization: Bearer {place.token}\r\n"
+    for data in ("", "POST /sync HTT", head, head + "Content-Length: 900\r\n\r\n{"):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(data.encode())
         with fail_after(30):
@@ -128,7 +129,7 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_HUB_URL", url)
-    monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enrol("edge-7"))
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enroll("edge-7"))
     monkeypatch.setenv("TERM", "xterm")
     await place.write(4, 500_000)
     words = ["-m", "taskq", "sync", "-d", str(place.path / "edge-7")]
@@ -149,7 +150,7 @@ async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
 async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_was_cut(
     place: Place, url: str
 ) -> None:
-    line = Line(url, Registry(place.hub).enrol("edge-7"))
+    line = Line(url, Registry(place.hub).enroll("edge-7"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silence = Line(f"http://127.0.0.1:{silent.getsockname()[1]}", "token")
         for _ in range(3):

@@ -10,15 +10,13 @@ import resource
 from typing import TYPE_CHECKING
 from unittest.mock import Mock, call
 
-import h11
 import pytest
 from anyio import fail_after
 
-from taskq_plugins.hub import service
+from taskq_plugins.hub import server
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.push import Verdict
-from taskq_plugins.hub.server import Server
-from taskq_plugins.hub.service import Listener
+from taskq_plugins.hub.server import Listener, Server
 from taskq_plugins.hub.sync import sync
 from tests.hub.place import served
 from tests.processes.harness import eventually
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.hub.place import Place
 
-_HEAD = b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"
+_HEAD = b"POST /enroll HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"
 _LINES = 540
 
 
@@ -55,24 +53,6 @@ def test_a_hub_has_a_file_for_each_line_that_may_be_there(place: Place) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize(
-    ("is_known", "state", "waiting", "pauses"),
-    [
-        (True, h11.SEND_BODY, 1_000, False),
-        (True, h11.SEND_BODY, 1_000_000, True),
-        (True, h11.DONE, 1_000, True),
-        (False, h11.SEND_BODY, 1_000, True),
-    ],
-)
-def test_a_line_pauses_but_where_little_of_a_devices_body_waits(
-    *, is_known: bool, state: object, waiting: int, pauses: bool
-) -> None:
-    line, transport = Mock(is_known=is_known), Mock()
-    line.transport, line.conn.their_state, line.cycle.body = transport, state, bytes(waiting)
-    service._Flow(line).pause_reading()
-    assert transport.pause_reading.called is pauses
-
-
 @pytest.mark.parametrize("chosen", [False, True])
 def test_memory_of_bodies_is_kept_unless_somebody_chose_otherwise(
     monkeypatch: pytest.MonkeyPatch, *, chosen: bool
@@ -83,12 +63,12 @@ def test_memory_of_bodies_is_kept_unless_somebody_chose_otherwise(
     if chosen:
         monkey.setenv("MALLOC_ARENA_MAX", "2")
     monkey.setattr(ctypes, "CDLL", lambda _name: library)
-    service.keep_memory()
+    server.keep_memory()
     one_arena, mapped, given_back = call(-8, 1), call(-3, 2**24), call(-1, 2**26)
     assert library.mallopt.mock_calls == ([] if chosen else [one_arena, mapped, given_back])
 
 
-@pytest.mark.parametrize("data", [b"", b"POST /v1/sync HTT", _HEAD], ids=["none", "head", "body"])
+@pytest.mark.parametrize("data", [b"", b"POST /sync HTT", _HEAD], ids=["none", "head", "body"])
 async def test_hundreds_of_slow_lines_without_a_token_shut_no_device_out(
     place: Place, url: str, data: bytes
 ) -> None:

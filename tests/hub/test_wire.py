@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from taskq.engine import Border
 from taskq.log.format import codec
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.models import (
     NOWHERE,
+    STATUS,
     Append,
     Ask,
     BreakKind,
     CopyEnd,
     Declare,
+    HubError,
     Missing,
     PlacesKnown,
     Refused,
@@ -26,11 +29,14 @@ from taskq_plugins.hub.messages import (
     Stored,
     Sync,
     Trouble,
+    as_json,
+    understood,
 )
-from taskq_plugins.hub.wire import HubError, answered, carried, delivered, understood
+from tests.hub.place import DEVICE
 
 if TYPE_CHECKING:
-    from taskq_plugins.hub.messages import Answer, Request
+    from taskq_plugins.hub.models import Answer, Request
+    from tests.hub.place import Place
 
 _LOG: Final = UUID("12345678-1234-5678-1234-567812345678")
 _STEM: Final = codec.encode_frame(b"body", 1, 7, 5, 10**18, 0, 3, 64)[: codec.FRAME_HEADER_SIZE]
@@ -41,7 +47,8 @@ _REQUESTS: Final[list[Request]] = [
     Ask(3, _LOG, (_AT, Border(7))),
     Append(3, _LOG, Border(7), b"bytes"),
     Append(3, _LOG, _AT, b""),
-    Seal(3, _LOG, _AT, bytes(range(32))),
+    Append(3, _LOG, _AT, b"bytes", 90),
+    Seal(3, _LOG, _AT, bytes(range(32)).hex()),
     Declare(3, _LOG, BreakKind.GAP, _AT, Border(9), 11, "why"),
     Sync(_LOG, 5, frozenset(), _AT, 60, "ab" * 32, 10**18),
     Resend(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
@@ -59,16 +66,27 @@ _ANSWERS: Final[list[tuple[Request, Answer]]] = [
 
 
 @pytest.mark.parametrize("asked", _REQUESTS, ids=lambda item: type(item).__name__)
-def test_a_request_comes_out_as_it_went_in(asked: Request) -> None:
-    method, path, headers, body = carried(asked)
-    lower = {name.lower(): value for name, value in headers.items()}
-    assert delivered(method, path, lower, body) == asked
+async def test_a_request_comes_out_as_it_went_in(
+    place: Place, monkeypatch: pytest.MonkeyPatch, asked: Request
+) -> None:
+    came: list[object] = []
+
+    def answer(_copies: Copies, device: str, asked: object) -> Refused:
+        came.append((device, asked))
+        return Refused(Trouble.SUPERSEDED, NOWHERE)
+
+    monkeypatch.setattr(Copies, "answer", answer)
+    assert (await place.sent(asked)).json()["type"] == "superseded"
+    assert came == [(DEVICE, asked)]
 
 
 @pytest.mark.parametrize(("asked", "answer"), _ANSWERS, ids=str)
 def test_an_answer_comes_out_as_it_went_in(asked: Request, answer: Answer) -> None:
-    status, _, body = answered(answer)
-    assert understood(asked, status, body) == answer
+    assert understood(asked, *_answered(answer)) == answer
+
+
+def _answered(answer: Answer) -> tuple[int, bytes]:
+    return STATUS[answer.trouble] if isinstance(answer, Refused) else 200, as_json(answer)
 
 
 @given(
@@ -83,6 +101,5 @@ def test_what_is_no_answer_is_an_error_that_says_so(
 
 def test_a_hub_cannot_bring_a_device_to_the_end_of_its_lsns() -> None:
     answer = CopyEnd(3, _AT, is_sealed=True, has_end=False, high_lsn=2**62, begins=1)
-    _, _, body = answered(answer)
     with pytest.raises(HubError):
-        understood(_REQUESTS[0], 200, body)
+        understood(_REQUESTS[0], *_answered(answer))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq_plugins.hub.messages import BreakKind
+from taskq_plugins.hub.models import BreakKind
 from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.tables.logs import OVER
 from tests.cli.helpers import taskq

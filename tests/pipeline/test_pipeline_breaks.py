@@ -11,7 +11,7 @@ from taskq.engine import Border
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
 from taskq_plugins.hub.copyfiles import Breaks
-from taskq_plugins.hub.messages import BreakKind, Declare
+from taskq_plugins.hub.models import BreakKind, Declare
 from tests.fleet.made_logs import SECOND, MadeLog, Place
 from tests.pipeline.source_tools import Row, Stream, lsns, read_batch
 

@@ -158,7 +158,7 @@ class Chaos:
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)
         self.hub, self.log, self.folder = folder / "hub", folder / _DEVICE, folder
-        self.token = Registry(self.hub).enrol(_DEVICE)
+        self.token = Registry(self.hub).enroll(_DEVICE)
         self.proxy = Proxy(self.chance)
         self.counts = Counter[str]()
         self._process: subprocess.Popen[bytes] | None = None
@@ -252,7 +252,12 @@ class Chaos:
         if what == self.hub:
             await self.start()
         with contextlib.suppress(TaskqError, OSError):
-            Registry(self.hub).move(_DEVICE)  # a person looks at a device that is held
+            self._let_go_on()
+
+    def _let_go_on(self) -> None:
+        """Let a device that is held go on, as a person does, but with its token."""
+        with Registry(self.hub)._changed(_DEVICE) as facts:
+            facts.update(machine="", forks=[], state="active")
 
     async def run(self, sessions: int, kills: int) -> str:
         """Run ``count`` sessions, each of which may fail; then all records must be there."""
@@ -298,7 +303,7 @@ class Chaos:
     async def _settle(self) -> None:
         """Let nothing go wrong any more, until both rest."""
         self.proxy.faults, ways._ANSWER_SECONDS = 0.0, 60.0  # type: ignore[misc]
-        Registry(self.hub).move(_DEVICE)
+        self._let_go_on()
         # Until a restored log writes, the copy is rightly ahead of it: Verdict.AHEAD.
         await self.write()
         for _ in range(20):

@@ -120,9 +120,9 @@ async def _run(folder: Path, devices: int, rounds: int, kills: int) -> str:
     began, names = time.monotonic(), [f"edge-{number}" for number in range(devices)]
     for name in names:
         (folder / f"{name}.token").write_text(
-            Registry(folder / "hub").enrol(name), encoding="ascii"
+            Registry(folder / "hub").enroll(name), encoding="ascii"
         )
-        Registry(folder / "hub").set_member("all", name, is_in=True)
+        Registry(folder / "hub").join("all", name)
     server = HubProcess(folder / "hub")
     async with Hub(folder / "hub") as hub:
         update, group = hub.call_by_name, hub.group("all")

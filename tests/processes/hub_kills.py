@@ -93,7 +93,7 @@ def run(folder: Path, count: int, seconds: float, seed: int) -> None:
     url, firsts = f"http://127.0.0.1:{port}", range(0, count, _OF_PROCESS)
     names = [f"edge-{number}" for number in range(firsts[-1] + _OF_PROCESS)]
     for name in names:
-        (folder / f"{name}.token").write_text(Registry(hub).enrol(name))
+        (folder / f"{name}.token").write_text(Registry(hub).enroll(name))
     server, kills = serve(hub, port), [0, 0]
     pause = threading.Event()
     processes = {first: _start(folder, url, first) for first in firsts}

@@ -48,8 +48,7 @@ from taskq_plugins.hub import line as ways
 from taskq_plugins.hub.copyfiles import faults
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.server import Server
-from taskq_plugins.hub.service import Protocol
+from taskq_plugins.hub.server import Protocol, Server
 from taskq_plugins.hub.sync import sync
 from tests.processes.harness import is_readable, log_records
 
@@ -307,8 +306,8 @@ async def _prepared(folder: Path, listening: socket.socket, worlds: set[str]) ->
     for world in sorted(worlds):
         place = folder / world
         place.mkdir()
-        (place / "token").write_text(Registry(place / "hub").enrol(_DEVICE), encoding="ascii")
-        (place / "other").write_text(Registry(place / "hub").enrol(_OTHER), encoding="ascii")
+        (place / "token").write_text(Registry(place / "hub").enroll(_DEVICE), encoding="ascii")
+        (place / "other").write_text(Registry(place / "hub").enroll(_OTHER), encoding="ascii")
         log, yesterday = place / _DEVICE, place / "yesterday"
         server = _started(_serve, place, listening)
         try:

@@ -21,7 +21,7 @@ async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> 
     await place.write(3)
     await place.sync()
     registry = Registry(place.hub)
-    registry.enrol("edge-8")
+    registry.enroll("edge-8")
     for _ in range(10):
         if not registry.may_fork("edge-8"):
             break

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from taskq import Call, State, TaskQ
-from taskq.engine import LocalDisk, LogReader
-from taskq.errors import NotWaiting, UsageError
+from taskq.engine import Identity, LocalDisk, LogReader
+from taskq.errors import JobNotFound, NotWaiting, UsageError
 from taskq.hooks import blocking, off_loop
 from taskq.values import spoken
 from taskq.views import WAITING_STATES, Reason, Why, moment
-from taskq_plugins.hub.copyfiles import newest
+from taskq_plugins.hub.copyfiles import IDENTITY, newest
 from taskq_plugins.hub.hub_outbox import (
     EXPIRES,
     NONCE,
@@ -64,7 +64,7 @@ class Hub:
             UsageError: there is no hub.
         """
         if not (self.path / "devices").is_dir():
-            raise UsageError(f"{self.path} is no hub: look at the path, or: taskq hub init")
+            raise UsageError(f"{self.path} is no hub: look at the path, or: taskq hub serve")
         return Registry(self.path)
 
     def device(self, name: str) -> Device:
@@ -74,7 +74,7 @@ class Hub:
             UsageError: none of that name was.
         """
         if not self.registry.is_enrolled(name):
-            raise UsageError(f"{name!r:.80} is not enrolled here: taskq hub enrol {self.path} NAME")
+            raise UsageError(f"{name!r:.80} has no token: taskq hub enroll {self.path} NAME")
         return Device(self, name)
 
     def group(self, name: str) -> DeviceGroup:
@@ -183,7 +183,7 @@ class Device:
 
 
 class DeviceGroup:
-    """Devices that were put together by ``taskq hub group add``."""
+    """Devices that were put together by ``taskq hub enroll --group``."""
 
     def __init__(self, hub: Hub, name: str) -> None:
         self._hub = hub
@@ -203,7 +203,9 @@ class DeviceGroup:
         """
         devices = await off_loop(lambda: self.devices)
         if not devices:
-            raise UsageError(f"no device is in group {self.name!r}: taskq hub group add")
+            raise UsageError(
+                f"no device is in group {self.name!r}: taskq hub enroll HUB NAME --group GROUP"
+            )
         return await self._hub.enqueue_to(devices, call, {GROUP: self.name})
 
     enqueue_sync = blocking(enqueue)
@@ -243,6 +245,34 @@ def why(hub: Path, view: JobView) -> Reason:
     return Reason(code=Why.NO_WORKER, text=f"{text}; {heard}")
 
 
+def open_jobs(hub: Path) -> list[JobView]:
+    """Return the jobs for devices that have not ended, the oldest first."""
+    if not (hub / OUTBOX).is_dir():
+        return []
+    with LogReader.open(str(hub / OUTBOX)) as reader:
+        views = reader.jobs(set(WAITING_STATES), None, None, _JOBS_MAX)
+    return [view for view in reversed(views) if view.queue.startswith(TO)]
+
+
+def find(hub: Path, job_id: str) -> list[tuple[str, JobView, str]]:
+    """Return (log, job, why it waits) of each place where a job is: with its device's own view."""
+    tag, seen = job_id.rpartition("-")[0], list[Any]()
+    for file in [*hub.glob(f"{OUTBOX}/{IDENTITY}"), *sorted(hub.glob(f"devices/*/*/{IDENTITY}"))]:
+        path, is_outbox = str(file.parent), file.parent.name == OUTBOX
+        identity = Identity.read(LocalDisk(), path)
+        if identity is None or identity.tag != tag:
+            continue
+        with contextlib.suppress(JobNotFound), LogReader.open(path) as reader:
+            view = reader.job(reader.find_job(job_id))
+            if view is None:
+                continue
+            waits = is_outbox and view.state in WAITING_STATES
+            seen.append((path, view, why(hub, view).text if waits else ""))
+            if is_outbox and (there := find_there(hub, view)):
+                seen.append((*there, ""))
+    return seen
+
+
 def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
     tag, _, _ = view.job_id.partition("-")
     wanted = Identified(tag, view.lsn, view.headers.get(NONCE, ""))
@@ -270,11 +300,7 @@ def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
 
 
 def _waiting_for(hub: Path, device: str) -> list[str]:
-    if not (hub / OUTBOX).is_dir():
-        return []
-    with LogReader.open(str(hub / OUTBOX)) as reader:
-        views = reader.jobs(set(WAITING_STATES), f"{TO}{device}", None, _JOBS_MAX)
-        return [view.job_id for view in reversed(views)]
+    return [view.job_id for view in open_jobs(hub) if view.queue == f"{TO}{device}"]
 
 
 def _heard(registry: Registry, device: str) -> str:

@@ -14,11 +14,10 @@ import click
 from click.exceptions import Exit
 
 from taskq.cli import Failure, WrongUsage, count_of, json_option, render, show_job, span, yes_option
-from taskq.engine import LocalDisk, PatientDisk
+from taskq.engine import LocalDisk
 from taskq.extras import missing
 from taskq.text import flat
 from taskq.values import PRIORITY_MAX, nanoseconds, parse_json
-from taskq.views import WAITING_STATES
 from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
@@ -33,13 +32,13 @@ _KEEP_DEFAULT: Final = "30d"
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _LATE: Final = 1
 _DAY_SECONDS: Final = 86_400
-_device: Final = click.argument("device")
+_device: Final = click.argument("device", metavar="NAME")
 _names: Final = click.argument("names", metavar="[NAME]...", nargs=-1)
 
 
 def _is_hub(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
     if not (path / "devices").is_dir():
-        raise WrongUsage(f"{path} is no hub: look at the path, or make one with taskq hub init")
+        raise WrongUsage(f"{path} is no hub: look at the path, or make one with taskq hub serve")
     return path
 
 
@@ -48,42 +47,44 @@ def hub() -> None:
     """Keep copies of other machines' logs, byte for byte, where every read command works."""
 
 
-def _at_hub(group: click.Group, name: str | None = None) -> Callable[[F], click.Command]:
+def _at_hub(function: F) -> click.Command:
     argument = click.argument("directory", metavar="HUB", type=_FOLDER, callback=_is_hub)
-    return lambda function: group.command(name)(argument(function))
+    return hub.command()(argument(function))
 
 
-@hub.command()
-@click.argument("directory", metavar="HUB", type=_FOLDER)
-def init(directory: Path) -> None:
-    """Make a hub, without any device yet."""
-    (directory / "devices").mkdir(parents=True, exist_ok=True)
-
-
-@_at_hub(hub)
+@_at_hub
 @_device
 @click.option("--code", is_flag=True, help="Print a code instead: it holds once, for a day.")
-def enrol(directory: Path, device: str, code: bool) -> None:
-    """Give a device a token, and print it; of those it had the latest holds on.
+@click.option(
+    "--replace", is_flag=True,
+    help="Another machine goes on under this name: all earlier tokens end.",
+)  # fmt: skip
+@click.option("--group", "groups", metavar="GROUP", multiple=True, help="Groups that it is in.")
+def enroll(
+    directory: Path, device: str, code: bool, replace: bool, groups: tuple[str, ...]
+) -> None:
+    """Give a device a token, and print it, this once; what to type on the device comes with it.
 
-    The token is told this once. On the device it goes into a file that its user alone may read. A
-    code is short enough to be told: the device gets its token for it by taskq sync --code.
+    A code is short enough to be told. A name belongs to one machine: a device that is replaced, was
+    held, or lost its token goes on under its name with --replace.
     """
     registry = Registry(directory)
-    render.echo(registry.invite(device) if code else registry.enrol(device))
+    if replace:
+        registry.replace(device)
+    elif registry.is_enrolled(device):
+        raise Failure(
+            f"{device} has a token already: add --replace if another machine, or a new token, is "
+            f"to take its place; another device gets a name of its own"
+        )
+    secret = registry.invite(device) if code else registry.enroll(device)
+    for group in groups:
+        registry.join(group, device)
+    given = f"--code {secret}" if code else "--token-file FILE  # with this token in it"
+    render.echo(f"on {device}: taskq sync DIR --url https://… {given}", err=True)
+    render.echo(secret)
 
 
-@_at_hub(hub)
-@_device
-def move(directory: Path, device: str) -> None:
-    """Let the next machine that comes with a device's token be that device.
-
-    A token that comes from another machine than before is refused: it may have been copied.
-    """
-    Registry(directory).move(device)
-
-
-@_at_hub(hub)
+@_at_hub
 @_device
 @click.option("--jobs-to", "other", metavar="OTHER", help="A device that is to have its jobs.")
 def retire(directory: Path, device: str, other: str | None) -> None:
@@ -100,7 +101,8 @@ def retire(directory: Path, device: str, other: str | None) -> None:
     _cancel_open(directory, device)
 
 
-@_at_hub(hub)
+@hub.command()
+@click.argument("directory", metavar="HUB", type=_FOLDER)
 @click.option(
     "--bind", metavar="HOST[:PORT]", default="127.0.0.1", show_default=True,
     help="Listen there. Tokens go in clear text without a certificate, or a proxy with TLS.",
@@ -109,30 +111,37 @@ def retire(directory: Path, device: str, other: str | None) -> None:
     "--port", type=click.IntRange(0, _PORTS - 1), default=_PORT_DEFAULT, show_default=True,
     help="The port, unless --bind names it.",
 )  # fmt: skip
-@click.option("--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True, help="As keep.")
+@click.option(
+    "--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True,
+    help="How long what its log itself does not need any more stays.",
+)  # fmt: skip
 @click.option("--certfile", metavar="FILE", help="A certificate in PEM, for TLS by the hub itself.")
 @click.option("--keyfile", metavar="FILE", help="Its key, unless that is in the same file.")
 @click.option("--metrics-port", type=click.IntRange(0, _PORTS - 1), help="For Prometheus.")
 def serve(
     directory: Path, bind: str, port: int, keep: str, metrics_port: int | None, **tls: str | None
 ) -> None:
-    """Answer the devices that were enrolled, until stopped.
+    """Answer the devices that were enrolled, until stopped; an empty directory becomes a hub.
 
     What is stored lies in HUB/devices/<device>/<log id>, a task log that read commands take with -d
     while it is written.
     """
-    service = _package("service")
+    if not (directory / "devices").is_dir():
+        if directory.exists() and any(directory.iterdir()):
+            raise WrongUsage(f"{directory} is no hub, and not empty: look at the path")
+        (directory / "devices").mkdir(parents=True)
+    module = _package("server")
     place = re.fullmatch(r"(\[[^]]+\]|[^:\s]+)(?::([0-9]{1,5}))?", bind)
     if place is None or int(place[2] or 0) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
     host, port = place[1], int(place[2] or port)
-    service.keep_memory()
+    module.keep_memory()
     with _alone(directory):
         Registry(directory).open()
         scheme = "https" if tls["certfile"] else "http"
         render.echo(f"serving {directory} at {scheme}://{host}:{port}", err=True)
         # One process and one loop: each copy has one writer.
-        server = _package("server").Server(directory.absolute(), _seconds(keep))
+        server = module.Server(directory.absolute(), _seconds(keep))
         where = {"host": host.strip("[]"), "port": port}
         site, figures = server.app, contextlib.nullcontext()
         if metrics_port is not None:
@@ -140,21 +149,22 @@ def serve(
             site = metrics.Counting(site)
             figures = metrics.told(Registry(directory), site, where["host"], metrics_port)
         with figures:
-            service.Listener(server, (tls["certfile"], tls["keyfile"]), site, **where).run()
+            module.Listener(server, (tls["certfile"], tls["keyfile"]), site, **where).run()
 
 
-@_at_hub(hub)
+@_at_hub
 @_names
 @click.option("--late", metavar="SPAN", default="1h", show_default=True, help="Heard of before.")
 @json_option
-def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) -> None:
+def devices(directory: Path, names: tuple[str, ...], late: str, as_json: bool) -> None:
     """Show when each device was last heard of, and what the hub lacks of it.
 
-    Exits with 1 if one of them is late.
+    Of devices that are named it shows their logs, too, and the gaps in them. Exits with 1 if one of
+    them is late.
     """
     known, now_ns = Registry(directory).all_standing(), time.time_ns()
     if not known:
-        raise Failure(f"{directory} has no device yet: taskq hub enrol {directory} NAME")
+        raise Failure(f"{directory} has no device yet: taskq hub enroll {directory} NAME")
     if missing := sorted(set(names) - known.keys()):
         raise WrongUsage(f"{directory} has no device {missing[0]!r}")
     rows: list[dict[str, Any]] = []
@@ -163,11 +173,16 @@ def status(directory: Path, names: tuple[str, ...], late: str, as_json: bool) ->
         seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
         since_ns = facts.get("heard_ns", facts.get("enrolled_ns", 0))
         is_late = facts["state"] == "active" and now_ns - since_ns > _seconds(late) * 1e9
-        rows.append({"device": name, **facts, "late": is_late, "seconds": seconds})
+        row = {"device": name, **facts, "late": is_late, "seconds": seconds}
+        rows.append(
+            row | ({"logs": _package("copyfiles").described(directory, name)} if names else {})
+        )
     if as_json:
         render.print_json(rows)
     for row in [] if as_json else rows:
         render.echo(flat(f"{row['device']}: {', '.join(filter(None, _words(row, now_ns)))}"))
+        for log in row.get("logs", ()):
+            render.echo(flat(f"  log {log['path']}: {', '.join(_words_of_log(log, now_ns))}"))
     if any(row["late"] for row in rows):
         raise Exit(1)
 
@@ -185,42 +200,17 @@ def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
     yield "" if row["state"] == "active" else row["state"]
 
 
-@_at_hub(hub)
-@_names
-def breaks(directory: Path, names: tuple[str, ...]) -> None:
-    """Show where devices did not go on as they had sent it: gaps, and branches that were left."""
-    files = _package("copyfiles")
-    for name in names or Registry(directory).names():
-        for copy in files.kept(directory, device=name):
-            for line in [each for each in copy.breaks if each["step"] == "begun"]:
-                at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
-                left = f"old/{line['n']}"
-                is_there = copy.size(f"{left}/{files.IDENTITY}") >= 0
-                rest = f"; what was left: {copy.path}/{left}" if is_there else ""
-                render.echo(flat(f"{name}: {line['kind']} {at}: {line['cause']}{rest}"))
+def _words_of_log(log: dict[str, Any], now_ns: int) -> Iterator[str]:
+    ago = (now_ns - log["arrived_ns"]) / 1e9
+    yield f"{render.size(log['bytes'])}, up to lsn {log['next_lsn'] - 1}, grew {ago:.0f} s ago"
+    if log["problem"]:
+        yield log["problem"]
+    for line in log["breaks"]:
+        at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
+        yield f"{line['kind']} {at}: {line['cause']}"
 
 
-@_at_hub(hub)
-@click.option("--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True, help="So long.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-def keep(directory: Path, keep: str, dry_run: bool) -> None:
-    """Remove what came long ago, and what its log itself does not need any more.
-
-    A hub that is served does so by itself each hour. What a log has not written again stays. What a
-    break left goes as a whole.
-    """
-    before_ns = time.time_ns() - round(_seconds(keep) * 1e9)
-    with contextlib.nullcontext() if dry_run else _alone(directory):
-        registry = None if dry_run else Registry(directory)
-        copies = _package("copies").Copies(PatientDisk, str(directory), registry)
-        for copy in copies.all():
-            gone = copies.keep(copy, before_ns, dry_run=dry_run)
-            what = f"{sum(old.size for old in gone)} B {'would go' if dry_run else 'went'}"
-            if gone:
-                render.echo(f"{copy.device}/{copy.log_id}: {len(gone)} files, {what}")
-
-
-@_at_hub(hub)
+@_at_hub
 @click.option("--deep", is_flag=True, help="Read every byte, as taskq verify does.")
 @click.option("--repair", is_flag=True, help="Have devices send again what is wrong; as --deep.")
 def check(directory: Path, deep: bool, repair: bool) -> None:
@@ -233,7 +223,7 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
     unknown = {copy.device for copy in files.kept(directory)} - {*Registry(directory).names()}
     for name in sorted(unknown):
         what = "registry.db does not know it, as one that is older than the copies"
-        render.echo(f"{name}: {what}: taskq hub enrol {directory} {name}")
+        render.echo(f"{name}: {what}: taskq hub enroll {directory} {name}")
     is_wrong = bool(unknown)
     with _alone(directory) if repair else contextlib.nullcontext():
         for fault in files.faults(directory, deep=deep or repair):
@@ -246,7 +236,7 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
         raise Exit(1)
 
 
-@_at_hub(hub)
+@_at_hub
 @_device
 @yes_option
 def erase(directory: Path, device: str, yes: bool) -> None:
@@ -263,33 +253,7 @@ def erase(directory: Path, device: str, yes: bool) -> None:
         _cancel_open(directory, device)
 
 
-@_at_hub(hub)
-@_device
-def resend(directory: Path, device: str) -> None:
-    """Have a device send again all that it still has; the hub must not be served.
-
-    What is here stays until what comes is whole: for copies that nobody believes any more.
-    """
-    files, count, registry = _package("copyfiles"), 0, Registry(directory)
-    registry.known(device)
-    with _alone(directory):
-        for copy in files.kept(directory, device=device):
-            for part in files.everything(copy):
-                files.ask_again(registry, part)
-                count += 1
-    render.echo(f"{device}: {count} files are asked for again")
-
-
-@_at_hub(hub)
-@_device
-@click.argument("target", metavar="DIR", type=_FOLDER)
-def restore(directory: Path, device: str, target: Path) -> None:
-    """Make a log of a device's newest copy, in DIR, which is empty or not there."""
-    report = _package("transport").given_back(directory, device, target)
-    render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
-
-
-@_at_hub(hub)
+@_at_hub
 @click.argument("target", metavar="DEST", type=_FOLDER)
 def backup(directory: Path, target: Path) -> None:
     """Copy a hub to DEST, which is empty or not there, beside its server.
@@ -300,74 +264,37 @@ def backup(directory: Path, target: Path) -> None:
     render.echo(f"{target}: {_package('transport').hub_backed_up(directory, target)} logs")
 
 
-@_at_hub(hub, "import")
-@click.argument("stick", metavar="DIR", type=_FOLDER, callback=_is_hub)
-def take_in(directory: Path, stick: Path) -> None:
-    """Take in what devices wrote to DIR with taskq sync --to DIR; the hub must not be served."""
+@_at_hub
+@_device
+@click.argument("source", metavar="DIR", type=_FOLDER)
+def take(directory: Path, device: str, source: Path) -> None:
+    """Take in a log of a device that was carried here by hand; the hub must not be served.
+
+    DIR is what taskq backup made of the device's log, or that log itself.
+    """
     with _alone(directory):
-        for device, log_id, lsn in _package("transport").taken_in(directory.absolute(), stick):
-            render.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
+        log_id, lsn = _package("transport").taken_in(directory.absolute(), device, source)
+    render.echo(f"{device}/{log_id}: up to lsn {lsn - 1}")
 
 
 # -- jobs for devices ------------------------------------------------------------------------------
 
 
-@hub.group()
-def group() -> None:
-    """Put devices into groups, to enqueue one job for each."""
-
-
-_group: Final = click.argument("name", metavar="GROUP")
-_members: Final = click.argument("members", metavar="DEVICE…", nargs=-1, required=True)
-
-
-@_at_hub(group)
-@_group
-@_members
-def add(directory: Path, name: str, members: tuple[str, ...]) -> None:
-    """Put devices into a group; a group is there as long as one is in it."""
-    for device in members:
-        Registry(directory).set_member(name, device, is_in=True)
-
-
-@_at_hub(group)
-@_group
-@_members
-def rm(directory: Path, name: str, members: tuple[str, ...]) -> None:
-    """Take devices out of a group; what was enqueued for them stays."""
-    for device in members:
-        Registry(directory).set_member(name, device, is_in=False)
-
-
-@_at_hub(group)
-@json_option
-def ls(directory: Path, as_json: bool) -> None:
-    """Print each group and who is in it."""
-    members_of = Registry(directory).groups()
-    if as_json:
-        render.print_json(members_of)
-        return
-    for name, members in sorted(members_of.items()):
-        render.echo(flat(f"{name}: {' '.join(members)}"))
-
-
-@_at_hub(hub)
-@click.argument("to", metavar="DEVICE|GROUP")
+@_at_hub
+@click.argument("to", metavar="NAME|group:GROUP")
 @click.argument("task")
 @click.argument("arguments", default="{}")
-@click.option("--group", "is_group", is_flag=True, help="For each device that is in that group.")
 @click.option("-Q", "--queue", help="Name of the queue on the device.  [default: default]")
 @click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
 @click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
 @click.option("--delay", help='Not before so long from now, for example "30s" or "2h".')
 @click.option("--expires", help="Give up unless it was taken, and ran there, by then.")
 @click.option("--key", help="One job of the device at a time may hold it.")
-def put(
-    directory: Path, to: str, task: str, arguments: str, *, is_group: bool, **options: Any
-) -> None:
+def put(directory: Path, to: str, task: str, arguments: str, **options: Any) -> None:
     """Enqueue a call of TASK for a device, with ARGUMENTS as a JSON object; print the job's id.
 
-    The device takes it when it syncs, if it accepts the task.
+    With group:GROUP there is a job for each device of the group. A device takes its job when it
+    syncs, if it accepts the task.
     """
     try:
         values = parse_json(arguments)
@@ -382,7 +309,8 @@ def put(
     }
     with _opened(directory) as hub:
         call = hub.call_by_name(task, **values).options(**changes)
-        given = hub.group(to) if is_group else hub.device(to)
+        group = to.removeprefix("group:")
+        given = hub.device(to) if group == to else hub.group(group)
         jobs = given.enqueue_sync(call)
     for job in jobs if isinstance(jobs, list) else [jobs]:
         render.echo(job.id)
@@ -406,30 +334,36 @@ def _cancel_open(directory: Path, device: str) -> None:
         render.echo(f"{count} jobs for {device} cancelled")
 
 
-@_at_hub(hub)
-@click.argument("job_id")
+@_at_hub
+@_names
 @json_option
-def show(directory: Path, job_id: str, as_json: bool) -> None:
-    """Show a job for a device as the hub has it, then as the device's own log tells it."""
-    from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
-
+def jobs(directory: Path, names: tuple[str, ...], as_json: bool) -> None:
+    """Show the jobs for devices that have not ended yet, the oldest first."""
     client = _package("client")
-    hub, now_ns = directory.absolute(), time.time_ns()
-    with LogReader.open(str(hub / OUTBOX)) as reader:
-        view = reader.job(reader.find_job(job_id))
-    assert view is not None
-    there = client.find_there(hub, view)
-    where = client.why(hub, view).text if view.state in WAITING_STATES else ""
+    views = [view for view in client.open_jobs(directory) if not names or view.queue[3:] in names]
     if as_json:
-        on_device = None if there is None else {"log": there[0], **there[1].as_dict()}
-        render.print_json({**view.as_dict(), "why": where, "there": on_device})
+        render.print_json([view.as_dict() | {"device": view.queue[3:]} for view in views])
         return
-    show_job(view, now_ns, as_json=False)
-    if where:
-        render.echo(f"\n{flat(where)}")
-    if there is not None:
-        render.echo(f"\nin {there[0]}:\n")
-        show_job(there[1], now_ns, as_json=False)
+    for view in views:
+        why = client.why(directory, view).text
+        render.echo(flat(f"{view.job_id}: {view.task} for {view.queue[3:]}: {why}"))
+
+
+@_at_hub
+@click.argument("job_id", metavar="ID")
+@json_option
+def find(directory: Path, job_id: str, as_json: bool) -> None:
+    """Show a job wherever it is: in the logs of the devices, or among the jobs for them."""
+    seen = _package("client").find(directory.absolute(), job_id)
+    if not seen:
+        raise Failure(f"{directory} has no job {job_id}: give its whole id")
+    if as_json:
+        render.print_json([view.as_dict() | {"log": path, "why": why} for path, view, why in seen])
+        return
+    for number, (path, view, why) in enumerate(seen):
+        render.echo("\n" * (number > 0) + f"in {path}:\n")
+        show_job(view, time.time_ns(), as_json=False)
+        render.echo(f"\n{flat(why)}" if why else "")
 
 
 def _seconds(text: str) -> float:

@@ -23,7 +23,7 @@ from taskq.engine import (
     write_all,
 )
 from taskq.values import SECOND_NS
-from taskq_plugins.hub import messages
+from taskq_plugins.hub import models
 from taskq_plugins.hub.copyfiles import (
     AGAIN,
     IDENTITY,
@@ -42,7 +42,7 @@ from taskq_plugins.hub.copyfiles import (
     kept,
     opened,
 )
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub.models import (
     NOWHERE,
     Answer,
     Append,
@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from taskq_plugins.hub.registry import Hint
 
 _START: Final = Replica.START
+#: The file of a frame that comes in pieces, and how a frame's header says its body's size.
+_PIECES: Final = "pieces"
+_FRAME_HEAD: Final = 56
 #: How far a copy grows before it notes what of it is durable: no more is looked at, and written
 #: once more, when it is opened after a crash.
 MARK_BYTES: Final = 4 * 1024 * 1024
@@ -94,8 +97,8 @@ class Copy:
         self._seals = Notes(disk, f"{path}/{SEALS}")
         self._files = Replica(disk, path, log_id, writable=True)
         self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
-        #: whether more of a body is to come before what it added is synced
-        self._owes_sync = False
+        #: position before a frame that comes in pieces, and how many of its bytes came
+        self._pieces = NOWHERE, 0
         #: segments that are to come again, by SHA-256
         self._lacks: dict[str, int] = {}
         self._find_end()
@@ -104,7 +107,7 @@ class Copy:
         self._files.forget()
 
     def rest(self) -> None:
-        self.settle()
+        """Note the durable end, which saves the next opening a look, and close the files."""
         if self.at.frame and not self.is_sealed and self._marked != self.at:
             self._note_durable(self.at)
         self.close()
@@ -112,6 +115,7 @@ class Copy:
     def _find_end(self) -> None:
         disk, files, log = self._disk, self._files, f"{self._path}/{LOG}"
         files.forget()
+        disk.remove(f"{self._path}/{_PIECES}")  # they may be torn
         for name in disk.names(log):
             if name.endswith(".tmp"):
                 disk.remove(f"{log}/{name}")
@@ -156,7 +160,7 @@ class Copy:
     @property
     def lacks(self) -> tuple[tuple[int, int, str], ...]:
         ends = {line["segment"]: line["end"][1] for line in self._seals.lines}
-        some = islice(self._lacks.items(), messages.AGAIN_MAX)
+        some = islice(self._lacks.items(), models.AGAIN_MAX)
         return tuple((segment, ends.get(segment, 0), name) for name, segment in some)
 
     def _secured(self, segment: int) -> Border:
@@ -180,7 +184,7 @@ class Copy:
             return
         values = json.loads(content(self._disk, f"{self._path}/{IDENTITY}"))
         features, known = values["features"], frozenset(values["features"]["incompat"])
-        if len(known | incompat) > messages.FEATURES_MAX:
+        if len(known | incompat) > models.FEATURES_MAX:
             raise OSError(errno.EDQUOT, "a log has only so many features")
         if not known >= incompat:
             features["incompat"] = sorted(known | incompat)
@@ -212,20 +216,9 @@ class Copy:
 
     # -- growing ----------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        if self._owes_sync:
-            self._files.sync(self.at.segment)
-            self._owes_sync = False
-            self._stored(self.at)
-
-    def append(self, asked: Append, *, more: bool = False) -> Stored:
-        """Append the whole frames among the bytes.
-
-        With ``more`` the sync may wait for the next call, or for ``settle``.
-        """
-        behind, at, files = asked.behind, self.at, self._files
-        data, start, header = asked.data, 0, behind.header
-        epoch = 0 if header is None else header.epoch
+    def append(self, asked: Append) -> Stored:
+        """Append the whole frames among the bytes; of a larger frame keep the piece."""
+        behind, at, data = asked.behind, self.at, asked.data
         if behind.offset:
             fits = behind == at and not self.is_sealed
         else:
@@ -233,20 +226,49 @@ class Copy:
             fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
         if not fits:
             raise Refusal(Trouble.MISMATCH, at)
-        if not behind.offset:
-            if len(data) < _START:
-                return Stored(at)
-            start, epoch = _START, self._begin(behind.segment, data[:_START])
-        end, is_well = files.whole(data, start, behind, epoch)
+        end, is_well = (behind, True) if asked.held else self._whole(behind, data)
+        if data and is_well and end == behind:
+            data = self._joined(asked)
+            if not data:
+                return Stored(at, self._pieces[1])
+            end, is_well = self._whole(behind, data)
         if end != behind:
             # No copy of the data: a disk takes any buffer.
-            added = cast("bytes", memoryview(data)[: end.offset - behind.offset])
-            files.add(added, behind, syncs=not more)
-            self._owes_sync |= more and behind.offset > 0
+            self._files.add(cast("bytes", memoryview(data)[: end.offset - behind.offset]), behind)
             self._stored(end)
         if not is_well:
             raise Refusal(Trouble.DAMAGED, end)
         return Stored(self.at)
+
+    def _whole(self, behind: Border, data: bytes) -> tuple[Border, bool]:
+        if behind.offset:
+            header = behind.header
+            return self._files.whole(data, 0, behind, 0 if header is None else header.epoch)
+        if len(data) < _START:
+            return behind, True
+        epoch = self._begin(behind.segment, data[:_START])
+        return self._files.whole(data, _START, behind, epoch)
+
+    def _joined(self, asked: Append) -> bytes:
+        """Keep a piece of a frame; return all of them once the frame is whole.
+
+        They survive a line, not the hub: nothing of them is synced.
+        """
+        disk, start = self._disk, 0 if asked.behind.offset else _START
+        size = self._pieces[1] if self._pieces[0] == asked.behind else 0
+        if asked.held <= size:
+            with opened(disk, f"{self._path}/{_PIECES}", create=True) as file:
+                after = asked.held + len(asked.data)
+                if after > size or disk.read(file, len(asked.data), asked.held) != asked.data:
+                    write_all(disk, file, asked.data, asked.held)
+                    size = after
+                head = disk.read(file, _FRAME_HEAD, start)
+                body = int.from_bytes(head[4:8], "little")
+                if size >= (start + _FRAME_HEAD + body + 7) & ~7:
+                    self._pieces = NOWHERE, 0
+                    return disk.read(file, size, 0)
+        self._pieces = asked.behind, size
+        return b""
 
     def _begin(self, segment: int, data: bytes) -> int:
         """Begin a segment that continues the copy; return its epoch.
@@ -269,8 +291,6 @@ class Copy:
         self.at, self.is_sealed = at, False
         self.high_lsn = max(self.high_lsn, at.next_lsn)
         marked = self._marked
-        if self._owes_sync:
-            return
         if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
             self._note_durable(at)
 
@@ -284,7 +304,7 @@ class Copy:
         A different segment goes to ``torn/`` and is sent again. Later bytes of the copy stay: a
         recovery of the device moved them, and they come again.
         """
-        end, digest = asked.end, asked.digest.hex()
+        end, digest = asked.end, asked.digest
         for line in self._seals.lines:
             if (line["end"], line["sha256"]) == (end.as_list(), digest):
                 self.is_sealed |= end == self.at
@@ -417,19 +437,16 @@ class Copies:
             copy.rest()
         self._copies.clear()
 
-    def answer(self, device: str, asked: Request, *, more: bool = False) -> Answer:
-        """Carry out a request of a device.
-
-        With ``more`` the request is a piece, nobody is notified, and the next piece follows soon.
-        """
+    def answer(self, device: str, asked: Request) -> Answer:
+        """Carry out a request of a device."""
         begins = asked if isinstance(asked, Sync) else None
         if not begins and not self._is_latest(device, asked):
             return Refused(Trouble.SUPERSEDED, NOWHERE)
         try:
-            with self._held(device, asked.log_id, begins, more=more) as copy:
+            with self._held(device, asked.log_id, begins) as copy:
                 if copy is None:
                     return Refused(Trouble.SUPERSEDED, NOWHERE)
-                return self._answered(device, copy, asked, more=more)
+                return self._answered(device, copy, asked)
         except Refusal as refusal:
             return refusal.answer
 
@@ -444,9 +461,7 @@ class Copies:
         return is_latest
 
     @contextlib.contextmanager
-    def _held(
-        self, device: str, log_id: UUID, begins: Sync | None = None, *, more: bool = False
-    ) -> Iterator[Copy | None]:
+    def _held(self, device: str, log_id: UUID, begins: Sync | None = None) -> Iterator[Copy | None]:
         """Have a copy for the block, and nobody else meanwhile; a session that begins makes one.
 
         Thousands of devices are quiet at any time: none of them keeps a file open, and most of them
@@ -465,11 +480,10 @@ class Copies:
             raise
         finally:
             if copy is not None:
-                self._put_back(key, copy, more=more)
+                self._put_back(key, copy)
 
-    def _put_back(self, key: tuple[str, UUID], copy: Copy, *, more: bool) -> None:
-        if not more:
-            copy.close()
+    def _put_back(self, key: tuple[str, UUID], copy: Copy) -> None:
+        copy.close()
         with self._guard:
             self._copies[key] = copy
             is_full = len(self._copies) > _COPIES_MAX
@@ -477,16 +491,9 @@ class Copies:
         if quiet is not None:
             quiet.rest()
 
-    def _answered(self, device: str, copy: Copy, asked: Request, *, more: bool) -> Answer:
+    def _answered(self, device: str, copy: Copy, asked: Request) -> Answer:
         if isinstance(asked, Declare) and copy.is_new_fork(asked) and not self._may_fork(device):
             return Refused(Trouble.HELD, NOWHERE)
-        if isinstance(asked, Append):
-            try:
-                return copy.append(asked, more=more)
-            finally:
-                if not more:
-                    copy.settle()
-        copy.settle()
         if isinstance(asked, Sync):
             return self._begin(device, copy, asked)
         return _ACTS[type(asked)](copy, asked)
@@ -551,8 +558,9 @@ class Copies:
 
 #: Method of a copy, by the kind of request.
 _ACTS: Final[dict[type, Callable[[Copy, Any], Answer]]] = {
-    messages.Ask: lambda copy, asked: messages.PlacesKnown(tuple(map(copy.has, asked.places))),
-    messages.Seal: lambda copy, asked: copy.seal(asked),
+    Append: lambda copy, asked: copy.append(asked),
+    models.Ask: lambda copy, asked: models.PlacesKnown(tuple(map(copy.has, asked.places))),
+    models.Seal: lambda copy, asked: copy.seal(asked),
     Declare: lambda copy, asked: copy.declare(asked),
-    messages.Resend: lambda copy, asked: copy.take(asked),
+    models.Resend: lambda copy, asked: copy.take(asked),
 }

@@ -26,7 +26,7 @@ from taskq.engine import (
 )
 from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import BREAKS, decode_break
-from taskq_plugins.hub.messages import BreakKind, Declare
+from taskq_plugins.hub.models import BreakKind, Declare
 
 if TYPE_CHECKING:
     from taskq.engine import Disk
@@ -115,6 +115,27 @@ def newest(hub: str | Path, device: str) -> CopyFiles:
     if not copies:
         raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
     return max(copies, key=lambda copy: copy.arrived_ns)
+
+
+def described(hub: Path, device: str) -> list[dict[str, Any]]:
+    """Return what there is of each log of a device, for people and programs."""
+    logs = []
+    for copy in kept(hub, device=device):
+        with copy.files() as files:
+            sizes = {lsn: files.size(lsn) for lsn in files.lsns}
+        next_lsn, problem = copy.high_lsn, ""
+        try:
+            with LogReader.open(copy.path) as reader:
+                next_lsn = reader.journal.next_lsn
+        except LogError as error:
+            problem = str(error)
+        breaks = [line for line in copy.breaks if line["step"] == "begun"]
+        logs.append({
+            "path": copy.path, "log_id": str(copy.log_id), "bytes": sum(sizes.values()),
+            "next_lsn": next_lsn, "arrived_ns": copy.arrived_ns, "breaks": breaks,
+            "problem": problem,
+        })  # fmt: skip
+    return sorted(logs, key=lambda log: int(log["arrived_ns"]))
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -221,12 +242,6 @@ def ask_again(registry: Registry, fault: Fault) -> None:
     disk.make_directory(folder)
     disk.close(disk.open(f"{folder}/{fault.name}{PART}", create=True))
     disk.sync_directory(folder)
-
-
-def everything(copy: CopyFiles) -> Iterator[Fault]:
-    for segment, line in copy.seals.items():
-        if copy.size(f"{LOG}/{segment_name(segment)}") >= 0:
-            yield Fault(copy, segment_name(segment), line["sha256"])
 
 
 def is_elsewhere(hub: Path) -> bool:

@@ -20,8 +20,7 @@ from uuid import UUID
 
 from taskq.engine import EnqueueSpec, Extras, PartWriter
 from taskq.errors import TaskqError
-from taskq_plugins.hub.messages import Answer, Given, HubJob, Question, Refused
-from taskq_plugins.hub.wire import HubError
+from taskq_plugins.hub.models import Answer, Given, HubError, HubJob, Question, Refused
 
 if TYPE_CHECKING:
     from taskq.engine import Border, Clock, Disk

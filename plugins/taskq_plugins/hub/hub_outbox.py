@@ -50,7 +50,7 @@ from taskq.engine import (
 from taskq.errors import JobNotFound, LogError, TaskqError
 from taskq.hooks import Connection
 from taskq_plugins.hub.copyfiles import IDENTITY, CopyFiles, kept
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub.models import (
     BYTES_MAX,
     JOB,
     JOBS_MAX,

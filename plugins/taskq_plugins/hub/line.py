@@ -31,19 +31,26 @@ from taskq.conditions.network import metered_line
 from taskq.engine import LogConfig, read_private
 from taskq.errors import UsageError
 from taskq.hooks import HubSettings
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub.models import (
     NOWHERE,
+    PACKED,
+    PART_BYTES_MAX,
+    SPOKEN,
+    VERSIONS,
     Answer,
     Append,
-    Enrol,
+    Carried,
+    Enroll,
+    HubError,
     Question,
     Refused,
     Request,
     Resend,
     Sync,
     Trouble,
+    carried,
+    understood,
 )
-from taskq_plugins.hub.wire import PACKED, Carried, HubError, carried, understood
 
 if TYPE_CHECKING:
     from taskq.conditions import Condition
@@ -174,11 +181,8 @@ async def _told(name: str, probed: Awaitable[str], timeout_seconds: float = _PRO
         return f"{name} cannot be told ({type(error).__name__}: {error})"
 
 
-#: A part is smaller on a slow line, and grows on a fast one, between these sizes. The first is what
-#: a proxy with default settings accepts.
+#: A part is smaller on a slow line, and grows again on a fast one, down to this size.
 _PART_BYTES_MIN: Final = 64 * 1024
-_PART_BYTES_FIRST: Final = 1024 * 1024
-_PART_BYTES_MAX: Final = 8 * 1024 * 1024
 _FAST_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 10.0
 #: Each has the line's time-out for itself.
@@ -197,8 +201,8 @@ _PACKED_RATIO: Final = 0.95
 _CREATED: Final = 201
 _TOO_LARGE: Final = 413
 _TOKEN_BYTES_MAX: Final = 4_096
-_ENROL_FIRST: Final = (
-    "the hub asks for a token: run 'taskq hub enrol HUB NAME' there, keep what it prints in a "
+_ENROLL_FIRST: Final = (
+    "the hub asks for a token: run 'taskq hub enroll HUB NAME' there, keep what it prints in a "
     "file, and give --token-file FILE; or run it with --code there, and give --code CODE here"
 )
 #: A requested wait: less than three hours.
@@ -236,7 +240,7 @@ def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, 
     if not token and file.exists():
         token = read_private(file, _TOKEN_BYTES_MAX)
     if not token.strip():
-        raise UsageError(_ENROL_FIRST)
+        raise UsageError(_ENROLL_FIRST)
     return url, token.strip()
 
 
@@ -394,6 +398,8 @@ class Line:
         HubError: nobody answers, or not so that one can go on.
     """
 
+    spoken = ", ".join(map(str, VERSIONS))
+
     def __init__(
         self,
         url: str,
@@ -412,15 +418,19 @@ class Line:
         self.allowance = Allowance(self.hub, self.url)
         #: told how many bytes of how many have gone, or come, over the line
         self.tell: Callable[[int, int], None] | None = None
-        self._part_bytes = _PART_BYTES_FIRST
+        self._part_bytes = PART_BYTES_MAX
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
-        self._own = {"Authorization": f"Bearer {token}"} if token else {}
+        self._own = {SPOKEN: self.spoken}
+        self._own |= {"Authorization": f"Bearer {token}"} if token else {}
         self._carrier = carrier or Http(self.url, self.hub.ca, self.hub.rate)
         #: waiting requests must not block others
         self._holder = carrier or Http(self.url, self.hub.ca)
 
+    def piece_bytes(self) -> int:
+        return min(self._part_bytes, self.allowance.part_bytes)
+
     def part_bytes(self) -> int:
-        left, size = self.allowance.left(), min(self._part_bytes, self.allowance.part_bytes)
+        left, size = self.allowance.left(), self.piece_bytes()
         room = size if left is None else left - _HEADS_BYTES - _HANDSHAKE_BYTES
         return max(min(size, room), 1)
 
@@ -447,7 +457,7 @@ class Line:
             seconds = monotonic() - start
             factor = 2.0 if seconds < _FAST_SECONDS else 0.5 if seconds > _SLOW_SECONDS else 1.0
             wanted = round(self._part_bytes * factor)
-            self._part_bytes = min(max(wanted, _PART_BYTES_MIN), _PART_BYTES_MAX)
+            self._part_bytes = min(max(wanted, _PART_BYTES_MIN), PART_BYTES_MAX)
             if reply.status == _TOO_LARGE and _PART_BYTES_MIN < size <= most:
                 self.allowance.limit_parts(max(size // 2, _PART_BYTES_MIN))
                 return Refused(Trouble.LARGE, NOWHERE)
@@ -485,11 +495,11 @@ class Line:
 
     async def redeem(self, code: str) -> str:
         machine = machine_of(code.partition(".")[0], self.hub.machine)
-        reply = await self.request(*carried(Enrol(code, machine)))
+        reply = await self.request(*carried(Enroll(code, machine)))
         if reply.status != _CREATED:
             raise HubError(
                 f"the hub answers {reply.status}: the code does not hold, or was used, or is over "
-                f"a day old: ask for another with 'taskq hub enrol --code' there"
+                f"a day old: ask for another with 'taskq hub enroll HUB NAME --code' there"
             )
         return str(json.loads(reply.content)["token"])
 

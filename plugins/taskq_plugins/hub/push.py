@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from taskq.engine import Border, segment_name
 from taskq.errors import LogDamaged, LogError
-from taskq_plugins.hub import messages
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub import models
+from taskq_plugins.hub.models import (
     NOWHERE,
     Answer,
     BreakKind,
@@ -73,9 +73,9 @@ def compare(synced: CopyEnd, log: DurableLog) -> Verdict:
     return Verdict.GAP if log.begins_behind(at) else Verdict.FORKED
 
 
-def opening(log: DurableLog) -> messages.Sync:
+def opening(log: DurableLog) -> models.Sync:
     identity = log.identity
-    return messages.Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
+    return models.Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
 
 
 class Push:
@@ -86,6 +86,7 @@ class Push:
         ask: asks the hub.
         skip: has the device's own log give no number any more below an lsn.
         part_bytes: of the next request, unless one frame is larger.
+        piece_bytes: limit of any request; a larger frame goes in pieces.
     """
 
     #: the hub's last report about its copy
@@ -97,9 +98,11 @@ class Push:
         ask: Callable[[Request], Awaitable[Answer | None]],
         skip: Callable[[int], Awaitable[None]],
         part_bytes: Callable[[], int],
+        piece_bytes: Callable[[], int],
     ) -> None:
         self._log, self._log_id = log, log.identity.log_id
-        self._ask, self._skip, self._part_bytes = ask, skip, part_bytes
+        self._ask, self._skip = ask, skip
+        self._part_bytes, self._piece_bytes = part_bytes, piece_bytes
 
     async def run(self) -> list[Verdict]:
         log, verdicts = self._log, list[Verdict]()
@@ -146,7 +149,7 @@ class Push:
     ) -> None:
         synced, end_lsn = self._synced, self._log.end.next_lsn
         ids = synced.session, self._log_id
-        await self._ask(messages.Declare(*ids, kind, left or synced.at, at, end_lsn, cause))
+        await self._ask(models.Declare(*ids, kind, left or synced.at, at, end_lsn, cause))
 
     # -- sending: each returns False where the hub turned out to stand elsewhere -------------------
 
@@ -173,7 +176,7 @@ class Push:
             offset, is_on = 0, True
             while is_on:
                 part = self._log.segment_part(name, offset, self._part_bytes())
-                answer = await self._ask(messages.Resend(*ids, name, offset, *part))
+                answer = await self._ask(models.Resend(*ids, name, offset, *part))
                 if not isinstance(answer, Missing):
                     return False
                 # A file with another hash is requested from its start, and kept.
@@ -194,15 +197,25 @@ class Push:
                     ahead.submit(hashed.update, data)
                 if following.offset < end.offset:
                     part = ahead.submit(log.part, following, self._part_bytes())
-                answer = await self._ask(messages.Append(*ids, behind, data))
+                answer = await self._sent(behind, data)
                 if answer != Stored(following):
                     await self._not_stored(behind, answer)
                     return False
                 behind = following
         if not log.is_sealed(behind.segment):
             return True
-        digest = log.digest(end) if hashed is None else hashed.digest()
-        return await self._ask(messages.Seal(*ids, end, digest)) == Stored(end)
+        digest = log.digest(end).hex() if hashed is None else hashed.hexdigest()
+        return await self._ask(models.Seal(*ids, end, digest)) == Stored(end)
+
+    async def _sent(self, behind: Border, data: bytes) -> Answer | None:
+        """Send frames; one that is larger than a request goes in pieces, which the hub keeps."""
+        ids, held = (self._synced.session, self._log_id), 0
+        while True:
+            piece = data[held : held + self._piece_bytes()]
+            answer = await self._ask(models.Append(*ids, behind, piece, held))
+            if not isinstance(answer, Stored) or answer.held <= held:
+                return answer
+            held = answer.held
 
     async def _not_stored(self, behind: Border, answer: Answer | None) -> None:
         if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
@@ -223,7 +236,7 @@ class Push:
         The hub is asked, since to declare is to act: a place that merely fits would be taken. With
         the newest ends of segments first, then with frames of the first segment that differs.
         """
-        log, most = self._log, messages.ASKED_MAX
+        log, most = self._log, models.ASKED_MAX
         parting, differs = Border(log.segments[0]), log.segments[0]
         ends = [log.end_of(segment) for segment in reversed(log.segments)]
         for at in range(0, len(ends), most):
@@ -243,6 +256,6 @@ class Push:
         return parting
 
     async def _shared(self, places: list[Border]) -> list[Border]:
-        answer = await self._ask(messages.Ask(self._synced.session, self._log_id, tuple(places)))
-        has = answer.has if isinstance(answer, messages.PlacesKnown) else (False,) * len(places)
+        answer = await self._ask(models.Ask(self._synced.session, self._log_id, tuple(places)))
+        has = answer.has if isinstance(answer, models.PlacesKnown) else (False,) * len(places)
         return [place for place, is_there in zip(places, has, strict=True) if is_there]

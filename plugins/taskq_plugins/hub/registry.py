@@ -99,7 +99,8 @@ class Registry:
 
     # -- tokens, codes, machines ------------------------------------------------------------------
 
-    def enrol(self, device: str, machine: str = "") -> str:
+    def enroll(self, device: str, machine: str = "") -> str:
+        """Return a new token of a device; of those it had the latest holds on."""
         token = f"tq1.{checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
         with self._changed(device) as facts:
             hashes = [*facts.get("tokens", []), _hash(token)][-_TOKENS_MAX:]
@@ -108,6 +109,7 @@ class Registry:
         return token
 
     def invite(self, device: str) -> str:
+        """Return a code that gets a token once, within a day."""
         secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode()
         code = f"{checked(device)}.{secret}"
         with self._changed(device) as facts:
@@ -119,7 +121,7 @@ class Registry:
         kept = self._facts(match[1]).get("code") if match else None
         if match is None or not kept or not hmac.compare_digest(_hash(code), str(kept[0])):
             return None
-        return self.enrol(match[1], machine) if time.time_ns() < kept[1] else None
+        return self.enroll(match[1], machine) if time.time_ns() < kept[1] else None
 
     def device_of(self, token: str) -> str | None:
         match = _TOKEN.match(token)
@@ -137,11 +139,10 @@ class Registry:
                 facts["machine"] = machine
         return not (machine and bound) or hmac.compare_digest(machine, str(bound))
 
-    def move(self, device: str) -> None:
+    def replace(self, device: str) -> None:
+        """End a device's tokens: the next machine with its name may be another."""
         with self._changed(self.known(device)) as facts:
-            facts.update(machine="", forks=[])
-            if facts.get("state") == "held":
-                facts["state"] = "active"
+            facts.update(tokens=[], code=None, machine="", forks=[], state="active")
 
     def retire(self, device: str) -> None:
         with self._changed(self.known(device)) as facts:
@@ -175,7 +176,7 @@ class Registry:
     def known(self, device: str) -> str:
         if not self._facts(checked(device)):
             raise UsageError(
-                f"{self._hub} has no device {device!r}: see taskq hub status {self._hub}"
+                f"{self._hub} has no device {device!r}: see taskq hub devices {self._hub}"
             )
         return device
 
@@ -215,11 +216,11 @@ class Registry:
                 members.setdefault(str(group), []).append(device)
         return members
 
-    def set_member(self, group: str, device: str, *, is_in: bool) -> None:
+    def join(self, group: str, device: str) -> None:
+        """Put a device into a group, which is there as long as one is in it."""
         checked(group, "group")
         with self._changed(self.known(device)) as facts:
-            others = set(map(str, facts.get("groups", ()))) - {group}
-            facts["groups"] = sorted(others | {group} if is_in else others)
+            facts["groups"] = sorted({*map(str, facts.get("groups", ())), group})
 
     # -- hints ------------------------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ class Registry:
         except sqlite3.Error as error:
             raise LogDamaged(
                 f"{path} is damaged ({error}), as one is that was copied while it was written: put "
-                f"that of a 'taskq hub backup' in its place; or remove it, and enrol each device"
+                f"that of a 'taskq hub backup' in its place; or remove it, and enroll each device"
             ) from error
 
     def _has_no_room(self) -> bool:

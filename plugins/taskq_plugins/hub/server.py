@@ -1,42 +1,42 @@
-"""The hub's HTTP: ``taskq hub serve``. Requests of one log run one by one, others in parallel.
+"""The hub's HTTP: ``taskq hub serve``. Requests of a device run one by one, others in parallel.
 
-Each request is bounded before it is read: body size, number of bodies in memory, speed of headers
-and bodies, rate of token attempts. Put a proxy with TLS between the hub and the internet.
+Each request passes one gate before the app sees it: who asks, how much, how fast, how many at once.
+Put a proxy with TLS between the hub and the internet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
-import json
 import logging
 import os
-import re
+import resource
 import stat
+import threading
 import time
 import zlib
 from asyncio import get_running_loop, timeout
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from uuid import UUID
 
+import uvicorn
 from anyio import CapacityLimiter, create_task_group
 from anyio.to_thread import run_sync
-from pydantic import TypeAdapter
-from starlette.applications import Starlette
+from fastapi import Depends, FastAPI, Header, Request
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Route
 
-from taskq.engine import PatientDisk
+from taskq.engine import Border, PatientDisk, segment_lsn
 from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
-from taskq_plugins.hub import wire
+from taskq_plugins.hub import models
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copyfiles import (
     IDENTITY,
@@ -49,243 +49,191 @@ from taskq_plugins.hub.copyfiles import (
     note_place,
 )
 from taskq_plugins.hub.hub_outbox import OutboxServer
-from taskq_plugins.hub.messages import (
-    NOWHERE,
-    Answer,
-    Append,
-    CopyEnd,
-    Declare,
-    Enrol,
-    Enrolled,
-    Given,
-    Missing,
-    Question,
-    Refused,
-    Resend,
-    Stored,
-    Sync,
-    Trouble,
-)
-from taskq_plugins.hub.messages import Request as Asked
+from taskq_plugins.hub.models import NOWHERE, Refusal, Refused, Trouble
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.wire import (
-    FRAMES,
-    ID,
-    JSON,
-    JSON_LINES,
-    PACKED,
-    PROBLEM,
-    PROTOCOL,
-    WAYS,
-    HubRoute,
-    OtherProtocol,
-    adapter,
-    delivered,
-)
+from taskq_plugins.patience import Patient, config_of
 
 if TYPE_CHECKING:
+    import socket
+    from types import FrameType
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
     from taskq.engine import Disk
 
-_OCTETS: Final = "application/octet-stream"
-_REFS: Final = "#/components/schemas/{model}"
-#: A device's reads of its own logs, for a restore.
-_READS: Final = {
-    "/v1/logs": JSON,
-    "/v1/logs/{log_id}/identity": JSON,
-    "/v1/logs/{log_id}/segments": JSON,
-    "/v1/logs/{log_id}/segments/{segment}": _OCTETS,
-}
-_HEADERS: Final = (
-    "Taskq-Session", "Upload-Offset", "Taskq-Stem", "Upload-Complete", "Repr-Digest",
-)  # fmt: skip
+_log: Final = logging.getLogger("taskq")
+A = TypeVar("A")
 
 
-@cache
-def document() -> bytes:
-    """Return the document as JSON."""
-    paths: dict[str, dict[str, Any]] = {}
-    for way in WAYS:
-        paths.setdefault(way.path, {})[way.method.lower()] = _asked(way)
-    for path, kind in _READS.items():
-        paths.setdefault(path, {})["get"] = _operation(path, {kind: {}})
-    token = {"type": "http", "scheme": "bearer"}
-    return json.dumps(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "A hub of task logs", "version": str(PROTOCOL)},
-            "paths": paths,
-            "components": {"schemas": _schemas(), "securitySchemes": {"token": token}},
-            "security": [{"token": []}],
-        }
-    ).encode()
+# -- the gate --------------------------------------------------------------------------------------
 
-
-def _schemas() -> dict[str, Any]:
-    kinds = {kind for way in WAYS for kind in (*way.asks, way.answer) if not way.has_frames}
-    kinds |= {way.answer for way in WAYS} | {Refused}
-    named = [(kind, "validation", adapter(kind)) for kind in kinds - {Given}]
-    _, whole = TypeAdapter.json_schemas(named, ref_template=_REFS)  # type: ignore[arg-type]
-    schemas: dict[str, Any] = whole["$defs"]
-    for way in WAYS:
-        for kind in way.asks if "{log_id}" in way.path and not way.has_frames else ():
-            body = schemas[kind.__name__]
-            del body["properties"]["log_id"]  # the path has it
-            body["required"].remove("log_id")
-    return schemas
-
-
-def _asked(way: HubRoute) -> dict[str, Any]:
-    content = {JSON_LINES: {}} if way.answer is Given else {JSON: _ref(way.answer)}
-    status = "201" if way.path.endswith("enrol") else "200"
-    operation = _operation(way.path, content, status, _HEADERS if way.has_frames else ())
-    bodies = {FRAMES: {}, PACKED: {}} if way.has_frames else {JSON: _ref(way.asks[0])}
-    summary = " or ".join(str(kind.__doc__).partition("\n")[0] for kind in way.asks)
-    return operation | {"summary": summary, "requestBody": {"required": True, "content": bodies}}
-
-
-def _operation(
-    path: str, content: dict[str, Any], status: str = "200", headers: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    text, problem = {"type": "string"}, {PROBLEM: _ref(Refused)}
-    fields = [(name, "path") for name in re.findall(r"{(\w+)}", path)]
-    fields += ((name, "header") for name in headers)
-    parameters = [
-        {"name": name, "in": place, "required": place == "path", "schema": text}
-        for name, place in fields
-    ]
-    answers = {
-        status: {"description": "done", "content": content},
-        "default": {"description": "it was refused", "content": problem},
-    }
-    return {"parameters": parameters, "responses": answers}
-
-
-def _ref(kind: type) -> dict[str, Any]:
-    return {"schema": {"$ref": _REFS.format(model=kind.__name__)}}
-
-
-#: A slow body grows no larger than this without room.
-_SMALL_BYTES: Final = 64 * 1024
-_PIECE_BYTES: Final = 1024 * 1024
 #: Time limit of a body, and of a body slower than a KiB a second.
 BODY_SECONDS: Final = 600.0
 _SLOW_SECONDS: Final = 15.0
 _SLOW_BYTES: Final = 1_024
+_REQUESTS_MAX: Final = 256
+_OF_DEVICE_MAX: Final = 4
+_DIGITS_MAX: Final = 20
+_TOO_LARGE: Final = 413
+_RETRY_SECONDS: Final = 5
+_AGAIN: Final = frozenset({408, 429, 503, 507})
+_NOT_THERE: Final = frozenset({404, 405})
+#: Tokens and codes that do not hold, of one address in a minute.
+_TRIES_MAX: Final = 10
+#: Attempts answered without delay; each further one waits longer.
+_TRIES_FREE: Final = 3
+_TRY_SECONDS: Final = 1.0
+_MINUTE: Final = 60.0
+#: What is there for anybody.
+_OPEN: Final = frozenset({"/healthz", "/openapi.json"})
+_ENROLL: Final = models.PATHS[models.Enroll]
+_BODY_BYTES_MAX: Final = {
+    _ENROLL: models.CODE_BYTES_MAX,
+    models.PATHS[models.Question]: models.QUESTION_BYTES_MAX,
+}
 
 
-class BodyReader:
-    """A body on its way.
+class Gate:
+    """Admits requests to an app; answers the others itself, and reads nothing of their bodies.
 
     Args:
-        request: whose it is.
-        way: what kind of request.
-        room: waits until there is memory for a large one.
-
-    Attributes:
-        pieces: what came last.
-        is_over: nothing more comes.
-        is_whole: all came that was to.
+        app: gets whole bodies.
+        device_of: returns whose token it is, or None.
+        asking: device of each request that waits for news, which takes no slot.
     """
 
     def __init__(
-        self, request: Request, way: HubRoute, room: Callable[[], Awaitable[None]]
+        self,
+        app: ASGIApp,
+        device_of: Callable[[str], Awaitable[str | None]],
+        asking: Callable[[], list[str]],
     ) -> None:
-        self._stream, self._limit, self._room = request.stream(), way.bytes_max, room
-        self._most = _PIECE_BYTES if way.has_frames else way.bytes_max + 1
-        self._size, self._passed = 0, 0.0
-        self.pieces: list[bytes] = []
-        self.is_over, self.is_whole = False, True
+        self._app, self._device_of, self._asking = app, device_of, asking
+        self._waiting: dict[str, int] = {}
+        self._tries: dict[str, int] = {}
+        self._tries_began = 0.0
 
-    async def read(self) -> None:
-        pieces: list[bytes] = []
-        size, begin = 0, get_running_loop().time() - self._passed
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN:
+            await self._app(scope, receive, send)
+            return
         try:
-            async with timeout(None) as limit:
-                while size < self._most:
-                    patience = min(_SLOW_SECONDS + self._size / _SLOW_BYTES, BODY_SECONDS)
-                    limit.reschedule(begin + patience)
-                    data = await anext(self._stream)
-                    size += len(data)
-                    self._size += len(data)
-                    if self._size > self._limit:  # it said that it was shorter
-                        self.is_over, self.is_whole = True, False
-                        break
-                    if self._size - len(data) <= _SMALL_BYTES < self._size:
-                        limit.reschedule(None)
-                        waits = get_running_loop().time()
-                        await self._room()
-                        begin += get_running_loop().time() - waits
-                    pieces.append(data)
-        except StopAsyncIteration:
-            self.is_over = True
-        except (ClientDisconnect, TimeoutError):
-            self.is_over, self.is_whole = True, False
-        self._passed = get_running_loop().time() - begin
-        self.pieces = pieces
+            async with self._admitted(Request(scope)):
+                await self._app(scope, await _bounded(Request(scope), receive), send)
+        except HTTPException as error:
+            if error.status_code == _TOO_LARGE:
+                await _drained(receive)  # a proxy that cannot send all of it hears no answer
+            await _problem(error)(scope, receive, send)
 
-
-class Intake:
-    """Do what the pieces of one body ask for, on a thread."""
-
-    def __init__(self, request: Request, way: HubRoute) -> None:
-        self._request, self._way, self._left = request, way, way.bytes_max
-        is_packed = way.has_frames and request.headers.get("content-type") == PACKED
-        self._inflate = zlib.decompressobj() if is_packed else None
-        self._asked: Asked | Enrol | None = None
-        self._rest = b""
-
-    def ask(self, pieces: list[bytes], *, is_last: bool, is_whole: bool) -> Asked | Enrol:
-        """Make the request from new data and the rest before it.
-
-        A packed body is unpacked as far as it is valid, up to the limit of its way.
-        """
-        if not is_whole and Append not in self._way.asks:
-            raise HTTPException(408, "its body came too slowly: try again later")
+    @contextlib.asynccontextmanager
+    async def _admitted(self, request: Request) -> AsyncIterator[None]:
+        if request.url.path == _ENROLL:
+            _require_version(request)
+            yield
+            return
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        device = await self._device_of(token) if scheme.lower() == "bearer" else None
+        if device is None:
+            raise await self.unknown(request, "the token is not known here")
+        request.state.device = device
+        _require_version(request)
+        # Waiting for jobs, or waking up with thousands of others, uses no slot.
+        waiting, asking = self._waiting.get(device, 0), self._asking()
+        if waiting - asking.count(device) >= _OF_DEVICE_MAX:
+            raise HTTPException(429, "one request after the other")
+        if sum(self._waiting.values()) - len(asking) >= _REQUESTS_MAX:
+            raise HTTPException(503, "too many at once: try again later")
+        self._waiting[device] = waiting + 1
         try:
-            if self._inflate is not None:
-                pieces = [self._inflate.decompress(b"".join(pieces), max(self._left, 1))]
-            self._left -= sum(map(len, pieces))
-            asked = self._read(b"".join((self._rest, *pieces)))
-        except OtherProtocol as error:
-            raise HTTPException(426, f"this hub speaks protocol {PROTOCOL}") from error
-        except (ValueError, zlib.error) as error:
-            raise HTTPException(400, f"that is no request of protocol {PROTOCOL}") from error
-        self._asked = asked
-        if isinstance(asked, Resend) and not is_last:
-            return replace(asked, is_last=False)
-        return asked
+            yield
+        finally:
+            self._waiting[device] -= 1
+            if not self._waiting[device]:
+                del self._waiting[device]
 
-    def _read(self, data: bytes) -> Asked | Enrol:
-        if isinstance(self._asked, Append | Resend):
-            return replace(self._asked, data=data)
-        request = self._request
-        asked = delivered(request.method, request.url.path, request.headers, data)
-        if asked is None:
-            raise HTTPException(404, "not found")
-        return asked
+    async def unknown(self, request: Request, title: str) -> HTTPException:
+        """Return the refusal of a token or a code; after some of one address it comes late."""
+        now, address = time.monotonic(), request.client.host if request.client else ""
+        if now - self._tries_began > _MINUTE:
+            self._tries.clear()
+            self._tries_began = now
+        tries = self._tries[address] = self._tries.get(address, 0) + 1
+        if tries > _TRIES_FREE:
+            await asyncio.sleep(_TRY_SECONDS)
+        return HTTPException(401 if tries <= _TRIES_MAX else 429, title)
 
-    def goes_on(self, answer: Answer) -> bool:
-        asked = self._asked
-        if isinstance(asked, Append) and isinstance(answer, Stored):
-            behind, at, self._rest = asked.behind, answer.at, asked.data
-            if at.segment == behind.segment:
-                self._rest = asked.data[at.offset - behind.offset :]
-                self._asked = replace(asked, behind=at)
-            return True
-        if isinstance(asked, Resend) and isinstance(answer, Missing):
-            offset = asked.offset + len(asked.data)
-            self._asked = replace(asked, offset=offset)
-            return answer.files == ((asked.name, offset),)
-        return False
 
+def _require_version(request: Request) -> None:
+    spoken = request.headers.get(models.SPOKEN, "")
+    if not models.agreed(spoken.replace(" ", "").split(",")):
+        device = getattr(request.state, "device", "a new device")
+        ours = ", ".join(map(str, models.VERSIONS))
+        text = f"this hub speaks protocol {ours}, and the device {spoken[:40] or 'none'}"
+        _log.warning("hub: %s was refused: %s", device, text)
+        raise HTTPException(426, f"{text}: bring the older one up to date")
+
+
+async def _bounded(request: Request, receive: Receive) -> Receive:
+    if request.method in ("GET", "HEAD"):
+        return receive
+    default = models.PART_BYTES_MAX if request.method == "PATCH" else models.JSON_BYTES_MAX
+    most = _BODY_BYTES_MAX.get(request.url.path, default)
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal() or len(length) > _DIGITS_MAX:
+        raise HTTPException(411, "a request says how long it is")
+    if int(length) > most:
+        raise HTTPException(_TOO_LARGE, f"this takes at most {most} bytes")
+    body = [await _read(receive, most)]
+
+    async def received() -> Message:
+        return {"type": "http.request", "body": body.pop()} if body else await receive()
+
+    return received
+
+
+async def _read(receive: Receive, most: int) -> bytes:
+    """Read a body that comes in time; what is cut short counts for nothing."""
+    body, begin = bytearray(), get_running_loop().time()
+    with contextlib.suppress(TimeoutError):
+        async with timeout(None) as limit:
+            while len(body) <= most:
+                limit.reschedule(begin + min(_SLOW_SECONDS + len(body) / _SLOW_BYTES, BODY_SECONDS))
+                message = await receive()
+                if message["type"] != "http.request":
+                    break
+                body += message.get("body", b"")
+                if not message.get("more_body"):
+                    return bytes(body)
+    raise HTTPException(408, "its body did not come in time: try again later")
+
+
+async def _drained(receive: Receive) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_RETRY_SECONDS):
+            while (await receive()).get("more_body"):
+                """It is not kept."""
+
+
+def _problem(error: HTTPException) -> Response:
+    status, title = error.status_code, error.detail
+    if status in _NOT_THERE:
+        status, title = 404, "not found"
+    wait = {"Retry-After": str(_RETRY_SECONDS)} if status in _AGAIN else {}
+    return JSONResponse({"type": "about:blank", "title": title}, status, wait, models.PROBLEM)
+
+
+# -- what a device may fill ------------------------------------------------------------------------
 
 #: A file takes whole blocks, and a folder or an empty file one.
 _BLOCK: Final = 4_096
 #: Free space that stays for the operator.
 _FREE_BYTES_MIN: Final = 64 * 1024 * 1024
+#: Disk quota of a device.
+DEVICE_BYTES_MAX: Final = 10 * 2**30
 
 
 def used_bytes(folder: Path) -> int:
+    """Return the disk space of all below a folder."""
     sizes: dict[int, int] = {}
     for path, _, names in os.walk(folder):
         for name in (".", *names):
@@ -309,6 +257,7 @@ class Account:
             raise OSError(errno.ENOSPC, "the disk is nearly full")
 
     def charge(self, size: int) -> None:
+        """Count bytes that are about to be written, if they fit."""
         if size > 0:
             self.require(size)
             self.used += size
@@ -338,90 +287,49 @@ class ChargedDisk(PatientDisk):
         self._account().charge(grown)
         return super().write(descriptor, data, offset)
 
+    def remove(self, path: str) -> None:
+        status = self.status(path)
+        super().remove(path)
+        self._account().used -= 0 if status is None else _blocks(status[2])
+
 
 def _blocks(size: int) -> int:
     return max(-(-size // _BLOCK), 1) * _BLOCK
 
 
-_PATH: Final = re.compile(rf"/v1/logs(?:/({ID})/(segments|identity|segments/[0-9]{{20}}))?\Z")
+# -- the app ---------------------------------------------------------------------------------------
 
-
-def read(hub: Path, device: str, path: str, headers: Mapping[str, str]) -> Response:
-    match = _PATH.match(path)
-    try:
-        if match is not None and match[1] is None:
-            logs = [
-                {"log_id": str(copy.log_id), "arrived_ns": copy.arrived_ns}
-                for copy in kept(hub, device=device)
-            ]
-            return JSONResponse({"logs": logs})
-        if match is not None:
-            return _found(CopyFiles(PatientDisk(), hub, device, UUID(match[1])), match[2], headers)
-    except FileNotFoundError:
-        """Answer that it is not there, as for what has no such name."""
-    raise HTTPException(404, "not found")
-
-
-def _found(copy: CopyFiles, what: str, headers: Mapping[str, str]) -> Response:
-    kind, _, name = what.partition("/")
-    if kind == "identity":
-        return _file(Path(copy.path, IDENTITY), "", headers, JSON)
-    if not name:
-        return JSONResponse(_listing(copy))
-    digest = copy.seals.get(int(name), {}).get("sha256", "")
-    return _file(Path(copy.path, LOG, f"{name}.log"), digest, headers)
-
-
-def _listing(copy: CopyFiles) -> dict[str, Any]:
-    if not copy.is_there:
-        raise FileNotFoundError
-    known = copy.seals
-    with copy.files() as files:
-        segments = [[lsn, files.size(lsn), known.get(lsn, {}).get("sha256")] for lsn in files.lsns]
-    return {"segments": segments, "high_lsn": copy.high_lsn}
-
-
-def _file(
-    file: Path, digest: str, headers: Mapping[str, str], media_type: str = _OCTETS
-) -> Response:
-    status = file.lstat()
-    if not stat.S_ISREG(status.st_mode):  # a link or a folder is not there
-        raise FileNotFoundError
-    etag = {"ETag": f'"{digest}"'} if digest else {}
-    if etag and headers.get("if-none-match") == etag["ETag"]:
-        return Response(None, 304, etag)
-    return FileResponse(file, 200, etag, media_type, stat_result=status)
-
-
-_log: Final = logging.getLogger("taskq")
-#: Disk quota of a device.
-DEVICE_BYTES_MAX: Final = 10 * 2**30
 #: How long the hub has what the log itself does not need any more.
 KEEP_SECONDS: Final = 30 * 86_400.0
 _KEEP_EVERY_SECONDS: Final = 3_600.0
-#: Bodies of over 64 KiB that come at a time; a commit of up to 34 MiB is held until it is whole.
-_BODIES_MAX: Final = 6
-_REQUESTS_MAX: Final = 256
-_OF_DEVICE_MAX: Final = 4
 _THREADS: Final = 16
 #: Disk space of a break, without the copied bytes.
 _BREAK_BYTES: Final = 64 * 1024
-_DIGITS_MAX: Final = 20
-_TOO_LARGE: Final = 413
-_RETRY_SECONDS: Final = 5
-_AGAIN: Final = frozenset({408, 429, 503, 507})
-#: Tokens and codes that do not hold, of one address in a minute.
-_TRIES_MAX: Final = 10
-#: Attempts answered without delay; each further one waits longer.
-_TRIES_FREE: Final = 3
-_TRY_SECONDS: Final = 1.0
-_MINUTE: Final = 60.0
 #: How often it is noted when a device was heard of, unless it came to its end.
 _NOTED_SECONDS: Final = 10.0
 _ANEW: Final = Refused(Trouble.SUPERSEDED, NOWHERE)
 _FULL: Final = {
     errno.ENOSPC: "its disk is full: free some space there, then try again",
-    errno.EDQUOT: "this device has as much there as it may: let go of some with 'taskq hub keep'",
+    errno.EDQUOT: "this device has as much there as it may: serve the hub with a shorter --keep",
+}
+
+
+def _asker(request: Request) -> str:
+    device: str = request.state.device
+    return device
+
+
+Device = Annotated[str, Depends(_asker)]
+_Digits = Annotated[str, Header(pattern=r"^[0-9]{1,19}$")]
+_Segment = Annotated[str, InPath(pattern=r"^[0-9]{20}$")]
+_Stem = Annotated[str, Header(pattern=r"^(none|[0-9a-f]{112})$")]
+_IsLast = Annotated[str, Header(pattern=r"^\?[01]$")]
+_REFUSED: Final[dict[int | str, dict[str, Any]]] = {
+    "default": {"model": Refused, "description": "refused"}
+}
+_BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
+_FRAMES_BODY: Final = {
+    "requestBody": {"required": True, "content": {models.FRAMES: _BYTES, models.PACKED: _BYTES}}
 }
 
 
@@ -435,6 +343,7 @@ class Server:
 
     Attributes:
         app: for an ASGI server, in one process.
+        site: the part of it after the gate.
     """
 
     def __init__(
@@ -450,26 +359,47 @@ class Server:
         self._outbox = OutboxServer(path, self._registry, self._spend)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
-        self._waiting: dict[str, int] = {}
         self._accounts: dict[str, Account] = {}
         self._noted: dict[str, tuple[float, int]] = {}
-        self._tries: dict[str, int] = {}
-        self._tries_began = 0.0
-        self._bodies = asyncio.Semaphore(_BODIES_MAX)
         self._threads = CapacityLimiter(_THREADS)
-        self.app = Starlette(
-            routes=[
-                Route("/healthz", self._health, methods=["GET"]),
-                Route("/openapi.json", self._document, methods=["GET"]),
-                Route("/v1/enrol", self._enrol, methods=["POST"]),
-                Route("/{path:path}", self._serve, methods=["GET", "POST", "PATCH"]),
-            ],
-            lifespan=self._life,
-            exception_handlers={HTTPException: _refused, OSError: _failed, TaskqError: _failed},
+        self.site = self._routes()
+        self.app = self._gate = Gate(
+            self.site,
+            lambda token: self._on_thread(self._registry.device_of, token),
+            lambda: [device for device, _ in self._outbox.asking],
         )
 
+    def _routes(self) -> FastAPI:
+        app = FastAPI(
+            title="A hub of task logs", version=str(max(models.VERSIONS)), docs_url=None,
+            redoc_url=None, lifespan=self._life, responses=_REFUSED,
+            exception_handlers={
+                HTTPException: _refused, RequestValidationError: _misread, Refusal: _told,
+                OSError: _failed, TaskqError: _failed,
+            },
+        )  # fmt: skip
+        app.get("/healthz")(self._health)
+        app.post(_ENROLL, status_code=201)(self._enroll)
+        known = [Depends(HTTPBearer(auto_error=False, description="a device's token"))]
+        for kind, answer in (
+            (models.Sync, self._sync), (models.Ask, self._ask), (models.Seal, self._seal),
+            (models.Declare, self._declare), (models.Question, self._down),
+        ):  # fmt: skip
+            app.post(models.PATHS[kind], dependencies=known)(answer)
+        for path, added in ((models.APPEND, self._append), (models.AGAIN, self._resend)):
+            app.patch(path, dependencies=known, openapi_extra=_FRAMES_BODY)(added)
+        for path, read in (
+            ("/logs", self._logs), ("/logs/{log_id}/identity", self._identity),
+            ("/logs/{log_id}/segments", self._segments),
+            ("/logs/{log_id}/segments/{segment}", self._bytes_of),
+        ):  # fmt: skip
+            app.get(path, dependencies=known)(read)
+        return app
+
+    # -- by itself --------------------------------------------------------------------------------
+
     @contextlib.asynccontextmanager
-    async def _life(self, _app: Starlette) -> AsyncIterator[None]:
+    async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:
             tasks.start_soon(self._mend)
             tasks.start_soon(self._keep)
@@ -479,9 +409,14 @@ class Server:
         await self.close()
 
     async def close(self) -> None:
+        """Note how far the copies are on disk, and give their files back."""
         self._copies.close()
         await self._outbox.close()
         self._registry.close()
+
+    def end(self) -> None:
+        """Answer the requests that wait for news."""
+        self._outbox.end()
 
     async def _mend(self) -> None:
         """Request the missing data of copies after a live backup or a set-back of the hub."""
@@ -512,132 +447,169 @@ class Server:
                         _log.warning("hub: %s stays as it is: %s", copy.path, error)
                 self._accounts.pop(copy.device, None)
 
-    def _turn(self, device: str) -> asyncio.Lock:
-        return self._turns.setdefault(device, asyncio.Lock())
+    # -- what is asked ----------------------------------------------------------------------------
 
-    async def _health(self, _request: Request) -> Response:
-        return Response(b"{}", media_type="application/json")
+    async def _health(self) -> dict[str, str]:
+        return {}
 
-    async def _document(self, _request: Request) -> Response:
-        return Response(await self._on_thread(document), media_type=wire.JSON)
-
-    # -- authentication ----------------------------------------------------------------------------
-
-    async def _serve(self, request: Request) -> Response:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        device = None
-        if scheme.lower() == "bearer":
-            device = await self._on_thread(self._registry.device_of, token)
-        if device is None:
-            raise await self._unknown(request, "the token is not known here")
-        request.state.device = device
-        waiting = self._waiting.get(device, 0)
-        # Waiting for jobs, or waking up with thousands of others, uses no slot.
-        if waiting - self._outbox.asked_by(device) >= _OF_DEVICE_MAX:
-            raise HTTPException(429, "one request after the other")
-        if sum(self._waiting.values()) - len(self._outbox.asking) >= _REQUESTS_MAX:
-            raise HTTPException(503, "too many at once: try again later")
-        self._waiting[device] = waiting + 1
-        try:
-            return await self._bounded(device, request)
-        finally:
-            self._waiting[device] -= 1
-            if not self._waiting[device]:
-                del self._waiting[device]
-
-    async def _unknown(self, request: Request, title: str) -> HTTPException:
-        now, address = time.monotonic(), request.client.host if request.client else ""
-        if now - self._tries_began > _MINUTE:
-            self._tries.clear()
-            self._tries_began = now
-        tries = self._tries[address] = self._tries.get(address, 0) + 1
-        if tries > _TRIES_FREE:
-            await asyncio.sleep(_TRY_SECONDS)
-        return HTTPException(401 if tries <= _TRIES_MAX else 429, title)
-
-    async def _enrol(self, request: Request) -> Response:
-        asked = await self._taken(request, _way_of(request))
-        assert isinstance(asked, Enrol)
+    async def _enroll(self, asked: models.Enroll, request: Request) -> models.Enrolled:
         async with self._turn(""):  # one attempt at a time
             token = await self._on_thread(self._registry.redeem, asked.code, asked.machine)
         if token is None:
-            raise await self._unknown(request, "the code is not known here")
-        return Response(wire.as_json(Enrolled(token)), 201, media_type=wire.JSON)
+            raise await self._gate.unknown(request, "the code is not known here")
+        return models.Enrolled(token)
 
-    # -- what is asked ----------------------------------------------------------------------------
+    async def _sync(self, asked: models.Sync, device: Device) -> models.CopyEnd:
+        """Begin a session."""
+        return await self._answer(device, lambda: asked, models.CopyEnd)
 
-    async def _bounded(self, device: str, request: Request) -> Response:
-        if request.method in ("GET", "HEAD"):
-            where = self._path, device, request.url.path, request.headers
-            return await run_sync(read, *where, limiter=self._threads)
-        way = _way_of(request)
-        if way.has_frames:
-            return _told(*wire.answered(await self._grown(device, request, way)))
-        asked = await self._taken(request, way)
-        if isinstance(asked, Enrol):
-            raise _not_there()
-        if isinstance(asked, Question):
-            return await self._down(device, asked)
+    async def _ask(self, asked: models.Ask, device: Device) -> models.PlacesKnown:
+        """Ask which places the copy has."""
+        return await self._answer(device, lambda: asked, models.PlacesKnown)
+
+    async def _seal(self, asked: models.Seal, device: Device) -> models.Stored:
+        """End a segment."""
+        return await self._answer(device, lambda: asked, models.Stored)
+
+    async def _declare(self, asked: models.Declare, device: Device) -> models.Stored:
+        """Declare a break."""
+        return await self._answer(device, lambda: asked, models.Stored)
+
+    async def _append(
+        self, request: Request, device: Device, log_id: UUID, segment: _Segment,
+        taskq_session: _Digits, upload_offset: _Digits, taskq_stem: _Stem,
+        taskq_held: _Digits = "0",
+    ) -> models.Stored:  # fmt: skip
+        """Append frames."""
+        data = await request.body()
+
+        def asked() -> Any:
+            lsn = segment_lsn(f"{segment}.log")
+            if lsn is None:
+                raise _not_there()
+            stem = bytes.fromhex(taskq_stem.removeprefix("none"))
+            return models.adapter(models.Append).validate_python({
+                "session": int(taskq_session), "log_id": log_id,
+                "behind": Border.at_offset(lsn, int(upload_offset), stem).as_list(),
+                "data": _unpacked(request, data), "held": int(taskq_held),
+            })  # fmt: skip
+
+        return await self._answer(device, asked, models.Stored)
+
+    async def _resend(
+        self, request: Request, device: Device, log_id: UUID, name: str,
+        taskq_session: _Digits, upload_offset: _Digits, upload_complete: _IsLast,
+    ) -> models.Missing:  # fmt: skip
+        """Send a sealed segment again."""
+        data = await request.body()
+
+        def asked() -> Any:
+            return models.adapter(models.Resend).validate_python({
+                "session": int(taskq_session), "log_id": log_id, "name": name,
+                "offset": int(upload_offset), "data": _unpacked(request, data),
+                "is_last": upload_complete == "?1",
+            })  # fmt: skip
+
+        return await self._answer(device, asked, models.Missing)
+
+    async def _answer(self, device: str, asked: Callable[[], Any], kind: type[A]) -> A:
         async with self._turn(device):
-            return _told(*wire.answered(await self._on_thread(self._done, device, asked)))
+            answer = await self._on_thread(self._done, device, asked)
+        if isinstance(answer, Refused):
+            raise Refusal(answer.trouble, answer.at)
+        assert isinstance(answer, kind)
+        return answer
 
-    async def _taken(self, request: Request, way: wire.HubRoute) -> Asked | Enrol:
-        body = BodyReader(request, way, _no_wait)
-        await body.read()
-        asking = partial(Intake(request, way).ask, body.pieces, is_last=True)
-        asked: Asked | Enrol
-        asked = await self._on_thread(partial(asking, is_whole=body.is_whole))
-        return asked
+    async def _down(self, asked: models.Question, device: Device) -> Response:
+        """Ask for jobs."""
 
-    async def _grown(self, device: str, request: Request, way: wire.HubRoute) -> Answer:
-        """Take in bytes of a log, piece by piece; more than a little waits for room."""
-        intake = Intake(request, way)
-        async with contextlib.AsyncExitStack() as stack:
-            body = BodyReader(request, way, partial(stack.enter_async_context, self._bodies))
-            await body.read()
-            while True:
-                pieces, states = body.pieces, {"is_last": body.is_over, "is_whole": body.is_whole}
-                failure: Exception | None = None
-                async with create_task_group() as tasks:
-                    if not body.is_over:
-                        tasks.start_soon(body.read)
-                    try:
-                        answer = await self._piece(device, intake, pieces, states)
-                    except (HTTPException, OSError, TaskqError) as error:
-                        failure = error  # as it is, and not in a group
-                        tasks.cancel_scope.cancel()
-                if failure is not None:
-                    raise failure
-                if states["is_last"] or not intake.goes_on(answer):
-                    return answer
-
-    async def _piece(
-        self, device: str, intake: Intake, pieces: list[bytes], states: dict[str, bool]
-    ) -> Answer:
-        def done() -> Answer:
-            asked: Any = intake.ask(pieces, **states)
-            more = not states["is_last"] and isinstance(asked, Append)
-            return self._done(device, asked, more=more)
-
-        async with self._turn(device):
-            answer: Answer = await self._on_thread(done)
-            return answer
-
-    async def _down(self, device: str, asked: Question) -> Response:
-        async def look(asked: Question) -> Answer:
+        async def look(asked: models.Question) -> models.Answer:
             async with self._turn(device):  # for each look, but not for the wait
                 if not await self._on_thread(self._copies.is_at, device, asked):
                     return _ANEW
-                given: Answer = await self._on_thread(self._outbox.handing.give, device, asked)
+                given: models.Answer = await self._on_thread(
+                    self._outbox.handing.give, device, asked
+                )
                 return given
 
         async with self._turn(device):
             is_known = await self._on_thread(self._copies.is_at, device, asked)
         answer = await self._outbox.answer(device, asked, look) if is_known else _ANEW
-        return _told(*await self._on_thread(wire.answered, answer))
+        if isinstance(answer, Refused):
+            raise Refusal(answer.trouble, answer.at)
+        if not isinstance(answer, models.Given):
+            return Response(None, 204)
+        lines = await self._on_thread(models.encode_given, answer)
+        return Response(lines, media_type=models.JSON_LINES)
 
-    def end(self) -> None:
-        self._outbox.end()
+    def _done(self, device: str, make: Callable[[], Any]) -> models.Answer:
+        try:
+            asked = make()
+        except (ValueError, zlib.error) as error:
+            raise HTTPException(400, "that is no request of this protocol") from error
+        registry = self._registry
+        if isinstance(asked, models.Sync) and not registry.is_bound(device, asked.machine):
+            registry.note(device, refused_ns=time.time_ns())
+            return Refused(Trouble.CLONED, NOWHERE)
+        if isinstance(asked, models.Sync) and registry.standing(device)["state"] == "held":
+            return Refused(Trouble.HELD, NOWHERE)
+        if isinstance(asked, models.Declare):  # the branch to set aside may end jobs
+            self._outbox.arrived(device)
+            # A declared break is carried out as a whole, with a copy of the segment's beginning.
+            self._account(device).require(asked.at.offset + _BREAK_BYTES)
+        answer = self._copies.answer(device, asked)
+        if isinstance(asked, models.Append) and isinstance(answer, models.Stored):
+            self._outbox.arrived(device)
+        if isinstance(answer, models.CopyEnd | models.Stored):
+            self._note(device, asked, answer)
+        return answer
+
+    def _note(self, device: str, asked: Any, answer: models.CopyEnd | models.Stored) -> None:
+        now, lsn = time.monotonic(), answer.at.next_lsn if answer.at.stem else 0
+        noted, end = self._noted.get(device, (-_NOTED_SECONDS, 0))
+        if isinstance(asked, models.Sync):
+            end = asked.end.next_lsn
+        elif now - noted < _NOTED_SECONDS and lsn < end:
+            return
+        self._noted[device] = now, end
+        tells = isinstance(asked, models.Sync) and asked.clock_ns
+        clock = {"clock_ns": tells - time.time_ns()} if tells else {}
+        breaks, forks = self._copies.breaks(device, asked.log_id)
+        self._registry.note(
+            device, heard_ns=time.time_ns(), log_id=str(asked.log_id), end_lsn=end, at_lsn=lsn,
+            breaks=breaks, forks=forks, **clock,
+        )  # fmt: skip
+
+    # -- what a device reads of its own logs, for a restore ---------------------------------------
+
+    def _logs(self, device: Device) -> dict[str, Any]:
+        copies = kept(self._path, device=device)
+        logs = [{"log_id": str(copy.log_id), "arrived_ns": copy.arrived_ns} for copy in copies]
+        return {"logs": logs}
+
+    def _identity(self, device: Device, log_id: UUID) -> FileResponse:
+        return _file(Path(self._copy(device, log_id).path, IDENTITY))
+
+    def _segments(self, device: Device, log_id: UUID) -> dict[str, Any]:
+        copy = self._copy(device, log_id)
+        seals = copy.seals
+        with copy.files() as files:
+            held = [[lsn, files.size(lsn), seals.get(lsn, {}).get("sha256")] for lsn in files.lsns]
+        return {"segments": held, "high_lsn": copy.high_lsn}
+
+    def _bytes_of(self, device: Device, log_id: UUID, segment: _Segment) -> FileResponse:
+        return _file(Path(self._copy(device, log_id).path, LOG, f"{segment}.log"))
+
+    def _copy(self, device: str, log_id: UUID) -> CopyFiles:
+        copy = CopyFiles(PatientDisk(), self._path, device, log_id)
+        if not copy.is_there:
+            raise _not_there()
+        return copy
+
+    # -- accounts and threads ---------------------------------------------------------------------
+
+    def _turn(self, device: str) -> asyncio.Lock:
+        return self._turns.setdefault(device, asyncio.Lock())
 
     def _account(self, device: str) -> Account:
         account = self._accounts.get(device)
@@ -652,89 +624,140 @@ class Server:
     def _disk_of(self, device: str) -> Disk:
         return ChargedDisk(lambda: self._account(device))
 
-    def _done(self, device: str, asked: Asked, *, more: bool = False) -> Answer:
-        registry = self._registry
-        if isinstance(asked, Sync) and not registry.is_bound(device, asked.machine):
-            registry.note(device, refused_ns=time.time_ns())
-            return Refused(Trouble.CLONED, NOWHERE)
-        if isinstance(asked, Sync) and registry.standing(device)["state"] == "held":
-            return Refused(Trouble.HELD, NOWHERE)
-        if isinstance(asked, Declare):  # the branch to set aside may end jobs
-            self._outbox.arrived(device)
-            # A declared break is carried out as a whole, with a copy of the segment's beginning.
-            self._account(device).require(asked.at.offset + _BREAK_BYTES)
-        answer = self._copies.answer(device, asked, more=more)
-        if more:
-            return answer
-        if isinstance(asked, Append) and isinstance(answer, Stored):
-            self._outbox.arrived(device)
-        if isinstance(answer, CopyEnd | Stored):
-            self._note(device, asked, answer)
-        return answer
-
-    def _note(self, device: str, asked: Asked, answer: CopyEnd | Stored) -> None:
-        now, lsn = time.monotonic(), answer.at.next_lsn if answer.at.stem else 0
-        noted, end = self._noted.get(device, (-_NOTED_SECONDS, 0))
-        if isinstance(asked, Sync):
-            end = asked.end.next_lsn
-        elif now - noted < _NOTED_SECONDS and lsn < end:
-            return
-        self._noted[device] = now, end
-        tells = isinstance(asked, Sync) and asked.clock_ns
-        clock = {"clock_ns": tells - time.time_ns()} if tells else {}
-        breaks, forks = self._copies.breaks(device, asked.log_id)
-        self._registry.note(
-            device, heard_ns=time.time_ns(), log_id=str(asked.log_id), end_lsn=end, at_lsn=lsn,
-            breaks=breaks, forks=forks, **clock,
-        )  # fmt: skip
-
     async def _on_thread(self, function: Any, *arguments: Any) -> Any:
         return await run_sync(function, *arguments, limiter=self._threads)
 
 
-def _way_of(request: Request) -> wire.HubRoute:
-    """Return the kind of request from its path, which limits its size."""
-    matched, headers = wire.way_to(request.method, request.url.path), request.headers
-    if matched is None:
-        raise _not_there()
-    way, _ = matched
-    length, kind = headers.get("content-length", ""), headers.get("content-type", "")
-    if not length.isdecimal() or len(length) > _DIGITS_MAX:
-        raise HTTPException(411, "a request says how long it is")
-    if int(length) > way.bytes_max:
-        raise HTTPException(_TOO_LARGE, f"this takes at most {way.bytes_max} bytes")
-    if way.has_frames and kind not in (wire.FRAMES, wire.PACKED):
-        raise HTTPException(415, f"this takes {wire.FRAMES}, with +zlib or without")
-    return way
+def _unpacked(request: Request, data: bytes) -> bytes:
+    kind, most = request.headers.get("content-type"), models.PART_BYTES_MAX
+    if kind == models.PACKED:
+        data = zlib.decompressobj().decompress(data, most + 1)
+    elif kind != models.FRAMES:
+        raise HTTPException(415, f"this takes {models.FRAMES}, with +zlib or without")
+    if len(data) > most:
+        raise HTTPException(_TOO_LARGE, f"this takes at most {most} bytes")
+    return data
 
 
-async def _no_wait() -> None: ...
-
-
-def _told(status: int, media_type: str, data: bytes) -> Response:
-    return Response(data, status, media_type=media_type)
+def _file(file: Path) -> FileResponse:
+    with contextlib.suppress(FileNotFoundError):
+        status = file.lstat()
+        if stat.S_ISREG(status.st_mode):  # a link or a folder is not there
+            kind = models.JSON if file.suffix == ".json" else "application/octet-stream"
+            return FileResponse(file, media_type=kind, stat_result=status)
+    raise _not_there()
 
 
 def _not_there() -> HTTPException:
-    return HTTPException(404, "not found")
+    return HTTPException(404)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == _TOO_LARGE:  # a proxy that cannot send all of it hears no answer
-        with contextlib.suppress(ClientDisconnect, TimeoutError):
-            async with asyncio.timeout(_RETRY_SECONDS):
-                async for _ in request.stream():
-                    """It is not kept."""
-    values = {"type": "about:blank", "title": error.detail}
-    wait = {"Retry-After": str(_RETRY_SECONDS)} if error.status_code in _AGAIN else {}
-    return Response(json.dumps(values), error.status_code, wait, media_type=wire.PROBLEM)
+async def _refused(_request: Request, error: Any) -> Response:
+    return _problem(error)
+
+
+async def _misread(_request: Request, error: Any) -> Response:
+    is_path = any(each["loc"][:1] == ("path",) for each in error.errors())
+    return _problem(HTTPException(404 if is_path else 400, "that is no request of this protocol"))
+
+
+async def _told(_request: Request, error: Any) -> Response:
+    answer = error.answer
+    return Response(models.as_json(answer), models.STATUS[answer.trouble], None, models.PROBLEM)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    _log.warning(
-        "hub: a request of %s failed: %s", getattr(request.state, "device", "a new device"), error
-    )
+    device = getattr(request.state, "device", "a new device")
+    _log.warning("hub: a request of %s failed: %s", device, error)
     full = _FULL.get(error.errno or 0) if isinstance(error, OSError) else None
     title = full or "it could not be written: try again later"
-    return await _refused(request, HTTPException(507 if full else 503, title))
+    return _problem(HTTPException(507 if full else 503, title))
+
+
+# -- as a process: sockets, limits, and a prompt end -----------------------------------------------
+
+#: Connections: long polls of devices, and others.
+_LINES_MAX: Final = 2_500
+_STRANGERS_MAX: Final = 400
+#: Descriptors for these, and for their files.
+_FILES: Final = 4_096
+_HEAD_BYTES_MAX: Final = 16 * 1024
+#: Parameters of mallopt(3): arenas, bytes from which on memory is mapped, and is given back.
+_MALLOC: Final = {-8: 1, -3: 16 * 2**20, -1: 64 * 2**20}
+#: Time for running requests at the end, and for the process to exit.
+_DRAIN_SECONDS: Final = 2
+_END_SECONDS: Final = 5.0
+_TELL_SECONDS: Final = 1.0
+
+
+class Protocol(Patient):
+    """A line to a device: how slowly a body may come is seen to where it is read."""
+
+    body_seconds = BODY_SECONDS
+    strangers_max = _STRANGERS_MAX
+    _was_known = False
+
+    @property
+    def is_known(self) -> bool:
+        scope = getattr(self, "scope", None) or {}
+        self._was_known |= "device" in scope.get("state", {})
+        return self._was_known
+
+
+class Listener(uvicorn.Server):
+    """Serves a hub until it is asked to end, then ends promptly.
+
+    Answers are on the disk already, so aborting the rest loses nothing.
+    """
+
+    def __init__(
+        self,
+        hub: Server,
+        tls: tuple[str | None, str | None] = (None, None),
+        site: ASGIApp | None = None,
+        **more: Any,
+    ) -> None:
+        self._hub = hub
+        super().__init__(
+            config_of(
+                site or hub.app,
+                tls,
+                lines_max=_LINES_MAX,
+                http=Protocol,
+                h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+                **more,
+            )
+        )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        super().run(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._hub.end()
+        timer = threading.Timer(_END_SECONDS, self._give_up)
+        timer.daemon = True
+        timer.start()
+
+    def _give_up(self) -> None:
+        text = "hub: something hangs, so it ends without: what was answered is on the disk"
+        telling = threading.Thread(target=_log.warning, args=(text,), daemon=True)
+        telling.start()
+        telling.join(_TELL_SECONDS)  # the reader of the log may hang
+        os._exit(1)
+
+
+def keep_memory() -> None:
+    """Make malloc keep a body's memory for the next one: each MiB costs 160 page faults otherwise.
+
+    ``MALLOC_…`` variables of the user stay in force.
+    """
+    if not any(name.startswith("MALLOC_") for name in os.environ):
+        with contextlib.suppress(AttributeError, OSError):  # it is the GNU library's
+            library = ctypes.CDLL(None)
+            for parameter, value in _MALLOC.items():
+                library.mallopt(parameter, value)

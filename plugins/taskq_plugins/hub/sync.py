@@ -31,18 +31,19 @@ from taskq_plugins.hub.device_outbox import (
     look,
 )
 from taskq_plugins.hub.line import HubWaits, Line, check_url, line_to, note
-from taskq_plugins.hub.messages import (
+from taskq_plugins.hub.models import (
     JOB,
     WAIT_SECONDS_MAX,
     Answer,
     Append,
+    HubError,
+    HubStops,
     Question,
     Request,
     Stored,
 )
-from taskq_plugins.hub.messages import CopyEnd as Told
+from taskq_plugins.hub.models import CopyEnd as Told
 from taskq_plugins.hub.push import Push, Verdict, compare, opening
-from taskq_plugins.hub.wire import HubError, HubStops
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -131,7 +132,8 @@ class _Session:
         log.pin = known.lsn if known else 0
         if line.pins and known is None and log.segments:
             self._pin(log.segments[0])  # from now on nothing goes unsent
-        verdicts = await Push(log, self._ask, self._own.skip, line.part_bytes).run()
+        sizes = line.part_bytes, line.piece_bytes
+        verdicts = await Push(log, self._ask, self._own.skip, *sizes).run()
         done = SyncResult(verdicts, line.sent_bytes - before, log.end)
         if not line.pins:
             return done

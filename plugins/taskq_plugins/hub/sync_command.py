@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -15,14 +14,14 @@ from typing import Any, Final
 import click
 from click.exceptions import Exit
 
-from taskq.cli import log_argument, open_reader, over_shards, render, resolve
-from taskq.errors import UsageError
+from taskq.cli import log_argument, logs_below, open_reader, over_shards, render, resolve
 from taskq.hooks import HubSettings, load_settings
 from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
-from taskq_plugins.hub.line import Line, device_of, last_note, line_to, token_file
+from taskq_plugins.hub.line import Line, last_note, line_to, token_file
 
-_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+#: A code holds once, however many logs go.
+_redeemed: Final = set[str]()
 
 
 @click.command()
@@ -32,17 +31,16 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What the hub printed at enrol.  [default: token or token_file of [hub]]",
+    help="What the hub printed at enroll.  [default: token or token_file of [hub]]",
 )
-@click.option("--code", help="What it printed at enrol --code: get a token for it, keep that.")
+@click.option("--code", help="What it printed at enroll --code: get a token for it, keep that.")
 @click.option("--follow", is_flag=True, help="Stay, and send what is written within a second.")
 @click.option("--wait", is_flag=True, help="Try until all is there.")
 @click.option("--dry-run", is_flag=True, help="Only ask how the hub's copy stands.")
-@click.option("--status", is_flag=True, help="Tell how it went last, and ask nobody.")
+@click.option("--status", is_flag=True, help="Show how it went last, and ask nobody.")
 @click.option("--restore", is_flag=True, help="Make DIR of what the hub has of this device.")
-@click.option("--to", "stick", type=_FOLDER, help="Write to this directory, for taskq hub import.")
 def sync(data_dir: Path | None, **given: Any) -> None:
-    """Send a hub what it lacks of the log, once, then exit.
+    """Send a hub what it lacks of the log, or of all logs of a root of shards, once, then exit.
 
     Workers and enqueues go on meanwhile. What the hub had before is found by what stands there, so
     it does not matter how the last try ended.
@@ -50,18 +48,20 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     if given["restore"]:
         _restore(resolve(data_dir), _line(data_dir, given))
         return
+    if given["follow"]:
+        asyncio.run(_follow_all(data_dir, given))
+        return
     with open_reader(data_dir) as reader:
         path, end = reader.path, reader.journal.next_lsn
     if given["status"]:
         _tell(path, end, last_note(path))
         return
-    line = _line(data_dir, given) if given["stick"] is None else _stick(data_dir, given)
-    if given["follow"] or given["wait"]:
-        work = syncing.follow(path, line, at_once=True, once=not given["follow"])
+    line = _line(data_dir, given)
+    if given["wait"]:
+        done = _run(line, syncing.follow(path, line, at_once=True, once=True), shows=True)
     else:
-        work = syncing.sync(path, line, is_dry=given["dry_run"])
-    done = _run(line, work, shows=not given["follow"])
-    from taskq.cli import count_of  # noqa: PLC0415 - likewise
+        done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]), shows=True)
+    from taskq.cli import count_of  # noqa: PLC0415 - who follows needs none of it
 
     words = ", ".join(verdict.value for verdict in done.verdicts)
     if given["dry_run"]:
@@ -77,27 +77,24 @@ def sync(data_dir: Path | None, **given: Any) -> None:
         render.echo(f"{path}: {came}")
 
 
+async def _follow_all(data_dir: Path | None, given: dict[str, Any]) -> None:
+    async def follow(log: Path) -> None:
+        with open_reader(log) as reader:
+            path = reader.path
+        line = _line(log, given)
+        try:
+            await syncing.follow(path, line, at_once=True)
+        finally:
+            await line.close()
+
+    await asyncio.gather(*map(follow, logs_below(resolve(data_dir))))
+
+
 def _restore(target: Path, line: Line) -> None:
     from taskq_plugins.hub.transport import fetched  # noqa: PLC0415 - likewise
 
     report = _run(line, fetched(line, target), shows=True)
     render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
-
-
-def _stick(data_dir: Path | None, given: dict[str, Any]) -> Any:
-    from taskq_plugins.hub.transport import Stick  # noqa: PLC0415 - likewise
-
-    hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
-    url = given["url"] or hub.url or "https://hub.invalid"  # it may know no other way than this
-    try:
-        device = device_of(line_to(hub, url, given["token_file"])[1])
-    except UsageError:
-        if given["token_file"] is not None:
-            raise
-        device = socket.gethostname().split(".")[0].lower()  # it was never enrolled
-    if not device:
-        raise UsageError("that is no token of a hub: give what taskq hub enrol printed there")
-    return Stick(given["stick"], device)
 
 
 def _tell(path: str, end: int, note: dict[str, Any]) -> None:
@@ -118,7 +115,7 @@ def _line(data_dir: Path | None, given: dict[str, Any]) -> Line:
     url = given["url"] or hub.url
     if given["restore"]:  # somebody waits for it
         hub = hub.model_copy(update={"requires": (), "metered": "all"})
-    if given["code"] and url:
+    if given["code"] and url and given["code"] not in _redeemed:
         line = Line(url, "", None, hub)
         token = _run(line, line.redeem(given["code"].strip()))
         kept = token_file(url)
@@ -126,6 +123,7 @@ def _line(data_dir: Path | None, given: dict[str, Any]) -> Line:
         descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(token)
+        _redeemed.add(given["code"])
     return Line(*line_to(hub, url, given["token_file"]), None, hub)
 
 

@@ -7,16 +7,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import aiofiles
 
-from taskq.engine import DurableLog, LogConfig, PatientDisk, back_up, restore, segment_name
+from taskq.engine import DurableLog, PatientDisk, back_up, restore, segment_name
 from taskq.errors import LogError
-from taskq.hooks import HubSettings
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copyfiles import (
@@ -26,14 +25,11 @@ from taskq_plugins.hub.copyfiles import (
     content,
     file_digest,
     kept,
-    newest,
     opened,
 )
-from taskq_plugins.hub.line import Allowance
-from taskq_plugins.hub.messages import Answer, Declare, Request
+from taskq_plugins.hub.models import Answer, Declare, HubError, Request
 from taskq_plugins.hub.push import Push
-from taskq_plugins.hub.registry import OUTBOX, Registry, checked
-from taskq_plugins.hub.wire import HubError
+from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
     from taskq.views import BackupReport
@@ -45,69 +41,36 @@ _WELL: Final = (200, 206)
 _TRIES: Final = 8
 
 
-class Stick:
-    """A directory in place of a line: a small hub, which ``taken_in`` carries to the real one.
-
-    Raises:
-        UsageError: that is no name of a device.
-    """
-
-    def __init__(self, path: Path, device: str) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        self.device, self.hub, self.pins = checked(device), HubSettings(), False
-        self.allowance, self.tell = Allowance(HubSettings(metered="all"), ""), None
-        self.sent_bytes, self.config, self.url = 0, LogConfig(), ""
-        self._copies = Copies(PatientDisk, str(path.absolute()))
-
-    @staticmethod
-    def part_bytes() -> int:
-        return _PART_BYTES
-
-    async def ask(self, asked: Request) -> Answer:
-        self.sent_bytes += len(getattr(asked, "data", b""))
-        return self._copies.answer(self.device, asked)
-
-    async def close(self) -> None:
-        self._copies.close()
-
-
-def taken_in(hub: Path, stick: Path) -> Iterator[tuple[str, UUID, int]]:
+def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
+    """Bring a device's log, or a backup of it, into its copy; return its id and next lsn."""
     registry = Registry(hub)
-    real = Copies(PatientDisk, str(hub), registry)
+    copies = Copies(PatientDisk, str(hub), registry)
+    log = DurableLog(PatientDisk(), str(source))
     try:
-        for copy in kept(stick.absolute()):
-            lsn = asyncio.run(_taken_in(real, copy, registry.known(copy.device)))
-            registry.note(copy.device, heard_ns=time.time_ns(), end_lsn=lsn, at_lsn=lsn)
-            yield copy.device, copy.log_id, lsn
+        asyncio.run(_taken_in(copies, registry.known(device), source, log))
+        lsn = log.end.next_lsn
+        registry.note(device, heard_ns=time.time_ns(), end_lsn=lsn, at_lsn=lsn)
+        return log.identity.log_id, lsn
     finally:
-        real.close()
+        log.close()
+        copies.close()
 
 
-async def _taken_in(real: Copies, copy: CopyFiles, device: str) -> int:
+async def _taken_in(copies: Copies, device: str, source: Path, log: DurableLog) -> None:
     async def ask(asked: Request) -> Answer:
         if isinstance(asked, Declare):
             raise LogError(
-                f"{copy.path} and the hub's copy are not one log any more ({asked.cause}): "
-                f"nothing of it was taken, let the device itself sync"
+                f"{source} and the hub's copy are not one log any more ({asked.cause}): nothing "
+                f"of it was taken, let the device itself sync"
             )
-        return real.answer(device, asked)
+        return copies.answer(device, asked)
 
     async def skip(_lsn: int) -> None: ...
 
-    log = DurableLog(copy.disk, copy.path)
-    try:
-        await Push(log, ask, skip, Stick.part_bytes).run()
-        return log.end.next_lsn
-    finally:
-        log.close()
+    await Push(log, ask, skip, lambda: _PART_BYTES, lambda: _PART_BYTES).run()
 
 
 # -- back to a device ------------------------------------------------------------------------------
-
-
-def given_back(hub: Path, device: str, target: Path) -> BackupReport:
-    copy = newest(hub, Registry(hub).known(device))
-    return restore(copy.path, str(target), copy.high_lsn)
 
 
 async def fetched(line: Line, target: Path) -> BackupReport:
@@ -149,7 +112,7 @@ async def _file(line: Line, where: str, place: Path, size: int) -> AsyncIterator
 
 
 async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> HubReply:
-    answer = await line.request("GET", f"/v1/logs{where}", headers or {})
+    answer = await line.request("GET", f"/logs{where}", headers or {})
     if answer.status not in _WELL:
         raise HubError(f"the hub answers {answer.status} to what it has of this device")
     return answer

@@ -1,22 +1,44 @@
-"""Requests of a device to a hub and their answers; also questions to its own log.
+"""The messages of the protocol, as types, and how HTTP carries them.
 
-``PROTOCOL.md`` explains each field, and a test compares it with the types here. Data from a line is
-validated as a whole first (``wire``), and ``GET /openapi.json`` is made from the types.
+``PROTOCOL.md`` explains each field, and a test compares it with the types here. Both sides validate
+all that comes from a line; ``GET /openapi.json`` is made from the same types.
 """
 
 from __future__ import annotations
 
+import base64
 import enum
+import hashlib
+import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, NamedTuple
+from functools import cache
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
-from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer
+from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
 from taskq.engine import Border
+from taskq.errors import LogError
 from taskq.text import flat
 
+#: Versions of the protocol that are spoken here, and the header that says so both ways.
+VERSIONS: Final = (1,)
+SPOKEN: Final = "Taskq-Versions"
+#: Limit of a body with bytes of a log, packed or not: what proxies take by default.
+PART_BYTES_MAX: Final = 1024 * 1024
+#: Limits of other bodies; the last is for a device without a token.
+JSON_BYTES_MAX: Final = 64 * 1024
+QUESTION_BYTES_MAX: Final = 256 * 1024
+CODE_BYTES_MAX: Final = 1_024
+FRAMES: Final = "application/vnd.taskq.frames"
+#: The same through zlib.
+PACKED: Final = FRAMES + "+zlib"
+JSON: Final = "application/json"
+JSON_LINES: Final = "application/x-ndjson"
+PROBLEM: Final = "application/problem+json"
 NOWHERE: Final = Border()
 
 #: Most positions that one ``Ask`` names.
@@ -90,7 +112,7 @@ class BreakKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Enrol:
+class Enroll:
     """Ask for a token, by a code that holds once."""
 
     code: Code
@@ -127,10 +149,14 @@ class Ask(_OfSession):
 
 @dataclass(frozen=True, slots=True)
 class Append(_OfSession):
-    """Whole frames after a position; a new segment comes with its header, at offset 0."""
+    """Whole frames after a position; a new segment comes with its header, at offset 0.
+
+    A frame that is larger than a request comes in pieces; ``held`` bytes of it came before.
+    """
 
     behind: Place
     data: bytes
+    held: Size = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +164,7 @@ class Seal(_OfSession):
     """The segment ends there, and this is the SHA-256 of it up to there."""
 
     end: Place
-    digest: bytes
+    digest: Sha
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +243,10 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """It is durable up to there."""
+    """It is durable up to there; the hub holds bytes of the frame that comes next."""
 
     at: Place
+    held: Size = 0
 
 
 class HubJob(NamedTuple):
@@ -302,3 +329,176 @@ class Refusal(Exception):
     def __init__(self, trouble: Trouble, at: Border) -> None:
         super().__init__(trouble.value)
         self.answer = Refused(trouble, at)
+
+
+class HubError(LogError):
+    """An answer of a hub that the device cannot continue from; the message names the remedy.
+
+    Attributes:
+        seconds: minimal wait before the next request.
+    """
+
+    seconds: float = 0.0
+
+
+class HubStops(HubError):
+    """It will answer so until a person has done something."""
+
+
+# -- as HTTP carries them --------------------------------------------------------------------------
+
+Carried: TypeAlias = tuple[str, str, dict[str, str], bytes]
+#: Where each request with a JSON body goes.
+PATHS: Final[dict[type, str]] = {
+    Enroll: "/enroll",
+    Sync: "/sync",
+    Ask: "/ask",
+    Seal: "/seal",
+    Declare: "/breaks",
+    Question: "/down",
+}
+APPEND: Final = "/logs/{log_id}/segments/{segment}"
+AGAIN: Final = "/logs/{log_id}/again/{name}"
+_ANSWERS: Final[dict[type, Any]] = {
+    Sync: CopyEnd,
+    Ask: PlacesKnown,
+    Append: Stored,
+    Seal: Stored,
+    Declare: Stored,
+    Resend: Missing,
+}
+#: Status of each refusal.
+STATUS: Final = {
+    Trouble.MISMATCH: 409,
+    Trouble.GAP: 409,
+    Trouble.SUPERSEDED: 409,
+    Trouble.DAMAGED: 422,
+    Trouble.LARGE: 413,
+    Trouble.CLONED: 409,
+    Trouble.HELD: 403,
+}
+_WELL, _NOTHING = 200, 204
+_TAG: Final = re.compile(r"[0-9a-f]{8}\Z")
+#: Fields of a job but for its payload, the last one.
+_OF_JOB: Final = HubJob._fields[:-1]
+
+
+def carried(asked: Request | Enroll) -> Carried:
+    """Return method, path, headers and body of a request."""
+    if not isinstance(asked, Append | Resend):
+        return "POST", PATHS[type(asked)], {"Content-Type": JSON}, as_json(asked)
+    headers = {"Taskq-Session": str(asked.session), "Content-Type": FRAMES}
+    if isinstance(asked, Resend):
+        headers |= {"Upload-Offset": str(asked.offset), "Upload-Complete": f"?{int(asked.is_last)}"}
+        return "PATCH", AGAIN.format(log_id=asked.log_id, name=asked.name), headers, asked.data
+    behind = asked.behind
+    headers |= {"Upload-Offset": str(behind.offset), "Taskq-Stem": behind.stem.hex() or "none"}
+    headers |= {"Taskq-Held": str(asked.held)} if asked.held else {}
+    path = APPEND.format(log_id=asked.log_id, segment=f"{behind.segment:020d}")
+    return "PATCH", path, headers, asked.data
+
+
+def understood(
+    asked: Request, status: int, body: bytes, wait_seconds: float = 0.0
+) -> Answer | None:
+    """Return what an answer says.
+
+    Raises:
+        HubError: the device cannot go on from it.
+    """
+    title = ""
+    if isinstance(asked, Question) and status in (_WELL, _NOTHING):
+        return decode_given(body) if status == _WELL else None
+    try:
+        if status == _WELL:
+            answer: Answer = adapter(_ANSWERS[type(asked)]).validate_json(body)
+            return answer
+        if status in STATUS.values():
+            refused: Refused = adapter(Refused).validate_json(body)
+            if refused.trouble in _STOPS:
+                raise HubStops(_STOPS[refused.trouble])
+            return refused
+        title = str(adapter(dict).validate_json(body).get("title", ""))[:CAUSE_CHARACTERS_MAX]
+    except ValueError:
+        """It is no answer of a hub: its status has to do."""
+    error = refusal(status, title)
+    error.seconds = wait_seconds
+    raise error
+
+
+def refusal(status: int, title: str = "") -> HubError:
+    """Return what an answer of that status means for a person."""
+    kind = HubStops if status in (401, 403, 410, 426) else HubError
+    return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
+
+
+def agreed(spoken: Iterable[str]) -> int:
+    """Return the version that both sides speak, 0 if there is none."""
+    return max((version for version in VERSIONS if str(version) in spoken), default=0)
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def as_json(message: Any) -> bytes:
+    kind: Any = type(message)
+    text: bytes = adapter(kind).dump_json(message, by_alias=True)
+    return text
+
+
+# -- jobs on their way down, a line of JSON each ---------------------------------------------------
+
+
+def encode_given(given: Given) -> bytes:
+    lines: list[dict[str, Any]] = [
+        job._asdict() | {"kind": "enqueue", "payload": base64.b64encode(job.payload).decode()}
+        for job in given.jobs
+    ]
+    lines += ({"kind": "cancel", "id": job, "job": number} for job, number in given.cancels)
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    last = {"kind": "end", "outbox": given.tag, "end": given.end}
+    last |= {"lines": len(lines), "sha256": _sha256(body)}
+    return body + json.dumps(last).encode() + b"\n"
+
+
+def decode_given(data: bytes) -> Given:
+    start = data.rfind(b"\n", 0, -1) + 1
+    try:
+        last, *lines = (json.loads(line) for line in (data[start:], *data[:start].splitlines()))
+        end = {"kind": "end", "lines": len(lines), "sha256": _sha256(data[:start])}
+        jobs, cancels = list[HubJob](), list[tuple[str, int]]()
+        for line in lines:
+            if line["kind"] == "enqueue":
+                payload = base64.b64decode(line["payload"], validate=True)
+                jobs.append(HubJob._make([*(line[name] for name in _OF_JOB), payload]))
+            elif line["kind"] == "cancel":
+                cancels.append((str(line["id"]), int(line["job"])))
+        if last == last | end and _TAG.match(last["outbox"]):
+            return Given(last["outbox"], int(last["end"]), jobs, cancels)
+    except (ValueError, KeyError, TypeError):
+        """Answer that it is none."""
+    raise HubError("what the hub has for this device did not come whole")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+_STOPS: Final = {
+    Trouble.CLONED: "another machine sends under this device's name, so its token was copied. On "
+    "the hub: 'taskq hub enroll HUB OTHER' gives this machine a name of its own; or, if the other "
+    "machine is gone, 'taskq hub enroll HUB NAME --replace' lets this one go on in its place",
+    Trouble.HELD: "the hub holds this device: see why with 'taskq hub devices HUB NAME' there, and "
+    "let it go on with 'taskq hub enroll HUB NAME --replace'",
+}
+_SEE_HUB: Final = "see the hub's own log, and try again later"
+_ADVICE: Final = {
+    401: "it does not know the token: ask for another with 'taskq hub enroll HUB NAME --replace' "
+    "there",
+    404: "there is no hub at this address, or one of another version",
+    413: "a proxy before the hub takes less than 64 KiB at a time: let it take 1 MiB, in nginx "
+    "with client_max_body_size 1m",
+    503: "it could not write just now: try again later",
+}
