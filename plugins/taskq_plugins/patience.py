@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from asyncio import TimerHandle
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from taskq.errors import TaskqError
-
-if TYPE_CHECKING:
-    import asyncio
-    from asyncio import TimerHandle
-    from collections.abc import Iterable
-
-    from starlette.types import ASGIApp
 
 #: For a request line and its headers, and for a body, from when it is waited for.
 HEAD_SECONDS: Final = 10.0

@@ -17,13 +17,13 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache, partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from taskq.core.values import NamedTuple
 
-if TYPE_CHECKING:
-    _Parts: TypeAlias = Callable[[Any, Any], Iterable[tuple[object, Any, Any]] | None]
+_Parts: TypeAlias = Callable[[Any, Any], Iterable[tuple[object, Any, Any]] | None]
+
 
 #: Types whose ``==`` decides, if both values are of the very type.
 _EXACT: Final = frozenset(

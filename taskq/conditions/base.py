@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, TypeVar
+from typing import ClassVar, Final, TypeAlias, TypeVar
 
 from taskq.core import durations, errors, parsing
 
-if TYPE_CHECKING:
-    Check: TypeAlias = Callable[[], "bool | Awaitable[bool]"]
+Check: TypeAlias = Callable[[], "bool | Awaitable[bool]"]
+
 
 T = TypeVar("T")
 

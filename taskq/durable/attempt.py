@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from functools import cached_property, partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, Never, Self, TypeVar
+from typing import Any, Final, Never, Self, TypeVar
 from weakref import WeakSet
 
 from taskq.app import context, hooks
@@ -28,9 +28,7 @@ from taskq.log.format.flows import Stepped
 from taskq.log.read.flows import InputEnd, look_at_body, look_at_steps
 from taskq.log.requests import Item
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX
-
-if TYPE_CHECKING:
-    from taskq.log.store.port import LoopPort
+from taskq.log.store.port import LoopPort
 
 _log: Final = logging.getLogger("taskq")
 #: A shorter sleep waits in place, and is no step.

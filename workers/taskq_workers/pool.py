@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Never, Protocol, Self
+from typing import Any, Final, Never, Protocol, Self
 
 from anyio import CancelScope, create_task_group, move_on_after, sleep
+from anyio.abc import TaskStatus
 
-from taskq import engine, errors, hooks, values, views
+from taskq import DeadLetter, Delivery, Task, TaskQ, engine, errors, hooks, values, views
 from taskq_workers.events import Hook
 from taskq_workers.gates.gates import Gates
 from taskq_workers.runs import executors, guards, joblogs, lifespans, loader, tracing
@@ -22,11 +23,6 @@ from taskq_workers.services import draining, plugins, scheduler, strays
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.loopwatch import LoopWatch
 from taskq_workers.slots import feed, outcomes, rounds, slots
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
-    from taskq import DeadLetter, Delivery, Task, TaskQ
 
 #: Logs that one worker has at most: each has a thread, and its own files open.
 LOGS_MAX: Final = 1_024

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import click
 
 from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
 from taskq.extras import missing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PORTS: Final = 1 << 16
 

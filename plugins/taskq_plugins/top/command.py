@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import click
 
 from taskq.cli import log_argument, open_reader, resolve
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _SECONDS_MIN: Final = 0.2
 

@@ -7,25 +7,21 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from http import HTTPStatus
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 from anyio.lowlevel import checkpoint
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 import taskq.views as documents
-from taskq import State, TaskLog, TaskQ, engine, errors
+from taskq import Delivery, State, TaskLog, TaskQ, engine, errors
 from taskq.cli import render
 from taskq_plugins.looks import reading
 from taskq_plugins.web import endpoints as asking
 from taskq_plugins.web.endpoints import Endpoint
 from taskq_plugins.web.search import Search, find_jobs
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from taskq import Delivery
 
 #: Jobs that one step of an act on many is for.
 _MANY: Final = 500

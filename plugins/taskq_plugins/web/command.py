@@ -9,15 +9,13 @@ import stat
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from taskq import engine, extras
 from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
-
-if TYPE_CHECKING:
-    from taskq_plugins.web.door import SiteAddress
+from taskq_plugins.web.door import SiteAddress
 
 _SECRET_CHARACTERS_MIN: Final = 32
 _SECRET_BYTES_MAX: Final = 4_096

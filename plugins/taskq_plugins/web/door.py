@@ -16,18 +16,17 @@ import stat
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskq import engine, errors, values
 from taskq_plugins.web.endpoints import Problem
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+Refuse = Callable[[Scope, Problem], ASGIApp]
 
-    Refuse = Callable[[Scope, Problem], ASGIApp]
 
 #: In the log's directory: a user who can read it can read the log, too.
 FILE: Final = "web.key"

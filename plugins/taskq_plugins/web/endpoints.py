@@ -7,7 +7,7 @@ import binascii
 import json
 from collections.abc import Callable, Coroutine, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import anyio
 from pydantic import (
@@ -19,12 +19,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from starlette.requests import Request
 from starlette.responses import Response
 
 from taskq import __version__, errors, text, values
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 #: Longest wait for a result or for a job to claim: a proxy or a client gives up soon after.
 WAIT_SECONDS_MAX: Final = 60

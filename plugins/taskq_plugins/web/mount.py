@@ -11,7 +11,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio.to_thread
 import uvicorn
@@ -20,18 +20,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from taskq import engine, errors, values
+from taskq import TaskQ, engine, errors, values
 from taskq_plugins.looks.reading import Looks
 from taskq_plugins.patience import Patient, config_of
 from taskq_plugins.web import door, endpoints
 from taskq_plugins.web.api import Acts, Api
 from taskq_plugins.web.pages import Pages
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from taskq import TaskQ
 
 #: Exceptions that become a problem document, without a traceback.
 _ERRORS: Final = (endpoints.Problem, errors.TaskqError, HTTPException, ClientDisconnect)

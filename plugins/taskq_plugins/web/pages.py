@@ -13,30 +13,26 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from taskq import State, engine, errors, hooks, values, views
+from taskq import Call, Record, State, Task, TaskQ, engine, errors, hooks, values, views
 from taskq.cli import render
 from taskq.text import hidden, printable, without_secrets
 from taskq_plugins.looks import reading
 from taskq_plugins.web import door, endpoints
 from taskq_plugins.web.search import Search, find_jobs, job_named, without_states
 
-if TYPE_CHECKING:
-    from jinja2.runtime import Context
+Respond = Callable[[Request], Awaitable[Response]]
+Read = Callable[[Callable[[engine.LogReader], Any]], Awaitable[Any]]
 
-    from taskq import Record, TaskQ
-
-    Respond = Callable[[Request], Awaitable[Response]]
-    Read = Callable[[Callable[[engine.LogReader], Any]], Awaitable[Any]]
-    from taskq import Call, Task
 
 #: Steps of the slider, back from now: minutes, then hours and days.
 _STEPS: Final = tuple(

@@ -9,14 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from taskq import engine, errors, values, views
+from taskq import State, engine, errors, values, views
 from taskq.text import hidden, without_secrets
 from taskq_plugins.looks.reading import only_job
-
-if TYPE_CHECKING:
-    from taskq import State
 
 #: Jobs that one look reads, and at a time: each may hold a payload of 1 MiB.
 LOOKED_MAX: Final = 1_000

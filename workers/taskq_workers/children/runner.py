@@ -18,18 +18,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from anyio import move_on_after
 
 import taskq.telemetry as telemetry
-from taskq import ChildDied, engine, hooks
+from taskq import ChildDied, JobContext, Task, TaskQ, engine, hooks
 from taskq_workers.children import programs, wire
 from taskq_workers.runs import executors, guards, joblogs, lifespans, timeouts
 from taskq_workers.slots import feed, shipping
-
-if TYPE_CHECKING:
-    from taskq import JobContext, Task, TaskQ
 
 _READ_BYTES: Final = 1 << 18
 _BLOCKED: Final = (signal.SIGINT, signal.SIGTERM)

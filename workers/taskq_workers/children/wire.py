@@ -6,17 +6,14 @@ Both ends run the same user's code, so a pickle gives neither any power that it 
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 from struct import Struct
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 from taskq.values import NamedTuple
 from taskq_workers.runs.joblogs import Logging
-
-if TYPE_CHECKING:
-    import socket
-
-    from taskq_workers.slots.shipping import RemoteOutcome, Shipment
+from taskq_workers.slots.shipping import RemoteOutcome, Shipment
 
 _LENGTH: Final = Struct("<Q")
 #: No message is longer; a length over it says that the other end has lost its mind.

@@ -11,19 +11,16 @@ import enum
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from anyio import CancelScope, move_on_after, sleep
 
-from taskq import engine, errors, values, views
+from taskq import Delivery, engine, errors, values, views
 from taskq.conditions import base, breakers
 from taskq.conditions.network import is_anywhere_routed
 from taskq_workers.gates.probes import HELD_SECONDS, Probe, Probes
 from taskq_workers.runs.reasons import summary
-
-if TYPE_CHECKING:
-    from taskq import Delivery
-    from taskq_workers.slots.feed import Feed
+from taskq_workers.slots.feed import Feed
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -7,17 +7,13 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import taskq
 import taskq._native as native
-from taskq import engine, errors
-from taskq.views import WAITING_STATES, Check, Serving, Waiting
+from taskq import Task, TaskQ, engine, errors
+from taskq.views import WAITING_STATES, Check, JobView, Serving, Waiting
 from taskq_workers.runs import lifespans, loader
-
-if TYPE_CHECKING:
-    from taskq import Task, TaskQ
-    from taskq.views import JobView
 
 #: Jobs of each queue, and of each task, whose arguments are tried, and bytes of all of them.
 _TRIED_MAX: Final = 200

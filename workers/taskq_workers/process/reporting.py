@@ -7,14 +7,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import Final, TextIO
 
-from taskq import engine, text, values
+from taskq import Delivery, engine, text, values, views
 from taskq.cli import silence
-
-if TYPE_CHECKING:
-    from taskq import Delivery, views
-    from taskq_workers.events import JobEnd, JobFinished
+from taskq_workers.events import JobEnd, JobFinished
 
 #: Lines in one second; what comes above that is counted, and told in one line.
 LINES_PER_SECOND_MAX: Final = 200

@@ -12,18 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import taskq
-from taskq import engine, errors, extras, text, values, views
+from taskq import TaskQ, engine, errors, extras, text, values, views
 from taskq.cli import silence
 from taskq_workers import events, pool
 from taskq_workers.process import reporting, supervisor
 from taskq_workers.runs import joblogs, loader
 from taskq_workers.services.plugins import find_plugin
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
 
 _GROUP: Final = "taskq.executors"
 

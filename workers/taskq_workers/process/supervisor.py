@@ -18,17 +18,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from anyio import create_task_group, sleep
 
-from taskq import engine, errors, views
+from taskq import TaskQ, engine, errors, views
 from taskq_workers.pool import Worker
 from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of, stopped_line
 from taskq_workers.runs.guards import keep_from_children
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
 
 #: The hidden options that hand a worker its end, and the number of its place.
 LEASH_OPTION: Final = "--leash"

@@ -19,16 +19,14 @@ from contextvars import Context, copy_context
 from math import inf
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
-from taskq import SoftTimeout, errors, hooks, values
+from taskq import SoftTimeout, Task, errors, hooks, values
 from taskq_workers.runs import guards, joblogs, lifespans, timeouts
 
-if TYPE_CHECKING:
-    from taskq import Task
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Calling: TypeAlias = Callable[..., Awaitable[Any]]
 
-    Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-    Calling: TypeAlias = Callable[..., Awaitable[Any]]
 
 #: No Python process that has imported taskq is smaller.
 RSS_BYTES_MIN: Final = 16 * 2**20

@@ -14,16 +14,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Never
+from contextvars import Context, ContextVar
+from typing import Any, Final, Never
 
-from taskq import errors, hooks
-
-if TYPE_CHECKING:
-    import asyncio
-    from contextvars import Context
-
-    from taskq import JobContext
+from taskq import JobContext, errors, hooks
 
 _importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
 

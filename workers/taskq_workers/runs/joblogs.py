@@ -17,13 +17,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from taskq import hooks, values
+from taskq import JobContext, engine, hooks, values
 from taskq.text import flat, hidden, printable, without_secrets
-
-if TYPE_CHECKING:
-    from taskq import JobContext, engine
 
 #: By their names on a command line and in the settings.
 LEVELS: Final = ("debug", "info", "warning", "error")

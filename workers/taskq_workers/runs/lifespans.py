@@ -12,17 +12,13 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
 
-from taskq import engine, errors, hooks
+from taskq import Task, TaskQ, engine, errors, hooks
 from taskq_workers.runs.reasons import describe
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
-    from taskq import Task, TaskQ
 
 T = TypeVar("T")
 

@@ -8,14 +8,14 @@ import os
 import traceback
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import taskq
 from taskq.values import REASON_BYTES_MAX, failures, names_of, text_of
 
-if TYPE_CHECKING:
-    #: A file, the code of a function in it, and where that is: instruction and line.
-    _Place = tuple[str, CodeType, int, int]
+#: A file, the code of a function in it, and where that is: instruction and line.
+_Place = tuple[str, CodeType, int, int]
+
 
 #: Innermost frames that a reason keeps of each exception in a chain.
 FRAMES_MAX: Final = 12

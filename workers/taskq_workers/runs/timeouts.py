@@ -7,12 +7,9 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from taskq import SoftTimeout, hooks, values
-
-if TYPE_CHECKING:
-    from taskq import Task
+from taskq import SoftTimeout, Task, hooks, values
 
 
 class TimeLimits(values.NamedTuple):

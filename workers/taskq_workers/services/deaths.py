@@ -14,20 +14,17 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from anyio import CancelScope, sleep_forever
+from anyio.abc import TaskStatus
 
-from taskq import DeadLetter, Task, engine, errors, hooks, values
+from taskq import DeadLetter, Task, TaskQ, engine, errors, hooks, values
 from taskq_workers.runs.lifespans import begin, until_done
 
-if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
+DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
-    from taskq import TaskQ
-
-    DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
 _log: Final = logging.getLogger("taskq.worker")
 

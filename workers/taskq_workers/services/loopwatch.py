@@ -20,18 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from anyio import sleep_forever
+from anyio.abc import TaskStatus
 
 import taskq
+from taskq import Delivery
+from taskq.engine import Store
 from taskq_workers.runs.reasons import is_machinery
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
-    from taskq import Delivery
-    from taskq.engine import Store
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from taskq import errors, extras
-
-if TYPE_CHECKING:
-    from taskq import TaskQ
+from taskq import TaskQ, errors, extras
 
 _log: Final = logging.getLogger("taskq.worker")
 _GROUP: Final = "taskq.plugins"

@@ -10,17 +10,13 @@ import asyncio
 import contextlib
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from anyio import CancelScope, move_on_after
+from anyio.abc import TaskStatus
 
-from taskq import engine, errors, hooks, values
+from taskq import TaskQ, engine, errors, hooks, values
 from taskq_workers.slots.feed import Pause
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
-    from taskq import TaskQ
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -7,16 +7,23 @@ import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from anyio import move_on_after, sleep
+from anyio.abc import TaskStatus
 
-from taskq import errors, hooks, values, views
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
-    from taskq import Delivery, JobContext, JobHandle, State, TaskQ, engine
+from taskq import (
+    Delivery,
+    JobContext,
+    JobHandle,
+    State,
+    TaskQ,
+    engine,
+    errors,
+    hooks,
+    values,
+    views,
+)
 
 _log: Final = logging.getLogger("taskq.worker")
 

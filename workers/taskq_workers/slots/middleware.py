@@ -13,15 +13,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from taskq import engine, hooks
+from taskq import JobContext, Task, engine, hooks
 from taskq.hooks import running_job
 from taskq_workers.runs.timeouts import tell_deadline, too_long
 from taskq_workers.slots.shipping import RemoteOutcome, error_of
-
-if TYPE_CHECKING:
-    from taskq import JobContext, Task
 
 _FAILED: Final = frozenset({engine.kinds.RETRY, engine.kinds.DEATH})
 #: A success without a value, as if from elsewhere.

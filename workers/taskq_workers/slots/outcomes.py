@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from taskq import Discard, Retry, Snooze, engine, errors, retry
+from taskq import Delivery, Discard, JobContext, Retry, Snooze, Task, TaskQ, engine, errors, retry
 from taskq.engine import Cause, Settlement, kinds
 from taskq.errors import (
     CompressionUnavailable,
@@ -21,9 +21,6 @@ from taskq.retry import Die
 from taskq.values import SECOND_NS, failures, find_error, is_a, members, spoken, wish_in
 from taskq_workers.runs import reasons
 from taskq_workers.runs.reasons import with_note
-
-if TYPE_CHECKING:
-    from taskq import Delivery, JobContext, Task, TaskQ
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -7,9 +7,9 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from taskq import Delivery, engine, hooks
+from taskq import Delivery, JobContext, Task, engine, hooks
 from taskq.engine import Settlement, kinds
 from taskq.errors import AppendFailed, DuplicateKey, StaleDelivery, TaskqError, UsageError
 from taskq.values import PAYLOAD_BYTES_MAX
@@ -24,11 +24,8 @@ from taskq_workers.slots.outcomes import (
 )
 from taskq_workers.slots.shipping import RemoteOutcome, settlement_of
 
-if TYPE_CHECKING:
-    from taskq import JobContext
+Settled: TypeAlias = TaskqError | list[int | engine.Duplicate] | None
 
-    Settled: TypeAlias = TaskqError | list[int | engine.Duplicate] | None
-    from taskq import Task
 
 _log: Final = logging.getLogger("taskq.worker")
 

@@ -6,9 +6,9 @@ Plain tuples of bytes and numbers, so that both ends need only the same version 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from taskq import Delivery, JobContext, engine, hooks, values
+from taskq import Delivery, JobContext, Task, engine, hooks, values
 from taskq.engine import Cause, Kind, Lane, Settlement, kinds
 from taskq.hooks import encode_reason
 from taskq.values import SECOND_NS, causes_in, is_a, set_causes
@@ -18,9 +18,6 @@ from taskq_workers.slots.outcomes import (
     settle_failure,
     settle_unreadable,
 )
-
-if TYPE_CHECKING:
-    from taskq import Task
 
 
 class Shipment(values.NamedTuple):

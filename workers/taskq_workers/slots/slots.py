@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar, Token, copy_context
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import taskq._native as native
-from taskq import JobContext, engine, values
+from taskq import Delivery, JobContext, Task, TaskQ, engine, values
 from taskq.engine import Settlement, kinds
 from taskq.hooks import Inputs, running_job
 from taskq.values import is_a, is_cancellation, members
@@ -21,7 +21,7 @@ from taskq_workers.events import Hook, tell
 from taskq_workers.runs import executors
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.runs.reasons import describe
-from taskq_workers.slots.feed import Feed, Quota
+from taskq_workers.slots.feed import Feed, Gatekeeper, Quota
 from taskq_workers.slots.outcomes import (
     Overlap,
     reject,
@@ -37,15 +37,12 @@ from taskq_workers.slots.rounds import LogFeed, LogShare, LogSource, Rounds
 from taskq_workers.slots.settling import OUTCOMES_MAX, Settler, as_settlement, settle_success
 from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
-if TYPE_CHECKING:
-    from taskq import Delivery, Task, TaskQ
-    from taskq_workers.slots.feed import Gatekeeper
+Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
+Opening: TypeAlias = Callable[[Delivery], Awaitable[bytes]]
 
-    Making: TypeAlias = Callable[[Delivery, TaskQ], JobContext]
-    Opening: TypeAlias = Callable[[Delivery], Awaitable[bytes]]
+JobToken: TypeAlias = Token[JobContext] | None
+RunJobs: TypeAlias = Callable[["Slot", float, JobToken, "Hot"], tuple[JobToken, Any]]
 
-    JobToken: TypeAlias = Token[JobContext] | None
-    RunJobs: TypeAlias = Callable[["Slot", float, JobToken, "Hot"], tuple[JobToken, Any]]
 
 #: A member of an enum costs as much to look up as a call.
 _SUCCESS: Final = kinds.SUCCESS
