@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
@@ -141,7 +140,7 @@ def created(call: Call[R]) -> Call[R]:
     return _stamped(call, _carrier_of(span))
 
 
-def stepping(name: str, number: int, tracer: Tracer) -> AbstractContextManager[Span]:
+def stepping(name: str, number: int, tracer: Tracer) -> contextlib.AbstractContextManager[Span]:
     """Return the span of a step that runs, to be entered."""
     attributes = {"taskq.step": f"{name}#{number}"}
     return tracer.start_as_current_span(f"step {name}", attributes=attributes)

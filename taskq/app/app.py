@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Never,
-    ParamSpec,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Never, Protocol, Self, TypeAlias, TypeVar, Unpack, overload
 
 import taskq.telemetry as telemetry
 from taskq.app import holder, hooks, schedules
@@ -143,7 +133,7 @@ def find_workers(method: str, options: WorkerOptions) -> Any:
     return workers
 
 
-P = ParamSpec("P")
+P = typing.ParamSpec("P")
 R = TypeVar("R")
 DeathHook = TypeVar("DeathHook", bound="DeathCall")
 StepHook = TypeVar("StepHook", bound="Callable[[hooks.StepDone], object]")

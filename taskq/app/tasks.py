@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import functools
+import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    Literal,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    Unpack,
-    cast,
-    get_args,
-    get_origin,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 import taskq._native as native
 from taskq.calls import habits, naming, serialization
@@ -76,12 +63,12 @@ class StepMaker:
     """
 
     def __get__(
-        self, task: _Calls[Concatenate[X, Rest], S], _: object = None
+        self, task: _Calls[typing.Concatenate[X, Rest], S], _: object = None
     ) -> Callable[Rest, Step[X, S]]:
         return task._step
 
 
-class Enqueuer(Generic[P, R]):
+class Enqueuer(typing.Generic[P, R]):
     """A task together with options: what ``enqueue`` and its sisters start from.
 
     Attributes:
@@ -476,8 +463,8 @@ class Task(Enqueuer[P, R]):
     def takes_anything(self) -> bool:
         """Return whether its first parameter accepts any value."""
         hint = self.signature.hints()[self.signature.names[0]]
-        while hint is list or get_origin(hint) is list:
-            hint = next(iter(get_args(hint)), Any)
+        while hint is list or typing.get_origin(hint) is list:
+            hint = next(iter(typing.get_args(hint)), Any)
         return hint is Any or hint is object
 
     @functools.cached_property

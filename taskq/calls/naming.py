@@ -9,21 +9,18 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, Final, TypeVar
 
 from taskq.core.errors import UsageError
 from taskq.core.values import NamedTuple
 
 #: Defaults that describe a parameter for another library, which Python passes as they are.
-_NO_VALUES: Final = {
+_NO_VALUES: typing.Final = {
     "pydantic.fields.FieldInfo", "pydantic.v1.fields.FieldInfo", "dataclasses.Field",
     "fastapi.params.Depends", "fast_depends.dependencies.model.Dependant",
 }  # fmt: skip
 #: Types without a form in JSON, and what to write instead of them.
-_NO_JSON: Final[dict[Any, str]] = {
+_NO_JSON: typing.Final[dict[typing.Any, str]] = {
     bytearray: "write bytes",
     memoryview: "write bytes",
     range: "write list[int]",
@@ -39,15 +36,17 @@ _NO_JSON: Final[dict[Any, str]] = {
     collections.abc.AsyncGenerator: "write list",
     type: "give the name of a class",
 }
-_UNPACK: Final = (
+_UNPACK: typing.Final = (
     "write the type of each value, such as **options: int, or take one parameter of a TypedDict "
     "from typing_extensions"
 )
-_TYPED_DICT: Final = "write from typing_extensions import TypedDict, since Python is before 3.12"
+_TYPED_DICT: typing.Final = (
+    "write from typing_extensions import TypedDict, since Python is before 3.12"
+)
 #: Modules of classes that are not a user's.
-_KNOWN: Final = frozenset({"builtins", "typing", "typing_extensions"})
+_KNOWN: typing.Final = frozenset({"builtins", "typing", "typing_extensions"})
 #: Attributes of classes that have a form: of pydantic, dataclasses, enums and named tuples.
-_SCHEMA_MAKERS: Final = (
+_SCHEMA_MAKERS: typing.Final = (
     "__get_pydantic_core_schema__", "__pydantic_core_schema__", "__get_validators__",
     "__dataclass_fields__", "__members__", "_fields", "__total__",
 )  # fmt: skip
@@ -64,7 +63,7 @@ def may_await(fn: object) -> bool:
     return not is_async(fn) and is_async(innermost(fn))
 
 
-def innermost(fn: Any) -> Any:
+def innermost(fn: typing.Any) -> typing.Any:
     """Return the function itself, without parts of a call, decorators and objects around it."""
     while True:
         if isinstance(fn, functools.partial):
@@ -94,7 +93,7 @@ def check_default(task: str, parameter: inspect.Parameter) -> None:
             )
 
 
-def check_hint(task: str, what: str, hint: Any) -> None:
+def check_hint(task: str, what: str, hint: typing.Any) -> None:
     """Refuse an annotation that has no form in JSON for sure.
 
     Raises:
@@ -115,7 +114,7 @@ def check_hint(task: str, what: str, hint: Any) -> None:
             left += typing.get_args(part)
 
 
-def _remedy(part: Any) -> str:
+def _remedy(part: typing.Any) -> str:
     """Return what to write instead of a type; "" if it may have a form in JSON."""
     try:
         remedy = _NO_JSON.get(typing.get_origin(part) or part, "")
@@ -151,7 +150,7 @@ def check_function(fn: object) -> None:
         raise UsageError(f"a task must be a function, got {fn!r:.60}")
     if hasattr(fn, "enqueue") and hasattr(fn, "name"):
         raise UsageError(f"{fn.name} is a task already: decorate the function once")
-    given: Any = fn
+    given: typing.Any = fn
     owner = given.__self__ if inspect.ismethod(given) else None
     if owner is not None and not isinstance(owner, type):
         raise UsageError(
@@ -191,7 +190,7 @@ def _refuse_self(fn: object) -> None:
         )
 
 
-def name_of(fn: Callable[..., Any]) -> str:
+def name_of(fn: collections.abc.Callable[..., typing.Any]) -> str:
     """``module.function``, with the module's importable name even for the main script.
 
     Raises:
@@ -205,7 +204,7 @@ def name_of(fn: Callable[..., Any]) -> str:
     return f"{module}.{qualified.replace('<locals>.', '')}"
 
 
-def check_importable(fn: Callable[..., Any]) -> None:
+def check_importable(fn: collections.abc.Callable[..., typing.Any]) -> None:
     """Refuse a function that a child process could not import: one without a place of its own.
 
     Raises:
@@ -220,7 +219,7 @@ def check_importable(fn: Callable[..., Any]) -> None:
         raise UsageError(f"{what}, which stands in no file: put it into a module")
 
 
-def checked_modules(include: Iterable[str]) -> list[str]:
+def checked_modules(include: collections.abc.Iterable[str]) -> list[str]:
     """Return the names of modules to be imported later.
 
     Raises:
@@ -256,9 +255,9 @@ def main_module_name() -> str:
     return Path(file).stem if file and not file.startswith("<") else "__main__"
 
 
-_PACKAGE: Final = __name__.partition(".")[0]
+_PACKAGE: typing.Final = __name__.partition(".")[0]
 
-T = TypeVar("T")
+T = typing.TypeVar("T")
 
 
 class Origin(NamedTuple):
@@ -279,7 +278,7 @@ class Origin(NamedTuple):
     name: str
     file: str
     line: int
-    code: weakref.ref[CodeType]
+    code: weakref.ref[types.CodeType]
 
     def is_rerun_of(self, known: Origin) -> bool:
         """Return whether the same function or code of the same module was run anew since.
@@ -294,15 +293,15 @@ class Origin(NamedTuple):
         return (self.name, self.file, self.line) == (known.name, known.file, known.line)
 
 
-def origin_of(fn: Callable[..., Any]) -> Origin:
+def origin_of(fn: collections.abc.Callable[..., typing.Any]) -> Origin:
     here = origin_here()
     inner = inspect.unwrap(fn)
-    code: CodeType | None = getattr(inner, "__code__", None)
+    code: types.CodeType | None = getattr(inner, "__code__", None)
     name: str = getattr(fn, "__qualname__", "")
     if code is None or not name:
         return here._replace(name=repr(fn))
     # Its own module, if that runs: a decorator of the user's may have been called between.
-    frame: FrameType | None = sys._getframe()
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals is not inner.__globals__:
         frame = frame.f_back
     running = here.code if frame is None else weakref.ref(frame.f_code)
@@ -338,6 +337,6 @@ def _importable(module: str) -> str:
     return main_module_name() if module == "__main__" else module
 
 
-def _is_ours(frame: FrameType) -> bool:
+def _is_ours(frame: types.FrameType) -> bool:
     name: str = frame.f_globals.get("__name__", "")
     return name.partition(".")[0] == _PACKAGE

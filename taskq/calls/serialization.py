@@ -11,23 +11,12 @@ import contextlib
 import inspect
 import operator
 import sys
+import typing
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Reversible
 from enum import Enum
 from functools import lru_cache, partial
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    NotRequired,
-    Optional,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
 
 from taskq._lazy import import_without_types
 from taskq.calls import loose, naming
@@ -267,7 +256,7 @@ def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaS
     """Compile a dict of plain values by their types; None if any is not plain."""
     checked: dict[str, CoreSchema] = {}
     for name, hint in fields.items():
-        may_miss = get_origin(hint) is NotRequired
+        may_miss = get_origin(hint) is typing.NotRequired
         schema = plain_schema(get_args(hint)[0] if may_miss else hint)
         if schema is None:
             return None
@@ -526,7 +515,7 @@ def _optional(annotation: Any) -> Any:
         # ``typing`` would give the first union of these types that anybody made, in its order.
         return annotation | None
     except TypeError:
-        return Optional.__getitem__(annotation)
+        return typing.Optional.__getitem__(annotation)
 
 
 def _never_read(annotation: Any) -> str:

@@ -12,7 +12,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from taskq.calls import call, habits, naming
 from taskq.core import errors, parsing
@@ -24,7 +23,7 @@ from taskq.core import errors, parsing
 # Such a parameter is no part of the call: enqueues, payloads, keys and validation leave it out, and
 # the worker fills it from the values that the app's lifespans yield. A direct call passes it.
 
-T = TypeVar("T")
+T = typing.TypeVar("T")
 
 
 class _Mark:
@@ -39,7 +38,7 @@ class _NotGiven:
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> typing.Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise errors.UsageError(
@@ -51,20 +50,20 @@ class _NotGiven:
         return "injected()"
 
 
-_MARK: Final = _Mark()
-_NOT_GIVEN: Final = _NotGiven()
+_MARK: typing.Final = _Mark()
+_NOT_GIVEN: typing.Final = _NotGiven()
 #: ``db: Inject[Database]``: the worker gives what a lifespan yields of this type.
-Inject: TypeAlias = Annotated[T, _MARK]
+Inject: typing.TypeAlias = typing.Annotated[T, _MARK]
 
 
-def injected() -> Any:
+def injected() -> typing.Any:
     """Return the default of an injected parameter, so that type checkers let calls leave it out."""
     return _NOT_GIVEN
 
 
-def injected_type(hint: Any) -> Any:
+def injected_type(hint: typing.Any) -> typing.Any:
     """Return what a resolved annotation asks to be injected; None for a plain argument."""
-    if typing.get_origin(hint) is Annotated and _MARK in hint.__metadata__:
+    if typing.get_origin(hint) is typing.Annotated and _MARK in hint.__metadata__:
         return hint.__origin__
     return None
 
@@ -90,7 +89,7 @@ class Resources:
         elif value is not None:
             self._values.append(value)
 
-    def arguments(self, task: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, task: str, wanted: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
         """Return the resource of each parameter.
 
         Args:
@@ -102,7 +101,7 @@ class Resources:
         """
         return {name: self._find(task, name, kind) for name, kind in wanted.items()}
 
-    def _find(self, task: str, name: str, wanted: Any) -> Any:
+    def _find(self, task: str, name: str, wanted: typing.Any) -> typing.Any:
         kinds = _members(wanted)
         # The very type goes before its subclasses.
         fitting = [value for value in self._values if type(value) in kinds]
@@ -123,14 +122,14 @@ class Resources:
         )
 
 
-def _members(wanted: Any) -> tuple[Any, ...]:
+def _members(wanted: typing.Any) -> tuple[typing.Any, ...]:
     origin = typing.get_origin(wanted)
     if origin in {typing.Union, types.UnionType}:
         return tuple(kind for member in typing.get_args(wanted) for kind in _members(member))
     return (origin or wanted,)
 
 
-def _fits(value: object, kinds: tuple[Any, ...], task: str, name: str) -> bool:
+def _fits(value: object, kinds: tuple[typing.Any, ...], task: str, name: str) -> bool:
     try:
         return isinstance(value, kinds)
     except TypeError as error:
@@ -145,11 +144,11 @@ def _listed(values: Iterable[object]) -> str:
     return ", ".join(type(value).__qualname__ for value in values)
 
 
-REST: Final = "*"
-KEYWORDS: Final = "**"
+REST: typing.Final = "*"
+KEYWORDS: typing.Final = "**"
 
-_Kind: Final = inspect.Parameter
-_FUNCTIONS_KEPT: Final = 256
+_Kind: typing.Final = inspect.Parameter
+_FUNCTIONS_KEPT: typing.Final = 256
 
 
 class Signature:
@@ -164,10 +163,10 @@ class Signature:
             them out.
     """
 
-    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+    def __init__(self, task: str, function: Callable[..., typing.Any]) -> None:
         self.task = task
         self._function = function
-        self._resolved: dict[str, Any] = {}
+        self._resolved: dict[str, typing.Any] = {}
         self.signature, self.injected = self._without_injected(inspect.signature(function))
         parameters = self.signature.parameters.values()
         only = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_ONLY]
@@ -182,19 +181,21 @@ class Signature:
             (*by_keyword, *(p.name for p in parameters if p.kind is _Kind.KEYWORD_ONLY))
         )
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(
+        self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]
+    ) -> dict[str, typing.Any]:
         """Return the call's values by name; types and missing ones are not looked at.
 
         Raises:
             InvalidCall: an argument has no parameter, or a parameter two arguments.
         """
-        values: dict[str, Any] = dict(zip(self.names, args, strict=False))
+        values: dict[str, typing.Any] = dict(zip(self.names, args, strict=False))
         further = list(args[len(self.names) :])
         if further:
             if not self.rest:
                 raise self._too_many(len(args))
             values[REST] = further
-        keywords: dict[str, Any] = {}
+        keywords: dict[str, typing.Any] = {}
         for name, value in kwargs.items():
             if name in self._by_keyword:
                 if name in values:
@@ -208,7 +209,9 @@ class Signature:
             values[KEYWORDS] = keywords
         return values
 
-    def split(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def split(
+        self, values: dict[str, typing.Any]
+    ) -> tuple[tuple[typing.Any, ...], dict[str, typing.Any]]:
         """Arguments to call the function with, from values by name; takes ``values`` apart.
 
         Raises:
@@ -217,7 +220,7 @@ class Signature:
         further = values.pop(REST, ())
         keywords = values.pop(KEYWORDS, None)
         positional = self.names if further else self._positional_only
-        args: list[Any] = []
+        args: list[typing.Any] = []
         for name in positional:
             if name not in values:
                 break
@@ -229,8 +232,8 @@ class Signature:
         return (*args, *further), values
 
     def arguments_for(
-        self, function: Callable[..., Any], values: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, function: Callable[..., typing.Any], values: dict[str, typing.Any]
+    ) -> tuple[tuple[typing.Any, ...], dict[str, typing.Any]]:
         """Arguments for another function that looks at this one's call, defaults filled in.
 
         It gets those it names; a function with other names gets all of them, in order.
@@ -243,7 +246,7 @@ class Signature:
         args = (*(filled.pop(name) for name in self.names), *further)
         return args, {**filled, **keywords}
 
-    def settled(self, raw: dict[str, Any]) -> dict[str, Any]:
+    def settled(self, raw: dict[str, typing.Any]) -> dict[str, typing.Any]:
         """A payload whose sender did not know the function, with its values put under their names.
 
         Raises:
@@ -276,7 +279,7 @@ class Signature:
             values[KEYWORDS] = {**keywords, **others}
         return values
 
-    def hints(self) -> dict[str, Any]:
+    def hints(self) -> dict[str, typing.Any]:
         """Return the resolved annotation of each parameter, ``Any`` without one.
 
         Raises:
@@ -287,7 +290,7 @@ class Signature:
                 self._resolved[parameter.name] = self._hint(parameter)
         return {name: self._resolved[name] for name in self.signature.parameters}
 
-    def result_hint(self) -> Any:
+    def result_hint(self) -> typing.Any:
         """Return the resolved annotation of the result, ``Any`` without one.
 
         Raises:
@@ -318,14 +321,14 @@ class Signature:
             naming.check_hint(self.task, "the result", result)
         return all(name in self._resolved for name in self.signature.parameters)
 
-    def resolve(self, what: str, annotation: Any) -> Any:
+    def resolve(self, what: str, annotation: typing.Any) -> typing.Any:
         """Return the annotation with its names looked up where the function was written.
 
         Raises:
             UsageError: a name is not found.
         """
         if annotation is inspect.Parameter.empty:
-            return Any
+            return typing.Any
         function = naming.innermost(self._function)
         # A closure's cells hold the types that an enclosing function defined and this one uses.
         names = getattr(getattr(function, "__code__", None), "co_freevars", ())
@@ -365,8 +368,8 @@ class Signature:
 
     def _without_injected(
         self, whole: inspect.Signature
-    ) -> tuple[inspect.Signature, dict[str, Any]]:
-        injected: dict[str, Any] = {}
+    ) -> tuple[inspect.Signature, dict[str, typing.Any]]:
+        injected: dict[str, typing.Any] = {}
         parameters = list(whole.parameters.values())
         for parameter in parameters:
             try:
@@ -388,10 +391,10 @@ class Signature:
         others = [parameter for parameter in parameters if parameter.name not in injected]
         return whole.replace(parameters=others), injected
 
-    def _hint(self, parameter: inspect.Parameter) -> Any:
+    def _hint(self, parameter: inspect.Parameter) -> typing.Any:
         return self.resolve(f"parameter {parameter.name!r}", parameter.annotation)
 
-    def _variadic(self, kind: Any) -> str:
+    def _variadic(self, kind: typing.Any) -> str:
         for parameter in self.signature.parameters.values():
             if parameter.kind is kind:
                 return parameter.name
@@ -405,7 +408,7 @@ class Signature:
 
 
 @functools.lru_cache(_FUNCTIONS_KEPT)
-def _names_asked(function: Callable[..., Any]) -> tuple[str, ...] | None:
+def _names_asked(function: Callable[..., typing.Any]) -> tuple[str, ...] | None:
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:

@@ -7,7 +7,6 @@ import ipaddress
 import re
 import stat
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Final
 
@@ -110,7 +109,7 @@ def web(
         mount.serve(made, listener, tls, ready)
 
 
-def _address(bind: str) -> IPv4Address | IPv6Address:
+def _address(bind: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         return ipaddress.ip_address(bind)
     except ValueError:
@@ -120,7 +119,7 @@ def _address(bind: str) -> IPv4Address | IPv6Address:
 
 
 def _place(
-    address: IPv4Address | IPv6Address,
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
     port: int,
     names: tuple[str, ...],
     is_tls: bool,

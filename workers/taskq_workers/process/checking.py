@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,7 +56,9 @@ def _tasks(target: str, app: TaskQ) -> Check:
         detail = f"{target} has no task: name the modules that define some with -I"
         return Check(name="tasks", ok=False, detail=detail)
     summary = f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
-    return _outcome("tasks", summary, _problems(partial(_look_at, app, task) for task in tasks))
+    return _outcome(
+        "tasks", summary, _problems(functools.partial(_look_at, app, task) for task in tasks)
+    )
 
 
 def _look_at(app: TaskQ, task: Task[..., Any]) -> None:

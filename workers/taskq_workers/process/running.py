@@ -10,7 +10,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -59,7 +58,9 @@ class WorkerOrder:
 class ExecutorEntry(Protocol):
     """Signature of an entry point of the group."""
 
-    def __call__(self, app: TaskQ, order: WorkerOrder) -> AbstractContextManager[pool.Worker]: ...
+    def __call__(
+        self, app: TaskQ, order: WorkerOrder
+    ) -> contextlib.AbstractContextManager[pool.Worker]: ...
 
 
 def find_executor(name: str) -> ExecutorEntry:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
-from time import monotonic
 from typing import Any
 
 from taskq import SoftTimeout, Task, hooks, values
@@ -29,7 +27,7 @@ def tell_deadline(seconds: float | None) -> None:
     job = hooks.running_job.get(None)
     if seconds is not None and job is not None:
         job.until_seconds = time.time() + seconds
-        job.ends_at = monotonic() + seconds
+        job.ends_at = time.monotonic() + seconds
 
 
 def left_of(seconds: float | None) -> float | None:
@@ -121,8 +119,8 @@ class Softened:
     ) -> BaseException | None:
         self._rang = False
         task.uncancel()
-        if isinstance(error, CancelledError) and task.cancelling() > self._before:
+        if isinstance(error, asyncio.CancelledError) and task.cancelling() > self._before:
             return error  # someone else cancels it as well, and goes before
-        if error is None or isinstance(error, CancelledError):
+        if error is None or isinstance(error, asyncio.CancelledError):
             return too_long_softly(self._seconds)
         return error
