@@ -22,14 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest import mock
 
-from taskq import Put, TaskLog
-from taskq.log.inbox.parts import encode_tail
-from taskq.log.inbox.writer import PartWriter, publish
-from taskq.log.requests import EnqueueSpec
+from taskq import Put, TaskLog, TaskQ
 from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.run.increment import RunOptions
 from taskq_plugins.spark.run.increment import run as run_increment
 from taskq_plugins.spark.session import open_session
+from taskq_plugins.spark.sink.ingest import Upload
 from tests.bench.harness import (
     MIB,
     ROOT,
@@ -69,7 +67,7 @@ TWO_COLUMNS: Final = "lsn long, kind string"
 _PARTS: Final = 4
 _PART_JOBS: Final = 500_000
 _AT_A_TIME: Final = 500
-_TAIL: Final = encode_tail(EnqueueSpec("mail", "mail.send"))
+_APP: Final = TaskQ("never-made")
 
 
 class Taken(NamedTuple):
@@ -91,18 +89,12 @@ def fill(journals: Path, jobs: int) -> None:
         path = journals / f"device-{device}"
         mine = range(device, jobs, LOGS)
         for at in range(0, len(mine), _PART_JOBS):
-            writer = PartWriter(path, "growth")
             chosen = mine[at : at + _PART_JOBS]
-            writer.add_many(
-                _TAIL, [b'{"to":"ada-%d@example","number":%d}' % (n, n) for n in chosen]
-            )
-            assert publish(path, f"growth@{at}", [writer.close()])
-        asyncio.run(_adopt(path, len(mine)))
-
-
-async def _adopt(path: Path, jobs: int) -> None:
-    async with TaskLog.open(path, durability="os", upkeep=False) as log:
-        assert await log.adopt() == jobs
+            upload = Upload(path, f"growth-{at}")
+            calls = [
+                _APP.call_by_name("mail.send", to=f"ada-{n}@example", number=n) for n in chosen
+            ]
+            assert upload.finish(upload.write_parts([calls])).jobs == len(calls)
 
 
 async def work(path: Path, jobs: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,16 +10,16 @@ import pyarrow as pa
 from taskq.core.records import Kind
 from taskq.log.read.jobs import entries
 from taskq.log.read.reader import open_journal
-from taskq_plugins.spark.sink.encoding import Encoder
+from taskq_plugins.spark.sink.ingest import Upload
 from taskq_plugins.spark.sink.options import parse_options
-from taskq_plugins.spark.sink.uploads import new_upload, upload
+from taskq_plugins.spark.sink.rows import RowCalls
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from taskq import TaskQ
     from taskq.log.format.record import Record
-    from taskq_plugins.spark.sink.uploads import Published
+    from taskq_plugins.spark.sink.ingest import Ingested
 
 #: Size before a record, CRC after it.
 _LENGTH = 4
@@ -34,11 +35,11 @@ def sink(
     data_dir: Path,
     known: TaskQ | None = None,
     **options: str,
-) -> Published:
+) -> Ingested:
     batch = rows if isinstance(rows, pa.RecordBatch) else table(rows)
     checked = parse_options({"path": str(data_dir), **options})
-    result = Encoder(checked, known).all_entries([batch])
-    return upload(data_dir, checked.upload or new_upload("test"), result, adopts=checked.adopt)
+    upload = Upload(data_dir, f"upload-{checked.upload or secrets.token_hex(8)}")
+    return upload.finish(upload.write_parts(RowCalls(checked, known).calls(batch)))
 
 
 def enqueued(data_dir: Path) -> list[bytes]:

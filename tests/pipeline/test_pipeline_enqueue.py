@@ -128,12 +128,6 @@ def test_a_dry_run_checks_every_row_and_writes_nothing(tmp_path: Path) -> None:
     assert json.loads(enqueue(file, "--dry-run", "--json").output)["jobs"] == 3
 
 
-def test_adoption_may_be_left_to_workers(tmp_path: Path) -> None:
-    done = enqueue(write(tmp_path / "rows.csv"), "--no-adopt")
-    assert done.output.endswith("; running workers take them up\n")
-    assert bodies(tmp_path / "data") == []
-
-
 def test_an_app_checks_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mailjobs_of_a_test.py").write_text(

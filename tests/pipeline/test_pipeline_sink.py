@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from taskq import TaskQ, retry
-from taskq.calls.serialization import encode_loose
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Extras
-from taskq_plugins.spark.sink.encoding import BadRow, payloads_of
+from taskq_plugins.spark.sink.rows import BadRow
 from tests.pipeline.sinking import enqueued, jobs, sink, table
 
 if TYPE_CHECKING:
@@ -61,23 +58,6 @@ async def test_maps_and_moments_to_the_nanosecond_are_arguments_too(tmp_path: Pa
     sink(batch, tmp_path, task="t")
     (job,) = jobs(tmp_path)
     assert job.body == b'{"map":{"a":{"b":1}},"at":"2023-11-14T22:13:20.000001Z","word":"x"}'
-
-
-@given(data=st.data())
-def test_columns_are_written_as_values_one_by_one_are(data: st.DataObject) -> None:
-    kinds = {
-        "text": st.text(st.characters(exclude_categories=["Cs"])),
-        'a "name"\n': st.integers(-(2**63), 2**63 - 1),
-        "flag": st.booleans(),
-        "number": st.floats(),
-    }
-    names = data.draw(st.lists(st.sampled_from(list(kinds)), min_size=1, unique=True))
-    count = data.draw(st.integers(1, 5))
-    rows = [{name: data.draw(st.none() | kinds[name]) for name in names} for _ in range(count)]
-    batch = table(rows)
-    start = data.draw(st.integers(0, count - 1))
-    result = payloads_of(batch.slice(start), names)
-    assert result == [encode_loose("t", (), row) for row in rows[start:]]
 
 
 OPTIONS: list[tuple[dict[str, str], dict[str, Any], OptionChanges]] = [
@@ -249,7 +229,7 @@ def test_a_bad_row_fails_all_of_them_and_is_named(
     assert caught.value.row == 60
     for word in [*words, "; nothing was enqueued"]:
         assert word in str(caught.value), caught.value
-    assert not list((tmp_path / "inbox").glob("*.part*"))
+    assert not list(tmp_path.glob("uploads/**/*.parquet"))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +281,6 @@ def test_text_that_is_no_utf8_is_refused_and_named(tmp_path: Path) -> None:
         ({"until": "x"}, "it must be settled"),
         ({"compress": "lz4"}, "none or zlib or zstd"),
         ({"headers": "a=b"}, "one JSON object"),
-        ({"adopt": "maybe"}, "true or false"),
         ({"upload": "a/b"}, "becomes a file's name"),
         ({"upload": "a", "idempotencyKey": "b"}, "give one of them"),
         ({"queue": "a\0"}, "do not print"),

@@ -51,7 +51,7 @@ def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_
     worker.start()
     begun.wait(10)
     try:
-        save(frame, tmp_path, task="count", window="1h", adopt="false")
+        save(frame, tmp_path, task="count", window="1h")
         assert done.wait(30)
     finally:
         done.set()
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_told_and_nothing_is_enqueued(spark: SparkSession, tmp_
             save(frame, tmp_path, task="t", **options)
         assert words in str(caught.value)
         assert not (tmp_path / "taskq.json").exists()
-        assert not list(tmp_path.glob("inbox/*.part*"))
+        assert not list(tmp_path.glob("uploads/*/*"))
 
 
 def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing(

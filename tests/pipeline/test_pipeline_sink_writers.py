@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from taskq.core.errors import LogLocked, UploadDamaged, UsageError
-from taskq.log.requests import EnqueueSpec
-from taskq_plugins.spark.sink import writers
-from taskq_plugins.spark.sink.encoding import BadRow, Entries
-from taskq_plugins.spark.sink.uploads import finish, write_parts
+from taskq import Call, TaskQ
+from taskq.core.errors import UsageError
+from taskq_plugins.spark.sink import ingest, writers
+from taskq_plugins.spark.sink.rows import BadRow
 from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
 from tests.pipeline.sinking import jobs, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NUMBERS = StructType([StructField("n", LongType())])
@@ -42,8 +45,7 @@ def bodies(data_dir: Path) -> list[bytes]:
 
 
 def files(data_dir: Path) -> list[str]:
-    result = [path.name for path in (data_dir / "inbox").glob("*.*")]
-    return sorted(name for name in result if not name.endswith(".lock"))
+    return sorted(path.name for path in data_dir.glob("uploads/*/*"))
 
 
 @pytest.fixture
@@ -110,16 +112,6 @@ def test_two_writes_without_a_name_are_two(tmp_path: Path) -> None:
         writer = batch(tmp_path)
         writer.commit([writer.write(rows(1))])
     assert len(bodies(tmp_path)) == 2
-
-
-def test_adoption_may_be_left_to_workers(tmp_path: Path) -> None:
-    writer = batch(tmp_path, adopt="false")
-    writer.commit([writer.write(rows(1))])
-    assert bodies(tmp_path) == []
-    assert len(files(tmp_path)) == 2
-    other = batch(tmp_path)
-    other.commit([other.write(rows(2))])
-    assert bodies(tmp_path) == [b'{"n":1}', b'{"n":2}']
 
 
 def test_an_empty_data_frame_is_no_upload(tmp_path: Path) -> None:
@@ -194,54 +186,72 @@ def test_a_task_that_knows_no_batch_says_so(tmp_path: Path) -> None:
 
 
 def test_many_jobs_become_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskq_plugins.spark.sink.uploads.PART_JOBS_MAX", 2)
+    monkeypatch.setattr(ingest, "PART_JOBS_MAX", 2)
     writer = batch(tmp_path)
     message = writer.write(rows(1, 2, 3, 4, 5))
-    assert [jobs for _, jobs, _, _ in message.parts] == [2, 2, 1]
+    assert [part.jobs for part in message.parts] == [2, 2, 1]
     writer.commit([message])
     assert bodies(tmp_path) == [b'{"n":%d}' % n for n in range(1, 6)]
 
 
+class Killed(BaseException):
+    """The driver is gone."""
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_driver_killed_at_any_step_goes_on_with_the_parts_that_were_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """The second writing of an upload has its rows in other parts, as Spark orders them anew."""
+    monkeypatch.setattr(ingest, "PART_JOBS_MAX", 3)
+    monkeypatch.setattr(ingest, "_ROWS", 2)
+    left = step
+
+    def dies(call: Callable[..., Any]) -> Callable[..., Any]:
+        def maybe(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0 and step >= 0:
+                raise Killed
+            return call(*args, **kwargs)
+
+        return maybe
+
+    with monkeypatch.context() as patch:
+        for owner, name in (
+            (TaskQ, "ingest"), (os, "link"), (shutil, "rmtree"),
+            (ingest.Upload, "_publish"), (TaskQ, "position"),
+        ):  # fmt: skip
+            patch.setattr(owner, name, dies(getattr(owner, name)))
+        patch.setattr(ingest.Upload, "discard", lambda *_: None)
+        writer = batch(tmp_path, upload="day")
+        with contextlib.suppress(Killed):
+            writer.commit([writer.write(rows(1, 2, 3, 4)), writer.write(rows(5, 6, 7))])
+    for _ in range(2):
+        again = batch(tmp_path, upload="day")
+        again.commit([again.write(rows(7, 6, 5, 4)), again.write(rows(3, 2, 1))])
+    assert sorted(bodies(tmp_path)) == [b'{"n":%d}' % n for n in range(1, 8)]
+    assert not files(tmp_path)
+
+
+def test_two_processes_at_one_upload_take_turns(tmp_path: Path) -> None:
+    writers = batch(tmp_path, upload="day"), batch(tmp_path, upload="day")
+    messages = [[writer.write(rows(*range(50)))] for writer in writers]
+    with ThreadPoolExecutor(2) as pool:
+        done = [
+            pool.submit(writer.commit, message)
+            for writer, message in zip(writers, messages, strict=True)
+        ]
+        for future in done:
+            future.result()
+    assert sorted(bodies(tmp_path)) == sorted(b'{"n":%d}' % n for n in range(50))
+
+
 def test_a_write_that_fails_removes_the_part_it_was_at(tmp_path: Path) -> None:
-    def entries() -> Iterator[Entries]:
-        yield Entries([b"{}"], EnqueueSpec().tail, None)
+    def calls() -> Iterator[list[Call[Any]]]:
+        yield [TaskQ("never-made").call_by_name("t")]
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        write_parts(tmp_path, "u", entries())
+        ingest.Upload(tmp_path, "u").write_parts(calls())
     assert not files(tmp_path)
-
-
-def test_a_write_stands_though_the_log_cannot_be_opened_right_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def busy(path: Path) -> int:
-        raise LogLocked(str(path), 7, "stopped", 30.0)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("taskq_plugins.spark.sink.uploads.adopt", busy)
-        writer = batch(tmp_path)
-        writer.commit([writer.write(rows(1))])
-    assert "1 jobs were written, and will be taken up later: " in capsys.readouterr().err
-    other = batch(tmp_path)
-    other.commit([other.write(rows(2))])
-    assert len(bodies(tmp_path)) == 2
-
-
-def test_what_cannot_be_published_leaves_no_files(tmp_path: Path) -> None:
-    parts = write_parts(tmp_path, "u", [Entries([b"{}"], EnqueueSpec().tail, None)])
-    with pytest.raises(UsageError, match="publication name 'a/b'"):
-        finish(tmp_path, "a/b", "u", parts, adopts=True)
-    assert not files(tmp_path)
-
-
-def test_parts_that_were_changed_after_they_were_written_fail_the_write(tmp_path: Path) -> None:
-    writer = batch(tmp_path)
-    message = writer.write(rows(1))
-    (part,) = (tmp_path / "inbox").glob("*.part")
-    data = bytearray(part.read_bytes())
-    data[-1] ^= 1
-    part.write_bytes(data)
-    with pytest.raises(UploadDamaged):
-        writer.commit([message])
-    assert bodies(tmp_path) == []

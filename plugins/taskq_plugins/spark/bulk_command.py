@@ -9,13 +9,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskq.cli import Failure, WrongUsage, count_of, dry_run_option, json_option, render, yes_option
-from taskq.text import flat
 from taskq.values import PRIORITY_MAX
 from taskq_plugins.spark.cli import lake_option
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from taskq import TaskQ
     from taskq_plugins.spark.bulk_files import FileRows
     from taskq_plugins.spark.past_jobs import Counted, PastJobs
+    from taskq_plugins.spark.sink.ingest import Ingested
     from taskq_plugins.spark.sink.options import SinkOptions
-    from taskq_plugins.spark.sink.uploads import Published
 
 
 def where_to(command: Callable[..., None]) -> Callable[..., None]:
-    to = click.option(
+    return click.option(
         "--to",
         "-d",
         "--data-dir",
@@ -39,9 +39,7 @@ def where_to(command: Callable[..., None]) -> Callable[..., None]:
         show_envvar=True,
         metavar="DIR",
         help="The task log's directory; made when it is missing.",
-    )
-    words = "Leave it to running workers to take the jobs up."
-    return to(click.option("--no-adopt", is_flag=True, help=words)(command))
+    )(command)
 
 
 @contextmanager
@@ -61,12 +59,9 @@ def progress(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
-def tell_rest(done: Published) -> None:
+def tell_rest(done: Ingested) -> None:
     if done.duplicates:
         render.echo(f"{count_of(done.duplicates)} left out: another job holds the key")
-    if done.problem:
-        text = f"the jobs stand, but wait until a worker takes them up: {done.problem}"
-        render.echo(f"taskq: {flat(text)}", err=True)
 
 
 _NAME_DIGITS: Final = 32
@@ -132,7 +127,7 @@ def enqueue(
 
 def _options(given: dict[str, Any]) -> dict[str, str]:
     headers = dict(_header(header) for header in given.pop("headers"))
-    options = {"path": str(given.pop("data_dir")), "adopt": str(not given.pop("no_adopt"))}
+    options = {"path": str(given.pop("data_dir"))}
     options |= {name: str(value) for name, value in given.items() if value is not None}
     if headers:
         options["headers"] = json.dumps(headers)
@@ -148,7 +143,7 @@ def _header(text: str) -> tuple[str, str]:
 
 def _name(content: str, options: dict[str, str]) -> str:
     # The target is left out: each directory remembers its own uploads.
-    said = {name: value for name, value in options.items() if name not in {"path", "adopt"}}
+    said = {name: value for name, value in options.items() if name != "path"}
     text = f"{content} {json.dumps(said, sort_keys=True)}"
     return f"file-{hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]}"
 
@@ -166,28 +161,33 @@ def _check_unchanged(file: Path, before: tuple[int, int, int]) -> None:
 
 
 def _count(file: Path, rows: FileRows, sink: SinkOptions, app: TaskQ | None) -> int:
-    from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
+    from taskq_plugins.spark.sink.rows import RowCalls  # noqa: PLC0415
 
-    encoder = Encoder(sink, app=app, place=file.name)
-    count = 0
+    checked, count = RowCalls(sink, app, file.name), 0
     with progress(rows.total, "reading rows") as advance:
-        for entries in encoder.all_entries(rows.batches):
-            count += len(entries.payloads)
-            advance(len(entries.payloads))
+        for calls in chain.from_iterable(map(checked.calls, rows.batches)):
+            count += len(calls)
+            advance(len(calls))
     return count
 
 
 def _enqueue(
     file: Path, rows: FileRows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
-) -> Published:
-    from taskq_plugins.spark.sink.encoding import Encoder  # noqa: PLC0415
-    from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415
+) -> Ingested:
+    from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415
+    from taskq_plugins.spark.sink.rows import RowCalls  # noqa: PLC0415
 
-    entries = Encoder(sink, app=app, place=file.name).all_entries(rows.batches)
-    with progress(rows.total, "reading rows") as advance:
-        return upload(
-            sink.data_dir, sink.upload, entries, adopts=sink.adopt, on_rows=advance, check=check
-        )
+    upload, parts = Upload(sink.data_dir, f"upload-{sink.upload}"), []
+    if upload.published() is None:  # else a run that was killed wrote them
+        calls = chain.from_iterable(map(RowCalls(sink, app, file.name).calls, rows.batches))
+        with progress(rows.total, "reading rows") as advance:
+            parts = upload.write_parts(calls, advance)
+        try:
+            check()
+        except BaseException:
+            upload.discard(parts)
+            raise
+    return upload.finish(parts)
 
 
 def _tell_dry_run(sink: SinkOptions, count: int, upload: str, *, as_json: bool) -> None:
@@ -197,7 +197,7 @@ def _tell_dry_run(sink: SinkOptions, count: int, upload: str, *, as_json: bool) 
     render.echo(f"would enqueue {count_of(count)} in {sink.data_dir}, enqueued nothing")
 
 
-def _tell(sink: SinkOptions, done: Published, upload: str, *, as_json: bool) -> None:
+def _tell(sink: SinkOptions, done: Ingested, upload: str, *, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
@@ -217,8 +217,7 @@ def _tell(sink: SinkOptions, done: Published, upload: str, *, as_json: bool) -> 
             f"done; add --again to enqueue them once more"
         )
     else:
-        waits = "" if sink.adopt else "; running workers take them up"
-        render.echo(f"enqueued {count_of(done.jobs - done.duplicates)} in {sink.data_dir}{waits}")
+        render.echo(f"enqueued {count_of(done.jobs - done.duplicates)} in {sink.data_dir}")
         tell_rest(done)
 
 
@@ -242,7 +241,6 @@ def replay(
     where: str,
     data_dir: Path,
     run_name: str | None,
-    no_adopt: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -252,10 +250,10 @@ def replay(
     the condition unless --run gives another. The old jobs stay as they are. For example
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """
-    from taskq.connection.uploads import check_upload_name  # noqa: PLC0415 - help needs no log
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - likewise pyarrow
     from taskq_plugins.spark.past_jobs import past_jobs  # noqa: PLC0415 - loads duckdb
-    from taskq_plugins.spark.sink.uploads import upload  # noqa: PLC0415 - help needs no log
+    from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415 - likewise
+    from taskq_plugins.spark.sink.options import check_upload_name  # noqa: PLC0415 - likewise
 
     run = check_upload_name(run_name, "run") if run_name else _run_of(lake_path, where)
     with past_jobs(Lake.open(lake_path), where) as past:
@@ -264,8 +262,9 @@ def replay(
             _tell_plan(chosen, _command(lake_path, where, data_dir, run), run, as_json=as_json)
             return
         with progress(chosen.jobs, "reading jobs") as advance:
-            name, adopts = f"replay-{run}", not no_adopt
-            done = upload(data_dir, name, past.entries(), adopts=adopts, on_rows=advance)
+            upload = Upload(data_dir.absolute(), f"replay-{run}")
+            is_begun = upload.published() is not None
+            done = upload.finish([] if is_begun else upload.write_parts(past.calls(), advance))
     _print_replay(chosen, past, done, run, as_json=as_json)
     if past.problem_count:
         context.exit(Failure.exit_code)
@@ -315,7 +314,7 @@ def _tell_live(chosen: Counted) -> None:
 
 
 def _print_replay(
-    chosen: Counted, past: PastJobs, done: Published, run: str, *, as_json: bool
+    chosen: Counted, past: PastJobs, done: Ingested, run: str, *, as_json: bool
 ) -> None:
     if as_json:
         render.print_json(

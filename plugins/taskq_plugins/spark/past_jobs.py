@@ -1,4 +1,4 @@
-"""Jobs of a lake that are over, chosen by SQL, as entries of an inbox: duckdb, and no Java."""
+"""Jobs of a lake that are over, chosen by SQL, as calls: duckdb, and no Java."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import duckdb
 import pyarrow as pa
 
+from taskq import Call
 from taskq.arrow import LEFT_OUT
-from taskq.connection.uploads import encode_tail
-from taskq.engine import Extras, Flag
+from taskq.engine import Flag
 from taskq.errors import TaskqError, UsageError
 from taskq.hooks import Options
 from taskq.reading.replay import REPLAY_HEADER
 from taskq.views import SETTLED_STATES
 from taskq_plugins.spark.sandbox import chosen
-from taskq_plugins.spark.sink.encoding import Entries
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake.store import Lake
@@ -66,7 +65,7 @@ class PastJobs:
         where: a condition in SQL over the columns of the table ``jobs``.
 
     Attributes:
-        problems: what came up while entries were made, the first PROBLEMS_MAX of it.
+        problems: what came up while calls were made, the first PROBLEMS_MAX of it.
         problem_count: all of it.
     """
 
@@ -84,23 +83,17 @@ class PastJobs:
         over = {state: count for state, count in states if state in known}
         return Counted(over, sum(count for _, count in states) - sum(over.values()), sample)
 
-    def entries(self) -> Iterator[Entries]:
+    def calls(self) -> Iterator[list[Call[Any]]]:
         chosen = self._select(_NEEDED, f"AND state IN ({_OVER}) ORDER BY {_ORDER}")
         for batch in chosen.to_arrow_reader(_BATCH_ROWS):
-            yield self._entries_of(batch.to_pylist())
+            yield list(self._calls_of(batch.to_pylist()))
 
-    def _entries_of(self, rows: list[dict[str, Any]]) -> Entries:
-        tails: list[bytes] = []
-        payloads: list[bytes] = []
+    def _calls_of(self, rows: list[dict[str, Any]]) -> Iterator[Call[Any]]:
         for row in rows:
             try:
-                tail, payload = _again(row)
+                yield _again(row)
             except TaskqError as error:
                 self._note(ReplayProblem(row["job_id"], str(error)))
-                continue
-            tails.append(tail)
-            payloads.append(payload)
-        return Entries(payloads, None, tails)
 
     def _note(self, problem: ReplayProblem) -> None:
         self.problem_count += 1
@@ -118,7 +111,7 @@ def past_jobs(lake: Lake, where: str) -> Iterator[PastJobs]:
         yield PastJobs(connection, where)
 
 
-def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
+def _again(row: dict[str, Any]) -> Call[Any]:
     task, payload = row["task"] or "", row["payload"]
     if payload is None and task:
         raise UsageError("its payload is not in the lake, since it could not be read there")
@@ -131,7 +124,10 @@ def _again(row: dict[str, Any]) -> tuple[bytes, bytes]:
     # Neither its due time nor its end nor its key: those were the old job's.
     headers = {**dict(row["headers"] or ()), REPLAY_HEADER: row["job_id"]}
     flags = Flag(0) if row["stores_result"] is not False else Flag.DROP_RESULT
-    options = Options(
+    chosen = Options(
         queue=row["queue"], priority=row["priority"], attempts=row["attempts_max"] or 0
-    )
-    return encode_tail(options.spec(task, flags), Extras(headers=headers)), payload
+    ).changed({"headers": headers})
+    return Call(
+        name=task, task=None, body=payload, flags=flags, chosen=chosen,
+        spec=chosen.spec(task, flags), extras=chosen.fixed_extras(task or "a job"),
+    )  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
@@ -11,28 +12,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 import pyarrow as pa
 from pyarrow import types
 
-from taskq.connection.uploads import check_upload_name, compress, encode_tail
 from taskq.engine import Compression, Flag
-from taskq.errors import PayloadTooLarge, UnknownTask, UsageError
-from taskq.hooks import OptionChanges, Options, key_bytes
-from taskq.values import PAYLOAD_BYTES_MAX, check_name, parse_json
+from taskq.errors import UsageError
+from taskq.hooks import OptionChanges, Options
+from taskq.values import check_name, parse_json
 
 if TYPE_CHECKING:
     from taskq import TaskQ
 
     Check = Callable[[pa.DataType], bool]
-    from taskq import Call, Task
-    from taskq.engine import Extras
-    from taskq.hooks import Enqueuer
 
 _SPANS: Final = ("delay", "expires", "window", "keep")
 _NUMBERS: Final = ("priority", "attempts")
 #: Options that may stand before a key is known: they are looked at once more with each key.
 KEY_OPTIONS: Final = frozenset({"window", "until"})
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@=+-]{0,149}")
 #: As they are spelled in messages.
 _KNOWN: Final = (
     "path", "task", "queue", "priority", "attempts", "delay", "expires", "window", "until",
-    "headers", "keep", "compress", "app", "adopt", "upload", "idempotencyKey",
+    "headers", "keep", "compress", "app", "upload", "idempotencyKey",
 )  # fmt: skip
 #: Options that Spark itself passes on to a sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
@@ -48,7 +46,6 @@ class SinkOptions:
         task: name of the task, "" for none.
         changes: options of an enqueue.
         app: ``module:app`` with defaults and argument checks; "" for none.
-        adopt: whether the writer opens the log and adopts the upload.
         upload: name that makes a second write a repetition; "" for none.
     """
 
@@ -56,7 +53,6 @@ class SinkOptions:
     task: str = ""
     changes: OptionChanges = field(default_factory=OptionChanges)
     app: str = ""
-    adopt: bool = True
     upload: str = ""
 
     def load_app(self) -> TaskQ | None:
@@ -83,7 +79,6 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
         task=task,
         changes=_changes(options),
         app=options.get("app", ""),
-        adopt=_read("adopt", options.get("adopt", "true")),
         upload=_upload(options),
     )
 
@@ -139,10 +134,6 @@ def _read(name: str, text: str) -> Any:
         raise UsageError(f"option {name!r} is {text[:60]!r}, it must be {wanted}") from None
 
 
-def _flag(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
 def _object(text: str) -> dict[str, str]:
     headers: dict[str, str] = parse_json(text)
     if not isinstance(headers, dict):
@@ -160,7 +151,6 @@ _READS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "attempts": (int, "a whole number"),
     "until": _one_of(("settled",)),
     "compress": _one_of(get_args(Compression)),
-    "adopt": (_flag, "true or false"),
     "headers": (_object, 'one JSON object of text by name, such as {"source": "import"}'),
 }
 
@@ -170,6 +160,16 @@ def _upload(options: Mapping[str, str]) -> str:
     if len(set(names)) > 1:
         raise UsageError("options 'upload' and 'idempotencyKey' mean the same: give one of them")
     return check_upload_name(names[0]) if names else ""
+
+
+def check_upload_name(name: str, what: str = "upload") -> str:
+    """Return the name of an upload, which is a folder's while its rows are ingested."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{what} name {name!r:.60} becomes a file's name: it may have up to 150 ASCII letters, "
+            f"digits and any of ._@=+- and must begin with a letter or digit"
+        )
+    return name
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -295,171 +295,3 @@ def _unwritable(kind: pa.DataType) -> str:
         or _is_text(kind) or _is_bytes(kind)
     )  # fmt: skip
     return "" if known else "it has no form in JSON, so cast it to text or a number"
-
-
-#: Recipes that are kept, and shapes of keys in each of them.
-RECIPES_MAX: Final = 4_096
-_KEY_SIZES_MAX: Final = 256
-_SHOWN_TASKS_MAX: Final = 10
-#: Placeholder for the row's key.
-_SOME_KEY: Final = "k"
-
-
-class RowOptions(NamedTuple):
-    """Options of one row's job; None: the default."""
-
-    task: str | None = None
-    queue: str | None = None
-    priority: int | None = None
-    attempts: int | None = None
-    window: Any = None
-    delay: Any = None
-    eta: Any = None
-    expires: Any = None
-    headers: tuple[tuple[str, str], ...] | None = None
-
-    def changes(self) -> OptionChanges:
-        changes: dict[str, Any] = {
-            name: value
-            for name, value in self._asdict().items()
-            if value is not None and name not in {"task", "window"}
-        }
-        if self.headers is not None:
-            changes["headers"] = dict(self.headers)
-        return changes  # type: ignore[return-value]
-
-
-class Recipe:
-    """How jobs of one kind are enqueued.
-
-    Attributes:
-        task: its name, "" for none.
-        known: the task, None where it is not known here.
-        is_plain: whether the rows' payloads are stored as they are given.
-    """
-
-    def __init__(
-        self,
-        task: str,
-        chosen: Options,
-        flags: Flag,
-        known: Task[..., Any] | None = None,
-        enqueuer: Enqueuer[..., Any] | None = None,
-    ) -> None:
-        self.task = task
-        self.known = known
-        self._enqueuer = enqueuer
-        self._chosen = chosen
-        self._spec = chosen.spec(task, flags)
-        self._compression = chosen.compress or "none"
-        self.is_plain = self._compression == "none"
-        self._shapes: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-        #: before payloads without a key
-        self.tail = self._tail_of(chosen.extras(None), 0)
-
-    def keyed_tail(self, key: object, stored_flags: int = 0) -> bytes:
-        encoded = key if type(key) is bytes else key_bytes(self.task or "a job", key)
-        halves = self._shapes.get((stored_flags, len(encoded)))
-        if halves is None:
-            key_bytes(self.task or "a job", encoded)
-            if len(self._shapes) >= _KEY_SIZES_MAX:
-                self._shapes.clear()
-            halves = self._halves(stored_flags, len(encoded))
-            self._shapes[stored_flags, len(encoded)] = halves
-        return encoded.join(halves)
-
-    def call(self, given: bytes | dict[str, Any]) -> Call[Any]:
-        assert self.known is not None
-        assert self._enqueuer is not None
-        if isinstance(given, bytes):
-            args, kwargs = self.known.decode(given)
-            return self._enqueuer.call(*args, **kwargs)
-        return self._enqueuer.call(**given)
-
-    def entry(self, body: bytes, key: object, own: Extras | None = None) -> tuple[bytes, bytes]:
-        """Return (tail, payload as stored) of a job; ``own`` stands when the row has no key."""
-        check_payload(self.task, len(body))
-        stored, flags = compress(body, self._compression)
-        if key is not None:
-            return self.keyed_tail(key, flags), stored
-        if own is not None:
-            return self._tail_of(own, flags), stored
-        return (self._tail_of(self._chosen.extras(None), flags) if flags else self.tail), stored
-
-    def _tail_of(self, extras: Extras | None, stored_flags: int) -> bytes:
-        return encode_tail(self._spec.packed(stored_flags), extras)
-
-    def _halves(self, stored_flags: int, size: int) -> tuple[bytes, bytes]:
-        low, high = (
-            self._tail_of(self._chosen.extras(filler * size), stored_flags)
-            for filler in (b"\x00", b"\xff")
-        )
-        at = next(at for at, (a, b) in enumerate(zip(low, high, strict=True)) if a != b)
-        return low[:at], low[at + size :]
-
-
-class Recipes:
-    """The recipes of one data frame.
-
-    Args:
-        options: defaults of all rows.
-        app: source of defaults and argument checks, or None.
-        names: fields of ``RowOptions`` with a column; rows are tuples of their values.
-    """
-
-    def __init__(self, options: SinkOptions, app: TaskQ | None, names: Sequence[str]) -> None:
-        self._options = options
-        self._app = app
-        self._names = names
-        #: by row values, without a key and with one
-        self._made: tuple[dict[tuple[Any, ...], Recipe], dict[tuple[Any, ...], Recipe]] = {}, {}
-
-    def of(self, row: tuple[Any, ...], *, has_key: bool) -> Recipe:
-        made = self._made[has_key]
-        recipe = made.get(row)
-        if recipe is None:
-            if len(made) >= RECIPES_MAX:
-                made.clear()
-            said = RowOptions(**dict(zip(self._names, row, strict=True)))
-            recipe = made[row] = self._make(said, has_key=has_key)
-        return recipe
-
-    def each(self, rows: Iterable[tuple[Any, ...]], keys: list[Any] | None) -> list[Recipe]:
-        if keys is None:
-            get = self._made[False].get
-            return [get(row) or self.of(row, has_key=False) for row in rows]
-        return [
-            self._made[key is not None].get(row) or self.of(row, has_key=key is not None)
-            for row, key in zip(rows, keys, strict=False)
-        ]
-
-    def _make(self, row: RowOptions, *, has_key: bool) -> Recipe:
-        task = self._options.task if row.task is None else row.task
-        changes: OptionChanges = {**self._options.changes, **row.changes()}
-        if "delay" in changes and "eta" in changes:
-            del changes["delay"]  # the row's own moment, against the delay of all rows
-        if row.window is not None:
-            changes["window"] = row.window
-        if has_key:
-            changes["key"] = _SOME_KEY
-        known = None if self._app is None or not task else self._app.tasks.get(task)
-        if self._app is not None and known is None and task:
-            raise UnknownTask(
-                f"app {self._options.app!r} has no task {task!r}: it has "
-                f"{', '.join(sorted(self._app.tasks)[:_SHOWN_TASKS_MAX]) or 'none'}"
-            )
-        chosen = Options() if known is None else known.kind()[0]
-        if not has_key and chosen.key is None:
-            # How long a key is held says nothing of a row that has none.
-            for name in KEY_OPTIONS & changes.keys():
-                del changes[name]  # type: ignore[misc]
-        if known is None:
-            return Recipe(task, chosen.changed(changes), Flag(0))
-        enqueuer = known.options(**changes)
-        return Recipe(task, *enqueuer.kind(), known, enqueuer)
-
-
-def check_payload(task: str, size: int) -> None:
-    if size > PAYLOAD_BYTES_MAX:
-        remedy = "put the data into a file and pass its path"
-        raise PayloadTooLarge(f"{task or 'a job'}: the payload", size, PAYLOAD_BYTES_MAX, remedy)

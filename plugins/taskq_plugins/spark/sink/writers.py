@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -16,11 +18,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from taskq.connection.uploads import Part, discard
 from taskq.errors import UsageError
-from taskq_plugins.spark.sink.encoding import Encoder
+from taskq_plugins.spark.sink.ingest import Part, Upload
 from taskq_plugins.spark.sink.options import SinkOptions, parse_options, shape_of
-from taskq_plugins.spark.sink.uploads import Published, finish, new_upload, write_parts
+from taskq_plugins.spark.sink.rows import RowCalls
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -36,14 +37,12 @@ class TaskOutput(WriterCommitMessage):
     """Output of one task.
 
     Attributes:
-        upload: name of the upload.
         stream: its query, "" in a batch.
-        parts: name, jobs, size and hash of each.
+        parts: the files that it wrote.
     """
 
-    upload: str
     stream: str
-    parts: tuple[tuple[str, int, int, str], ...]
+    parts: tuple[Part, ...]
 
 
 def batch_writer(
@@ -65,7 +64,7 @@ def stream_writer(
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Makes jobs of a data frame: all of them, or none; and once, however often it is written.
+    """Makes jobs of a data frame, once, however often it is written under a name.
 
     Args:
         options: where they go, and what stands for all rows.
@@ -73,31 +72,23 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._name = options.upload or new_upload("batch")
-        # Files are this writing's own: another of the same name must not remove them.
-        self._upload = new_upload("batch")
+        name = options.upload or f"batch-{secrets.token_hex(8)}"
+        self._upload = Upload(options.data_dir, f"upload-{name}")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskOutput:
-        return _write(self._options, self._upload, "", iterator)
+        return TaskOutput("", _written(self._options, self._upload, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        done = finish(
-            self._options.data_dir,
-            self._name,
-            self._upload,
-            _parts(messages),
-            adopts=self._options.adopt,
-        )
+        done = self._upload.finish(_parts(messages))
         if not done.is_new and done.jobs:
             _say(
-                f"upload {self._name!r} was written before, so its {done.jobs} jobs were not "
-                f"enqueued again; give another name to enqueue them once more"
+                f"upload {self._options.upload!r} was written before, so its {done.jobs} jobs were "
+                f"not enqueued again; give another name to enqueue them once more"
             )
-        _tell(done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        del messages  # messages of failed tasks are missing: the upload counts
-        discard(self._options.data_dir, self._upload)
+        del messages  # messages of failed tasks are missing
+        self._upload.discard()
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -112,26 +103,26 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskOutput:
         stream, batch_id = _stream_batch()
-        return _write(self._options, f"{stream}@{batch_id}", stream, iterator)
+        upload = Upload(self._options.data_dir, f"stream-{stream}", batch_id)
+        return TaskOutput(stream, _written(self._options, upload, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         streams = {message.stream for message in messages if isinstance(message, TaskOutput)}
         for stream in streams:
-            name = f"{stream}@{batchId}"
-            adopts = self._options.adopt
-            done = finish(self._options.data_dir, name, name, _parts(messages), adopts=adopts)
+            done = Upload(self._options.data_dir, f"stream-{stream}", batchId).finish(
+                _parts(messages)
+            )
             if not done.is_new and done.jobs:
                 _say(
                     f"batch {batchId} of stream {stream} was written before, so its {done.jobs} "
                     f"jobs were not enqueued again; a checkpoint that was copied, or set back, "
                     f"numbers new rows as old ones: begin a new one then"
                 )
-            _tell(done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        del batchId
-        for upload in {message.upload for message in messages if isinstance(message, TaskOutput)}:
-            discard(self._options.data_dir, upload)
+        streams = {message.stream for message in messages if isinstance(message, TaskOutput)}
+        for stream in streams:
+            Upload(self._options.data_dir, f"stream-{stream}", batchId).discard()
 
 
 def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> SinkOptions:
@@ -147,20 +138,16 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
     return checked
 
 
-def _write(
-    options: SinkOptions, upload: str, stream: str, batches: Iterator[pa.RecordBatch]
-) -> TaskOutput:
-    encoder = Encoder(options, options.load_app())
-    parts = write_parts(options.data_dir, upload, encoder.all_entries(batches))
-    return TaskOutput(upload, stream, tuple((*part,) for part in parts))
+def _written(
+    options: SinkOptions, upload: Upload, batches: Iterator[pa.RecordBatch]
+) -> tuple[Part, ...]:
+    rows = RowCalls(options, options.load_app())
+    return tuple(upload.write_parts(chain.from_iterable(map(rows.calls, batches))))
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
     return [
-        Part(*part)
-        for message in messages
-        if isinstance(message, TaskOutput)
-        for part in message.parts
+        part for message in messages if isinstance(message, TaskOutput) for part in message.parts
     ]
 
 
@@ -175,11 +162,6 @@ def _stream_batch() -> tuple[str, int]:
             "'upload' naming the batch"
         )
     return stream, int(batch)
-
-
-def _tell(done: Published) -> None:
-    if done.problem:
-        _say(f"{done.jobs} jobs were written, and will be taken up later: {done.problem}")
 
 
 def _say(text: str) -> None:

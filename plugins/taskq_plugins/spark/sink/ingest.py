@@ -1,0 +1,336 @@
+"""Uploads: calls in Parquet files beside the log, which one process ingests part by part.
+
+``write_parts`` runs anywhere that the log's directory is reached. ``publish`` names the parts that
+count, in one step. ``ingest`` puts their jobs into the log, each transaction with the place that it
+comes to, so that it may be killed and begun again. No Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from taskq import Call, TaskQ
+from taskq.engine import Extras, Flag
+from taskq.errors import LogError, SourceMoved
+from taskq.hooks import Options
+
+#: Folder of the uploads, in the log's directory.
+FOLDER: Final = "uploads"
+_MANIFEST: Final = "manifest.json"
+#: Jobs of a part, and of one transaction; and bytes of their payloads.
+PART_JOBS_MAX: Final = 1_000_000
+_ROWS: Final = 2_000
+_ROWS_BYTES: Final = 8 * 1024 * 1024
+#: What nobody published is removed after this time.
+_LEFT_SECONDS: Final = 7 * 86_400
+_SCHEMA: Final = pa.schema(
+    [
+        ("task", pa.string()), ("queue", pa.string()), ("priority", pa.int8()),
+        ("attempts", pa.int32()), ("flags", pa.int32()), ("compress", pa.string()),
+        ("extras", pa.string()), ("key", pa.binary()), ("body", pa.binary()),
+    ]
+)  # fmt: skip
+_KINDS: Final = _SCHEMA.names[:7]
+_PLAIN: Final = Extras()
+
+
+class Part(NamedTuple):
+    """A file with jobs."""
+
+    name: str
+    jobs: int
+
+
+class Ingested(NamedTuple):
+    """Result of an upload.
+
+    Attributes:
+        jobs: in its parts.
+        is_new: False if all of it was ingested before; then nothing was done.
+        duplicates: jobs left out because of a held key.
+    """
+
+    jobs: int
+    is_new: bool
+    duplicates: int = 0
+
+
+class Upload(NamedTuple):
+    """Jobs that belong together.
+
+    Attributes:
+        data_dir: of the log.
+        source: name of the log's source that they come from.
+        batch: which of the source's batches they are; 0 if there is only one.
+    """
+
+    data_dir: Path
+    source: str
+    batch: int = 0
+
+    @property
+    def folder(self) -> Path:
+        return self.data_dir / FOLDER / f"{self.source}@{self.batch}"
+
+    # -- anywhere ---------------------------------------------------------------------------------
+
+    def write_parts(
+        self, calls: Iterable[list[Call[Any]]], on_rows: Callable[[int], None] | None = None
+    ) -> list[Part]:
+        """Write calls into parts, all on disk when this returns.
+
+        Args:
+            calls: of the jobs, some at a time.
+            on_rows: gets how many were written since its last call.
+        """
+        self._make_folder()
+        parts: list[Part] = []
+        writer: pq.ParquetWriter | None = None
+        path, count = self.folder, 0
+        try:
+            for some in calls:
+                if not some:
+                    continue
+                if writer is None:
+                    path, count = self.folder / f"{secrets.token_hex(8)}.parquet", 0
+                    writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
+                writer.write_batch(_staged(some))
+                count += len(some)
+                if on_rows is not None:
+                    on_rows(len(some))
+                if count >= PART_JOBS_MAX:
+                    parts.append(_closed(writer, path, count))
+                    writer = None
+            if writer is not None:
+                parts.append(_closed(writer, path, count))
+                writer = None
+        except BaseException:
+            if writer is not None:
+                writer.close()
+                path.unlink(missing_ok=True)
+            self.discard(parts)
+            raise
+        return parts
+
+    def _make_folder(self) -> None:
+        """Make the folder for the users who may use the log's directory, and no others."""
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(self.data_dir.stat().st_mode) & 0o770 | 0o700
+        for path in (self.folder.parent, self.folder):
+            with suppress(FileExistsError):
+                path.mkdir()
+                path.chmod(mode)
+
+    def discard(self, parts: Iterable[Part] | None = None) -> None:
+        """Remove parts that nobody published; None: all of them."""
+        names = {part.name for part in self.published() or ()}
+        paths = self.folder.glob("*.parquet") if parts is None else map(self._path, parts)
+        for path in [path for path in paths if path.name not in names]:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _path(self, part: Part) -> Path:
+        return self.folder / part.name
+
+    # -- in one process ---------------------------------------------------------------------------
+
+    def published(self) -> list[Part] | None:
+        """Return the parts that count, None if there are none yet."""
+        with suppress(FileNotFoundError):
+            return [Part(*part) for part in json.loads((self.folder / _MANIFEST).read_bytes())]
+        return None
+
+    def finish(self, parts: list[Part]) -> Ingested:
+        """Publish the parts, unless others were, and ingest what the log does not have yet.
+
+        Raises:
+            LogError: the log cannot be written; repeat the upload under the same name.
+        """
+        with ThreadPoolExecutor(1, "taskq-ingest") as pool:  # there may be a loop in this thread
+            return pool.submit(asyncio.run, self._finish(parts)).result()
+
+    async def _finish(self, parts: list[Part]) -> Ingested:
+        if not parts and self.published() is None:
+            return Ingested(0, is_new=False)
+        # This process ingests, and leaves the log's upkeep to workers.
+        app = TaskQ(self.data_dir, upkeep=False)
+        try:
+            at = await app.position(self.source)
+            if _place(at, self.batch) is None:
+                jobs = sum(part.jobs for part in self.published() or parts)
+                shutil.rmtree(self.folder, ignore_errors=True)
+                return Ingested(jobs, is_new=False)
+            self._publish(parts)
+            while True:
+                try:
+                    return await self._ingest(app, at)
+                except SourceMoved:  # another process is at the same upload
+                    at = await app.position(self.source)
+                except FileNotFoundError as error:
+                    at = await app.position(self.source)
+                    if _place(at, self.batch) is not None:
+                        raise LogError(f"{error.filename}: the upload's file is gone") from error
+        finally:
+            await app.close()
+            self.discard(parts)
+            _sweep(self.folder.parent)
+
+    def _publish(self, parts: list[Part]) -> None:
+        if self.published() is not None:
+            return
+        own = self.folder / f"{secrets.token_hex(8)}.json"
+        with own.open("w") as file:
+            json.dump(parts, file)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(own, self.folder / _MANIFEST)
+        own.unlink()
+
+    async def _ingest(self, app: TaskQ, at: Any) -> Ingested:
+        begun = _place(at, self.batch)
+        parts = self.published() or []
+        jobs, duplicates = sum(part.jobs for part in parts), 0
+        if begun is not None:
+            part, row, duplicates = begun
+            for number in range(part, len(parts)):
+                for calls, behind in _calls(self._path(parts[number]), row):
+                    position = {
+                        "batch": self.batch, "part": number, "row": behind,
+                        "duplicates": duplicates,
+                    }  # fmt: skip
+                    handles = await app.ingest(self.source, calls, position, after=at)
+                    # Those of the last transaction before a kill are not counted: nobody knows.
+                    duplicates += sum(handle.duplicate for handle in handles)
+                    at = position
+                row = 0
+            end = {"batch": self.batch, "jobs": jobs, "duplicates": duplicates}
+            await app.ingest(self.source, [], end, after=at)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return Ingested(jobs, begun is not None, duplicates)
+
+
+def _place(at: Any, batch: int) -> tuple[int, int, int] | None:
+    """Return (part, row, duplicates) where to go on; None: the batch was ingested before."""
+    if at is None or at["batch"] < batch:
+        return 0, 0, 0
+    if at["batch"] > batch or "jobs" in at:
+        return None
+    return at["part"], at["row"], at["duplicates"]
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed writers left unpublished long ago."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            is_old = path.stat().st_mtime < time.time() - _LEFT_SECONDS
+            if is_old and not (path / _MANIFEST).exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _closed(writer: pq.ParquetWriter, path: Path, jobs: int) -> Part:
+    writer.close()
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return Part(path.name, jobs)
+
+
+def _staged(calls: list[Call[Any]]) -> pa.RecordBatch:
+    texts: dict[int, str | None] = {}
+    rows = []
+    for call in calls:
+        spec, extras = call.spec, call.extras
+        text = key = None
+        if extras is not None:
+            key = extras.key
+            known = texts.get(id(extras))
+            text = texts[id(extras)] = known or _text(extras)
+        rows.append(
+            (spec.task, spec.queue, spec.priority, spec.attempts, int(call.flags),
+             call.chosen.compress, text, key, call.body)
+        )  # fmt: skip
+    columns = [
+        pa.array(column, field.type)
+        for column, field in zip(zip(*rows, strict=True), _SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _text(extras: Extras) -> str:
+    plain = asdict(_PLAIN)
+    values = {
+        name: b64encode(value).decode() if isinstance(value, bytes) else value
+        for name, value in asdict(extras).items()
+        if value != plain[name] and name != "key"
+    }
+    return json.dumps(values)
+
+
+def _extras(text: str | None, key: bytes | None) -> Extras | None:
+    if text is None:
+        return None
+    values = json.loads(text)
+    if "concurrency_key" in values:
+        values["concurrency_key"] = b64decode(values["concurrency_key"])
+    if "on_conflict" in values:
+        values["on_conflict"] = type(_PLAIN.on_conflict)(values["on_conflict"])
+    return Extras(**values, key=key)
+
+
+def _calls(path: Path, row: int) -> Iterator[tuple[list[Call[Any]], int]]:
+    """Yield the calls of a part from a row on, and the row after them."""
+    made: dict[tuple[Any, ...], Call[Any]] = {}
+    behind = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROWS):
+            step = max(min(_ROWS, _ROWS_BYTES * batch.num_rows // max(batch.nbytes, 1)), 1)
+            for first in range(0, batch.num_rows, step):
+                some = batch.slice(first, step)
+                behind += some.num_rows
+                if behind > row:
+                    skipped = max(row - (behind - some.num_rows), 0)
+                    yield _of_rows(some.slice(skipped), made), behind
+
+
+def _of_rows(batch: pa.RecordBatch, made: dict[tuple[Any, ...], Call[Any]]) -> list[Call[Any]]:
+    columns = [column.to_pylist() for column in batch.columns]
+    calls = []
+    for *kind, key, body in zip(*columns, strict=True):
+        plain = made.get(tuple(kind))
+        if plain is None:
+            if len(made) >= _ROWS:
+                made.clear()
+            plain = made[tuple(kind)] = _kind(*kind)
+        extras = plain.extras if key is None else _extras(kind[-1], key)
+        calls.append(replace(plain, body=body, extras=extras))
+    return calls
+
+
+def _kind(
+    task: str, queue: str, priority: int, attempts: int, flags: int, compress: Any, text: str | None
+) -> Call[Any]:
+    chosen = Options(queue=queue, priority=priority, attempts=attempts, compress=compress)
+    return Call(
+        name=task, task=None, body=b"", flags=Flag(flags), chosen=chosen,
+        spec=chosen.spec(task, Flag(flags)), extras=_extras(text, None),
+    )  # fmt: skip
