@@ -1,10 +1,4 @@
-"""The shards of an app: directories ``[prefix].[bits].[index]`` below a root, and ``shards.json``.
-
-What the log decides by a key it decides within one directory, so all calls with the key lie there:
-the index is made of the low bits of BLAKE2b-64 of two texts, each behind its length (16 bits,
-little-endian): of the task's name and the concurrency key (b"" without one) where the task has a
-limit, as that is what the limit counts; else of the queue and the dedup key.
-"""
+"""The shards of an app: directories ``[prefix].[bits].[index]`` and ``shards.json``."""
 
 from __future__ import annotations
 
@@ -151,6 +145,10 @@ class Shards:
             raise errors.refusal(str(path), error) from error
 
 
+# All calls with one key lie in one directory, since the log decides by a key within one. The index
+# is the low bits of BLAKE2b-64 of two texts, each preceded by its length (16 bits, little-endian):
+# the task's name and the concurrency key (b"" without one) if the task has a limit, since the limit
+# counts these; else the queue and the dedup key.
 def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
     """Return what decides on the call's shard; None: nothing but the call itself."""
     extras, task = call.extras, call.task

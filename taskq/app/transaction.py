@@ -1,9 +1,4 @@
-"""Changes that become visible together, or not at all, as callers write them down.
-
-Nothing is written before the block is left, and nothing at all if it is left by an exception. Then
-all goes into one frame of the log: settlements first, then cancellations, then new jobs, so that a
-new job finds the key free that another one frees.
-"""
+"""Changes that become visible together, or not at all, as callers write them down."""
 
 from __future__ import annotations
 
@@ -126,7 +121,12 @@ class PendingCancel:
 
 
 class _Transaction(ABC, Generic[P]):
-    """Parts that both kinds share; ``P`` is what stands for a new job until it has an id."""
+    """Parts that both kinds share; ``P`` is what stands for a new job until it has an id.
+
+    Nothing is written before the block is left, and nothing at all if it is left by an exception.
+    Then all goes into one frame of the log: settlements first, then cancellations, then new jobs,
+    so that a new job finds the key free that another one frees.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,7 +1,4 @@
-"""The arguments of a task's calls as JSON payloads, checked against its annotations, and back.
-
-The fast path is two calls into pydantic_core; the slow path words the error.
-"""
+"""The arguments of a task's calls as JSON payloads, checked against its annotations, and back."""
 
 from __future__ import annotations
 
@@ -23,6 +20,8 @@ _PROBLEMS_MAX: Final = 3
 
 class ArgumentCodec:
     """Turns calls of one function into payloads, and payloads into calls.
+
+    The fast path is two calls into pydantic_core; the slow path words the error.
 
     Attributes:
         encode: (args, kwargs) -> payload. Raises InvalidCall or PayloadTooLarge.

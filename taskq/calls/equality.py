@@ -1,9 +1,4 @@
-"""Comparison of a value with its copy read back from JSON.
-
-Python's ``==`` is too lenient (1 == True, a derived model's field may be gone) and too strict (nan
-!= nan), and a class may define its own ``__eq__``. So models and dataclasses are compared by type
-and fields, containers by type and parts.
-"""
+"""Comparison of a value with its copy read back from JSON."""
 
 from __future__ import annotations
 
@@ -52,6 +47,10 @@ def find_difference(written: object, read: object) -> Difference | None:
     """Return a part of a written value that was not read back; None if it is complete.
 
     Both values are walked together. JSON bounds the depth of the copy, and so the walk.
+
+    Python's ``==`` is too lenient (1 == True, a derived model's field may be gone) and too strict
+    (nan != nan), and a class may define its own ``__eq__``. So models and dataclasses are compared
+    by type and fields, containers by type and parts.
     """
     left: _Pairs = [((), written, read)]
     seen: set[tuple[int, int]] = set()  # the value of a private attribute may contain itself

@@ -1,8 +1,4 @@
-"""Values without an annotation: whether JSON returns them unchanged.
-
-JSON has text, numbers, true, false, null, lists, and objects with text as keys. Any other value
-would silently come back as one of these: it is refused, and the message shows an annotation.
-"""
+"""Values without an annotation: whether JSON returns them unchanged."""
 
 from __future__ import annotations
 
@@ -43,6 +39,9 @@ def is_flat(value: object) -> bool:
 
 def find_changed(value: object) -> Changed | None:
     """Return a part of the value that JSON does not return unchanged, None without any.
+
+    JSON has text, numbers, true, false, null, lists, and objects with text as keys. Any other value
+    would silently come back as one of these: it is refused, and the message shows an annotation.
 
     Raises:
         ValueError: it is nested deeper than VALUE_DEPTH_MAX.

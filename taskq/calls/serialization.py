@@ -1,9 +1,4 @@
-"""Results as JSON, and what arguments and results share.
-
-Built at a task's first use, since pydantic is slow to import and annotations may name what is
-defined later. Bytes are base64 and infinite floats are strings, at every depth but inside pydantic
-models, which bring a configuration of their own.
-"""
+"""Results as JSON, and what arguments and results share."""
 
 from __future__ import annotations
 
@@ -377,6 +372,10 @@ class ResultCodec:
     """Turns what one function returns into bytes, and back.
 
     A None is written as no bytes at all.
+
+    It is made at the task's first use, since pydantic is slow to import and annotations may name
+    what is defined later. Bytes are base64 and infinite floats are strings, at every depth but
+    inside pydantic models, which bring a configuration of their own.
     """
 
     def __init__(self, signature: Signature) -> None:

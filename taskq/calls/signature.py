@@ -1,9 +1,4 @@
-"""How a function takes its arguments: from a call to values by parameter name, and back.
-
-Payloads name every argument, so that a task may reorder or add parameters while jobs wait. Two keys
-that no parameter can have stand for the rest: ``"*"`` for the list of further positional arguments,
-``"**"`` for the further keyword arguments.
-"""
+"""How a function takes its arguments: from a call to values by parameter name, and back."""
 
 from __future__ import annotations
 
@@ -153,6 +148,10 @@ _FUNCTIONS_KEPT: typing.Final = 256
 
 class Signature:
     """A function's parameters, resolved once.
+
+    Payloads name every argument, so that a task may reorder or add parameters while jobs wait. Two
+    keys that no parameter can have stand for the rest: ``"*"`` for the list of further positional
+    arguments, ``"**"`` for the further keyword arguments.
 
     Attributes:
         task: name of the task, for errors.

@@ -1,11 +1,4 @@
-"""Blocking twins of coroutines (``enqueue_sync``), and threads for blocking work beside a loop.
-
-A twin runs the coroutine on the loop of one daemon thread of the process, and blocks the calling
-thread meanwhile. Its arguments and result are the coroutine's, so both share one docstring.
-
-asyncio is imported by the calls that need it: importing it takes longer than declaring an app, and
-many programs that declare one start no loop.
-"""
+"""Blocking twins of coroutines (``enqueue_sync``), and threads for blocking work beside a loop."""
 
 from __future__ import annotations
 
@@ -31,6 +24,13 @@ def blocking(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     """Make a method's twin for its class: ``pause_sync = blocking`` of ``pause``.
 
     It raises a UsageError in an event loop's thread, which it would stop.
+
+    A twin runs the coroutine on the loop of one daemon thread of the process, and blocks the
+    calling thread meanwhile. Its arguments and result are the coroutine's, so both share one
+    docstring.
+
+    asyncio is imported by the calls that need it: importing it takes longer than declaring an app,
+    and many programs that declare one start no loop.
     """
 
     @functools.wraps(method)

@@ -1,8 +1,4 @@
-"""An app's connection to one directory: opens its store at first use, and packs bodies.
-
-The thread that opens the store also imports its code, half of taskq: programs that only declare
-tasks do without. A program that needs a fast first enqueue opens the app before.
-"""
+"""An app's connection to one directory: opens its store at first use, and packs bodies."""
 
 from __future__ import annotations
 
@@ -311,6 +307,9 @@ JobId: TypeAlias = str | int | HasId
 
 class Connection:
     """Opens the store of a directory when it is needed, off the event loop, and again after a fork.
+
+    The thread that opens the store also imports its code, half of taskq: programs that only declare
+    tasks do without. A program that needs a fast first enqueue opens the app before.
 
     Attributes:
         path: absolute path of the directory.

@@ -1,11 +1,4 @@
-"""Settings of an app: from code, ``TASKQ_…`` variables, and three places for files.
-
-The log's own ``taskq.toml`` wins over ``.env``, ``taskq.toml`` and ``pyproject.toml`` of the
-working directory. These are ignored if the log's directory is given, since a program may be started
-anywhere, and they may not name a hub. ``taskq/taskq.toml`` of the user's configuration comes last.
-
-Imported only if code, environment or a file sets anything: pydantic-settings takes 0.1 s.
-"""
+"""Settings of an app: from code, ``TASKQ_…`` variables, and three places for files."""
 
 from __future__ import annotations
 
@@ -202,6 +195,14 @@ class Settings(BaseSettings, _LogSettings):
     """Settings of a TaskQ; the first source wins, in the order of the module's title.
 
     Durations are seconds or text such as "5m". Options of the log are as in ``LogOptions``.
+
+    The log's own ``taskq.toml`` wins over ``.env``, ``taskq.toml`` and ``pyproject.toml`` of the
+    working directory. These are ignored if the log's directory is given, since a program may be
+    started anywhere, and they may not name a hub. ``taskq/taskq.toml`` of the user's configuration
+    comes last.
+
+    This module is imported only if code, environment or a file sets anything: pydantic-settings
+    takes 0.1 s.
     """
 
     model_config = SettingsConfigDict(

@@ -1,11 +1,4 @@
-"""Flows: jobs that wait for others, and how many inputs each still waits for. A part of the agenda.
-
-All jobs of a flow enter the log in one transaction. A job with inputs is *held*: scheduled without
-a due time, with a count of its inputs. The record that ends an input lists the held jobs whose
-counts it lowers or which it cancels, so a fold needs nothing else. The work to do next (``todo``)
-follows from the counts alone, so the next decision does it even if the process that wrote the last
-input has died.
-"""
+"""Flows: jobs that wait for others, and the count of inputs that each still waits for."""
 
 from __future__ import annotations
 
@@ -93,6 +86,12 @@ def needs_of(count: int, policy: int, *, doomed: bool = False) -> int:
 
 class Flows:
     """The held jobs.
+
+    All jobs of a flow enter the log in one transaction. A job with inputs is *held*: scheduled
+    without a due time, with a count of its inputs. The record that ends an input lists the held
+    jobs whose counts it lowers or which it cancels, so a fold needs nothing else. The work to do
+    next (``todo``) follows from the counts alone, so the next decision does it even if the process
+    that wrote the last input has died.
 
     Attributes:
         held: job -> how many inputs it waits for, policy and doom in one number.

@@ -1,9 +1,4 @@
-"""Limits of tasks, and rates counted exactly, claim by claim.
-
-A rate allows at most ``count`` claims in any window of time. A window is open at its end: of two
-claims exactly a window apart only one is in it. Moments are shifted time (see
-``moments.Timetable``), so a step of the clock neither frees nor delays any claim.
-"""
+"""Limits of tasks, and rates counted exactly, claim by claim."""
 
 from __future__ import annotations
 
@@ -90,6 +85,10 @@ def _window_ns(span: str, unit: str) -> int | None:
 
 class Times:
     """Times of the claims of one group, as far back as they count.
+
+    A rate allows at most ``count`` claims in any window of time. A window is open at its end: of
+    two claims exactly a window apart only one is in it. Moments are shifted time (see
+    ``moments.Timetable``), so a step of the clock neither frees nor delays any claim.
 
     Attributes:
         total: number of claims kept.

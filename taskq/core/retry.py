@@ -1,15 +1,4 @@
-"""Decide after which error, and after how long, a job runs again. Pure.
-
-The delays of a policy::
-
-    fixed        delay
-    linear       base * attempt
-    exponential  base * factor ** (attempt - 1)
-
-each at most ``cap``. Jitter spreads jobs that failed together, with ``draw`` in [0, 1): "full" is
-``draw * delay``, "equal" is ``delay / 2 + draw * delay / 2`` (M. Brooker, "Exponential Backoff And
-Jitter", AWS Architecture Blog, 2015).
-"""
+"""Decide after which error, and after how long, a job runs again. Pure."""
 
 from __future__ import annotations
 
@@ -211,6 +200,16 @@ Decision: TypeAlias = RetryAfter | Die
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Decides what follows a failed attempt. Make one with the functions below.
+
+    The delays of a policy::
+
+        fixed        delay
+        linear       base * attempt
+        exponential  base * factor ** (attempt - 1)
+
+    each at most ``cap``. Jitter spreads jobs that failed together, with ``draw`` in [0, 1): "full"
+    is ``draw * delay``, "equal" is ``delay / 2 + draw * delay / 2`` (M. Brooker, "Exponential
+    Backoff And Jitter", AWS Architecture Blog, 2015).
 
     Attributes:
         attempts: how often a job may run; 0 for no limit.

@@ -1,8 +1,4 @@
-"""Jobs that follow one another: chains, groups, chords, and a task mapped over many values.
-
-A flow is built from calls, frozen and typed. All of its jobs are enqueued in one transaction, and
-none runs before its inputs are done, whichever process dies.
-"""
+"""Jobs that follow one another: chains, groups, chords, and a task mapped over many values."""
 
 from __future__ import annotations
 
@@ -109,6 +105,9 @@ class Flow(Runnable[R_co]):
     """Jobs that belong together and give an ``R``. Enqueue it as often as you like.
 
     Made by ``chain``, ``group``, ``chord`` and ``task.map``.
+
+    A flow is built from calls, frozen and typed. All of its jobs are enqueued in one transaction,
+    and none runs before its inputs are done, whichever process dies.
     """
 
     node: Node

@@ -1,8 +1,4 @@
-"""Events of a worker for its owner: one for each job that left a slot.
-
-An ``on_event`` hook runs on the event loop's thread, so it should return at once. An error of a
-hook is logged and stops nothing.
-"""
+"""Events of a worker for its owner: one for each job that left a slot."""
 
 from __future__ import annotations
 
@@ -58,7 +54,11 @@ _DUE_AGAIN: Final = frozenset({engine.kinds.RETRY, engine.kinds.RELEASE})
 
 
 def tell(hook: Hook, settlement: engine.Settlement, seconds: float) -> None:
-    """Call the hook with the event of one settlement; log what it raises."""
+    """Call the hook with the event of one settlement; log what it raises.
+
+    An ``on_event`` hook runs on the event loop's thread, so it should return at once. An error of a
+    hook is logged and stops nothing.
+    """
     kind, delivery = settlement.kind, settlement.delivery
     event = JobFinished(
         delivery.job_id,

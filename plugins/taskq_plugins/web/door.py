@@ -1,9 +1,4 @@
-"""Access to the page: keys, host names, origins, and headers for browsers.
-
-A server on 127.0.0.1 is open to every page in the same browser, and to every user of the machine.
-So every request needs a key. Pages of other origins are refused, and so are other names of this
-machine, which would give a foreign page our origin (DNS rebinding).
-"""
+"""Access to the page: keys, host names, origins, and headers for browsers."""
 
 from __future__ import annotations
 
@@ -200,6 +195,10 @@ class SiteAddress:
 
 class Door:
     """Let a request through, or refuse it with a problem.
+
+    A server on 127.0.0.1 is open to every page in the same browser, and to every user of the
+    machine. So every request needs a key. Pages of other origins are refused, and so are other
+    names of this machine, which would give a foreign page our origin (DNS rebinding).
 
     Args:
         inner: the guarded app; its ``state`` gets ``by``, "program" or "person", and ``hides``.

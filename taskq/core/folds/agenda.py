@@ -1,12 +1,4 @@
-"""The agenda, a fold of the log: unsettled jobs, the order of claims, and running jobs by claim.
-
-``apply_*`` take plain numbers. The live log calls them for its own records, the decoder for records
-of other processes. They check nothing: a record is a fact. Decisions use ``order``, ``due`` and the
-``running`` table.
-
-Relative moments are kept in shifted time (wall time less the sum of all recorded clock steps), so
-one step of the clock moves all of them.
-"""
+"""The agenda, a fold of the log: unsettled jobs, the order of claims, and running jobs by claim."""
 
 from __future__ import annotations
 
@@ -63,6 +55,13 @@ _SWEEP_EVERY: Final = 64
 
 class Agenda:
     """Every unsettled job, and which of them may be claimed.
+
+    ``apply_*`` take plain numbers. The live log calls them for its own records, the decoder for
+    records of other processes. They check nothing: a record is a fact. Decisions use ``order``,
+    ``due`` and the ``running`` table.
+
+    Relative moments are kept in shifted time (wall time less the sum of all recorded clock steps),
+    so one step of the clock moves all of them.
 
     Attributes:
         table: every unsettled job.

@@ -1,10 +1,4 @@
-"""The order of claims: higher levels first, older jobs first within a level.
-
-A job's level is its priority plus one for each starvation window that it has waited, up to 9. A
-lane keeps its fresh jobs by age and the earliest moment of its other jobs, so a claim compares only
-heads and drains lanes level by level. While no job has waited for a whole window, which one
-comparison shows, levels are priorities.
-"""
+"""The order of claims: higher levels first, older jobs first within a level."""
 
 from __future__ import annotations
 
@@ -272,6 +266,11 @@ class JobColumns:
 
 class ClaimOrder:
     """The order in which ready jobs are claimed.
+
+    A job's level is its priority plus one for each starvation window that it has waited, up to 9. A
+    lane keeps its fresh jobs by age and the earliest moment of its other jobs, so a claim compares
+    only heads and drains lanes level by level. While no job has waited for a whole window, which
+    one comparison shows, levels are priorities.
 
     Args:
         table: every unsettled job.

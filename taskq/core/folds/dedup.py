@@ -1,13 +1,4 @@
-"""Dedup keys and the jobs that hold them. A fold of the log.
-
-Keys are stored as 64 bits of a hash of (queue, key), in pages of flat arrays sorted by hash: 32
-bytes per key plus a sixteenth to grow (a dict of ints costs over 100). The caller verifies a
-matching hash against the job's record, so a collision costs a read and never a wrong answer.
-
-Open addressing was tried first: it took 39 bytes, and 10 µs a key to grow by eighths, and stood
-still for a third of a second at 400 000 keys, under the writer lock. Pages are split by slices, so
-no call does more than one page's work.
-"""
+"""Dedup keys and the jobs that hold them. A fold of the log."""
 
 from __future__ import annotations
 
@@ -67,6 +58,14 @@ class Dedup:
 
     ``until`` is shifted time (see ``moments.Timetable``), or UNTIL_SETTLED, or below zero: held
     until the job is settled, and at least until the moment ``-until - 1``.
+
+    Keys are stored as 64 bits of a hash of (queue, key), in pages of flat arrays sorted by hash: 32
+    bytes per key plus a sixteenth to grow (a dict of ints costs over 100). The caller verifies a
+    matching hash against the job's record, so a collision costs a read and never a wrong answer.
+
+    Open addressing was tried first: it took 39 bytes, and 10 µs a key to grow by eighths, and stood
+    still for a third of a second at 400 000 keys, under the writer lock. Pages are split by slices,
+    so no call does more than one page's work.
 
     Attributes:
         size: keys held, including keys with a window that is over but not swept yet.

@@ -1,12 +1,4 @@
-"""Folds as columns of numbers, and back: the content of a snapshot.
-
-The whole state of a fold is frozen, to the last counter, so a fold that resumes from it equals one
-that never stopped. Derived values are left out and computed again: indexes by name, the set of
-lanes with jobs, positions of the last search.
-
-Freezing copies whole arrays, since it happens between two batches: a million waiting jobs take some
-20 ms. Another set of columns needs another number in ``log.snapshot``.
-"""
+"""Folds as columns of numbers, and back: the content of a snapshot."""
 
 from __future__ import annotations
 
@@ -46,6 +38,13 @@ _DEDUP_NUMBERS: Final = ("shift_ns", "size", "_swept", "_taken")
 
 class Frozen:
     """Columns of numbers, taken in the order in which they were put.
+
+    The whole state of a fold is frozen, to the last counter, so a fold that resumes from it equals
+    one that never stopped. Derived values are left out and computed again: indexes by name, the set
+    of lanes with jobs, positions of the last search.
+
+    Freezing copies whole arrays, since it happens between two batches: a million waiting jobs take
+    some 20 ms. Another set of columns needs another number in ``log.snapshot``.
 
     Attributes:
         columns: type code ("B", "I", "Q" or "q") and the arrays that make up each column.

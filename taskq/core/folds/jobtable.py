@@ -1,8 +1,4 @@
-"""The unsettled jobs, by id, in flat arrays: 24 bytes a job and no object for any.
-
-Ids only grow, so a new job goes to the end and a lookup is two bisections. A lookup starts where
-the last one ended: claims and settles walk the table in order, and then it costs one comparison.
-"""
+"""The unsettled jobs, by id, in flat arrays: 24 bytes a job and no object for any."""
 
 from __future__ import annotations
 
@@ -58,6 +54,10 @@ class JobTable:
     """Columns (id, location, lane, meta) of every unsettled job, sorted by id.
 
     After ``find`` returned a chunk, ``index`` is the job's place in its columns.
+
+    Ids only grow, so a new job goes to the end and a lookup is two bisections. A lookup starts
+    where the last one ended: claims and settles walk the table in order, and then it costs one
+    comparison.
     """
 
     __slots__ = ("_chunks", "_firsts", "_hint", "_last", "_old", "index", "live")

@@ -1,11 +1,4 @@
-"""A lane: the ready jobs of one (queue, priority, task) and key, oldest first, 8 bytes each.
-
-Fresh jobs arrive in the order of their ids and go to plain blocks. Returned and delayed jobs go to
-a small sorted structure beside the blocks, by id, with the moment since when each is ready. A fresh
-job that left the ready state may remain as a stale entry, which claims skip. If stale entries
-prevail, they are swept out one block at a time: a million at once would hold the writer lock for a
-second.
-"""
+"""A lane: the ready jobs of one (queue, priority, task) and key, oldest first, 8 bytes each."""
 
 from __future__ import annotations
 
@@ -33,6 +26,12 @@ _NONE: Final = Returned()
 
 class Lane:
     """Ready jobs in claim order, and the counts of all jobs that ever belonged here.
+
+    Fresh jobs arrive in the order of their ids and go to plain blocks. Returned and delayed jobs go
+    to a small sorted structure beside the blocks, by id, with the moment since when each is ready.
+    A fresh job that left the ready state may remain as a stale entry, which claims skip. If stale
+    entries prevail, they are swept out one block at a time: a million at once would hold the writer
+    lock for a second.
 
     Attributes:
         number: index in the agenda's list of lanes.

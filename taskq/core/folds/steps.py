@@ -1,9 +1,4 @@
-"""Steps, signals and waits of jobs that resume their runs. A part of the agenda.
-
-Held of each job that may run again, and of no other: the places of its step records, the signals
-that no step has taken, and what it waits for. Steps of a job that is not known yet are kept, too:
-where compaction took the beginning of a log, the job itself is written again further on.
-"""
+"""Steps, signals and waits of jobs that resume their runs. A part of the agenda."""
 
 from __future__ import annotations
 
@@ -148,6 +143,10 @@ _UNDOS: Final = frozenset({Form.UNDO, Form.UNDOING})
 
 class Steps:
     """Steps, signals and waits by job. Moments are in shifted time; see ``Timetable``.
+
+    Kept for each job that may run again, and for no other: the places of its step records, the
+    signals that no step has taken, and its waits. Steps of an unknown job are kept, too: if
+    compaction took the beginning of a log, the job itself is written again further on.
 
     Attributes:
         places: job -> locations of its step records, each at its place; 0: unknown.

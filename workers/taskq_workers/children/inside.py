@@ -1,9 +1,4 @@
-"""The inside of a child process: takes one job after the other from its worker and runs it.
-
-It never opens the log: it gets a job's record and payload, and gives back how the job ended. It
-ends with its worker, however that ends; signals that a terminal or a service manager sends to all
-processes of a group are the worker's business, which drains.
-"""
+"""The inside of a child process: takes one job after the other from its worker and runs it."""
 
 from __future__ import annotations
 
@@ -41,6 +36,10 @@ _KIBIBYTE: Final = 1024
 
 def main(work: int, life: int, parent: int) -> None:
     """Run jobs until the worker closes the channel.
+
+    It never opens the log: it gets a job's record and payload, and gives back how the job ended. It
+    ends with its worker, however that ends; signals that a terminal or a service manager sends to
+    all processes of a group are the worker's business, which drains.
 
     Args:
         work: descriptor of the socket for jobs.

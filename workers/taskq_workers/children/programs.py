@@ -1,8 +1,4 @@
-"""Start this program once more, to run jobs as a child or to be another worker.
-
-A frozen program has no interpreter: its executable runs it from the beginning. Its children start
-like children of multiprocessing and end up in ``multiprocessing.freeze_support()``.
-"""
+"""Start this program once more, to run jobs as a child or to be another worker."""
 
 from __future__ import annotations
 
@@ -35,7 +31,11 @@ def interpreter(*arguments: str) -> list[Any]:
 
 
 def start_child(work: int, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
-    """Start a child with the socket for jobs and the pipe that shows that the worker lives."""
+    """Start a child with the socket for jobs and the pipe that shows that the worker lives.
+
+    A frozen program has no interpreter: its executable runs it from the beginning. Its children
+    start like children of multiprocessing and end up in ``multiprocessing.freeze_support()``.
+    """
     if not is_frozen():
         path = json.dumps(sys.path, default=str)
         command = interpreter("-c", _CODE, str(work), str(life), str(os.getpid()), path)

@@ -1,8 +1,4 @@
-"""Run tasks with ``runs_in="process"`` in child processes, started when needed and kept warm.
-
-Each child runs one job at a time. A child that dies costs its job an attempt and is replaced; the
-other children go on.
-"""
+"""Run tasks with ``runs_in="process"`` in child processes, started when needed and kept warm."""
 
 from __future__ import annotations
 
@@ -295,7 +291,11 @@ class NoChild(Exception):
 
 
 class ProcessRunner:
-    """Up to ``limits.processes`` children; jobs that find none free wait in line."""
+    """Up to ``limits.processes`` children; jobs that find none free wait in line.
+
+    Each child runs one job at a time. A child that dies costs its job an attempt and is replaced;
+    the other children go on.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, app: TaskQ, limits: executors.ExecutorLimits

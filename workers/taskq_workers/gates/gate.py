@@ -1,8 +1,4 @@
-"""Gates: jobs that are kept back as a group, in two kinds: by conditions, and by a breaker.
-
-A gate is a filter of claims. While it keeps jobs back it claims one by itself, to learn that there
-are any; when they may run again that one is tried first, and all others follow if it goes well.
-"""
+"""Gates: jobs that are kept back as a group, in two kinds: by conditions, and by a breaker."""
 
 from __future__ import annotations
 
@@ -74,6 +70,10 @@ class Gate(ABC):
 
     ``hold`` is shown to people while it is shut; ``cause`` is noted when it gives
     jobs back.
+
+    A gate is a filter of claims. While it keeps jobs back it claims one by itself, to learn that
+    there are any; when they may run again that one is tried first, and all others follow if it goes
+    well.
     """
 
     cause: engine.Cause

@@ -1,8 +1,4 @@
-"""Keeps several worker processes running: ``taskq worker --processes N``.
-
-The guard claims nothing and opens no log. What it does with a worker process is one table of the
-process's life and what happened to it; one thread around one ``select`` finds out what happened.
-"""
+"""Keeps several worker processes running: ``taskq worker --processes N``."""
 
 from __future__ import annotations
 
@@ -153,6 +149,10 @@ class Guard:
 
     A worker of a ``burst`` that ends by itself without failure has done its part. A worker that
     needs much longer than ``drain_seconds`` is killed.
+
+    The guard claims nothing and opens no log. What it does with a worker process is one table of
+    the process's life and what happened to it; one thread around one ``select`` finds out what
+    happened.
     """
 
     def __init__(

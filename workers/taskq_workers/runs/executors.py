@@ -1,9 +1,4 @@
-"""Executors of a worker's jobs: the event loop, threads, or child processes.
-
-The task chooses: async functions run on the loop and sync ones in threads, unless ``runs_in`` says
-otherwise. Cancelling a job's slot ends the call: an async function is cancelled, a child process
-killed, and a thread, which nothing can stop, given up.
-"""
+"""Executors of a worker's jobs: the event loop, threads, or child processes."""
 
 from __future__ import annotations
 
@@ -390,7 +385,12 @@ class Children(Protocol):
 
 
 class Executors:
-    """The executors of one worker; each starts its threads or processes when they are needed."""
+    """The executors of one worker; each starts its threads or processes when they are needed.
+
+    The task chooses: async functions run on the loop and sync ones in threads, unless ``runs_in``
+    says otherwise. Cancelling a job's slot ends the call: an async function is cancelled, a child
+    process killed, and a thread, which nothing can stop, given up.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""The app's lifespans while a worker runs: entered before its first claim, left after its drain.
-
-They are held by a task of their own, since what a lifespan opens (a task group, a cancel scope)
-must be closed by the task that opened it.
-"""
+"""The app's lifespans while a worker runs: entered before its first claim, left after its drain."""
 
 from __future__ import annotations
 
@@ -61,6 +57,9 @@ class LifespanHolder:
     """Enters an app's lifespans, gives their resources, and leaves them in bounded time.
 
     If ``lends`` is False, jobs run elsewhere: nothing is entered, and no task may take a resource.
+
+    They are held by a task of their own, since what a lifespan opens (a task group, a cancel scope)
+    must be closed by the task that opened it.
     """
 
     def __init__(

@@ -1,9 +1,4 @@
-"""OpenTelemetry metrics of a worker: its attempts, its log's queues, and its engine.
-
-Attempts follow the conventions for messaging: ``messaging.client.consumed.messages`` and
-``messaging.process.duration``. A worker measures if a meter provider was there when it started; if
-not, this module is not imported and no event is made of a job.
-"""
+"""OpenTelemetry metrics of a worker: its attempts, its log's queues, and its engine."""
 
 from __future__ import annotations
 
@@ -25,7 +20,12 @@ _FAILED: Final = frozenset({"retried", "dead"})
 
 
 class Measures:
-    """The instruments of one meter, and the open logs whose queues and engine it observes."""
+    """The instruments of one meter, and the open logs whose queues and engine it observes.
+
+    Attempts follow the conventions for messaging: ``messaging.client.consumed.messages`` and
+    ``messaging.process.duration``. A worker measures if a meter provider was there when it started;
+    if not, this module is not imported and no event is made of a job.
+    """
 
     def __init__(self, meter: Meter) -> None:
         self.stores: WeakSet[engine.Store] = WeakSet()

@@ -1,8 +1,4 @@
-"""Spans of attempts: begun when a task's function is called, ended when its outcome is known.
-
-A worker has them only if a tracer provider was there when it started. If not, its plans call the
-functions of tasks directly, and no job pays.
-"""
+"""Spans of attempts: begun when a task's function is called, ended when its outcome is known."""
 
 from __future__ import annotations
 
@@ -50,7 +46,11 @@ def _is_no_failure(error: BaseException) -> bool:
 
 
 class TracedRuns:
-    """Traces the attempts of one worker. It is the worker's hook, and calls the user's own."""
+    """Traces the attempts of one worker. It is the worker's hook, and calls the user's own.
+
+    A worker has them only if a tracer provider was there when it started. If not, its plans call
+    the functions of tasks directly, and no job pays.
+    """
 
     def __init__(self, tracer: Tracer, hook: Hook | None) -> None:
         self._tracer = tracer

@@ -1,8 +1,4 @@
-"""The ``on_dead`` hooks of a worker, its app and its tasks.
-
-A task as a hook gets a job in the frame of each death. Functions are called on the loop, between
-jobs, and not at all if the process is killed before.
-"""
+"""The ``on_dead`` hooks of a worker, its app and its tasks."""
 
 from __future__ import annotations
 
@@ -37,6 +33,9 @@ class DeathHooks:
 
     A coroutine function runs as a task of its own. What hooks do goes to the app's log. ``until``
     is the end of the worker's drain, in monotonic seconds.
+
+    A task as a hook gets a job in the frame of each death. Functions are called on the loop,
+    between jobs, and not at all if the process is killed before.
     """
 
     def __init__(self, app: TaskQ, hook: DeathCall | None) -> None:

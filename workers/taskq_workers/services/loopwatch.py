@@ -1,11 +1,4 @@
-"""Notices an event loop or a storage thread that stands still, and shows it to people.
-
-A thread asks the loop, a few times a second, for a sign of life. When none comes it looks at the
-code that the loop's thread executes, and names it in the log. Jobs themselves pay nothing.
-
-After ``STALL_SECONDS`` the process writes the reason into a file of its owner: ``taskq health``
-fails, and ``taskq why`` and the page show it.
-"""
+"""Notices an event loop or a storage thread that stands still, and shows it to people."""
 
 from __future__ import annotations
 
@@ -49,6 +42,12 @@ _TEXT_MAX: Final = 100
 
 class LoopWatch:
     """Watches the loop and the storage threads; a ``Service``.
+
+    A thread asks the loop, a few times a second, for a sign of life. When none comes it looks at
+    the code that the loop's thread executes, and names it in the log. Jobs themselves pay nothing.
+
+    After ``STALL_SECONDS`` the process writes the reason into a file of its owner: ``taskq health``
+    fails, and ``taskq why`` and the page show it.
 
     Args:
         is_idle: whether no job runs; asked on the loop.

@@ -1,8 +1,4 @@
-"""Tick an app's schedules: sleep, and enqueue due jobs.
-
-All workers try, and the log takes each tick from one of them. A late scheduler, after a sleep of
-the machine or without workers, catches up as each schedule's policy demands.
-"""
+"""Tick an app's schedules: sleep, and enqueue due jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +21,11 @@ LOOK_SECONDS: Final = 30.0
 
 
 class Scheduler:
-    """Ticks the schedules of an app; a ``Service`` of its worker."""
+    """Ticks the schedules of an app; a ``Service`` of its worker.
+
+    All workers try, and the log takes each tick from one of them. A late scheduler, after a sleep
+    of the machine or without workers, catches up as each schedule's policy demands.
+    """
 
     def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
         self._app = app

@@ -1,9 +1,4 @@
-"""Claims, made ahead of the slots in batches that follow the speed of the jobs.
-
-Fast jobs are claimed many at a time, and the next batch is asked for while the present one runs,
-since a claim takes as long as hundreds of no-ops. Slow jobs are claimed only for slots that are
-free, so that no job waits here which another worker could run.
-"""
+"""Claims, made ahead of the slots in batches that follow the speed of the jobs."""
 
 from __future__ import annotations
 
@@ -202,6 +197,10 @@ class Quota:
 
 class Feed:
     """Deliveries that wait for a slot, and the claim that brings more.
+
+    Fast jobs are claimed many at a time, and the next batch is asked for while the present one
+    runs, since a claim takes as long as hundreds of no-ops. Slow jobs are claimed only for slots
+    that are free, so that no job waits here which another worker could run.
 
     Attributes:
         buffer: deliveries in claim order; slots pop from its left.

@@ -1,11 +1,4 @@
-"""The app's middleware: async context managers around each attempt, wherever its task runs.
-
-A worker of an app without middleware calls its tasks directly, and no job pays.
-
-The task's ``timeout`` covers it: a middleware that hangs before or after its ``yield`` is
-cancelled, and the attempt has failed. After a job that used its time up, each middleware gets a
-moment to clean up.
-"""
+"""The app's middleware: async context managers around each attempt, wherever its task runs."""
 
 from __future__ import annotations
 
@@ -28,7 +21,14 @@ TIDY_SECONDS: Final = 0.5
 
 
 class Surrounded:
-    """Puts middleware around calls."""
+    """Puts middleware around calls.
+
+    A worker of an app without middleware calls its tasks directly, and no job pays.
+
+    The task's ``timeout`` covers it: a middleware that hangs before or after its ``yield`` is
+    cancelled, and the attempt has failed. After a job that used its time up, each middleware gets a
+    moment to clean up.
+    """
 
     def __init__(self, middleware: Sequence[hooks.Around], entered: hooks.Resources) -> None:
         self._all = [(around, around.resources(entered)) for around in middleware]

@@ -1,13 +1,4 @@
-"""Several logs of one worker: each has its feed, and they take turns by weight.
-
-A log's turn is the number of its begun jobs, divided by its weight; the log with the least turn is
-next. Slow jobs are claimed for free slots only. Fast ones are claimed ahead, up to a common window
-of turns, so that no log gets far ahead of another, and none holds more than twice as many jobs as
-there are slots.
-
-An empty log waits for one job, at no cost, and is owed no turns afterwards. Nobody waits for a log
-that does not answer. A worker of one log uses none of this.
-"""
+"""Several logs of one worker: each has its feed, and they take turns by weight."""
 
 from __future__ import annotations
 
@@ -194,6 +185,14 @@ class _Waiting:
 
 class Rounds:
     """The feeds of several logs, in the place of one; their ports and their gates, too.
+
+    A log's turn is the number of its begun jobs, divided by its weight; the log with the least turn
+    is next. Slow jobs are claimed for free slots only. Fast ones are claimed ahead, up to a common
+    window of turns, so that no log gets far ahead of another, and none holds more than twice as
+    many jobs as there are slots.
+
+    An empty log waits for one job, at no cost, and is owed no turns afterwards. Nobody waits for a
+    log that does not answer. A worker of one log uses none of this.
 
     Attributes:
         shares: by the tag of the log; a failed one stays.
