@@ -8,7 +8,7 @@ making and reading jobs without its tasks. It defines nothing; ``taskq.app``, ``
 - run a job: ``running_job`` is the context variable of the job that code runs for, ``Resources``
   the values of lifespans, ``Inputs`` the inputs of a step, ``encode_reason`` the cause of a failure
 - make one: ``Options``, ``encode_loose``, ``key_bytes``
-- read: ``look_at_records``, ``look_at_readers``, ``views_of`` schedules
+- read: ``LogStatus`` and ``JobStatus`` for people, ``look_at_records``
 - beside a loop: ``off_loop`` does on a thread what blocks, ``blocking`` makes a ``_sync`` twin
 """
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from taskq.flows.inputs import Inputs
     from taskq.log.format.carried import encode_lines
     from taskq.reading.record import Choice
-    from taskq.reading.stream import look_at_readers, look_at_records
-    from taskq.schedules import views_of
+    from taskq.reading.status import JobStatus, LogStatus
+    from taskq.reading.stream import look_at_records
 
 __all__ = [
     "Around",
@@ -47,6 +47,8 @@ __all__ = [
     "Enqueuer",
     "HubSettings",
     "Inputs",
+    "JobStatus",
+    "LogStatus",
     "Loose",
     "OptionChanges",
     "Options",
@@ -62,14 +64,12 @@ __all__ = [
     "encode_reason",
     "key_bytes",
     "load_settings",
-    "look_at_readers",
     "look_at_records",
     "main_module_name",
     "need_loop",
     "off_loop",
     "relay_to",
     "running_job",
-    "views_of",
     "within",
 ]
 
@@ -91,9 +91,9 @@ _HOMES: Final = {
     "taskq.core.schedules": "ScheduleState",
     "taskq.flows.inputs": "Inputs",
     "taskq.log.format.carried": "encode_lines",
-    "taskq.reading.stream": "look_at_readers look_at_records",
+    "taskq.reading.stream": "look_at_records",
     "taskq.reading.record": "Choice",
-    "taskq.schedules": "views_of",
+    "taskq.reading.status": "JobStatus LogStatus",
 }
 
 if not TYPE_CHECKING:  # or the type checker would take every name for one of ours

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from taskq.log.upkeep.health import Check
     from taskq.reading.dead import Swept
     from taskq.reading.replay import Replayed, ReplayReport
+    from taskq.reading.status import FailureGroup
     from taskq.reading.stream import ReaderView
     from taskq.schedules import ScheduleView
 
@@ -54,6 +55,7 @@ __all__ = [
     "CompactReport",
     "Damage",
     "EngineStats",
+    "FailureGroup",
     "FlowProgress",
     "Hold",
     "JobEvent",
@@ -103,6 +105,7 @@ _HOMES: Final = {
     "taskq.log.upkeep.backup": ("BackupReport RepairReport"),
     "taskq.log.upkeep.health": "Check",
     "taskq.reading.dead": "Swept",
+    "taskq.reading.status": "FailureGroup",
     "taskq.reading.stream": "ReaderView",
     "taskq.reading.replay": "ReplayReport Replayed",
     "taskq.schedules": "ScheduleView",

@@ -6,15 +6,12 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Final, Literal
 
 import click
 
 from taskq import values, views
 from taskq.text import flat, printable
-
-if TYPE_CHECKING:
-    from taskq import engine
 
 #: Columns between two columns of a table.
 _GAP: Final = 2
@@ -245,26 +242,3 @@ def size(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1_024
     return f"{amount:.1f} TiB"
-
-
-#: Ids that ``taskq show`` lists of a job's flow.
-_NAMED_MAX: Final = 5
-
-
-def flow_facts(ties: engine.Takes | None, tag: str) -> list[tuple[str, str]]:
-    """Return the ids of its inputs and of the jobs that wait for it; empty for a lone job."""
-    if ties is None:
-        return []
-    return [("inputs", _names(ties.inputs, tag)), ("waited for by", _names(ties.unlocks, tag))]
-
-
-def flow_json(ties: engine.Takes | None, tag: str) -> dict[str, Any]:
-    inputs, unlocks = (ties.inputs, ties.unlocks) if ties is not None else ((), ())
-    return {
-        "inputs": [f"{tag}-{job}" for job in inputs],
-        "waited_for_by": [f"{tag}-{job}" for job in unlocks],
-    }
-
-
-def _names(jobs: tuple[int, ...], tag: str) -> str:
-    return values.listed((f"{tag}-{job}" for job in jobs), _NAMED_MAX)

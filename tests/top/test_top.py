@@ -239,7 +239,7 @@ def test_jobs_that_nobody_can_run_and_progress_are_seen(path: Path) -> None:
             async with app.worker(concurrency=3):
                 await begun.wait()
                 picture = await asyncio.to_thread(seen, path)
-                while not picture.running[0][1]:  # a thread records the calls
+                while not picture.status.running[0][1]:  # a thread records the calls
                     picture = await asyncio.to_thread(seen, path)
                 enough.set()
             return picture
@@ -279,7 +279,7 @@ def test_an_idle_log_is_hardly_looked_at(path: Path, monkeypatch: pytest.MonkeyP
     with LogReader.open(str(path)) as reader:
         watcher = Watcher(reader)
         first = watcher.look()
-        monkeypatch.setattr("taskq_plugins.top.screen.now_of", None)
+        monkeypatch.setattr("taskq_plugins.top.screen.LogStatus", None)
         assert watcher.look() is first
 
 

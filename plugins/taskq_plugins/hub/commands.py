@@ -362,7 +362,7 @@ def find(directory: Path, job_id: str, as_json: bool) -> None:
         return
     for number, (path, view, why) in enumerate(seen):
         render.echo("\n" * (number > 0) + f"in {path}:\n")
-        show_job(view, time.time_ns(), as_json=False)
+        show_job(view, time.time_ns())
         render.echo(f"\n{flat(why)}" if why else "")
 
 

@@ -9,16 +9,17 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
 
-import taskq.views as documents
 from taskq import State, engine, errors, hooks, values
+
+if TYPE_CHECKING:
+    from taskq import views
 
 #: From the bottom up, as colours name them; "enqueued" is drawn as a line.
 _STACKED: Final = ("succeeded", "retried", "cancelled", "expired", "dead")
@@ -78,7 +79,7 @@ class Chart:
     height: int = _HEIGHT
 
 
-def chart_of(minutes: list[documents.Minute], waiting: int, running: int) -> Chart | None:
+def chart_of(minutes: list[views.Minute], waiting: int, running: int) -> Chart | None:
     """Return the picture of the last hour; None where nothing happened in it.
 
     Args:
@@ -119,7 +120,7 @@ def chart_of(minutes: list[documents.Minute], waiting: int, running: int) -> Cha
     )
 
 
-def _boxes(minute: documents.Minute, top: int) -> list[tuple[str, float, float]]:
+def _boxes(minute: views.Minute, top: int) -> list[tuple[str, float, float]]:
     y, boxes = float(_HEIGHT), []
     for kind in _STACKED:
         if count := minute.counts.get(kind):
@@ -171,14 +172,14 @@ class Life(NamedTuple):
         return round(start, 1), round(max(self.place(end_ns) - start, _BAR_LEAST), 1)
 
 
-def life_of(job: documents.JobView, now_ns: int) -> Life:
+def life_of(job: views.JobView, now_ns: int) -> Life:
     attempts = job.attempts[-_BARS_MAX:]
     is_cut = len(attempts) < len(job.attempts)
     first_ns = attempts[0].started_ns if is_cut else job.enqueued_ns
     return Life(first_ns, max(job.settled_ns or now_ns, first_ns + 1))
 
 
-def bars_of(job: documents.JobView, now_ns: int) -> list[Bar]:
+def bars_of(job: views.JobView, now_ns: int) -> list[Bar]:
     life = life_of(job, now_ns)
     before_ns, bars = life.first_ns, []
     for attempt in job.attempts[-_BARS_MAX:]:
@@ -201,7 +202,7 @@ class StepBar(NamedTuple):
 
 
 def step_bars_of(
-    job: documents.JobView, steps: Sequence[engine.StepView], now_ns: int
+    job: views.JobView, steps: Sequence[engine.StepView], now_ns: int
 ) -> tuple[StepBar, ...]:
     life = life_of(job, now_ns)
     return tuple(
@@ -213,7 +214,7 @@ def step_bars_of(
 class Node(NamedTuple):
     """A job of a flow, and where it stands in the picture."""
 
-    job: documents.JobView
+    job: views.JobView
     x: int
     y: int
 
@@ -299,15 +300,8 @@ def lay_out(
 
 T = TypeVar("T")
 
-#: Newest dead letters that are grouped: each takes two milliseconds, and the reader serves one
-#: request at a time.
-DEAD_MAX: Final = 250
 #: Readers in memory: of now, and of the latest moments of the past.
 _READERS_MAX: Final = 3
-#: Running jobs shown with their progress.
-_RUNNING_MAX: Final = 20
-#: Limits of tasks and of concurrency keys, at most.
-HURDLES_MAX: Final = 100
 #: Tasks, running jobs, and lookups of a task's last failure, at most.
 TASKS_MAX: Final = 500
 _WORKING_MAX: Final = 200
@@ -381,135 +375,58 @@ def _close(readers: dict[str, engine.LogReader]) -> None:
         readers.popitem()[1].close()
 
 
-@values.dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One job with its history; ``tag`` begins every id of its log.
-
-    ``steps`` are the latest of ``steps_done``.
-    """
-
-    tag: str
-    job: documents.JobView
-    ties: engine.Takes | None
-    progress: documents.ProgressView | None
-    why: documents.Reason | None
-    timeline: tuple[documents.JobEvent, ...]
-    steps: tuple[StepBar, ...]
-    steps_done: int
-    graph: Graph | None
-
-
-@values.dataclass(frozen=True, slots=True, kw_only=True)
-class FailureGroup:
-    """Dead letters of one kind; ``jobs`` are their ids, the latest death first."""
-
-    fingerprint: str
-    task: str
-    error: str
-    message: str
-    last_ns: int
-    jobs: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "fingerprint": self.fingerprint,
-            "task": self.task or None,
-            "error": self.error or None,
-            "message": self.message,
-            "last_at": documents.moment(self.last_ns),
-            "count": len(self.jobs),
-            "jobs": list(self.jobs),
-        }
-
-
-def only_job(reader: engine.LogReader, text: str) -> documents.JobView:
-    """Return a job's view.
-
-    Raises:
-        JobNotFound: the log has no such job.
-    """
-    job = reader.job(reader.find_job(text), body_bytes_max=values.PAYLOAD_BYTES_MAX)
-    if job is None:
-        why = reader.why_dropped(reader.parse_id(text)) or "it is not kept any more, or never was"
-        raise errors.JobNotFound(f"there is no job {text} in {reader.journal.path}: {why}")
-    return job
-
-
-def job_of(reader: engine.LogReader, text: str) -> Seen:
-    """Return a job with its history.
-
-    Raises:
-        JobNotFound: the log has no such job.
-    """
-    job = only_job(reader, text)
-    job, steps = replace(job, attempts=reader.attempts(job)), reader.steps(job.lsn)
-    return Seen(
-        tag=reader.tag,
-        job=job,
-        ties=reader.ties(job.lsn),
-        progress=reader.progress(job.lsn),
-        why=reader.why(job.lsn),
-        timeline=reader.timeline(job.lsn),
-        steps=step_bars_of(job, steps, reader.now_ns),
-        steps_done=len(steps),
-        graph=graph_of(reader, job.lsn),
-    )
-
-
 class Causes:
     """Groups of failures, refreshed every ten seconds at most: that takes a quarter of a second."""
 
-    def __init__(self, count: int = DEAD_MAX) -> None:
+    def __init__(self, count: int = hooks.LogStatus.dead_max) -> None:
         self._count = count
         self._dead = -1
         self._looked = float("-inf")
-        self._failures: list[FailureGroup] = []
+        self._failures: list[views.FailureGroup] = []
 
-    def of(self, reader: engine.LogReader, dead: int) -> list[FailureGroup]:
+    def of(self, reader: engine.LogReader, dead: int) -> list[views.FailureGroup]:
         now = time.monotonic()
         if dead != self._dead and now - self._looked >= _CAUSES_SECONDS:
-            self._failures = failures_of(reader, self._count)
+            self._failures = hooks.LogStatus(reader).group_failures(self._count)
             self._dead, self._looked = dead, now
         return self._failures
 
 
-def now_of(reader: engine.LogReader) -> dict[str, Any]:
-    """Return what goes on: how the log stands in words, counts of queues, jobs, and processes."""
-    stats, owners = reader.stats(), reader.owners()
-    totals = {
-        name: sum(getattr(queue, name) for queue in stats.queues) for name in documents.STATES
-    }
-    running = reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
-    are_lost = any(owner.running and not owner.alive for owner in owners)
-    return {
-        "stats": stats,
-        "standing": reader.standing(stats),
-        "totals": totals,
-        "running": [(job, reader.progress(job.lsn)) for job in running],
-        "lost": {job.lsn for job in running if are_lost and _is_lost(reader, job)},
-        "owners": owners,
-        "workers": sum(owner.alive and bool(owner.serves) for owner in owners),
-    }
+#: Parts of a log's status that the first page shows.
+_NOW: Final = (
+    "stats", "standing", "totals", "running", "lost", "owners", "workers", "slots", "orphans",
+)  # fmt: skip
 
 
 def first_of(reader: engine.LogReader, causes: Causes) -> dict[str, Any]:
-    """Return the same for the first page: with the last hour, and why jobs died."""
-    facts, hour = now_of(reader), reader.last_hour()
-    totals = facts["totals"]
-    waiting = totals["ready"] + totals["scheduled"]
-    minutes = hour.minutes()
+    """Return the values of the first page: the status, the last hour, and why jobs died."""
+    status, hour = hooks.LogStatus(reader), reader.last_hour()
+    totals, minutes = status.totals, hour.minutes()
     fares = fares_of(reader.lanes(), hour.paces(), 0)
     ended: Counter[str] = sum((Counter(minute.counts) for minute in minutes), Counter())
     return {
-        **facts,
-        "hour": chart_of(minutes, waiting, totals["running"]),
+        **status.take(*_NOW),
+        "hour": chart_of(minutes, totals.ready + totals.scheduled, totals.running),
         "ended": ended,
         "fares": {fare.name: fare for fare in fares},
         "rates": sum(fare.rate for fare in fares),
-        "slots": sum(
-            serving.slots for owner in facts["owners"] if owner.alive for serving in owner.serves
-        ),
-        "failures": causes.of(reader, totals["dead"]),
+        "failures": causes.of(reader, totals.dead),
+    }
+
+
+def job_page(reader: engine.LogReader, text: str) -> dict[str, Any]:
+    """Return the values of a job's page: its status, and the pictures of its life and its flow.
+
+    Raises:
+        JobNotFound: the log has no such job.
+    """
+    status, now_ns = hooks.JobStatus(reader, text), reader.now_ns
+    return {
+        **status.take("job", "why", "progress", "timeline", "flow", "ties"),
+        "bars": bars_of(status.job, now_ns),
+        "steps": step_bars_of(status.job, status.steps, now_ns),
+        "steps_done": len(status.steps),
+        "graph": graph_of(reader, status.lsn),
     }
 
 
@@ -542,7 +459,7 @@ class Fare(NamedTuple):
 
 def fares_of(
     lanes: Mapping[tuple[str, str], Counter[str]],
-    paces: Mapping[tuple[str, str], documents.Pace],
+    paces: Mapping[tuple[str, str], views.Pace],
     which: int,
 ) -> list[Fare]:
     """Return how each queue fares, or with ``which`` 1 each task, by name."""
@@ -561,7 +478,7 @@ def fares_of(
 
 
 def _fare(
-    name: str, queues: tuple[str, ...], counts: Counter[str], paces: list[documents.Pace]
+    name: str, queues: tuple[str, ...], counts: Counter[str], paces: list[views.Pace]
 ) -> Fare:
     minutes = [sum(at) for at in zip(*(pace.minutes for pace in paces), strict=True)]
     took = sorted(span for pace in paces for span in pace.took_ns)
@@ -588,7 +505,7 @@ def _quantile(values: list[int], part: float) -> int:
 
 def tasks_of(reader: engine.LogReader) -> list[Fare]:
     hour, ticks = reader.last_hour(), dict[str, datetime]()
-    for schedule in schedules_of(reader):
+    for schedule in hooks.LogStatus(reader).schedules:
         if schedule.next_ticks and not schedule.paused:
             at = schedule.next_ticks[0]
             ticks[schedule.task] = min(at, ticks.get(schedule.task, at))
@@ -608,8 +525,8 @@ def tasks_of(reader: engine.LogReader) -> list[Fare]:
 class WorkerRow(NamedTuple):
     """A process: what it runs with how far that is, attempts by minute, and bytes of memory."""
 
-    owner: documents.OwnerView
-    jobs: list[tuple[documents.JobView, documents.ProgressView | None]]
+    owner: views.OwnerView
+    jobs: list[tuple[views.JobView, views.ProgressView | None]]
     line: str
     rate: float
     memory: int
@@ -617,7 +534,7 @@ class WorkerRow(NamedTuple):
 
 def workers_of(reader: engine.LogReader) -> dict[str, Any]:
     work = reader.last_hour().work()
-    jobs: dict[int, list[documents.JobView]] = {}
+    jobs: dict[int, list[views.JobView]] = {}
     for job in reader.jobs({State.RUNNING}, None, None, _WORKING_MAX):
         jobs.setdefault(job.attempts[-1].owner if job.attempts else 0, []).append(job)
     rows = [
@@ -633,7 +550,7 @@ def workers_of(reader: engine.LogReader) -> dict[str, Any]:
     return {"rows": rows, "gone": [] if reader.journal.is_past else reader.gone()}
 
 
-def _memory_of(owner: documents.OwnerView) -> int:
+def _memory_of(owner: views.OwnerView) -> int:
     """Return the bytes that a process of this machine has in memory; 0 where that is not known."""
     if not owner.alive or owner.host != socket.gethostname():
         return 0
@@ -641,71 +558,3 @@ def _memory_of(owner: documents.OwnerView) -> int:
         pages = Path(f"/proc/{owner.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
     return 0
-
-
-def _is_lost(reader: engine.LogReader, job: documents.JobView) -> bool:
-    reason = reader.why(job.lsn)
-    return reason is not None and reason.code == "worker_lost"
-
-
-def failures_of(reader: engine.LogReader, count: int = DEAD_MAX) -> list[FailureGroup]:
-    kinds: dict[str, list[documents.JobView]] = {}
-    for job in reader.dead(None, count):
-        kinds.setdefault(engine.failure_of(job.task, "dead", job.reason)[2], []).append(job)
-    failures = []
-    for fingerprint, jobs in kinds.items():
-        error, message, _ = engine.failure_of(jobs[0].task, "dead", jobs[0].reason)
-        failures.append(
-            FailureGroup(
-                fingerprint=fingerprint,
-                task=jobs[0].task,
-                error=error,
-                message=message,
-                last_ns=jobs[0].settled_ns,
-                jobs=tuple(job.job_id for job in jobs),
-            )
-        )
-    return sorted(failures, key=lambda failure: len(failure.jobs), reverse=True)
-
-
-def schedules_of(reader: engine.LogReader) -> list[documents.ScheduleView]:
-    return hooks.views_of(reader.schedules(), reader.now_ns)
-
-
-@values.dataclass(frozen=True, slots=True, kw_only=True)
-class Hurdles:
-    """Limits of tasks, and conditions that workers wait for."""
-
-    limits: tuple[documents.LimitView, ...]
-    #: with the process that keeps them
-    holds: tuple[tuple[documents.OwnerView, documents.Hold], ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "limits": [limit.as_dict() for limit in self.limits],
-            "holds": [{"pid": owner.pid, **hold.as_dict()} for owner, hold in self.holds],
-        }
-
-
-def hurdles_of(reader: engine.LogReader) -> Hurdles:
-    """Return limits and conditions: at most HURDLES_MAX limits, the most used first."""
-    serving = [
-        (owner, served) for owner in reader.owners() if owner.alive for served in owner.serves
-    ]
-    declared = {
-        task: limit for _, served in serving for task, limit in (served.limits or {}).items()
-    }
-    limits = sorted(reader.limits(declared), key=lambda limit: -limit.running - limit.waiting)
-    return Hurdles(
-        limits=tuple(limits[:HURDLES_MAX]),
-        holds=tuple((owner, hold) for owner, served in serving for hold in served.holds),
-    )
-
-
-def log_document(reader: engine.LogReader) -> dict[str, Any]:
-    """Return the log as a whole: what ``taskq stats --json`` prints."""
-    return {
-        "log_id": str(reader.log_id),
-        "created_at": reader.created_at.isoformat(),
-        **reader.stats().as_dict(),
-    }

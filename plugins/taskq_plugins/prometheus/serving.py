@@ -7,7 +7,7 @@ workers. Metrics of an engine or a worker come from its own process and count si
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -21,14 +21,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from taskq import Shards, engine, errors
+from taskq import Shards, engine, errors, hooks
 from taskq_plugins.scrapes import serve
 
 if TYPE_CHECKING:
     from taskq import views
     from taskq_workers import JobFinished
 
-    Look: TypeAlias = Callable[[], tuple[views.LogStats, Sequence[views.OwnerView]]]
+    Look: TypeAlias = Callable[[], hooks.LogStatus]
     from taskq import TaskQ
 
 #: Fields of ``QueueStats``.
@@ -67,7 +67,8 @@ class LogMetrics(Collector):
 def _of(look: Look) -> Iterator[Metric]:
     readable = GaugeMetricFamily("taskq_log_readable", "1 if the log could be read, 0 if not.")
     try:
-        stats, owners = look()
+        status = look()
+        stats = status.stats
     except errors.TaskqError:
         readable.add_metric((), 0)
         yield readable
@@ -76,7 +77,7 @@ def _of(look: Look) -> Iterator[Metric]:
     yield readable
     yield from _of_queues(stats)
     yield from _of_log(stats)
-    yield from _of_processes(owners)
+    yield from _of_processes(status)
     if stats.engine is not None:
         yield from _of_engine(stats.engine)
 
@@ -131,21 +132,16 @@ def _of_log(stats: views.LogStats) -> Iterator[Metric]:
     )
 
 
-def _of_processes(owners: Sequence[views.OwnerView]) -> Iterator[Metric]:
-    alive = [owner for owner in owners if owner.alive]
-    workers = [owner for owner in alive if owner.serves]
-    yield GaugeMetricFamily("taskq_processes", "Processes that have the log open.", len(alive))
-    yield GaugeMetricFamily("taskq_workers", "Those of them that claim jobs.", len(workers))
-    yield GaugeMetricFamily(
-        "taskq_worker_slots",
-        "Jobs that they run at a time.",
-        sum(serving.slots for owner in workers for serving in owner.serves),
-    )
-    yield GaugeMetricFamily(
-        "taskq_jobs_of_dead_processes",
-        "Jobs that nobody runs any more and nobody has taken back yet.",
-        sum(owner.running for owner in owners if not owner.alive),
-    )
+def _of_processes(status: hooks.LogStatus) -> Iterator[Metric]:
+    figures = (
+        ("taskq_processes", "Processes that have the log open.",
+         sum(owner.alive for owner in status.owners)),
+        ("taskq_workers", "Those of them that claim jobs.", status.workers),
+        ("taskq_worker_slots", "Jobs that they run at a time.", status.slots),
+        ("taskq_jobs_of_dead_processes",
+         "Jobs that nobody runs any more and nobody has taken back yet.", status.orphans),
+    )  # fmt: skip
+    yield from (GaugeMetricFamily(*figure) for figure in figures)
 
 
 def _of_engine(engine: views.EngineStats) -> Iterator[Metric]:
@@ -218,7 +214,7 @@ def worker_metrics(
     views = {log: app.over(log) for log in logs} or {
         view.data_dir.name: view for view in app.logs()
     }
-    registry.register(LogMetrics({name: partial(_look, view) for name, view in views.items()}))
+    registry.register(LogMetrics({name: partial(_OwnStatus, view) for name, view in views.items()}))
     attempts = AttemptMetrics(registry)
     try:
         with serve(registry, HOST_DEFAULT, port) as place:
@@ -237,22 +233,27 @@ class _Onlooker:
         # Two scrapes may come at once, and a reader belongs to one thread at a time.
         self._lock = Lock()
 
-    def look(self) -> tuple[views.LogStats, Sequence[views.OwnerView]]:
+    def look(self) -> hooks.LogStatus:
         with self._lock:
             try:
                 if self._reader is None:
                     self._reader = engine.LogReader.open(self._path)
                 else:
                     self._reader.refresh()
-                return self._reader.stats(), self._reader.owners()
+                status = hooks.LogStatus(self._reader)
+                status.take("stats", "owners")  # while nobody else uses the reader
             except errors.TaskqError:
                 # A log that comes back is looked at anew.
                 reader, self._reader = self._reader, None
                 if reader is not None:
                     reader.close()
                 raise
+            return status
 
 
-def _look(app: TaskQ) -> tuple[views.LogStats, Sequence[views.OwnerView]]:
-    owners = app.store().thread_port.look(engine.LogView.owners).result()
-    return app.stats_sync(), owners
+class _OwnStatus(hooks.LogStatus):
+    """The status of the log that this process has open, as its engine knows it."""
+
+    def __init__(self, app: TaskQ) -> None:
+        self.stats = app.stats_sync()
+        self.owners = app.store().thread_port.look(engine.LogView.owners).result()

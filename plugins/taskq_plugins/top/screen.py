@@ -23,10 +23,11 @@ from rich.table import Table
 from rich.text import Text
 
 import taskq.views as documents
-from taskq import State, TaskQ, engine, errors, values
+from taskq import State, TaskQ, engine, errors, hooks, values
 from taskq.cli import WrongUsage, render
+from taskq.hooks import LogStatus
 from taskq.text import flat, hidden
-from taskq_plugins.looks.reading import Causes, FailureGroup, Seen, job_of, now_of
+from taskq_plugins.looks.reading import Causes
 
 #: Last ends that are shown.
 _ENDS_MAX: Final = 8
@@ -43,32 +44,26 @@ class Picture:
     """One look at the log.
 
     Attributes:
-        path: its directory.
+        status: of the log, read by then.
         at: its moment, as a person typed it; "" for now.
         time_ns: wall time of the look, or that moment.
-        size: bytes of all segments, and ``free`` of the disk.
-        workers, slots: processes that run jobs, and their slots; 0 if unknown.
-        standing: how the log stands, in words.
-        queues: counts of each.
+        free: bytes of the disk.
         sparks: ends between two looks, by queue.
-        running: running jobs with their progress.
         ended: the latest ends, newest first.
         failures: groups of dead letters.
     """
 
-    path: str
+    status: LogStatus
     at: str
     time_ns: int
-    size: int
     free: int
-    workers: int
-    slots: int
-    standing: documents.Standing
-    queues: tuple[documents.QueueStats, ...]
     sparks: dict[str, tuple[int, ...]]
-    running: tuple[tuple[documents.JobView, documents.ProgressView | None], ...]
     ended: tuple[documents.JobView, ...]
-    failures: tuple[FailureGroup, ...]
+    failures: tuple[documents.FailureGroup, ...]
+
+    @property
+    def queues(self) -> tuple[documents.QueueStats, ...]:
+        return self.status.stats.queues
 
 
 class Watcher:
@@ -104,35 +99,24 @@ class Watcher:
         reader.refresh()
         end = reader.journal.end()
         stand = end.segment, end.offset
-        is_still = stand == self._stand and not (self._last and self._last.running)
+        is_still = stand == self._stand and not (self._last and self._last.status.running)
         if self._last is not None and is_still and now - self._looked < _IDLE_SECONDS:
             self._note_sparks(self._last.queues)
             return self._last
         self._stand, self._looked = stand, now
-        facts = now_of(reader)
-        queues = facts["stats"].queues
-        self._note_sparks(queues)
-        self._last = self._picture(facts)
-        return self._last
-
-    def _picture(self, facts: dict[str, Any]) -> Picture:
-        path = self._reader.path
-        serving = [serving for owner in facts["owners"] if owner.alive for serving in owner.serves]
-        return Picture(
-            path=str(Path(path).absolute()),
+        status = LogStatus(reader)
+        status.take("stats", "standing", "running", "owners")
+        self._note_sparks(status.stats.queues)
+        self._last = Picture(
+            status=status,
             at=self._at,
-            time_ns=self._reader.now_ns,
-            size=facts["stats"].size,
-            free=shutil.disk_usage(path).free,
-            workers=facts["workers"],
-            slots=sum(worker.slots for worker in serving),
-            standing=facts["standing"],
-            queues=facts["stats"].queues,
+            time_ns=reader.now_ns,
+            free=shutil.disk_usage(reader.path).free,
             sparks={name: tuple(line) for name, line in self._sparks.items()},
-            running=tuple(facts["running"]),
             ended=tuple(self._told_ends()),
-            failures=tuple(self._causes.of(self._reader, facts["totals"]["dead"])),
+            failures=tuple(self._causes.of(reader, status.totals.dead)),
         )
+        return self._last
 
     def _note_sparks(self, queues: tuple[documents.QueueStats, ...]) -> None:
         for queue in queues:
@@ -166,7 +150,7 @@ class Watcher:
 
 
 #: Subject of a row: a queue's name, a job, or failures of one kind.
-Row: TypeAlias = "str | documents.JobView | FailureGroup"
+Row: TypeAlias = "str | documents.JobView | documents.FailureGroup"
 Verb = Literal["cancel", "requeue", "run now", "pause", "resume"]
 
 #: Step of the arrows through the past.
@@ -223,7 +207,7 @@ class Screen:
 
     def rows(self, picture: Picture) -> list[Row]:
         rows: list[Row] = [queue.queue for queue in picture.queues if self._fits(queue.queue)]
-        rows += [job for job, _ in picture.running if self._fits_job(job)]
+        rows += [job for job, _ in picture.status.running if self._fits_job(job)]
         rows += [job for job in picture.ended if self._fits_job(job)]
         rows += [
             failure
@@ -340,7 +324,7 @@ class Screen:
         return self._fits(job.job_id, job.queue, job.task)
 
 
-def ids_of(row: documents.JobView | FailureGroup) -> tuple[str, ...]:
+def ids_of(row: documents.JobView | documents.FailureGroup) -> tuple[str, ...]:
     return getattr(row, "jobs", None) or (row.job_id,)  # type: ignore[union-attr]
 
 
@@ -408,7 +392,10 @@ def draw(picture: Picture, screen: Screen, width: int, height: int) -> Renderabl
         ("QUEUES", [_queue(queue, picture, width) for queue in picture.queues]),
         (
             "RUNNING",
-            [_running(job, progress, picture.time_ns, width) for job, progress in picture.running],
+            [
+                _running(job, progress, picture.time_ns, width)
+                for job, progress in picture.status.running
+            ],
         ),
         ("LAST ENDS", [_ended(job, picture.time_ns) for job in picture.ended]),
         ("FAILURES", [_failure(failure, picture.time_ns) for failure in picture.failures]),
@@ -429,7 +416,9 @@ def draw(picture: Picture, screen: Screen, width: int, height: int) -> Renderabl
     return Group(*parts)
 
 
-def draw_job(seen: Seen, screen: Screen, time_ns: int, width: int, height: int) -> RenderableType:
+def draw_job(
+    seen: hooks.JobStatus, screen: Screen, time_ns: int, width: int, height: int
+) -> RenderableType:
     job = seen.job
     head = _text(f"{job.job_id}  ", "bold")
     head.append(str(job.state), _COLOURS.get(job.state, "cyan"))
@@ -468,16 +457,16 @@ def last_line(screen: Screen, width: int) -> Text:
 
 
 def _header(picture: Picture) -> list[Text]:
-    ready, running = (
-        sum(getattr(q, name) for q in picture.queues) for name in ("ready", "running")
-    )
+    status = picture.status
+    ready, running = status.totals.ready, status.totals.running
     head = _text(f"as it was {picture.at}  " if picture.at else "", "bold magenta")
-    head.append(flat(picture.path), "bold")
-    slots = f"{running} of {picture.slots} slots" if picture.slots else f"{running} running"
-    workers = "1 worker" if picture.workers == 1 else f"{picture.workers} workers"
-    facts = f"{slots}  {ready} ready  {render.size(picture.size)}, {render.size(picture.free)} free"
+    head.append(flat(str(Path(status.reader.path).absolute())), "bold")
+    slots = f"{running} of {status.slots} slots" if status.slots else f"{running} running"
+    workers = "1 worker" if status.workers == 1 else f"{status.workers} workers"
+    size, free = render.size(status.stats.size), render.size(picture.free)
+    facts = f"{slots}  {ready} ready  {size}, {free} free"
     line = _text(facts if picture.at else f"{workers}  {facts}")
-    remarks = picture.standing.remarks
+    remarks = status.standing.remarks
     return [_cut(head), _cut(line), *(_cut(_text(text, _LEVELS[level])) for level, text in remarks)]
 
 
@@ -549,7 +538,7 @@ def _ended(job: documents.JobView, time_ns: int) -> tuple[Row, list[Text]]:
     ]
 
 
-def _failure(failure: FailureGroup, time_ns: int) -> tuple[Row, list[Text]]:
+def _failure(failure: documents.FailureGroup, time_ns: int) -> tuple[Row, list[Text]]:
     error = ": ".join(part for part in (failure.error, failure.message) if part)
     return failure, [
         _text(f"{len(failure.jobs)} of", "bold red"),
@@ -634,7 +623,7 @@ class _Views:
         width, height = console.size
         if screen.opened:
             try:
-                seen = job_of(self._shown[0], screen.opened)
+                seen = hooks.JobStatus(self._shown[0], screen.opened)
             except errors.TaskqError as error:
                 screen.said, screen.opened = str(error), ""
             else:

@@ -16,8 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import taskq.views as documents
-from taskq import Delivery, State, TaskLog, TaskQ, engine, errors
-from taskq.cli import render
+from taskq import Delivery, State, TaskLog, TaskQ, engine, errors, hooks
 from taskq_plugins.looks import reading
 from taskq_plugins.web import endpoints as asking
 from taskq_plugins.web.endpoints import Endpoint
@@ -243,6 +242,8 @@ def _end(lease: float) -> float:
     return time.monotonic() + 2 * lease
 
 
+#: Steps of a job that are listed, the latest.
+_STEPS_MAX: Final = 200
 #: Requests that wait for results at a time.
 _WAITS_MAX: Final = 64
 _PAUSE_SECONDS_MIN: Final = 0.02
@@ -280,30 +281,28 @@ class Api:
         ask, looks = asking, self._looks
 
         def look(
-            work: Callable[[engine.LogReader], Any],
+            work: Callable[[hooks.LogStatus], Any],
         ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
-            return lambda asked: looks.read(work, asked.at)
+            return lambda asked: looks.read(lambda reader: work(hooks.LogStatus(reader)), asked.at)
 
-        def look_at(
-            work: Callable[[engine.LogReader], list[Any]],
-        ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
-            return look(lambda reader: [view.as_dict() for view in work(reader)])
+        def listed(part: str) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+            return look(lambda status: [view.as_dict() for view in getattr(status, part)])
 
         return (
             Endpoint("GET", "/api/stats", "stats", "The log as a whole, and its queues.",
-                     ask.Past, look(reading.log_document)),
+                     ask.Past, look(hooks.LogStatus.as_dict)),
             Endpoint("GET", "/api/queues", "queues", "Jobs of each queue by state.",
-                     ask.Past, look(lambda reader: reading.log_document(reader)["queues"])),
+                     ask.Past, look(lambda status: status.stats.as_dict()["queues"])),
             Endpoint("GET", "/api/workers", "workers", "Processes that have the log open.",
-                     ask.Past, look_at(engine.LogReader.owners)),
+                     ask.Past, listed("owners")),
             Endpoint("GET", "/api/schedules", "schedules", "What ticks by the clock.",
-                     ask.Past, look_at(reading.schedules_of)),
+                     ask.Past, listed("schedules")),
             Endpoint("GET", "/api/limits", "limits", "Limits, conditions and breakers.",
-                     ask.Past, look(lambda reader: reading.hurdles_of(reader).as_dict())),
+                     ask.Past, look(hooks.LogStatus.hurdles_as_dict)),
             Endpoint("GET", "/api/segments", "segments", "Files of the log.",
-                     ask.Past, look_at(engine.LogReader.segments)),
+                     ask.Past, listed("segments")),
             Endpoint("GET", "/api/failures", "failures", "Newest dead letters by what they share.",
-                     ask.Past, look_at(reading.failures_of)),
+                     ask.Past, listed("failures")),
             Endpoint("GET", "/api/jobs", "jobs", "Jobs that fit, the newest first.",
                      ask.Jobs, self._jobs),
             Endpoint("GET", "/api/jobs/{id}", "job", "All of one job, and why it does not run.",
@@ -324,15 +323,16 @@ class Api:
         }
 
     async def _job(self, asked: asking.JobAtMoment) -> dict[str, Any]:
-        seen = await self._looks.read(lambda reader: reading.job_of(reader, asked.id), asked.at)
-        return {
-            **seen.job.as_dict(),
-            **render.flow_json(seen.ties, seen.tag),
-            "progress": seen.progress and seen.progress.as_dict(),
-            "why": None if seen.why is None else seen.why.as_dict(),
-            "timeline": [event.as_dict() for event in seen.timeline],
-            "steps": [bar.step.as_dict() for bar in seen.steps],
-        }
+        def work(reader: engine.LogReader) -> dict[str, Any]:
+            status = hooks.JobStatus(reader, asked.id)
+            return {
+                **status.as_dict(_STEPS_MAX),
+                "why": None if status.why is None else status.why.as_dict(),
+                "timeline": [event.as_dict() for event in status.timeline],
+            }
+
+        document: dict[str, Any] = await self._looks.read(work, asked.at)
+        return document
 
     async def _result(self, asked: asking.Result) -> dict[str, Any]:
         if self._waits >= _WAITS_MAX:
@@ -346,7 +346,7 @@ class Api:
         self._waits += 1
         try:
             while True:
-                job = await self._looks.read(lambda reader: reading.only_job(reader, asked.id))
+                job = await self._looks.read(lambda reader: hooks.JobStatus(reader, asked.id).view)
                 left = until - time.monotonic()
                 if job.state not in documents.LIVE_STATES or left <= 0:
                     return _result_document(job)

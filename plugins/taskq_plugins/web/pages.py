@@ -275,6 +275,15 @@ class Look(NamedTuple):
     read: Read
 
 
+def _read(work: Callable[[engine.LogReader], dict[str, Any]]) -> Callable[[Look], Awaitable[Any]]:
+    return lambda look: look.read(work)
+
+
+def _status(*parts: str) -> Callable[[Look], Awaitable[Any]]:
+    """Return the values of a page that shows these parts of the log's status."""
+    return _read(lambda reader: hooks.LogStatus(reader).take(*parts))
+
+
 class Pages:
     """Pages of a log.
 
@@ -346,11 +355,11 @@ class Pages:
             Route("/jobs/{id}", self._page("job.html", self._job)),
             Route("/go", self._page("go.html", self._go)),
             Route("/tasks", self._page("tasks.html", self._tasks)),
-            Route("/workers", self._page("workers.html", self._workers)),
+            Route("/workers", self._page("workers.html", _read(reading.workers_of))),
             Route("/many", self._page("many.html", self._many)),
-            Route("/failures", self._page("failures.html", self._failures)),
-            Route("/schedules", self._page("schedules.html", self._schedules)),
-            Route("/limits", self._page("limits.html", self._limits)),
+            Route("/failures", self._page("failures.html", _status("failures"))),
+            Route("/schedules", self._page("schedules.html", _status("schedules"))),
+            Route("/limits", self._page("limits.html", _status("limits", "holds"))),
             Route("/log", self._page("log.html", self._log)),
             Route("/enqueue", self._page("enqueue.html", self._enqueue)),
             Route("/act/{name}", self._act, methods=["POST"]),
@@ -447,10 +456,6 @@ class Pages:
         fares, tag = await look.read(lambda reader: (reading.tasks_of(reader), reader.tag))
         return {"fares": _ordered(fares, _OF_TASKS, sort), "sort": sort, "tag": tag}
 
-    async def _workers(self, look: Look) -> dict[str, Any]:
-        shown: dict[str, Any] = await look.read(reading.workers_of)
-        return shown
-
     async def _many(self, look: Look) -> dict[str, Any]:
         before = await look.read(lambda reader: reader.extent.lsn)
         query = look.request.query_params
@@ -461,28 +466,17 @@ class Pages:
 
     async def _job(self, look: Look) -> dict[str, Any]:
         asked = _checked(endpoints.OneJob, look.request.path_params)
-        seen, now_ns = await look.read(
-            lambda reader: (reading.job_of(reader, asked.id), reader.now_ns)
-        )
-        job, flow = seen.job, render.flow_json(seen.ties, seen.tag)
+        seen = await look.read(lambda reader: reading.job_page(reader, asked.id))
+        job, ties, flow = seen["job"], seen["ties"], seen["flow"]
         return {
             "seen": seen,
-            "events": seen.timeline[-_EVENTS_MAX:],
+            "bars": seen["bars"],
+            "events": seen["timeline"][-_EVENTS_MAX:],
             "is_open": job.state in views.LIVE_STATES,
-            "bars": reading.bars_of(job, now_ns),
             "command": values.command(self._looks.path, "show", job.job_id),
-            "takes": bool(seen.ties and seen.ties.shape),
+            "takes": bool(ties and ties.shape),
             "flow": [(name.replace("_", " "), ids[:_IDS_MAX]) for name, ids in flow.items()],
         }
-
-    async def _failures(self, look: Look) -> dict[str, Any]:
-        return {"failures": await look.read(reading.failures_of), "dead_max": reading.DEAD_MAX}
-
-    async def _schedules(self, look: Look) -> dict[str, Any]:
-        return {"schedules": await look.read(reading.schedules_of)}
-
-    async def _limits(self, look: Look) -> dict[str, Any]:
-        return {"hurdles": await look.read(reading.hurdles_of)}
 
     async def _log(self, look: Look) -> dict[str, Any]:
         def work(reader: engine.LogReader) -> dict[str, Any]:
@@ -491,7 +485,7 @@ class Pages:
                 "log_id": reader.log_id,
                 "created_at": reader.created_at,
                 "segments": reader.segments()[-_SEGMENTS_MAX:],
-                "readers": [] if look.at else hooks.look_at_readers(reader.path),
+                "readers": hooks.LogStatus(reader).readers,
             }
 
         shown = await look.read(work)
@@ -621,6 +615,7 @@ class Pages:
 
         text = self._templates.get_template(template).render(
             directory=self._looks.path,
+            dead_max=hooks.LogStatus.dead_max,
             allow_actions=self._place.allow_actions and not at,
             form_token=self._form_key(),
             hub=root.rpartition("/logs/")[0] + "/" if self._is_copy else "",
@@ -636,9 +631,8 @@ def _ago(context: Context, moment_ns: int) -> str:
 
 
 def _edges(reader: engine.LogReader) -> tuple[int, int]:
-    begun_ns = round(reader.created_at.timestamp() * values.SECOND_NS)
     dead = sum(counts["dead"] for counts in reader.lanes().values())
-    return begun_ns, dead
+    return round(reader.created_at.timestamp() * values.SECOND_NS), dead
 
 
 def _sorted_by(path: str, query: dict[str, str], name: str) -> str:

@@ -13,7 +13,6 @@ from typing import Final
 
 from taskq import State, engine, errors, values, views
 from taskq.text import hidden, without_secrets
-from taskq_plugins.looks.reading import only_job
 
 #: Jobs that one look reads, and at a time: each may hold a payload of 1 MiB.
 LOOKED_MAX: Final = 1_000
@@ -199,7 +198,7 @@ def job_named(reader: engine.LogReader, text: str) -> str | None:
     if not _ID.fullmatch(word) or (word.isdecimal() and text == f'"{word}"'):
         return None
     with contextlib.suppress(errors.TaskqError):
-        return only_job(reader, word).job_id
+        return f"{reader.tag}-{reader.find_job(word)}"
     return None
 
 

@@ -89,17 +89,20 @@ def _row(job: documents.JobView, now_ns: int) -> tuple[str, ...]:
 def show(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Show everything about one dead letter: its attempts, reason and payload."""
     from taskq.cli.commands.jobs import show_job  # noqa: PLC0415 - help must not import the log
+    from taskq.reading.status import JobStatus  # noqa: PLC0415 - as above
 
     with options.open_reader(data_dir) as reader:
-        job = reader.job(reader.parse_id(job_id), body_bytes_max=values.PAYLOAD_BYTES_MAX)
-        path = reader.journal.path
-    if job is None or job.state is not State.DEAD:
-        known = "there is no such job" if job is None else f"it is {job.state.name.lower()}"
-        listed = values.command(path, "dead", "ls")
-        raise errors.Failure(
-            f"job {job_id} is no dead letter: {known}; they are listed by: {listed}"
-        )
-    show_job(job, time.time_ns(), as_json=as_json)
+        status = JobStatus(reader, job_id)
+        if status.view.state is not State.DEAD:
+            listed = values.command(reader.journal.path, "dead", "ls")
+            raise errors.Failure(
+                f"job {job_id} is no dead letter: it is {status.view.state}; they are listed by: "
+                f"{listed}"
+            )
+        if as_json:
+            render.print_json(status.as_dict())
+        else:
+            show_job(status.job, reader.now_ns)
 
 
 @dead.command("requeue")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from taskq import engine
 
 _LIMIT_DEFAULT: Final = 20
+#: Ids that are listed of a job's flow.
+_NAMED_MAX: Final = 5
 
 
 @click.command()
@@ -88,72 +89,28 @@ def show(
     job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None, count: int
 ) -> None:
     """Show everything about one job: its attempts, reason, payload, steps and result."""
-    at = options.moment(at_text)
-    with options.open_reader(data_dir, at) as reader:
-        lsn = reader.find_job(job_id) if at is None else reader.parse_id(job_id)
-        job = reader.job(lsn, body_bytes_max=values.PAYLOAD_BYTES_MAX)
-        if job is None:
-            raise no_such_job(reader, job_id, at)
-        job = replace(job, attempts=reader.attempts(job))
-        progress, ties, now_ns = reader.progress(lsn), reader.ties(lsn), reader.now_ns
-        steps = reader.steps(lsn)
-    show_job(job, now_ns, progress, ties, steps, as_json=as_json, count=count)
+    from taskq.reading.status import JobStatus  # noqa: PLC0415 - help must not import the log
+
+    with options.open_reader(data_dir, options.moment(at_text)) as reader:
+        status = JobStatus(reader, job_id)
+        if as_json:
+            render.print_json(status.as_dict(count))
+            return
+        steps = status.steps[-count:]
+        show_job(status.job, reader.now_ns, status.progress, status.flow, steps)
+        if left := len(status.steps) - len(steps):
+            render.echo(f"{left} earlier steps are not shown: -n 0 shows all")
 
 
 def show_job(
     job: documents.JobView,
     now_ns: int,
     progress: documents.ProgressView | None = None,
-    ties: engine.Takes | None = None,
+    flow: Mapping[str, Sequence[str]] = {},
     steps: Sequence[engine.StepView] = (),
-    *,
-    as_json: bool,
-    count: int = 0,
 ) -> None:
-    """Print everything about a job, and how far it is, if it runs.
+    """Print everything about a job, and how far it is, if it runs."""
 
-    Of its steps the latest ``count`` are printed, 0 for all.
-    """
-    left, steps = len(steps), steps[-count:]
-    left -= len(steps)
-    if as_json:
-        render.print_json(
-            {
-                **job.as_dict(),
-                **render.flow_json(ties, job.job_id.partition("-")[0]),
-                "progress": progress and progress.as_dict(),
-                "steps": [step.as_dict() for step in steps],
-            }
-        )
-        return
-    _print_job(job, now_ns, progress, ties, steps)
-    if left:
-        render.echo(f"{left} earlier steps are not shown: -n 0 shows all")
-
-
-def no_such_job(
-    reader: engine.LogReader, job_id: str, at: engine.Moment | None = None
-) -> errors.Failure:
-    newest = reader.jobs(None, None, None, 1)
-    if at is not None:
-        known = f"its newest was {newest[0].job_id}" if newest else "it had none"
-        return errors.Failure(f"there was no job {job_id} in this log at that moment ({known})")
-    if why := reader.why_dropped(reader.parse_id(job_id)):
-        return errors.Failure(f"there is no job {job_id} in this log: {why}")
-    known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
-    listed = values.command(reader.journal.path, "ls")
-    return errors.Failure(
-        f"there is no job {job_id} in this log ({known}); they are listed by: {listed}"
-    )
-
-
-def _print_job(
-    job: documents.JobView,
-    now_ns: int,
-    progress: documents.ProgressView | None,
-    ties: engine.Takes | None,
-    steps: Sequence[engine.StepView],
-) -> None:
     def at(moment_ns: int) -> str:
         text = documents.moment(moment_ns)
         return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
@@ -169,7 +126,10 @@ def _print_job(
             ("progress", render.progress(progress, now_ns)),
             ("enqueued", at(job.enqueued_ns)),
             ("due", at(job.due_ns % values.TIME_NS_MAX)),
-            *render.flow_facts(ties, job.job_id.partition("-")[0]),
+            *(
+                (name.replace("_", " "), values.listed(ids, _NAMED_MAX))
+                for name, ids in flow.items()
+            ),
             ("expires", at(job.expires_ns)),
             ("settled", at(job.settled_ns)),
             ("key", "" if job.key is None else job.key.decode(errors="backslashreplace")),
@@ -178,22 +138,7 @@ def _print_job(
         ]
     )
     if job.attempts:
-        render.echo("\nattempts")
-        render.print_table(
-            (">#", "OUTCOME", ">STARTED?", ">TOOK", "WORKER~?", "FINGERPRINT??", "REASON~"),
-            [
-                (
-                    str(attempt.number),
-                    attempt.outcome or "running",
-                    render.when(attempt.started_ns, now_ns),
-                    render.precise((attempt.ended_ns or now_ns) - attempt.started_ns),
-                    render.process(attempt.owner, attempt.pid, attempt.worker),
-                    attempt.fingerprint,
-                    attempt.reason.partition("\n")[0],
-                )
-                for attempt in job.attempts
-            ],
-        )
+        _print_attempts(job.attempts, now_ns)
     if steps:
         _print_steps(steps, now_ns)
     for attempt in job.attempts:
@@ -204,6 +149,25 @@ def _print_job(
             render.echo(f"\n{name}\n{render.body_block(body)}")
     if job.result is not None:
         render.echo(f"\nresult\n{render.body_block(job.result)}")
+
+
+def _print_attempts(attempts: Sequence[documents.AttemptView], now_ns: int) -> None:
+    render.echo("\nattempts")
+    render.print_table(
+        (">#", "OUTCOME", ">STARTED?", ">TOOK", "WORKER~?", "FINGERPRINT??", "REASON~"),
+        [
+            (
+                str(attempt.number),
+                attempt.outcome or "running",
+                render.when(attempt.started_ns, now_ns),
+                render.precise((attempt.ended_ns or now_ns) - attempt.started_ns),
+                render.process(attempt.owner, attempt.pid, attempt.worker),
+                attempt.fingerprint,
+                attempt.reason.partition("\n")[0],
+            )
+            for attempt in attempts
+        ],
+    )
 
 
 def _print_steps(steps: Sequence[engine.StepView], now_ns: int) -> None:
@@ -231,29 +195,20 @@ def _print_steps(steps: Sequence[engine.StepView], now_ns: int) -> None:
 @options.over_shards
 def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     """Count the jobs of each queue by state, with the age of the oldest ready job."""
+    from taskq.reading.status import LogStatus  # noqa: PLC0415 - help must not import the log
+
     with options.open_reader(data_dir, options.moment(at_text)) as reader:
-        counts = reader.stats()
+        status = LogStatus(reader)
+        counts = status.stats
     if as_json:
-        render.print_json(
-            {
-                "log_id": str(reader.log_id),
-                "created_at": reader.created_at.isoformat(),
-                "plain_jobs": native.language(),
-                **counts.as_dict(),
-            }
-        )
+        render.print_json({"plain_jobs": native.language(), **status.as_dict()})
         return
     rows = [
         _count_row(queue, f"{queue.queue} (paused)" if queue.paused else queue.queue)
         for queue in counts.queues
     ]
     if len(counts.queues) > 1:
-        totals = {name: sum(getattr(q, name) for q in counts.queues) for name in documents.STATES}
-        ages = [q.oldest_ready_seconds for q in counts.queues if q.oldest_ready_seconds is not None]
-        every = documents.QueueStats(
-            queue="", **totals, oldest_ready_seconds=max(ages, default=None)
-        )
-        rows.append(_count_row(every, "(all)"))
+        rows.append(_count_row(status.totals, "(all)"))
     if rows:
         # A narrow terminal may drop columns without a value.
         columns = (
@@ -350,7 +305,8 @@ def _verify(reader: engine.LogReader, *, as_json: bool) -> bool:
         return bool(report.damage)
     read = (
         f"{render.count_of(report.segments, 'segment')}, "
-        f"{render.count_of(report.frames, 'frame')}, {render.count_of(report.records, 'record')}"
+        f"{render.count_of(report.frames, 'frame')}, "
+        f"{render.count_of(report.records, 'record')}"
     )
     is_damaged = bool(report.damage)
     render.echo(f"{read}: {'DAMAGED' if is_damaged else 'no damage'}")
@@ -460,25 +416,25 @@ _MILLISECONDS: Final = 23
 @options.over_shards
 def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Explain why a job is not running."""
+    from taskq.reading.status import JobStatus  # noqa: PLC0415 - help must not import the log
+
     with options.open_reader(data_dir) as reader:
-        lsn = reader.find_job(job_id)
-        job_id = f"{reader.tag}-{lsn}"
-        reason = reader.why(lsn)
-        if reason is None:
-            raise no_such_job(reader, job_id)
+        status = JobStatus(reader, job_id)
+        reason = status.why
+        assert reason is not None, "it is unknown of the past only"
         if reason.code is documents.Why.PAUSED:
-            reason = _of_device(reader, lsn) or reason
+            reason = _of_device(reader.path, status.view) or reason
     if as_json:
-        render.print_json({"id": job_id, **reason.as_dict()})
+        render.print_json({"id": status.view.job_id, **reason.as_dict()})
         return
-    render.echo(text.flat(f"{job_id}: {reason.text}"))
+    render.echo(text.flat(f"{status.view.job_id}: {reason.text}"))
 
 
-def _of_device(reader: engine.LogReader, lsn: int) -> documents.Reason | None:
+def _of_device(path: str, view: documents.JobView) -> documents.Reason | None:
     """Return the reason of a job in a hub's outbox; None for any other job."""
-    hub, view = Path(reader.path).absolute().parent, reader.job(lsn)
-    is_outbox = Path(reader.path).name == "outbox" and (hub / "devices").is_dir()
-    if view is None or not is_outbox or not view.queue.startswith("to:"):
+    hub = Path(path).absolute().parent
+    is_outbox = Path(path).name == "outbox" and (hub / "devices").is_dir()
+    if not is_outbox or not view.queue.startswith("to:"):
         return None
     client: Any = importlib.import_module("taskq_plugins.hub.client")
     reason: documents.Reason = client.why(hub, view)
@@ -495,8 +451,6 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool, count: int) -> N
     """Show everything that happened to one job, in order."""
     with options.open_reader(data_dir) as reader:
         events = reader.timeline(reader.find_job(job_id))
-        if not events:
-            raise no_such_job(reader, job_id)
     left, events = len(events), events[-count:]
     left -= len(events)
     if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -258,11 +257,10 @@ def ls(data_dir: Path | None, as_json: bool, count: int) -> None:
 
 @options.over_shards
 def _list(*, data_dir: Path | None, as_json: bool, count: int) -> None:
-    from taskq.schedules import views_of  # noqa: PLC0415 - help must not import the log
+    from taskq.reading.status import LogStatus  # noqa: PLC0415 - help must not import the log
 
-    now_ns = time.time_ns()
     with options.open_reader(data_dir) as reader:
-        views = views_of(reader.schedules(), now_ns, count)
+        views = LogStatus(reader).next_ticks(count)
     if as_json:
         render.print_json([view.as_dict() for view in views])
         return

@@ -306,10 +306,13 @@ class LogReader:
             UsageError: the text is no id.
         """
         lsn = self.parse_id(text)
-        if lsn and self._story(lsn) is not None:
+        story = self._story(lsn) if lsn else None
+        if story is not None and story.state is not State.ABSENT:
             return lsn
         newest = self.jobs(None, None, None, _NEWEST)
         begin = [view.lsn for view in newest if str(view.lsn).startswith(str(lsn))]
+        if story is not None:  # the whole id of a purged job
+            begin = []
         if len(begin) == 1:
             return begin[0]
         if begin:
@@ -318,6 +321,9 @@ class LogReader:
                 f"there is no job {text} in this log, and {len(begin)} begin so: {named}. "
                 f"Give one of them in full"
             )
+        if self._at is not None:
+            known = f"its newest was {newest[0].job_id}" if newest else "it had none"
+            raise JobNotFound(f"there was no job {text} in this log at that moment ({known})")
         if why := self.why_dropped(lsn):
             raise JobNotFound(f"there is no job {text} in this log: {why}")
         known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"

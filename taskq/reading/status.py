@@ -1,0 +1,264 @@
+"""The state of a log, and of one job, for people: commands, page, API, ``top`` and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.core import views
+from taskq.core.errors import JobNotFound
+from taskq.core.fingerprints import failure_of
+from taskq.core.model import PAYLOAD_BYTES_MAX, State
+from taskq.core.values import NamedTuple
+from taskq.core.why import Why
+from taskq.reading.stream import ReaderView, look_at_readers
+from taskq.schedules import NEXT_COUNT, ScheduleView, views_of
+
+if TYPE_CHECKING:
+    from taskq.core.why import Reason
+    from taskq.log.format.flows import Takes
+    from taskq.log.read.diagnosis import Standing
+    from taskq.log.read.reader import LogReader
+    from taskq.log.read.timeline import JobEvent, StepView
+
+#: Running jobs with their progress, and limits of tasks and of concurrency keys, at most.
+_RUNNING_MAX: Final = 20
+_LIMITS_MAX: Final = 100
+
+
+class FailureGroup(NamedTuple):
+    """Dead letters of one kind; ``jobs`` are their ids, the latest death first."""
+
+    fingerprint: str
+    task: str
+    error: str
+    message: str
+    last_ns: int
+    jobs: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON document."""
+        return {
+            "fingerprint": self.fingerprint,
+            "task": self.task or None,
+            "error": self.error or None,
+            "message": self.message,
+            "last_at": views.moment(self.last_ns),
+            "count": len(self.jobs),
+            "jobs": list(self.jobs),
+        }
+
+
+class LogStatus:
+    """A log as a reader sees it. Each part is read once, at first use.
+
+    Args:
+        reader: of the log, now or at a moment; it must not move on meanwhile.
+    """
+
+    #: newest dead letters that are grouped: each takes two milliseconds
+    dead_max = 250
+
+    def __init__(self, reader: LogReader) -> None:
+        self.reader = reader
+
+    def take(self, *names: str) -> dict[str, Any]:
+        """Return these parts by name, read now."""
+        return {name: getattr(self, name) for name in names}
+
+    @cached_property
+    def stats(self) -> views.LogStats:
+        """Counts of jobs by queue and state."""
+        return self.reader.stats()
+
+    @cached_property
+    def totals(self) -> views.QueueStats:
+        """Counts of all queues together."""
+        return sum(self.stats.queues, views.QueueStats(queue=""))
+
+    @cached_property
+    def owners(self) -> Iterable[views.OwnerView]:
+        """Processes that have the log open, and dead processes that hold jobs."""
+        return self.reader.owners()
+
+    @property
+    def serving(self) -> list[tuple[views.OwnerView, views.Serving]]:
+        """Claims of live processes, each with its process."""
+        return [(owner, each) for owner in self.owners if owner.alive for each in owner.serves]
+
+    @property
+    def workers(self) -> int:
+        """Number of live processes that claim jobs."""
+        return len({owner.owner for owner, _ in self.serving})
+
+    @property
+    def slots(self) -> int:
+        """Jobs that the workers run at a time."""
+        return sum(each.slots for _, each in self.serving)
+
+    @property
+    def orphans(self) -> int:
+        """Jobs whose process died, and which no worker has taken back."""
+        return sum(owner.running for owner in self.owners if not owner.alive)
+
+    @cached_property
+    def standing(self) -> Standing:
+        """Health in words."""
+        return self.reader.standing(self.stats)
+
+    @cached_property
+    def running(self) -> list[tuple[views.JobView, views.ProgressView | None]]:
+        """Running jobs, the newest first, with their progress."""
+        jobs = self.reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
+        return [(job, self.reader.progress(job.lsn)) for job in jobs]
+
+    @cached_property
+    def lost(self) -> set[int]:
+        """Numbers of running jobs whose process is gone."""
+        jobs = (job.lsn for job, _ in self.running if self.orphans)
+        reasons = {job: self.reader.why(job) for job in jobs}
+        return {job for job, why in reasons.items() if why and why.code is Why.WORKER_LOST}
+
+    @cached_property
+    def limits(self) -> list[views.LimitView]:
+        """Limits of tasks that workers declare, the most used first."""
+        declared = [each.limits or {} for _, each in self.serving]
+        limits = {task: limit for known in declared for task, limit in known.items()}
+        used = sorted(self.reader.limits(limits), key=lambda it: -it.running - it.waiting)
+        return used[:_LIMITS_MAX]
+
+    @property
+    def holds(self) -> list[tuple[views.OwnerView, views.Hold]]:
+        """Jobs that workers keep back, each with the worker."""
+        return [(owner, hold) for owner, each in self.serving for hold in each.holds]
+
+    @cached_property
+    def failures(self) -> list[FailureGroup]:
+        """Groups of the newest dead letters by fingerprint, the largest first."""
+        return self.group_failures(self.dead_max)
+
+    def group_failures(self, count: int) -> list[FailureGroup]:
+        """Return groups of the newest ``count`` dead letters by their fingerprint."""
+        groups: dict[str, list[views.JobView]] = {}
+        for job in self.reader.dead(None, count):
+            groups.setdefault(failure_of(job.task, "dead", job.reason)[2], []).append(job)
+        failures = []
+        for fingerprint, jobs in groups.items():
+            first = jobs[0]
+            error, message, _ = failure_of(first.task, "dead", first.reason)
+            ids = tuple(job.job_id for job in jobs)
+            failures.append(
+                FailureGroup(fingerprint, first.task, error, message, first.settled_ns, ids)
+            )
+        return sorted(failures, key=lambda failure: len(failure.jobs), reverse=True)
+
+    @property
+    def readers(self) -> list[ReaderView]:
+        """Named readers, with their lag; none of a moment of the past."""
+        return [] if self.reader.journal.is_past else look_at_readers(self.reader.path)
+
+    @property
+    def segments(self) -> list[views.SegmentView]:
+        """Files of the log, the oldest first."""
+        return self.reader.segments()
+
+    @property
+    def schedules(self) -> list[ScheduleView]:
+        """Schedules by name, with the next ticks of each."""
+        return self.next_ticks(NEXT_COUNT)
+
+    def next_ticks(self, count: int) -> list[ScheduleView]:
+        """Return the schedules by name, with ``count`` ticks to come of each."""
+        return views_of(self.reader.schedules(), self.reader.now_ns, count)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the log as a whole as a JSON document: what ``taskq stats --json`` prints."""
+        return {
+            "log_id": str(self.reader.log_id),
+            "created_at": self.reader.created_at.isoformat(),
+            **self.stats.as_dict(),
+        }
+
+    def hurdles_as_dict(self) -> dict[str, Any]:
+        """Return what keeps jobs from running as a JSON document."""
+        return {
+            "limits": [limit.as_dict() for limit in self.limits],
+            "holds": [{"pid": owner.pid, **hold.as_dict()} for owner, hold in self.holds],
+        }
+
+
+class JobStatus:
+    """A job with its history. Each part is read once, at first use.
+
+    Args:
+        reader: of the log, now or at a moment.
+        text: the job's id, or the beginning of its number.
+
+    Raises:
+        JobNotFound: no job fits, or several do.
+        UsageError: the text is no id.
+    """
+
+    def __init__(self, reader: LogReader, text: str) -> None:
+        self.reader = reader
+        self.lsn = reader.find_job(text)
+        view = reader.job(self.lsn, body_bytes_max=PAYLOAD_BYTES_MAX)
+        if view is None:  # compaction took it just now
+            raise JobNotFound(f"there is no job {text} in this log any more")
+        #: without the processes of its attempts
+        self.view = view
+
+    def take(self, *names: str) -> dict[str, Any]:
+        """Return these parts by name, read now."""
+        return {name: getattr(self, name) for name in names}
+
+    @cached_property
+    def job(self) -> views.JobView:
+        """The view, with the processes of its attempts."""
+        return replace(self.view, attempts=self.reader.attempts(self.view))
+
+    @cached_property
+    def ties(self) -> Takes | None:
+        """Jobs of its flow that it waits for, or that wait for it."""
+        return self.reader.ties(self.lsn)
+
+    @property
+    def flow(self) -> dict[str, list[str]]:
+        """Ids of its inputs and of the jobs that wait for it."""
+        ties, tag = self.ties, self.reader.tag
+        inputs, unlocks = ((), ()) if ties is None else (ties.inputs, ties.unlocks)
+        return {
+            "inputs": [f"{tag}-{job}" for job in inputs],
+            "waited_for_by": [f"{tag}-{job}" for job in unlocks],
+        }
+
+    @cached_property
+    def progress(self) -> views.ProgressView | None:
+        """Progress of the running job."""
+        return self.reader.progress(self.lsn)
+
+    @cached_property
+    def why(self) -> Reason | None:
+        """Reason why it does not run."""
+        return self.reader.why(self.lsn)
+
+    @cached_property
+    def steps(self) -> tuple[StepView, ...]:
+        """Finished steps."""
+        return self.reader.steps(self.lsn)
+
+    @cached_property
+    def timeline(self) -> tuple[JobEvent, ...]:
+        """Events, the oldest first."""
+        return self.reader.timeline(self.lsn)
+
+    def as_dict(self, steps: int = 0) -> dict[str, Any]:
+        """Return what ``taskq show --json`` prints: its latest ``steps``, 0 for all."""
+        return {
+            **self.job.as_dict(),
+            **self.flow,
+            "progress": self.progress and self.progress.as_dict(),
+            "steps": [step.as_dict() for step in self.steps[-steps:]],
+        }
