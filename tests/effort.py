@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
 
 import pytest
 
@@ -46,3 +46,27 @@ async def within(seconds: float = 30) -> AsyncIterator[None]:
         yield
     if limit.expired():
         pytest.fail(f"it took over {seconds:g} s, and swallowed its cancellation")
+
+
+@contextlib.contextmanager
+def turns_counted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Iterator[list[int]]:
+    """Count how often a function is called in each turn of the event loop that calls it."""
+    plain, counts, loop = getattr(owner, name), list[int](), asyncio.get_running_loop()
+    is_new = True
+
+    def begin() -> None:
+        nonlocal is_new
+        is_new = True
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_new
+        if is_new:
+            is_new = False
+            counts.append(0)
+            loop.call_soon(begin)
+        counts[-1] += 1
+        return plain(*args, **kwargs)
+
+    with patch.context() as within:
+        within.setattr(owner, name, counted)
+        yield counts

@@ -27,7 +27,7 @@ from taskq.calls import habits, naming, serialization
 from taskq.calls.call import Call, Options, checked_calls, make_call
 from taskq.conditions import breakers
 from taskq.connection import logoptions
-from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
+from taskq.connection.blocking import blocking, in_turns, off_loop, refuse_in_loop, run
 from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.connection.handle import JobHandle, make_handle
 from taskq.core import durations, errors, records, sources
@@ -582,10 +582,10 @@ class TaskQ(holder.LogHolder):
             PayloadTooLarge: they are over TRANSACTION_BYTES_MAX together; nothing was written.
             LogError: the log could not be opened or written.
         """
-        from taskq.flows.flow import plan_of  # noqa: PLC0415 - loaded by whoever made the flow
+        from taskq.flows.flow import plan_steps  # noqa: PLC0415 - loaded by whoever made the flow
         from taskq.flows.handle import FlowHandle  # noqa: PLC0415 - as above
 
-        plan = plan_of(flow)
+        plan = await in_turns(plan_steps(flow))
         jobs = await self._send(list(plan.calls)) if plan.calls else []
         return FlowHandle(jobs[0]._app if jobs else self, tuple(jobs), plan.ends, plan.shape)
 

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from taskq.core.errors import UsageError, no_loop
@@ -54,6 +54,19 @@ async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
     from taskq.log.machine.threads import on_thread  # noqa: PLC0415 - as asyncio itself
 
     return await on_thread(work, *args, **kwargs)
+
+
+async def in_turns(steps: Generator[None, None, R]) -> R:
+    """Do long work in steps, and let the event loop turn after each."""
+    import asyncio  # noqa: PLC0415 - see the module's docstring
+
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: R = done.value
+            return result
+        await asyncio.sleep(0)
 
 
 def need_loop(*who: str) -> asyncio.AbstractEventLoop:

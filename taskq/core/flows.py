@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from taskq.core.errors import FormatError
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 
 #: Latest ended jobs of flows whose locations are kept.
 ENDED_MAX: Final = 16_384
@@ -35,12 +35,11 @@ class Policy(enum.IntEnum):
     WAIT = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowPart:
+class FlowPart(NamedTuple):
     """Relations of one job of a flow to the others, by their places in the flow.
 
     Attributes:
-        index: the job's own place; the jobs are enqueued one after the other in this order.
+        place: the job's own; the jobs are enqueued one after the other in this order.
         inputs: runs of (first place, count) of its inputs, in the order of their results.
         policy: what happens to it when an input fails.
         shape: how their results nest; empty if it takes none (see ``taskq.log.format.flows``).
@@ -50,7 +49,7 @@ class FlowPart:
         parent: the job that enqueued this one within its run and waits for it.
     """
 
-    index: int = 0
+    place: int = 0
     inputs: tuple[tuple[int, int], ...] = ()
     policy: Policy = Policy.CANCEL
     shape: bytes = b""

@@ -15,6 +15,7 @@ import taskq.telemetry as telemetry
 from taskq.app.context import event_readers
 from taskq.calls.call import Call, transaction_bytes
 from taskq.calls.serialization import cause_of, decode_loose, way_of
+from taskq.connection.connection import Loose
 from taskq.core import errors, model
 from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait
@@ -32,6 +33,8 @@ FIRST: Final = "first"
 VERSION: Final = "durable.version"
 #: A failed job raises, or gives a ``Failed``.
 OnFailure = Literal["raise", "run"]
+#: Jobs of a call that are looked at before the event loop turns.
+_TURN_JOBS: Final = 1_000
 #: Returns the step that enqueued the jobs of a call.
 Enqueued: TypeAlias = Callable[[], Awaitable[Stepped | None]]
 T = TypeVar("T")
@@ -222,9 +225,11 @@ class DurableRun(StepAttempt):
             raise AssertionError("a run that waits does not come back")
         if on_failure == "run" and failed is None:
             await self._keep_failed(done, ends)
-        results = [
-            await self._result(end, made, on_failure) for end, made in zip(ends, some, strict=True)
-        ]
+        results: list[Any] = []
+        for end, made in zip(ends, some, strict=True):
+            results.append(await self._result(end, made, on_failure))
+            if not len(results) % _TURN_JOBS:
+                await asyncio.sleep(0)
         return results[0] if is_single else results
 
     async def _look_at_call(self, enqueued: Enqueued) -> Arrival | Wait:
@@ -322,7 +327,8 @@ class DurableRun(StepAttempt):
             await self._record(Form.FAILED, CALL, done.number, json.dumps(failed).encode())
 
     async def _items(self, calls: list[Call[Any]]) -> tuple[Item, ...]:
-        job, loose = self._job, []
+        job, loose = self._job, list[Loose]()
+        flow = FlowPart(parent=job.delivery.job)
         for made in calls:
             if not isinstance(made, Call):
                 raise errors.InvalidStep(
@@ -333,10 +339,12 @@ class DurableRun(StepAttempt):
                     f"{made.name}: a job that another waits for takes no dedup key, for the job "
                     f"that holds it might be another's: use .options(key=None)"
                 )
-            flow = FlowPart(parent=job.delivery.job)
-            extras = replace(made.extras or model.Extras(), flow=flow)
-            child = replace(telemetry.created(made), extras=extras)
-            loose.append(self._connection.packer.loose(child))
+            child = telemetry.created(made)
+            extras = model.Extras() if child.extras is None else replace(child.extras)
+            extras.flow = flow
+            loose.append(self._connection.packer.loose(child._with_extras(extras)))
+            if not len(loose) % _TURN_JOBS:
+                await asyncio.sleep(0)
         items = tuple(await self._connection.patiently(lambda _: self._connection.pack_many(loose)))
         size = transaction_bytes(items)
         if size > model.TRANSACTION_BYTES_MAX:

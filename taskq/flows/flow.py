@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import field, replace
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from taskq.calls.call import AppPort, Call, OptionChanges, Runnable, TaskPort, transaction_bytes
@@ -12,7 +12,7 @@ from taskq.connection.blocking import blocking
 from taskq.connection.connection import Connection
 from taskq.core import errors, flows, model, parsing
 from taskq.core.model import TRANSACTION_BYTES_MAX
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 from taskq.flows.handle import FlowHandle
 
 A = TypeVar("A")
@@ -34,6 +34,8 @@ OnFailure: TypeAlias = Literal["cancel", "run", "wait"]
 Node: TypeAlias = "Leaf | Chain | Parallel"
 #: Parts within parts.
 _NESTED_MAX: Final = 4 * flows.DEPTH_MAX
+#: Jobs that are linked before the event loop turns.
+_TURN_JOBS: Final = 1_000
 #: Parts in a flow's text.
 _SHOWN: Final = 5
 
@@ -317,14 +319,30 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
 
 
 def plan_of(flow: object) -> Plan:
-    """Return the jobs of a flow; raises as ``make_plan``."""
+    """Return the jobs of a flow; raises as ``plan_steps``."""
+    steps = plan_steps(flow)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            plan: Plan = done.value
+            return plan
+
+
+def plan_steps(flow: object) -> Generator[None, None, Plan]:
+    """Expand a flow into jobs, some of them between two steps, and return them.
+
+    Raises:
+        UsageError: it is no flow, it begins with a step, or a job has a key or a delay.
+        PayloadTooLarge: its jobs do not fit one transaction.
+    """
     if not isinstance(flow, Flow):
         what = flow.name if isinstance(flow, Call) else f"{flow!r:.80}"
         remedy = "chain(...) makes one of what task.call(...) gives"
         if isinstance(flow, Step):
             remedy = "begin it with task.call(...)"
         raise errors.UsageError(f"{what} is no flow that could be enqueued: {remedy}")
-    return make_plan(flow.node)
+    return (yield from _make_plan(flow.node))
 
 
 def _empty(flow: Flow[R]) -> FlowHandle[R]:
@@ -391,48 +409,50 @@ def _text(node: Node) -> str:
 # inputs, and so on. The inputs of a job mostly follow one another, and one run names ten thousand.
 
 
-@dataclass(slots=True)
 class _Job:
-    call: Call[Any]
-    inputs: list[_Job] = field(default_factory=list)
-    shape: bytes = b""
-    policy: flows.Policy = flows.Policy.CANCEL
-    index: int = -1
-    unlocks: list[int] = field(default_factory=list)
+    __slots__ = ("call", "index", "inputs", "policy", "shape", "unlocks")
+
+    def __init__(self, call: Call[Any]) -> None:
+        self.call = call
+        self.inputs: Sequence[_Job] = ()
+        self.shape = b""
+        self.policy = flows.Policy.CANCEL
+        self.index = -1
+        self.unlocks: list[int] = []
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(NamedTuple):
     """Jobs that the next part waits for, and the nesting of their results."""
 
-    jobs: list[_Job]
+    jobs: Sequence[_Job]
     shape: bytes
     policy: flows.Policy = flows.Policy.CANCEL
     #: name of a task among them that keeps no result
     dropped_by: str = ""
 
 
-def make_plan(node: Node) -> Plan:
-    """Expand a flow into jobs.
-
-    Raises:
-        UsageError: it begins with a step, or a job has a key or a delay.
-        PayloadTooLarge: its jobs do not fit one transaction.
-    """
+def _make_plan(node: Node) -> Generator[None, None, Plan]:
     end = _expand(node, None, 0)
+    yield
     jobs = _number_jobs(end.jobs)
+    yield
     if flows.depth(end.shape) > flows.DEPTH_MAX:
         raise errors.UsageError(
             f"the flow nests groups over {flows.DEPTH_MAX} deep: put steps between them"
         )
-    calls = tuple(_linked_call(job, jobs, end) for job in jobs)
-    size = transaction_bytes((call.spec, call.body, call.extras) for call in calls)
+    calls: list[Call[Any]] = []
+    size = 0
+    for start in range(0, len(jobs), _TURN_JOBS):
+        some = [_linked_call(job, jobs, end) for job in jobs[start : start + _TURN_JOBS]]
+        size += transaction_bytes((call.spec, call.body, call.extras) for call in some)
+        calls += some
+        yield
     if size > TRANSACTION_BYTES_MAX:
         raise errors.PayloadTooLarge(
             f"the flow of {len(calls)} jobs", size, TRANSACTION_BYTES_MAX,
             "it is one transaction: make several flows of it, or pass large arguments as files",
         )  # fmt: skip
-    return Plan(calls, len(end.jobs), end.shape)
+    return Plan(tuple(calls), len(end.jobs), end.shape)
 
 
 def _expand(node: Node, before: _Link | None, nested: int) -> _Link:
@@ -447,7 +467,7 @@ def _expand(node: Node, before: _Link | None, nested: int) -> _Link:
         return _Link([job for link in links for job in link.jobs], shape, dropped_by=missing)
     link = before
     for number, part in enumerate(node.parts):
-        inputs = link if not number or link is None else replace(link, policy=node.policy)
+        inputs = link if not number or link is None else link._replace(policy=node.policy)
         link = _expand(part, inputs, nested + 1)
         if not link.jobs and inputs is not None and inputs.jobs:
             # An empty group gives its empty list once the part before it has ended.
@@ -476,7 +496,7 @@ def _expand_leaf(leaf: Leaf, before: _Link | None) -> _Link:
             job.shape = before.shape
     task = leaf.call.task
     drops = task is not None and not task.store_result
-    return _Link([job], flows.ONE, dropped_by=name if drops else "")
+    return _Link((job,), flows.ONE, dropped_by=name if drops else "")
 
 
 def _check_input(task: TaskPort[Any] | None, before: _Link) -> None:
@@ -492,11 +512,11 @@ def _check_input(task: TaskPort[Any] | None, before: _Link) -> None:
             )
 
 
-def _number_jobs(ends: list[_Job]) -> list[_Job]:
+def _number_jobs(ends: Sequence[_Job]) -> list[_Job]:
     """Number the ends and all their inputs, direct or not; returns them in order."""
     jobs: list[_Job] = []
 
-    def place(some: list[_Job]) -> None:
+    def place(some: Sequence[_Job]) -> None:
         for job in some:
             if job.index < 0:
                 job.index = len(jobs)
@@ -527,15 +547,16 @@ def _linked_call(job: _Job, jobs: list[_Job], end: _Link) -> Call[Any]:
             f"{flows.UNLOCKS_MAX} may: put a step between the groups"
         )
     part = flows.FlowPart(
-        index=job.index, inputs=tuple(_runs(job.inputs)), policy=job.policy, shape=job.shape,
+        place=job.index, inputs=tuple(_runs(job.inputs)), policy=job.policy, shape=job.shape,
         unlocks=tuple(job.unlocks),
         jobs=0 if job.index else len(jobs), ends=0 if job.index else len(end.jobs),
         result=b"" if job.index else end.shape,
     )  # fmt: skip
-    extras = replace(call.extras or model.Extras(), flow=part)
+    extras = model.Extras() if call.extras is None else replace(call.extras)
+    extras.flow = part
     if job.inputs:
         extras.due_ns, extras.due_is_wall = model.TIME_NS_MAX, True
-    return replace(call, extras=extras)
+    return call._with_extras(extras)
 
 
 def _unkeyed(call: Call[Any]) -> Call[Any]:
@@ -547,7 +568,7 @@ def _unkeyed(call: Call[Any]) -> Call[Any]:
     return call
 
 
-def _runs(inputs: list[_Job]) -> Iterator[tuple[int, int]]:
+def _runs(inputs: Sequence[_Job]) -> Iterator[tuple[int, int]]:
     first = count = 0
     for job in inputs:
         if count and job.index == first + count:

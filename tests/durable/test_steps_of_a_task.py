@@ -12,8 +12,11 @@ import pytest
 
 from taskq import Failed, State, TaskQ, durable, retry
 from taskq.app.context import _Relay
+from taskq.connection.connection import Packer
+from taskq.durable.waits import DurableRun
 from taskq.errors import JobFailed, JobSettled, UsageError
 from taskq.testing import Sandbox
+from tests.effort import turns_counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -173,6 +176,28 @@ async def test_children_are_enqueued_once_and_their_results_come_in_order(
     assert isinstance(failed, Failed)
     assert "ValueError: below" in failed.reason
     assert sorted(runs) == [-1, 0, 1, 2, 2, 9]
+
+
+async def test_the_loop_turns_while_a_run_calls_thousands(
+    shop: Shop, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @shop.app.task
+    async def part(number: int) -> int:
+        return number
+
+    @shop.app.task
+    async def whole() -> int:
+        return sum(await durable.call([part.call(1) for _ in range(3_000)]))
+
+    with (
+        turns_counted(monkeypatch, Packer, "loose") as sent,
+        turns_counted(monkeypatch, DurableRun, "_result") as read,
+    ):
+        job = await whole.enqueue()
+        await box.drain(with_scheduled=True)
+    assert await job.result() == 3_000
+    assert max(sent) <= 1_000
+    assert max(read) <= 1_000
 
 
 async def test_calls_side_by_side_wake_their_parent_at_most_twice_a_call(

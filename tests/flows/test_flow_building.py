@@ -19,6 +19,7 @@ from taskq.errors import (
 )
 from taskq.flows import flow
 from taskq.log.decide import ends
+from tests.effort import turns_counted
 
 
 class Parts:
@@ -170,3 +171,14 @@ async def test_a_flow_is_cancelled_to_its_end_where_nobody_works(
         await handle.jobs[-1].cancel()
         with pytest.raises(JobCancelled):
             await handle.result(timeout=30)
+
+
+async def test_the_loop_turns_while_a_flow_of_ten_thousand_is_enqueued(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = group(parts.one.call(number) for number in range(10_000))
+    async with parts.app:
+        with turns_counted(monkeypatch, flow, "_linked_call") as counts:
+            handle = await many.enqueue()
+    assert len(handle.jobs) == sum(counts) == 10_000
+    assert max(counts) <= 1_000

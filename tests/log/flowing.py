@@ -7,7 +7,7 @@ from typing import Any
 from taskq.calls.call import Options, make_call
 from taskq.core.flows import Policy
 from taskq.core.records import Flag
-from taskq.flows.flow import Chain, Leaf, Node, Parallel, make_plan
+from taskq.flows.flow import Chain, Flow, Leaf, Node, Parallel, plan_of
 
 
 def call(name: str = "part") -> Any:
@@ -23,7 +23,7 @@ def step() -> Leaf:
 
 
 def items_of(node: Node) -> list[Any]:
-    return [(call.spec, call.body, call.extras) for call in make_plan(node).calls]
+    return [(call.spec, call.body, call.extras) for call in plan_of(Flow(node)).calls]
 
 
 def chord(count: int, policy: Policy = Policy.CANCEL) -> Chain:

@@ -59,7 +59,7 @@ class Takes(NamedTuple):
 
 def encode_part(part: FlowPart, lsn: int) -> bytes:
     """Return the options of a flow's job that is written at ``lsn``."""
-    base = lsn - part.index
+    base = lsn - part.place
     parts: list[bytes] = []
     unlocks = [base + place for place in part.unlocks]
     if part.parent:

@@ -16,7 +16,7 @@ from tests.log.flowing import chord, items_of
 from tests.log.world import World
 
 PART = FlowPart(
-    index=0, inputs=((1, 3),), policy=Policy.RUN, shape=list_of([ONE] * 3), unlocks=(4,), jobs=5,
+    place=0, inputs=((1, 3),), policy=Policy.RUN, shape=list_of([ONE] * 3), unlocks=(4,), jobs=5,
     ends=1, result=ONE,
 )  # fmt: skip
 BYTES = (

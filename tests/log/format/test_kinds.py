@@ -53,8 +53,8 @@ def names_in(node: ast.AST) -> Iterator[str]:
         if isinstance(child, ast.Name):
             yield child.id.strip("_")
         elif isinstance(child, ast.Attribute):
-            value = child.value
-            if not (isinstance(value, ast.Name) and value.id in OTHERS):
+            of = child.value  # ``State.DEAD``, or ``model.State.DEAD``
+            if getattr(of, "id", getattr(of, "attr", None)) not in OTHERS:
                 yield child.attr.strip("_")
         yield from names_in(child)
 

@@ -108,6 +108,22 @@ async def test_an_attempt_is_a_child_of_its_enqueue_and_linked_to_it(
     assert run.status.status_code is trace.StatusCode.UNSET
 
 
+async def test_a_job_that_a_run_calls_is_a_child_of_the_span_of_its_call(
+    app: TaskQ, traces: Traces
+) -> None:
+    @app.task(queue="parts")
+    async def part() -> int:
+        return 1
+
+    @app.task
+    async def whole() -> int:
+        return await durable.call(part.call())
+
+    async with app, app.worker():
+        assert await (await whole.enqueue()).result(timeout=20) == 1
+    assert parent_of(traces.one("process parts")) == id_of(traces.one("create parts"))
+
+
 async def test_each_attempt_is_a_span_with_its_outcome_and_its_exception(
     app: TaskQ, traces: Traces
 ) -> None:
