@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from taskq.core.folds.claims import Weights
     from taskq.core.folds.lanes import Lane
     from taskq.core.model import Conflict, Extras
+    from taskq.core.parsing import Tag
     from taskq.core.rates import Limit
     from taskq.core.records import Cause, Flag, Kind, Option
     from taskq.core.why import strays_of
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from taskq.log.state.facets import LogView
     from taskq.log.store.port import LoopPort
     from taskq.log.store.store import Store
-    from taskq.log.upkeep.backup import back_up, excerpt, repair_directory, restore
+    from taskq.log.upkeep.backup import back_up, excerpt, fork, repair_directory, restore
     from taskq.log.upkeep.health import check_health, check_start
 
 __all__ = [
@@ -102,6 +103,7 @@ __all__ = [
     "StepView",
     "Store",
     "SystemClock",
+    "Tag",
     "Takes",
     "Turn",
     "Weights",
@@ -110,6 +112,7 @@ __all__ = [
     "check_start",
     "excerpt",
     "failure_of",
+    "fork",
     "kinds",
     "open_file",
     "places",
@@ -130,6 +133,7 @@ _HOMES: Final = {
     "taskq.core.folds.lanes": "Lane",
     "taskq.core.folds.claims": "Weights",
     "taskq.core.model": "Conflict Extras",
+    "taskq.core.parsing": "Tag",
     "taskq.core.rates": "Limit",
     "taskq.core.records": "Cause Flag Kind Option",
     "taskq.core.why": "strays_of",
@@ -153,7 +157,7 @@ _HOMES: Final = {
     "taskq.log.state.facets": "LogView",
     "taskq.log.store.port": "LoopPort",
     "taskq.log.store.store": "Store",
-    "taskq.log.upkeep.backup": ("back_up excerpt repair_directory restore"),
+    "taskq.log.upkeep.backup": ("back_up excerpt fork repair_directory restore"),
     "taskq.log.upkeep.health": "check_health check_start",
 }
 

@@ -160,9 +160,9 @@ def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
     return call.chosen.queue.encode(), extras.key
 
 
-def shard_with(paths: list[str], tag: str) -> int | None:
+def shard_with(paths: list[str], tag: str, lsn: int) -> int | None:
     for index, path in enumerate(paths):
         identity = read_identity(LocalDisk(), path)
-        if identity is not None and identity.tag == tag:
+        if identity is not None and identity.tag.takes(tag, lsn):
             return index
     return None

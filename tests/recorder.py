@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from taskq import TaskQ
 from taskq.core.model import Extras, State
+from taskq.core.parsing import Tag
 from taskq.core.views import JobView
 from taskq.log.requests import Duplicate, EnqueueSpec, Outcome, Plain
 from taskq.log.store.store import Store
@@ -16,7 +17,7 @@ from taskq.log.store.store import Store
 class Recorder:
     """Both the store and its ports."""
 
-    tag = "0123abcd"
+    tag = Tag("0123abcd")
     usable = True
     full = False
 

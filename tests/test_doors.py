@@ -35,7 +35,7 @@ ROOMS: Final = (
 )
 #: The doors, and how many names each has at most.
 NAMES_MAX: Final = {
-    "taskq.engine": 60,
+    "taskq.engine": 62,
     "taskq.hooks": 30,
     "taskq.cli": 20,
     "taskq.connection.uploads": 10,

@@ -31,6 +31,7 @@ from taskq.connection.blocking import blocking, in_turns, off_loop, refuse_in_lo
 from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.connection.handle import JobHandle, make_handle
 from taskq.core import durations, errors, records, sources
+from taskq.core.parsing import Tag
 from taskq.core.values import TypedDict
 
 if TYPE_CHECKING:
@@ -623,10 +624,10 @@ class TaskQ(holder.LogHolder):
         if not tag:
             connection.store()
         connection.check_tag(tag, lsn)
-        return JobHandle(self, task, tag or connection.tag, lsn)
+        return JobHandle(self, task, connection.tag or Tag(tag), lsn)
 
     def _of(self, job: JobId) -> TaskQ:
-        return self if self._router is None else self._router.of(split_job_id(job)[0])
+        return self if self._router is None else self._router.of(*split_job_id(job))
 
     def _of_source(self, source: str) -> TaskQ:
         return self if self._router is None else self._router.of_source(source)

@@ -395,8 +395,8 @@ async def send_signal(connection: Connection, job: JobId, name: str, value: Any,
         problem = None if view is None else _unfit(readers.get(view.task), body)
         if problem is not None:
             _log.warning(
-                "signal %r does not fit what job %s-%d waits for, and is passed over there: %s",
-                name, tag or connection.tag, lsn, serialization.cause_of(problem),
+                "signal %r does not fit what job %s waits for, and is passed over there: %s",
+                name, connection.tag.id(lsn), serialization.cause_of(problem),
             )  # fmt: skip
     try:
         return await port.signal(NewSignal(lsn, name, body, once))

@@ -410,7 +410,7 @@ class LogHolder:
         port = await self._connection.port()
         extent = await port.extent(-1)
         store = self._connection.store()
-        return await off_loop(reader_views, store.path, store.log_id, extent)
+        return await off_loop(reader_views, store.path, store.identity, extent)
 
     readers_sync = blocking(readers)
 

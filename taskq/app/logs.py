@@ -91,10 +91,10 @@ class ByJob:
         """Return the connections of the app's own logs that may be open."""
         return [self._app._connection]
 
-    def of(self, tag: str) -> TaskQ:
-        """Return the app over the log whose job ids begin so; it refuses one of another log."""
+    def of(self, tag: str, lsn: int) -> TaskQ:
+        """Return the app over the log that has the job; it refuses one of another log."""
         here = self.here()
-        return here if tag in {"", here._connection.tag} else self._app
+        return here if here._connection.tag.takes(tag, lsn) else self._app
 
     def of_source(self, source: str) -> TaskQ:
         """Return the app over the log that a source's position is in."""
@@ -164,7 +164,7 @@ class ByKey:
             raise errors.UsageError(f"a transaction is of one log: {self._app._connection.refusal}")
         return own
 
-    def of(self, tag: str) -> TaskQ:
+    def of(self, tag: str, lsn: int) -> TaskQ:
         """See ``ByJob``.
 
         Raises:
@@ -176,10 +176,10 @@ class ByKey:
                 "give a job's whole id: its number alone does not tell its shard"
             )
         logs = self.logs()
-        index = shard_with([log._connection.path for log in logs], tag)
+        index = shard_with([log._connection.path for log in logs], tag, lsn)
         if index is None:
             raise errors.WrongLog(
-                f"{self._app._connection.path} has no shard whose jobs begin with {tag}"
+                f"{self._app._connection.path} has no shard with jobs such as {tag}-{lsn}"
             )
         return logs[index]
 

@@ -304,7 +304,7 @@ class TaskLog(LogHolder):
         lsn: int | None = await port.look(
             lambda sight: key_holder(sight, *wanted), needs_agenda=False, needs_keys=True
         )
-        return None if lsn is None else await self.get(f"{self._connection.tag}-{lsn}")
+        return None if lsn is None else await self.get(self._connection.tag.id(lsn))
 
     find_sync = blocking(find)
 
@@ -353,4 +353,4 @@ class TaskLog(LogHolder):
 
     def _id_of(self, answer: Any) -> str:
         lsn = answer if isinstance(answer, int) else answer.lsn
-        return f"{self._connection.tag}-{lsn}"
+        return self._connection.tag.id(lsn)

@@ -273,7 +273,7 @@ class LogTransaction(_Transaction[PendingPut]):
 
     def _answer(self, pending: PendingPut, answer: int | Duplicate) -> None:
         lsn = answer if isinstance(answer, int) else answer.lsn
-        pending._id = f"{self._connection.tag}-{lsn}"
+        pending._id = self._connection.tag.id(lsn)
         pending._duplicate = not isinstance(answer, int)
 
 

@@ -21,10 +21,13 @@ from taskq.arrow.values import UNLIMITED, UNPACKED_BYTES_MAX, Bodies, Values, un
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.folds.steps import Form
 from taskq.core.model import State
+from taskq.core.parsing import Tag
 from taskq.engine import Cause, Option, kinds
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from taskq.engine import LogReader
 
 _NUMBER_SIZE: Final = 4
@@ -244,6 +247,16 @@ def _lease_ns(rows: RecordRows) -> pa.Array:
     return arrays.somewhere(out)
 
 
+def _job_ids(tag: Tag, job: npt.NDArray[np.uint64]) -> pa.Array:
+    """Return the id of each row's job, with the tag of the log that enqueued it."""
+    ids = arrays.ids(str(tag), job)
+    for older, next_lsn in reversed(tag.parents):
+        if not (job < next_lsn).any():
+            break
+        ids = pc.if_else(pa.array(job < next_lsn), arrays.ids(older, job), ids)
+    return ids
+
+
 #: Functions that build columns with one value for all rows of a piece.
 CONSTANTS: Final[dict[str, Callable[[Piece, int], pa.Array]]] = {
     name: _repeated(name) for name in ("device", "log_id", "branch", "segment")
@@ -253,7 +266,7 @@ BUILDERS: Final[dict[str, Callable[[RecordRows], pa.Array]]] = {
     "offset": lambda rows: arrays.numbers(rows.at + rows.base),
     "lsn": lambda rows: arrays.numbers(rows.lsn),
     "kind": lambda rows: arrays.named(_KIND_NAMES, _KIND_INDEX[rows.kind]),
-    "job_id": lambda rows: arrays.ids(rows.piece.tag, rows.job),
+    "job_id": lambda rows: _job_ids(rows.piece.tag, rows.job),
     "task": partial(_name, is_task=True),
     "queue": partial(_name, is_task=False),
     "timestamp": lambda rows: arrays.numbers(rows.time_ns // 1_000, None, _MOMENT),
@@ -486,6 +499,7 @@ def _batches(reader: LogReader) -> Iterator[pa.RecordBatch]:
         size = end.offset if segment == end.segment else files.size(segment)
         path = files.file_path(segment)
         if size > codec.SEGMENT_HEADER.size:
-            piece = Piece(path, device, str(identity.log_id), identity.tag, segment, 0, size)
+            owner = identity.owner(segment)
+            piece = Piece(path, device, str(owner.log_id), owner.tag, segment, 0, size)
             yield from decode(piece, DETAILS, corrupt=Corrupt.SKIP)
         segment = files.after(segment, end.segment)

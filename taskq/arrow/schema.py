@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from taskq.core.parsing import Tag
+
 _TEXT: Final = pa.string()
 _LONG: Final = pa.int64()
 _INT: Final = pa.int32()
@@ -134,8 +136,8 @@ class Piece(NamedTuple):
     Attributes:
         path: of the segment file.
         device: name of the log.
-        log_id: its UUID.
-        tag: what its job ids start with.
+        log_id: UUID of the log that wrote the segment.
+        tag: of that log.
         segment: first lsn of the segment.
         start, end: bytes of the file; the segment's header is checked unless ``start`` is after it.
         branch: of the log.
@@ -145,7 +147,7 @@ class Piece(NamedTuple):
     path: str
     device: str
     log_id: str
-    tag: str
+    tag: Tag
     segment: int
     start: int
     end: int

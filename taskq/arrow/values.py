@@ -148,7 +148,7 @@ class Values:
         problems: dict[int, str] = {}
         for row in packed.tolist():
             stored = rows.data[start[row] : end[row]].tobytes()
-            what = f"what lsn {rows.lsn[row]} holds of {rows.piece.tag}-{rows.job[row]}"
+            what = f"what lsn {rows.lsn[row]} holds of {rows.piece.tag.id(rows.job[row])}"
             body, problem = self._bodies.unpack(stored, int(packing[row]), what)
             bodies.append(body)
             if body is None:

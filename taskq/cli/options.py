@@ -320,8 +320,10 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
         from taskq.shards import shard_with  # noqa: PLC0415 - few have shards
 
         if "job_id" in rest:
-            tag = rest["job_id"].rpartition("-")[0]
-            index = shard_with(list(map(str, paths)), tag) if tag else None
+            from taskq.engine import Tag  # noqa: PLC0415 - help must not import the log
+
+            tag, lsn = Tag.of_id(rest["job_id"])
+            index = shard_with(list(map(str, paths)), tag, lsn) if tag else None
             if index is None:
                 raise errors.Failure(
                     f"no shard of {root} has job {rest['job_id']}: give its whole id"
@@ -343,12 +345,12 @@ def _copy_with(hub: Path, job_id: str) -> Path:
     Raises:
         Failure: none has it.
     """
-    from taskq.engine import Identity, LocalDisk, LogReader  # noqa: PLC0415 - few have a hub
+    from taskq.engine import Identity, LocalDisk, LogReader, Tag  # noqa: PLC0415 - few have a hub
 
-    tag = job_id.rpartition("-")[0]
+    tag, lsn = Tag.of_id(job_id)
     for file in sorted(hub.glob("devices/*/*/taskq.json")):
         identity = Identity.read(LocalDisk(), str(file.parent))
-        if identity is None or identity.tag != tag:
+        if identity is None or not identity.tag.takes(tag, lsn):
             continue
         with contextlib.suppress(JobNotFound), LogReader.open(str(file.parent)) as reader:
             reader.find_job(job_id)

@@ -15,6 +15,7 @@ from taskq.calls.call import Call, OptionChanges, Options, Put, spec_of, transac
 from taskq.calls.habits import check_directory
 from taskq.connection import blocking, logoptions, tracing
 from taskq.core import errors, model, parsing, records
+from taskq.core.parsing import Tag
 from taskq.log import config, requests
 from taskq.log.format.bodies import Compression, check_compression, check_size
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
@@ -338,13 +339,13 @@ class Connection:
         self._closed = False
         #: within ``_lock``, which is reentrant
         self._is_opening = False
-        self._tag = ""
+        self._tag = Tag("")
         self._lock = threading.RLock()
         self._opening: Future[Store] | None = None
         _CONNECTIONS.add(self)
 
     @property
-    def tag(self) -> str:
+    def tag(self) -> Tag:
         """First part of the log's job ids; known since the directory was first opened."""
         return self._tag
 
@@ -462,11 +463,8 @@ class Connection:
             WrongLog: the tag is not the store's.
         """
         store = self.current
-        if tag and store is not None and store.tag != tag:
-            raise errors.WrongLog(
-                f"job {tag}-{lsn} belongs to log {tag}, but {self.path} is log {store.tag}: "
-                f"open the directory that the job was enqueued in"
-            )
+        if store is not None and not store.tag.takes(tag, lsn):
+            raise store.tag.refusal(tag, lsn, self.path)
 
     def send_sync(
         self, spec: requests.EnqueueSpec, body: bytes, extras: model.Extras | None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from taskq.calls import call, habits, serialization
 from taskq.connection.blocking import blocking, off_loop
 from taskq.core import durations, errors, model
+from taskq.core.parsing import Tag
 from taskq.core.values import dataclass
 from taskq.log.requests import Duplicate
 
@@ -49,14 +50,14 @@ class JobHandle(Generic[R]):
 
     _app: call.AppPort[Connection]
     _task: call.TaskPort[R] | None
-    _tag: str
+    _tag: Tag
     lsn: int
     duplicate: bool = False
 
     @property
     def id(self) -> str:
         """The job's id, unique for ever; ``app.job(id)`` makes a handle of it again."""
-        return f"{self._tag}-{self.lsn}"
+        return self._tag.id(self.lsn)
 
     def __await__(self) -> Generator[Any, None, R]:
         """Wait for the job's end, as ``result()`` does."""
@@ -279,10 +280,10 @@ class JobHandle(Generic[R]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, JobHandle):
             return NotImplemented
-        return self.lsn == other.lsn and self._tag == other._tag
+        return self.lsn == other.lsn and self.id == other.id
 
     def __hash__(self) -> int:
-        return hash((self._tag, self.lsn))
+        return hash(self.id)
 
     def __repr__(self) -> str:
         name = "job" if self._task is None else self._task.name
@@ -341,7 +342,7 @@ class PendingJob(Generic[R]):
 
 
 def make_handle(
-    app: call.AppPort[Connection], task: call.TaskPort[R] | None, tag: str, answer: int | Duplicate
+    app: call.AppPort[Connection], task: call.TaskPort[R] | None, tag: Tag, answer: int | Duplicate
 ) -> JobHandle[R]:
     """Return the handle of an enqueue's answer."""
     if isinstance(answer, int):

@@ -6,9 +6,9 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final, SupportsIndex, TypeAlias
+from typing import Any, Final, Self, SupportsIndex, TypeAlias
 
-from taskq.core.errors import InvalidJobId, UsageError
+from taskq.core.errors import InvalidJobId, UsageError, WrongLog
 from taskq.core.model import NAME_BYTES_MAX
 
 #: Depth of nested lists and objects: the limit of pydantic, far below the limit of the stack.
@@ -194,8 +194,55 @@ def checked_queues(names: Iterable[str]) -> frozenset[str]:
 
 # Job ids as people give them: the log's tag and the job's number, or as much of it as will do.
 
+_PARENTS_NAMED_MAX: Final = 5
 #: Digits of 2^63.
 _DIGITS_MAX: Final = 19
+
+
+class Tag(str):
+    """Text that the ids of a log's own jobs begin with; the jobs of its parents keep theirs.
+
+    Attributes:
+        parents: (tag, first lsn that is not of that log), the oldest first.
+    """
+
+    __slots__ = ("parents",)
+    parents: tuple[tuple[str, int], ...]
+
+    def __new__(cls, text: str, parents: tuple[tuple[str, int], ...] = ()) -> Self:
+        """Make the tag of a log."""
+        tag = super().__new__(cls, text)
+        tag.parents = parents
+        return tag
+
+    def __getnewargs__(self) -> tuple[str, tuple[tuple[str, int], ...]]:  # type: ignore[override]
+        """Return what pickling makes it of."""
+        return str(self), self.parents
+
+    def id(self, job: int) -> str:
+        """Return the id of a job, by its number."""
+        for tag, next_lsn in self.parents:
+            if job < next_lsn:
+                return f"{tag}-{job}"
+        return f"{self}-{job}"
+
+    def takes(self, prefix: str, job: int) -> bool:
+        """Return whether an id, split, names a job of this log; a number alone does."""
+        return not prefix or self.id(job) == f"{prefix}-{job}"
+
+    @staticmethod
+    def of_id(text: str) -> tuple[str, int]:
+        """Return the tag and the number of an id, as ``split_id``."""
+        return split_id(text)
+
+    def refusal(self, prefix: str, job: int, path: str) -> WrongLog:
+        """Return the error for an id that the log does not take."""
+        older = [f"jobs of log {tag} below {tag}-{next_lsn}" for tag, next_lsn in self.parents]
+        has = f", which has {listed(older, _PARENTS_NAMED_MAX)} as well" if older else ""
+        return WrongLog(
+            f"job {prefix}-{job} belongs to log {prefix}, but {path} is log {self}{has}: open the "
+            f"directory that the job was enqueued in"
+        )
 
 
 def split_id(text: object, example: str = "1a2b3c4d-17") -> tuple[str, int]:

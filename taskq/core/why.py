@@ -13,7 +13,7 @@ from taskq.core.errors import command, worker_command
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
 from taskq.core.folds.steps import Form, Wait, until, waited_for
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
-from taskq.core.parsing import listed
+from taskq.core.parsing import Tag, listed
 from taskq.core.values import NamedTuple, dataclass
 from taskq.core.views import Hold, JobView, LimitView, OwnerView, QueueStats, Serving, Waiting
 
@@ -120,6 +120,7 @@ class JobFacts:
         job: the job now.
         now_ns: wall time.
         directory: of the log, as an absolute path.
+        tag: of the log.
         owner: the process whose claim holds it, if one does.
         paused: its queue is paused.
         ahead_higher: ready jobs of higher priority that its workers would claim first.
@@ -136,6 +137,7 @@ class JobFacts:
     job: JobView
     now_ns: int
     directory: str
+    tag: Tag
     owner: OwnerView | None = None
     paused: bool = False
     ahead_higher: int = 0
@@ -309,9 +311,8 @@ def _limited(facts: JobFacts) -> Reason | None:
     limit = facts.used_up
     if limit is None:
         return None
-    tag = facts.job.job_id.rpartition("-")[0]
     code = Why.CONCURRENCY if limit.concurrency else Why.RATE
-    return Reason(code=code, text=limit.text(tag, facts.now_ns), until_ns=limit.next_ns)
+    return Reason(code=code, text=limit.text(facts.tag, facts.now_ns), until_ns=limit.next_ns)
 
 
 def _locked(facts: JobFacts) -> Reason | None:
@@ -439,8 +440,8 @@ class UsedLimit:
     rate: str = ""
     next_ns: int = 0
 
-    def text(self, tag: str, now_ns: int) -> str:
-        """Return one sentence for people; ``tag``: prefix of the log's job ids."""
+    def text(self, tag: Tag, now_ns: int) -> str:
+        """Return one sentence for people; ``tag`` is the log's."""
         whose = self.task
         if self.key:
             whose += f" with key {self.key.decode('utf-8', 'replace')!r:.60}"
@@ -450,7 +451,7 @@ class UsedLimit:
             return (
                 f"rate {self.rate} of {whose} is used up: the next may start in {ahead}, {moment}"
             )
-        holders = listed((f"{tag}-{job}" for job in self.running), _HOLDERS_MAX)
+        holders = listed((tag.id(job) for job in self.running), _HOLDERS_MAX)
         return f"concurrency {self.concurrency} of {whose} is used up by {holders}"
 
 

@@ -370,7 +370,7 @@ class DurableRun(StepAttempt):
         return ends
 
     async def _result(self, end: InputEnd, made: Call[Any], on_failure: OnFailure) -> Any:
-        job_id = f"{self._connection.tag}-{end.job}"
+        job_id = self._connection.tag.id(end.job)
         if end.state is model.State.SUCCEEDED:
             if end.body is None:
                 return None

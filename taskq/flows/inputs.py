@@ -82,7 +82,7 @@ class Inputs:
     async def _result(self, delivery: Delivery, takes: Takes, end: InputEnd) -> bytes:
         from taskq.core.flows import Policy  # noqa: PLC0415 - as above
 
-        job_id = f"{delivery.tag}-{end.job}"
+        job_id = delivery.tag.id(end.job)
         if end.state is model.State.SUCCEEDED:
             if end.body is None:
                 return b"null"

@@ -20,7 +20,7 @@ from taskq.core.model import (
     Extras,
     State,
 )
-from taskq.core.parsing import check_name, whole
+from taskq.core.parsing import Tag, check_name, whole
 from taskq.core.records import PACKED, Cause, Flag, Kind
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
@@ -309,7 +309,7 @@ _ENQUEUED_HEAD: Final = struct.Struct("<IBBHIHBB")
 
 
 class _DeliveryFields(NamedTuple):
-    tag: str
+    tag: Tag
     job: int
     token: int
     epoch: int
@@ -330,7 +330,7 @@ class Delivery(_DeliveryFields):
     @property
     def job_id(self) -> str:
         """The job's id."""
-        return f"{self.tag}-{self.job}"
+        return self.tag.id(self.job)
 
     @property
     def queue(self) -> str:

@@ -301,7 +301,7 @@ class DeadLetters:
         named = {split_job_id(job_id) for job_id in job_ids}
         homes = {self: set[int]()}
         for tag, job in named:
-            home = await self._home(tag)
+            home = await self._home(tag, job)
             await home._connection.opened()
             home._connection.check_tag(tag, job)
             homes.setdefault(home, set()).add(job)
@@ -312,10 +312,10 @@ class DeadLetters:
                 swept += await act(home, jobs[start : start + LETTERS_MAX])
         return swept
 
-    async def _home(self, tag: str) -> DeadLetters:
+    async def _home(self, tag: str, job: int) -> DeadLetters:
         for log in (self, *self._rest) if self._rest else ():
             await log._connection.opened()
-            if log._connection.tag == tag:
+            if log._connection.tag.takes(tag, job):
                 return log
         return self
 
@@ -357,7 +357,7 @@ class DeadLetters:
     def _told(self, answers: Iterable[tuple[int, errors.TaskqError | None]]) -> Swept:
         """Sum up the answers to one slice, by job: None where it was done."""
         given, tag = list(answers), self._connection.tag
-        refused = {f"{tag}-{job}": error for job, error in given if error is not None}
+        refused = {tag.id(job): error for job, error in given if error is not None}
         done = len(given) - len(refused)
         return Swept(count=done, refused_count=len(refused), refused=refused)
 

@@ -62,6 +62,6 @@ async def edit_job(connection: Connection, lsn: int, wish: Callable[[Rewrite], E
         if changed is not None:
             return changed
     raise errors.LogError(
-        f"job {connection.tag}-{lsn} in {connection.path} changed whenever it was to be edited: "
+        f"job {connection.tag.id(lsn)} in {connection.path} changed whenever it was to be edited: "
         f"try again"
     )

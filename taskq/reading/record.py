@@ -7,16 +7,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final, Protocol
-from uuid import UUID
 
 from taskq.connection.blocking import off_loop
 from taskq.core import errors, kinds, records
+from taskq.core.parsing import Tag
 from taskq.core.values import NamedTuple
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import Record, places
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read import follow, positions, reader, readers
 from taskq.log.segments import bodystore, segments
+from taskq.log.segments.identity import Identity
 
 #: Jobs whose queue and task a stream remembers, for later records.
 _NAMES_MAX: Final = 16_384
@@ -41,7 +42,7 @@ class Named(Protocol):
 
 def hand_out(
     record: Record,
-    tag: str,
+    tag: Tag,
     names: tuple[str, str],
     bodies: bodystore.BodyStore,
     limit: int | None = None,
@@ -50,7 +51,7 @@ def hand_out(
 
     Packed bodies over ``limit`` bytes are left out and noted in ``problem``; 0: all, silently.
     """
-    record.job_id = f"{tag}-{record.job}" if record.job else ""
+    record.job_id = tag.id(record.job) if record.job else ""
     record.queue, record.task = names
     record.unpack(None if limit == 0 else partial(bodies.unpack, limit=limit))
     return record
@@ -207,7 +208,7 @@ class RecordReader:
         self,
         frames: follow.FrameReader,
         choice: Choice,
-        tag: str,
+        tag: Tag,
         bodies: bodystore.BodyStore,
         position: readers.Position,
         from_ns: int = 0,
@@ -330,8 +331,8 @@ class RecordReader:
                 self._choice.note(record)
 
 
-def open_files(path: str, log_id: UUID) -> segments.SegmentFiles:
+def open_files(path: str, identity: Identity) -> segments.SegmentFiles:
     files = segments.SegmentFiles(LocalDisk(), path, writable=False)
-    files.log_id = log_id
+    files.identity = identity
     files.refresh()
     return files

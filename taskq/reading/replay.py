@@ -12,6 +12,7 @@ from taskq.calls.call import spec_of
 from taskq.connection.blocking import off_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
 from taskq.core import durations, errors, kinds, model, parsing, records
+from taskq.core.parsing import Tag
 from taskq.core.values import dataclass
 from taskq.log.decide.steps import Fork
 from taskq.log.format import bodies, codec, flows, options
@@ -150,7 +151,7 @@ class _Chosen:
         self, lsn: int, from_step: str | None, *, dry_run: bool
     ) -> tuple[Replayed, Item | None, tuple[flows.Stepped, ...]]:
         story = read_job(self._journal, lsn)
-        job_id = f"{self.tag}-{lsn}"
+        job_id = self.tag.id(lsn)
         if story is None or story.state is model.State.ABSENT:
             raise job_not_found(self._journal, lsn)
         if story.state not in model.SETTLED_STATES:
@@ -169,7 +170,7 @@ class _Chosen:
     def _again(self, job: PastJob, *, dry_run: bool) -> tuple[Replayed, Item | None]:
         record = job.record
         replayed = Replayed(
-            job_id=f"{self.tag}-{record.job}",
+            job_id=self.tag.id(record.job),
             new_id="",
             queue=record.queue,
             task=record.task,
@@ -241,8 +242,8 @@ def _flags_of(born: bytes) -> int:
     return flags
 
 
-def _id_of(tag: str, answer: int | Duplicate) -> str:
-    return f"{tag}-{answer if isinstance(answer, int) else answer.lsn}"
+def _id_of(tag: Tag, answer: int | Duplicate) -> str:
+    return tag.id(answer if isinstance(answer, int) else answer.lsn)
 
 
 def _states(state: States | None) -> frozenset[model.State]:
@@ -290,7 +291,7 @@ async def replay_job(
             "name an earlier step",
         )  # fmt: skip
     new = await port.fork(Fork(item, steps))
-    return replace(replayed, new_id=f"{chosen.tag}-{new}")
+    return replace(replayed, new_id=chosen.tag.id(new))
 
 
 async def replay_all(

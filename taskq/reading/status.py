@@ -230,8 +230,8 @@ class JobStatus:
         ties, tag = self.ties, self.reader.tag
         inputs, unlocks = ((), ()) if ties is None else (ties.inputs, ties.unlocks)
         return {
-            "inputs": [f"{tag}-{job}" for job in inputs],
-            "waited_for_by": [f"{tag}-{job}" for job in unlocks],
+            "inputs": [tag.id(job) for job in inputs],
+            "waited_for_by": [tag.id(job) for job in unlocks],
         }
 
     @cached_property

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
-from uuid import UUID
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop, run
 from taskq.core import durations, errors
@@ -21,6 +20,7 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.read import positions, reader, readers
 from taskq.log.read.follow import FrameReader, Lasting, Onlooker
 from taskq.log.segments import bodystore, segments
+from taskq.log.segments.identity import Identity
 from taskq.reading.record import Choice, RecordReader, kind_at, open_files
 
 if TYPE_CHECKING:
@@ -283,10 +283,10 @@ class Stream:
     def _begin_files(self, store: Store, extent: segments.Extent) -> _Open:
         path, start = store.path, self._start
         named: readers.NamedReader | None = None
-        files = open_files(path, store.log_id)
+        files = open_files(path, store.identity)
         try:
             if start.reader is not None:
-                named = readers.NamedReader.take(LocalDisk(), path, store.log_id, start.reader)
+                named = readers.NamedReader.take(LocalDisk(), path, store.identity, start.reader)
             cursor, position = self._find(files, path, named, extent)
             if named is not None and named.position is None:
                 # From now on compaction keeps what the reader has not read.
@@ -406,7 +406,7 @@ async def look_at_records(
     onlooker = await off_loop(lambda: Onlooker(reader.open_journal(path)))
     records: RecordReader | None = None
     try:
-        files = await off_loop(open_files, path, onlooker.journal.identity.log_id)
+        files = await off_loop(open_files, path, onlooker.journal.identity)
         if not await _begun(files, follow=follow, on_pause=on_pause):
             return
         extent = until or onlooker.look()
@@ -496,19 +496,19 @@ def look_at_readers(path: str) -> list[ReaderView]:
     """
     onlooker = Onlooker(reader.open_journal(path))
     try:
-        return reader_views(path, onlooker.journal.identity.log_id, onlooker.look())
+        return reader_views(path, onlooker.journal.identity, onlooker.look())
     finally:
         onlooker.close()
 
 
-def reader_views(path: str, log_id: UUID, extent: segments.Extent) -> list[ReaderView]:
-    disk, files = LocalDisk(), open_files(path, log_id)
+def reader_views(path: str, identity: Identity, extent: segments.Extent) -> list[ReaderView]:
+    disk, files = LocalDisk(), open_files(path, identity)
     views: list[ReaderView] = []
     try:
         for name in readers.reader_names(disk, path) if files.lsns else ():
             problem, position = "", None
             try:
-                position = readers.read_position(disk, path, log_id, name)
+                position = readers.read_position(disk, path, identity, name)
             except errors.LogDamaged as error:
                 problem = str(error)
             start = frames.Cursor(files.lsns[0], codec.SEGMENT_HEADER.size, files.lsns[0])
@@ -558,8 +558,8 @@ def seek_reader(
     store: Store, reader: str, place: int | str | None, time_ns: int | None, extent: segments.Extent
 ) -> int:
     """Save another position for a reader; returns the lsn that it goes on at."""
-    named = readers.NamedReader.take(LocalDisk(), store.path, store.log_id, reader)
-    files = open_files(store.path, store.log_id)
+    named = readers.NamedReader.take(LocalDisk(), store.path, store.identity, reader)
+    files = open_files(store.path, store.identity)
     try:
         with contextlib.suppress(errors.LogDamaged):  # it goes elsewhere now
             named.load()
@@ -602,4 +602,4 @@ def forget_reader(store: Store, reader: str) -> None:
     if reader not in known:
         names = ", ".join(known) or "none"
         raise errors.UsageError(f"{store.path} has no reader {reader!r}; it has {names}")
-    readers.NamedReader.take(disk, store.path, store.log_id, reader).forget()
+    readers.NamedReader.take(disk, store.path, store.identity, reader).forget()

@@ -6,12 +6,13 @@ import pytest
 
 from taskq import TaskQ, current_job
 from taskq.app.context import JobContext, running_job
+from taskq.core.parsing import Tag
 from taskq.errors import JobNotYetEnqueued, PayloadTooLarge, UsageError
 from taskq.log.requests import Delivery, Duplicate
 
 
 class FakeDelivery:
-    tag = "0123abcd"
+    tag = Tag("0123abcd")
     job_id = "0123abcd-9"
     attempt = 2
     attempts_max = 5

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from taskq.arrow import Piece
+from taskq.core.parsing import Tag
 from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
@@ -86,7 +87,7 @@ class Segments:
         path = path or self._path
         assert path is not None
         end = path.stat().st_size if end is None else end
-        tag = self.log_id.hex[:8]
+        tag = Tag(self.log_id.hex[:8])
         segment = int(path.stem)
         return Piece(str(path), self.device, str(self.log_id), tag, segment, start, end)
 

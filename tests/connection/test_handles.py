@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from taskq import JobHandle, State, Task, TaskQ
+from taskq.core.parsing import Tag
 from taskq.errors import (
     JobCancelled,
     JobExpired,
@@ -87,10 +88,10 @@ def test_what_is_no_job_id_is_refused(app: TaskQ, text: str) -> None:
 
 
 def test_a_handle_is_told_apart_from_anything_else(app: TaskQ) -> None:
-    handle: JobHandle[Any] = JobHandle(app, None, "0123abcd", 1)
+    handle: JobHandle[Any] = JobHandle(app, None, Tag("0123abcd"), 1)
     assert handle != "0123abcd-1"
-    assert handle != JobHandle(app, None, "0123abcd", 2)
-    assert handle != JobHandle(app, None, "ffffffff", 1)
+    assert handle != JobHandle(app, None, Tag("0123abcd"), 2)
+    assert handle != JobHandle(app, None, Tag("ffffffff"), 1)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from taskq.core.flows import HeldInputs
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.steps import Form, Wait
 from taskq.core.model import SECOND_NS, State
+from taskq.core.parsing import Tag
 from taskq.core.rates import Limit
 from taskq.core.views import AttemptView, Hold, JobView, OwnerView, Serving
 from taskq.core.why import AHEAD_MAX, JobFacts, UsedLimit, Why, used_up, why
@@ -53,7 +54,7 @@ _BACKS_OFF: Final = Hold(
     text="queue 'mail' backs off after 5 network failures in a row (OSError: no)",
 )  # fmt: skip
 
-_facts = partial(JobFacts, now_ns=_NOW, directory="/srv/my log")
+_facts = partial(JobFacts, now_ns=_NOW, directory="/srv/my log", tag=Tag("1a2b3c4d"))
 
 _CASES: Final[list[tuple[str, JobFacts, Why, str]]] = [
     (

@@ -508,7 +508,7 @@ def _records(disk: CrashableDisk, path: str, end: Border | None = None) -> Recor
     if identity is None:
         return records
     files = SegmentFiles(disk, path, writable=False)
-    files.log_id = identity.log_id
+    files.identity = identity
     files.refresh()
     for segment in files.lsns:
         size = files.size(segment)

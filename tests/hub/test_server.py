@@ -223,7 +223,7 @@ async def test_one_process_at_a_time_sends_a_log(place: Place) -> None:
     path = str(place.path / "edge-7")
     identity = read_identity(disk, path)
     assert identity is not None
-    other = NamedReader.take(disk, path, identity.log_id, "hub")
+    other = NamedReader.take(disk, path, identity, "hub")
     with pytest.raises(ReaderBusy):
         await place.sync()
     other.release()

@@ -192,6 +192,9 @@ class CrashableDisk:
     def identity(self, descriptor: int) -> tuple[int, int]:
         return 1, self._check().describe(descriptor).file.number
 
+    def born_ns(self, descriptor: int) -> int:
+        return self._check().describe(descriptor).file.number
+
     def was_restored(self, descriptor: int) -> bool:
         self._check().describe(descriptor)
         return False

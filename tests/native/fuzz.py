@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq import _native as native
 from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import BIRTH
+from taskq.core.parsing import Tag
 from taskq.log.format import codec
 from taskq.log.requests import Delivery, EnqueueSpec
 
@@ -88,7 +89,7 @@ class Cases:
     def ask(self) -> None:
         chance, extension = self.chance, self.extension
         running: dict[Any, Any] = {1: (2, 3, 4)}
-        held = Delivery("tag", 1, 2, 3, 1, LANE, b"record")
+        held = Delivery(Tag("tag"), 1, 2, 3, 1, LANE, b"record")
         line = [SPEC, b"body", none] * chance.randrange(3)
         claim = [Delivery, "t", 3, 4, 2, [1, 2], [1, 1], [LANE] * 2, [b"a"] * 2, running]
         calls: tuple[tuple[Callable[..., Any], list[Any]], ...] = (

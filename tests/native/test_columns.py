@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import BIRTH, CLAIM, SUCCESS
+from taskq.core.parsing import Tag
 from taskq.log.decide.claim import claimed
 from taskq.log.decide.enqueue import take
 from taskq.log.decide.settle import unclaimed
@@ -124,7 +125,7 @@ def test_claims(choose: Choose) -> None:
             running = running_jobs([1, 2])
             attempts, lanes = [job % 5 for job in jobs], [lane] * len(jobs)
             records = [b"%d" % job for job in jobs]
-            made = claimed("tag", 7, 9, token, jobs, attempts, lanes, records, running)
+            made = claimed(Tag("tag"), 7, 9, token, jobs, attempts, lanes, records, running)
             assert all(type(delivery) is Delivery for delivery in made)
             return made, list(running.items()), [hash(delivery[:5]) for delivery in made]
 
@@ -150,7 +151,7 @@ def test_ends_of_claims_are_all_taken_or_none(choose: Choose) -> None:
             running = running_jobs(list(range(50, 0, -1)))
             deliveries = []
             for number, job in enumerate(jobs):
-                delivery = Delivery("tag", job, job + 1_000, 7, job % 3, lane, b"record")
+                delivery = Delivery(Tag("tag"), job, job + 1_000, 7, job % 3, lane, b"record")
                 if number == at and wrong in {"token", "epoch"}:
                     changed: Any = {wrong: 3}
                     delivery = delivery._replace(**changed)
@@ -191,9 +192,9 @@ def test_lines_are_taken_up_to_what_there_is_room_for(choose: Choose) -> None:
 def test_what_is_no_column_of_numbers_or_bytes_is_left_to_python(extension: Any) -> None:
     """It changes nothing then; a wrong number of arguments is refused."""
     running, lane = running_jobs([1]), Lane(0, SPEC.lane_key, 5)
-    held = Delivery("tag", 1, 1_001, 7, 1, lane, b"record")
+    held = Delivery(Tag("tag"), 1, 1_001, 7, 1, lane, b"record")
     line = [SPEC, b"", None]
-    claim = ("tag", 7, 9, 5, [2], [1], [lane], [b""], running)
+    claim = (Tag("tag"), 7, 9, 5, [2], [1], [lane], [b""], running)
     read = (b"", 0, 1, 24, 0, [0], [0])
     for call, args in (
         (extension.born_records, (bytearray(4), [b""], 1, 1)),
@@ -240,7 +241,7 @@ def test_what_is_no_column_of_numbers_or_bytes_is_left_to_python(extension: Any)
 
 def test_a_claim_of_what_cannot_be_noted_raises(extension: Any) -> None:
     lane = Lane(0, SPEC.lane_key, 5)
-    claim: Any = (Delivery, "tag", 7, 9, 5, [[]], [1], [lane], [b""], {})
+    claim: Any = (Delivery, Tag("tag"), 7, 9, 5, [[]], [1], [lane], [b""], {})
     with pytest.raises(TypeError):
         extension.claimed(*claim)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from taskq import Delivery, JobContext
+from taskq.core.parsing import Tag
 
 RUNNING: Final[contextvars.ContextVar[Any]] = contextvars.ContextVar("running")
 PLAIN: Final = bytes(28)
@@ -43,7 +44,7 @@ def hot(deliveries: list[Any], **changes: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def delivery(record: Any, body_at: Any = 24) -> Delivery:
     lane: Any = SimpleNamespace(task="task", body_at=body_at)
-    return Delivery("tag", 1, 2, 3, 1, lane, record)
+    return Delivery(Tag("tag"), 1, 2, 3, 1, lane, record)
 
 
 def run(extension: Any, slot: Any, parts: Any, turn: Any = 0.0) -> Any:

@@ -48,7 +48,7 @@ async def lsns(stream: Stream, count: int | None = None) -> list[int]:
 
 def found_position(log: TaskLog) -> Position:
     store = log._connection.store()
-    position = read_position(LocalDisk(), store.path, store.log_id, "billing")
+    position = read_position(LocalDisk(), store.path, store.identity, "billing")
     assert position is not None
     return position
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import cast
 
+from taskq.core.parsing import Tag
 from taskq.log.requests import Delivery, EnqueueSpec, Settlement
 from taskq_workers.pool import LogPart, Worker
 from tests.workers.fakes import FakeApp
@@ -14,7 +15,7 @@ from tests.workers.slots.resting import App, Jobs, Log, Schedule
 class TaggedLog(Log):
     """One of several."""
 
-    def __init__(self, random: Random, tag: str) -> None:
+    def __init__(self, random: Random, tag: Tag) -> None:
         super().__init__(random)
         self.tag = tag
         # Like tokens of logs, they never belong to another log.
@@ -78,8 +79,8 @@ class ManySchedule(Schedule):
         count, plan = self.random.randint(2, 4), self.plan
         apps: list[App] = []
         for number in range(count):
-            app = App(TaggedLog(self.random, f"log{number}"))
-            app._connection._tag = f"log{number}"
+            app = App(TaggedLog(self.random, Tag(f"log{number}")))
+            app._connection._tag = Tag(f"log{number}")
             apps.append(app)
         self.app = apps[0]
         self.jobs = Jobs(self.app, self.random)

@@ -11,6 +11,7 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from taskq.core.parsing import Tag
 from taskq_workers.pool import LogPart, Worker
 from tests.workers.fakes import FakePort, make_delivery
 from tests.workers.slots.resting import App, RestLoop
@@ -47,7 +48,7 @@ class Log(FakePort):
             had begun by then. passed: since when it was its turn.
     """
 
-    def __init__(self, tag: str, random: Random, seconds: float, answers: float) -> None:
+    def __init__(self, tag: Tag, random: Random, seconds: float, answers: float) -> None:
         super().__init__()
         self.tag = tag
         self.seconds, self.answers = seconds, answers
@@ -138,7 +139,7 @@ class Run:
         for number in range(random.choice((2, 2, 2, 3, 5, 12, 40))):
             seconds = self.slots / speed * (random.choice((0.3, 1, 1, 3)) if differ else 1)
             mine = answers * random.choice((0.5, 1, 1, 1.5))
-            self.logs.append(Log(f"log{number}", random, seconds, mine))
+            self.logs.append(Log(Tag(f"log{number}"), random, seconds, mine))
             self.logs[-1].weight = random.choice((1, 1, 2, 3, 5)) if weigh else 1
         self.weights = sum(log.weight for log in self.logs)
         self.plan = f"{self.slots} slots, {speed:.0f} jobs/s, weights " + str(
@@ -178,7 +179,7 @@ class Run:
         by_name = {log.tag: log for log in self.logs}
 
         async def act(name: str) -> None:
-            log = by_name[name]
+            log = by_name[Tag(name)]
             log.begun += 1
             self.begun += 1
             log.still = log.passed = None

@@ -16,6 +16,7 @@ import pytest
 
 from taskq import TaskQ, current_job, progress
 from taskq.app.logs import over
+from taskq.core.parsing import Tag
 from taskq.errors import JobCancelled, LogGone, UsageError
 from taskq.log.config import LogConfig
 from taskq.log.store.store import open_store
@@ -318,7 +319,7 @@ def test_a_worker_stands_still_only_when_all_its_logs_do(
 async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    apps = [App(TaggedLog(Random(number), f"log{number}")) for number in range(2)]
+    apps = [App(TaggedLog(Random(number), Tag(f"log{number}"))) for number in range(2)]
     running, hold = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -327,7 +328,7 @@ async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_on
 
     task = apps[0].task(name="work")(work)
     for number, app in enumerate(apps):
-        app._connection._tag, app.hooks = f"log{number}", apps[0].hooks
+        app._connection._tag, app.hooks = Tag(f"log{number}"), apps[0].hooks
     worker = Worker(apps[0], concurrency=1, schedules=False, warns=False)
     worker._parts = parts = [LogPart(app, ticks=False, syncs=False) for app in apps]
     apps[0].put(task)

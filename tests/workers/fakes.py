@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from taskq import TaskQ
 from taskq.core.folds.lanes import Lane
+from taskq.core.parsing import Tag
 from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def make_delivery(spec: EnqueueSpec, body: bytes, *, job: int = 1, attempt: int = 1) -> Delivery:
     lane = Lane(0, spec.lane_key, spec.priority)
     record = codec.encode_checked(spec.tail, body, job)
-    return Delivery("fake", job, job + 1_000_000, 1, attempt, lane, record)
+    return Delivery(Tag("fake"), job, job + 1_000_000, 1, attempt, lane, record)
 
 
 class FakePort:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from taskq.arrow.problems import shown
-from taskq.engine import Identity, LocalDisk, Replica, segment_lsn, segment_name
+from taskq.engine import Identity, LocalDisk, Replica, Tag, segment_lsn, segment_name
 from taskq.errors import LogError
 from taskq.values import SECOND_NS
 
@@ -95,7 +95,7 @@ class LogPlace(NamedTuple):
     device: str
     path: str
     log_id: str
-    tag: str
+    tag: Tag
     identity_created_ns: int
 
 

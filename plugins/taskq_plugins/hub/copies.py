@@ -95,7 +95,7 @@ class Copy:
         self._incompat: frozenset[str] = frozenset()
         self.breaks = Breaks(disk, path, mark.remove)
         self._seals = Notes(disk, f"{path}/{SEALS}")
-        self._files = Replica(disk, path, log_id, writable=True)
+        self._files = Replica(disk, path, Identity(log_id, 0), writable=True)
         self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
         #: position before a frame that comes in pieces, and how many of its bytes came
         self._pieces = NOWHERE, 0

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from taskq.engine import (
     Border,
+    Identity,
     LogReader,
     PatientDisk,
     Replica,
@@ -86,7 +87,7 @@ class CopyFiles:
 
     @contextlib.contextmanager
     def files(self) -> Iterator[Replica]:
-        files = Replica(self.disk, self.path, self.log_id)
+        files = Replica(self.disk, self.path, Identity(self.log_id, 0))
         try:
             yield files
         finally:
@@ -212,7 +213,7 @@ def faults_of(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
 
 def _of_segments(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
     lines = copy.seals
-    lsns = Replica(copy.disk, copy.path, copy.log_id).lsns if lines else []
+    lsns = Replica(copy.disk, copy.path, Identity(copy.log_id, 0)).lsns if lines else []
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
         name, line = segment_name(segment), lines[segment]
         size, digest, there = line["end"][1], line["sha256"], copy.size(f"{LOG}/{name}")

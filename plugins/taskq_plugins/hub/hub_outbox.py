@@ -40,6 +40,7 @@ from taskq.engine import (
     Ended,
     Flag,
     Gap,
+    Identity,
     LogConfig,
     PatientDisk,
     Record,
@@ -119,7 +120,7 @@ class CopyReader:
         self.ends: dict[There, Ended] = {}
 
     def read(self) -> None:
-        files = Replica(self._disk, self.path, self._log_id)
+        files = Replica(self._disk, self.path, Identity(self._log_id, 0))
         try:
             if not files.stands(self.at):
                 self.at = NOWHERE

@@ -93,7 +93,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
     if identity is None:
         raise LogError(f"{path} is not a task log")
     # Two at a time would end each other's sessions.
-    hold = NamedReader.take(disk, path, identity.log_id, NamedReader.HUB)
+    hold = NamedReader.take(disk, path, identity, NamedReader.HUB)
     try:
         line.allowance.take_up(path)
         await line.allowance.look()

@@ -96,7 +96,7 @@ async def fetched(line: Line, target: Path) -> BackupReport:
             os.replace(place, f"{place}.bad")  # noqa: PTH105 - a moment
             raise HubError(f"{place.name} is not what the hub says it is: try again")
         before += size
-    report = restore(str(part), str(target), int(held["high_lsn"]))
+    report = restore(str(part), str(target))
     shutil.rmtree(part.parent)
     return report
 

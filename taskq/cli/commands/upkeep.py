@@ -263,23 +263,17 @@ def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> No
 @click.argument("source", metavar="BACKUP", type=click.Path(path_type=Path))
 @click.argument("places", metavar="[DIR]", nargs=-1, type=click.Path(path_type=Path))
 @options.data_dir_option
-@click.option(
-    "--above",
-    metavar="ID",
-    help="The last job that the lost log is known to have had: new ids are above it.",
-)
 @options.json_option
 def restore(
     source: Path,
     places: tuple[Path, ...],
     data_dir: Path | None,
-    above: str | None,
     as_json: bool,
 ) -> None:
     """Make a log of BACKUP in DIR, which is empty or not there.
 
-    The restored log has an epoch of its own: readers of the lost log see another branch. Jobs that
-    ran at the time of the backup run again.
+    The restored log is a new one, which names the lost log as its parent. Jobs of the backup keep
+    their ids, and jobs that ran at the time of the backup run again.
     """
     from taskq.engine import restore as restored  # noqa: PLC0415 - likewise
 
@@ -288,8 +282,8 @@ def restore(
     target = places[0] if places else data_dir
     assert target is not None
     with options.open_reader(source) as reader:
-        path, lsn = reader.journal.path, 0 if above is None else reader.parse_id(above)
-    _copies_tell(restored(path, str(target), lsn), target, as_json=as_json)
+        path = reader.journal.path
+    _copies_tell(restored(path, str(target)), target, as_json=as_json)
     if not as_json:
         render.echo(f"Work goes on with: {values.worker_command(str(target.absolute()))}")
 

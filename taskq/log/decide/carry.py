@@ -185,7 +185,7 @@ class Edits:
         state = agenda.table.state(job)
         if state not in WAITING_STATES:
             name = state.name.lower() if state else "settled"
-            raise NotWaiting(f"{context.tag}-{job}", name, context.facets.path)
+            raise NotWaiting(context.tag.id(job), name, context.facets.path)
         before = carried_live(agenda, dedup, wish.item)
         if before is None:
             return None
@@ -206,13 +206,13 @@ class Edits:
             return carried
         if self._context.agenda.steps.is_waiting(carried.job):
             raise UsageError(
-                f"job {self._context.tag}-{carried.job} waits within its run, and no edit ends "
+                f"job {self._context.tag.id(carried.job)} waits within its run, and no edit ends "
                 f"that: signal it, or cancel it. Its priority and queue can be changed"
             )
         if carried.needs is not None:
             raise UsageError(
-                f"job {self._context.tag}-{carried.job} waits for other jobs, not for a moment: it "
-                f"is ready once these are done. Its priority and queue can be changed"
+                f"job {self._context.tag.id(carried.job)} waits for other jobs, not for a moment: "
+                f"it is ready once these are done. Its priority and queue can be changed"
             )
         due_ns, is_wall = wish.due
         due_ns += 0 if is_wall else now_ns
@@ -233,7 +233,7 @@ class Edits:
         holder = self._keys.holder(queue, key, key_hash_of(born), now_ns, itself=carried.job)
         if holder is not None:
             tag = self._context.tag
-            raise KeyHeld(f"{tag}-{carried.job}", f"{tag}-{holder}", f"moved to {queue.decode()!r}")
+            raise KeyHeld(tag.id(carried.job), tag.id(holder), f"moved to {queue.decode()!r}")
         return carried._replace(born=born, left_key=left_key)
 
 

@@ -20,6 +20,7 @@ from taskq.core.folds.jobtable import META_DURABLE_CLAIM, RUN_MIN, STATE_MASK
 from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import CANCEL, CLAIM, DEATH, EXTENSION, RELEASE
 from taskq.core.model import State
+from taskq.core.parsing import Tag
 from taskq.core.rates import Limit
 from taskq.core.records import Cause
 from taskq.log.decide.ends import Ends, check_claim
@@ -232,7 +233,7 @@ class Claims:
 
 
 def claimed(
-    tag: str,
+    tag: Tag,
     epoch: int,
     owner: int,
     token: int,

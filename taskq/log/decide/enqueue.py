@@ -241,7 +241,7 @@ class Keys:
         )  # fmt: skip
 
     def _error(self, wanted: Wanted, holder: int | None) -> DuplicateKey:
-        job_id = "" if holder is None else f"{self._context.tag}-{holder}"
+        job_id = "" if holder is None else self._context.tag.id(holder)
         return DuplicateKey(wanted.queue.decode("utf-8", "replace"), wanted.key, job_id)
 
     def _holder(self, batch: Batch, wanted: Wanted, ending: frozenset[int] = _NOBODY) -> int | None:

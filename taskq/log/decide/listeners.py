@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
+from taskq.core.parsing import Tag
 from taskq.core.records import Cause
 from taskq.core.values import dataclass
 from taskq.log.machine.threads import Reporter
@@ -86,7 +87,7 @@ class Deaths:
         tag: prefix of every job id of the log.
     """
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, tag: Tag) -> None:
         self._tag = tag
         #: (port, hook, what calls it)
         self._listeners: _Listeners[tuple[Any, object, Callable[[DeadLetter, Any], object]]] = (
@@ -127,7 +128,7 @@ class Deaths:
     ) -> None:
         if self._listeners.now or self._writers:
             letter = DeadLetter(
-                job_id=f"{self._tag}-{job}",
+                job_id=self._tag.id(job),
                 queue=lane.queue,
                 task=lane.task,
                 priority=lane.priority,

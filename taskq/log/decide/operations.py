@@ -319,7 +319,7 @@ class DeadLetters:
             holder = self._keys.holder(queue, key, hashed, batch.time_ns, itself=letter.job)
             if holder is not None:
                 tag = self._context.tag
-                raise KeyHeld(f"{tag}-{letter.job}", f"{tag}-{holder}")
+                raise KeyHeld(tag.id(letter.job), tag.id(holder))
             if not until_ns:
                 self._keys.check_room(batch, 1)
         # A window alone began when the job was enqueued, and says nothing of running it again.
@@ -328,7 +328,7 @@ class DeadLetters:
     def _not_dead(self, job: int) -> NotDead:
         state = self._context.agenda.table.state(job)
         return NotDead(
-            f"{self._context.tag}-{job}", state.name.lower() if state else "", self._facets.path
+            self._context.tag.id(job), state.name.lower() if state else "", self._facets.path
         )
 
 

@@ -90,7 +90,7 @@ class Cancels:
             JobNotFound: no record has that number.
         """
         if not 0 < job < batch.lsn:
-            raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
+            raise JobNotFound(f"no job {self._context.tag.id(job)} in this log")
         agenda = self._context.agenda
         if agenda.table.state(job) in WAITING_STATES:
             is_over = self._withdraw(batch, job, Cause.CALLER)
@@ -306,7 +306,9 @@ class Elsewhere:
         agenda = self._context.agenda
         for item in items:
             if item.state not in ENDING or agenda.flows.remaining(item.job) is not None:
-                raise UsageError(f"job {self._context.tag}-{item.job} cannot end elsewhere: {item}")
+                raise UsageError(
+                    f"job {self._context.tag.id(item.job)} cannot end elsewhere: {item}"
+                )
         return [self._settle(batch, item) for item in items]
 
     def _settle(self, batch: Batch, item: Ended) -> bool:
@@ -374,7 +376,7 @@ class Transactions:
         back, ended = self._check_settlements(agenda, settlements)
         for job in cancels:
             if not 0 < job < batch.lsn:
-                raise JobNotFound(f"no job {self._context.tag}-{job} in this log")
+                raise JobNotFound(f"no job {self._context.tag.id(job)} in this log")
             if job in back or agenda.table.state(job) in WAITING_STATES:
                 ended.add(job)
         return frozenset(ended)

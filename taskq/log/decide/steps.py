@@ -214,9 +214,9 @@ class Steps:
         job, name, body, once = new
         agenda, tag = self._context.agenda, self._context.tag
         if not 0 < job < batch.lsn:
-            raise JobNotFound(f"no job {tag}-{job} in this log")
+            raise JobNotFound(f"no job {tag.id(job)} in this log")
         if agenda.table.find(job) is None:
-            raise JobSettled(f"{tag}-{job}", "", self._context.facets.path)
+            raise JobSettled(tag.id(job), "", self._context.facets.path)
         steps = agenda.steps
         if once and steps.knows_once(job, _encoded(once)):
             return False
@@ -224,8 +224,8 @@ class Steps:
             raise PayloadTooLarge(f"signal {name!r}", len(body), SIGNAL_BYTES_MAX)
         if len(steps.signals.get(job, ())) >= SIGNALS_MAX:
             raise UsageError(
-                f"job {tag}-{job} has {SIGNALS_MAX} signals that no step of it has taken, and that "
-                f"is the limit: see whether it waits for them by the same name"
+                f"job {tag.id(job)} has {SIGNALS_MAX} signals that no step of it has taken, and "
+                f"that is the limit: see whether it waits for them by the same name"
             )
         lsn = batch.lsn
         location = self._add(batch, encode_signal(Stepped(name, once=once, body=body), job, lsn))

@@ -15,6 +15,7 @@ from typing import Final
 
 from taskq.core.errors import LogError, LogFailed, LogGone, OutcomeUnknown, PayloadTooLarge
 from taskq.core.model import SECOND_NS, Durability
+from taskq.core.parsing import Tag
 from taskq.core.views import Damage
 from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.format import codec
@@ -24,6 +25,7 @@ from taskq.log.journal.recovery import (
     bears_out,
     failure_marker,
     find_losses,
+    finish_fork,
     is_marked_failed,
     left_damaged,
     link_to,
@@ -32,6 +34,7 @@ from taskq.log.journal.recovery import (
     said_lsn,
     save_failed_frames,
     set_aside,
+    sweep_forked,
     unmark_failed,
     walk_to_end,
     write_once_more,
@@ -47,6 +50,7 @@ from taskq.log.segments.identity import (
     keep_directory,
     read_identity,
     read_or_create_identity,
+    write_identity,
 )
 from taskq.log.segments.indexes import SegmentIndexes
 from taskq.log.segments.segments import SegmentFiles, SegmentGone
@@ -223,7 +227,8 @@ class Journal:
         #: a hint of another boot, or in another file than this process's, is not believed
         self.home: Home = (self.boot, 0, 0) if writer is None else writer.home
         self.identity: Identity
-        self.tag = self.gone = ""
+        self.tag = Tag("")
+        self.gone = ""
         self.recovered: list[str] = []
         self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
         self.in_order = True
@@ -303,15 +308,22 @@ class Journal:
         if IDENTITY_FILE not in self.disk.names(self.path):
             self.writer.void_hint()  # it is of a log that was here before
             hint = None
-        self._identify(read_or_create_identity(self.disk, self.path, self.clock.wall_ns()))
+        writer, now_ns = self.writer, self.clock.wall_ns()
+        self._identify(read_or_create_identity(self.disk, self.path, writer.mark, now_ns))
         self.files.refresh()
+        if self.identity.cut is not None:
+            hint = self._finish_fork()
+        sweep_forked(self.disk, self.path)
+        if self.identity.is_copied(writer.mark, was_restored=writer.was_restored):
+            self._go_on_as_child()
+            hint = None
         if hint is not None and not (hint.failed or bears_out(self.files, hint)):
             hint = hint._replace(inode=0)
         self._is_failed = bool(hint and hint.failed) or is_marked_failed(self.disk, self.path)
         if self._is_failed:
             with moving_frames(self.files):
                 self.recovered += save_failed_frames(
-                    self.disk, self.path, self.identity.log_id, in_order=self.in_order
+                    self.disk, self.path, self.identity, in_order=self.in_order
                 )
                 self.files.forget()
             # The next epoch does not do: the last may be unknown, and a live process may have it.
@@ -356,7 +368,76 @@ class Journal:
     def _identify(self, identity: Identity) -> None:
         self.identity = identity
         self.tag = identity.tag
-        self.files.log_id = identity.log_id
+        self.files.identity = identity
+
+    # -- going on as another log -----------------------------------------------------------------
+
+    def _go_on_as_child(self) -> None:
+        """Let a copy of a directory be another log, which begins where this one ends here.
+
+        Its own segment is begun as after a crash: a process may be killed at each step. Only then
+        are there records of its own, so until it is noted that it is another log, nothing is.
+        """
+        disk, files = self.disk, self.files
+        self.writer.void_hint()
+        files.remove_empty(0)
+        usable, strange = files.sorted_out()
+        if usable:
+            self._enter(usable[-1])
+            self._walk(None)
+        for lsn in files.lsns:  # a tool that copies syncs nothing
+            disk.sync(files.descriptor(lsn))
+        disk.sync_directory(f"{self.path}/log")
+        parent, at = self.identity, max((self.next_lsn, *strange, 1))
+        self._note(parent.child(at, self.clock.wall_ns()))
+        unmark_failed(disk, self.path)
+        self.recovered.append(f"goes on as log {self.identity.log_id}, a copy of {parent.log_id}")
+
+    def go_on_from(self, identity: Identity) -> None:
+        """Be a child from now on, whose segments wait to be put in their places; see ``fork``.
+
+        The caller holds the lock. Other processes lose the log at their next look.
+        """
+        self.writer.void_hint()
+        self._forget_files()
+        self._note(identity)
+        self._finish_fork()
+
+    def _finish_fork(self) -> TailHint | None:
+        self.writer.void_hint()
+        self._identify(finish_fork(self.disk, self.path, self.identity))
+        self._forget_files()
+        self.files.refresh()
+        self.generation = int.from_bytes(os.urandom(4), "little")
+        if not self.files.lsns or self.files.lsns[-1] < self.identity.begins:
+            self._find_end(None, lost=True)
+        else:
+            self._enter(self.files.lsns[-1])
+            self._walk(None)
+            self.durable_lsn, self.clean_offset = self.next_lsn, self.offset
+            self._write_hint()
+        return self._known
+
+    def _note(self, identity: Identity) -> None:
+        """Be another log, durably."""
+        identity = identity._replace(lock=self.writer.mark)
+        write_identity(self.disk, self.path, identity)
+        self.disk.sync_directory(self.path)
+        # A sync that another directory's process published is none of this log.
+        self.generation = int.from_bytes(os.urandom(4), "little")
+        self._identify(identity)
+
+    def _check_identity(self) -> None:
+        """Leave the log to others if it goes on as another.
+
+        Raises:
+            LogGone: it does.
+        """
+        identity = None
+        with contextlib.suppress(LogError):
+            identity = read_identity(self.disk, self.path)
+        if identity is None or identity.log_id != self.identity.log_id:
+            raise self.is_gone("it was forked, and goes on as another log")
 
     # -- the lock, and where the log ends ---------------------------------------------------------
 
@@ -437,6 +518,8 @@ class Journal:
         if hint.failed if hint is not None else is_marked_failed(self.disk, self.path):
             raise LogFailed(self.path, "an fsync failed in one of its processes")
         lost = hint is None or hint.home != self.home
+        if lost and self.segment:
+            self._check_identity()
         if hint is not None and not lost:
             known, size = self._tail.descriptor >= 0, -1
             with contextlib.suppress(SegmentGone):
@@ -463,6 +546,7 @@ class Journal:
         known = self.clean_offset if hint.segment == self.segment else 0
         self.clock_base_ns = self._seen_base_ns = hint.clock_base_ns
         if hint.generation != self.generation:
+            self._check_identity()
             self.generation = hint.generation
             self._forget_files()
         if hint.segment != self.segment or self._tail.descriptor < 0:
@@ -492,8 +576,13 @@ class Journal:
         if lost or cut or not usable or self.next_lsn < floor:
             if usable and (hint is None or hint.home == self.home):
                 self._secure()
+            begins = self.identity.begins
             lsn = max(self.next_lsn, floor)
+            # The first segment of a child; what hints say is of its parent.
+            is_first = begins > 1 and usable[-1:] < [begins] and max((*strange, 0)) <= begins
             first = lsn + LSN_SKIP if lsn else 1
+            if is_first:
+                first = max((begins, self.next_lsn, *strange))
             link = codec.NO_LINK if strange else None
             if max((self.next_lsn, *strange)) < said:
                 link = codec.LOST

@@ -7,9 +7,8 @@ wait was 4 ms. A process that nobody else shares the log with passes it now and 
 The file's first 8 bytes name the last holder: whoever finds himself there knows that nobody has
 come since, for who opens the log takes the lock. Behind them stands where the log ends: with it a
 process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names the
-boot and the file that it was written in, and is believed only if the segment's size agrees. So
-whoever opens a copy of the directory begins an epoch of his own: what he and the original write
-from there on has other names.
+boot and the file that it was written in, and is believed only if the segment's size agrees. A
+copy of the directory goes on as another log, see ``Journal.open``.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from taskq.log.machine.access import read_file
 from taskq.log.machine.meters import Histogram
 from taskq.log.machine.ports import Disk, write_all
 from taskq.log.machine.threads import Reporter
-from taskq.log.segments.identity import check_writable
+from taskq.log.segments.identity import LockMark, check_writable
 
 #: boot, generation, durable lsn
 _MARK: Final = struct.Struct("<QIQ")
@@ -166,6 +165,8 @@ class WriterLock:
 
     Attributes:
         home: what a hint names that was written here, on this boot.
+        mark: what a log notes of this file, to know itself by.
+        was_restored: a tool that copies set the file's times.
         waiting_since: monotonic seconds since when this process waits in line, 0 when it does not;
             a watcher in another thread reads it.
         is_alone: nobody else has the log open, as far as the board of owners and the lock's file
@@ -189,7 +190,8 @@ class WriterLock:
             self._file = disk.open(self.file_path, create=True)
             undo.callback(disk.close, self._file)
             self.home: Home = (disk.boot_id(), *disk.identity(self._file))
-            self._was_restored = disk.was_restored(self._file)
+            self.mark = LockMark(self.home[2], disk.born_ns(self._file))
+            self.was_restored = self._is_strange = disk.was_restored(self._file)
             self.turn = SyncTurn(disk, path)
             undo.pop_all()
         # Two containers may give their processes the same number.
@@ -269,9 +271,9 @@ class WriterLock:
             write_all(self._disk, self._file, me, 0)
         self._left = me + data[_HOLDER.size :]
         hint = self._decoded(data[_HOLDER.size :])
-        if self._was_restored:
+        if self._is_strange:
             # If a backup was written over it, it names the former file.
-            self._was_restored = False
+            self._is_strange = False
             hint = None if hint is None else hint._replace(inode=0)
         return hint
 

@@ -21,11 +21,10 @@ from taskq.log.format.codec import KIND_AT, LOST, NO_LINK, Link
 from taskq.log.format.frames import Frame, Gap, Scanner, segment_lsn, segment_name
 from taskq.log.format.record import places
 from taskq.log.machine.ports import Disk, write_all, write_file
-from taskq.log.segments.segments import SegmentFiles, SegmentGone
+from taskq.log.segments.identity import Identity, write_identity
+from taskq.log.segments.segments import FLOOR, SegmentFiles, SegmentGone
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from taskq.log.journal.lock import Home, TailHint, WriterLock
     from taskq.log.segments.segments import Place, Walk
 
@@ -41,7 +40,7 @@ class _Log(NamedTuple):
 
     disk: Disk
     path: str
-    log_id: UUID
+    identity: Identity
     #: as of ``Journal``
     in_order: bool
 
@@ -204,7 +203,7 @@ def _write_marker(disk: Disk, path: str, marker: dict[str, object]) -> bool:
     return False
 
 
-def save_failed_frames(disk: Disk, path: str, log_id: UUID, *, in_order: bool) -> list[str]:
+def save_failed_frames(disk: Disk, path: str, identity: Identity, *, in_order: bool) -> list[str]:
     """Copy every frame that may exist only in memory to a new segment, and sync it.
 
     The log has another generation after it.
@@ -213,7 +212,7 @@ def save_failed_frames(disk: Disk, path: str, log_id: UUID, *, in_order: bool) -
     again. So what reads back is written once more, elsewhere, before anyone relies on it. The
     order (new segment whole and named, then the old one cut) makes every step repeatable.
     """
-    log = _Log(disk, path, log_id, in_order)
+    log = _Log(disk, path, identity, in_order)
     marker = _read_marker(disk, path)
     durable = marker.get("durable_lsn")
     if not isinstance(durable, int):  # then nothing is known to be on disk
@@ -255,7 +254,7 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
         size = disk.size(old)
 
         def items(end: int) -> Iterator[Frame | Gap]:
-            seed = codec.segment_seed(log.log_id, segment)
+            seed = codec.segment_seed(log.identity.owner(segment).log_id, segment)
             read = functools.partial(_read_from, disk, old)
             scanner = Scanner(read, seed, end, segment, sealed=False, in_order=log.in_order)
             return scanner.frames(codec.SEGMENT_HEADER.size)
@@ -269,7 +268,8 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
                 item for item in items(end) if isinstance(item, Frame) and item.offset > start
             )
             header = codec.SegmentHeader(
-                first.header.first_lsn, first.header.epoch, log.log_id.bytes, first.header.time_ns,
+                first.header.first_lsn, first.header.epoch,
+                log.identity.owner(first.header.first_lsn).log_id.bytes, first.header.time_ns,
                 before,
             )  # fmt: skip
             if first.header.first_lsn == segment:  # replaced as a whole: it begins as it began
@@ -346,7 +346,7 @@ def _write_again(
     log: _Log, first_frame: Frame, others: Iterator[Frame], header: codec.SegmentHeader
 ) -> int:
     disk, first = log.disk, first_frame.header
-    seed = codec.segment_seed(log.log_id, first.first_lsn)
+    seed = codec.segment_seed(log.identity.owner(first.first_lsn).log_id, first.first_lsn)
     target = f"{log.path}/log/{segment_name(first.first_lsn)}"
     temporary = f"{target}.tmp"
     descriptor = disk.open(temporary, create=True)
@@ -380,6 +380,51 @@ def moved(frame: Frame, seed: int, offset: int) -> bytes:
         seed,
         offset,
     )
+
+
+#: Suffix of a segment that a fork is to put in the place of another.
+FORKED: Final = ".fork"
+
+
+def sweep_forked(disk: Disk, path: str) -> None:
+    """Remove what a fork left that was cut short before it was decided."""
+    for name in disk.names(f"{path}/log"):
+        if name.endswith(FORKED):
+            disk.remove(f"{path}/log/{name}")
+
+
+def finish_fork(disk: Disk, path: str, identity: Identity) -> Identity:
+    """Put the segments of a fork in their places; return the identity without its rest.
+
+    The fork is decided. Each step may have been done before, by a process that was killed.
+    """
+    assert identity.cut is not None
+    segment, offset, segments = identity.cut
+    directory = f"{path}/log"
+    for name in disk.names(directory):
+        lsn = segment_lsn(f"{name.partition('.')[0]}.log") or 0
+        is_other = lsn not in segments and not name.endswith(FLOOR)
+        if lsn >= identity.begins and (name.endswith(_INDEX_SUFFIX) or is_other):
+            disk.remove(f"{directory}/{name}")
+    for lsn in segments:
+        place = f"{directory}/{segment_name(lsn)}"
+        if disk.status(place + FORKED):
+            disk.rename(place + FORKED, place)
+    if segment:
+        descriptor = disk.open(f"{directory}/{segment_name(segment)}")
+        try:
+            disk.truncate(descriptor, offset)
+            disk.sync(descriptor)
+        finally:
+            disk.close(descriptor)
+    for name in disk.names(f"{path}/{_SNAPSHOTS[0]}"):
+        if (segment_lsn(f"{name.partition('.')[0]}.log") or 0) > identity.begins:
+            disk.remove(f"{path}/{_SNAPSHOTS[0]}/{name}")
+    disk.sync_directory(directory)
+    identity = identity._replace(cut=None)
+    write_identity(disk, path, identity)
+    disk.sync_directory(path)
+    return identity
 
 
 _HEAD: Final = codec.SEGMENT_HEADER.size
@@ -429,12 +474,13 @@ def _is_as_long(files: SegmentFiles, hint: TailHint) -> bool:
 
 def _newest(place: Place, directory: str, suffix: str) -> int:
     """Return the lsn in the name of the last file of a kind, 0 without one of this log."""
-    disk, log_id = place.disk, place.files.log_id.bytes
+    disk, files = place.disk, place.files
     for name in reversed(disk.names(f"{place.path}/{directory}")):
         lsn = segment_lsn(f"{name.partition('.')[0]}.log")
         if name.endswith(suffix) and lsn is not None:
             with contextlib.suppress(OSError):
-                return lsn if log_id in read_start(disk, f"{place.path}/{directory}/{name}") else 0
+                start = read_start(disk, f"{place.path}/{directory}/{name}")
+                return lsn if files.owner(lsn) in start else 0
     return 0
 
 
@@ -526,7 +572,8 @@ def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> Damage | No
         else:
             next_lsn, epoch = item.header.next_lsn, item.header.epoch
     # The first lsns of an epoch are left out; which of these they are is known of the last only.
-    skipped = 0 if header.epoch == epoch else LSN_SKIP
+    is_one = header.epoch == epoch or header.log_id != files.owner(before)
+    skipped = 0 if is_one else LSN_SKIP
     if header.link == LOST:
         lsn, skipped = lsn - skipped, 0
     if next_lsn + skipped >= lsn:

@@ -10,7 +10,6 @@ import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
-from uuid import UUID
 
 from taskq.core.errors import FormatError, LogDamaged, LogError, LogFailed
 from taskq.core.values import NamedTuple
@@ -27,7 +26,7 @@ from taskq.log.journal.recovery import (
     write_once_more,
 )
 from taskq.log.machine.ports import Disk, replace_file, write_all
-from taskq.log.segments.identity import FILE, read_identity
+from taskq.log.segments.identity import FILE, Identity, read_identity
 from taskq.log.segments.segments import SegmentFiles, hop, sweep_gone
 
 _FRAME_HEAD = codec.FRAME_HEADER_SIZE
@@ -131,7 +130,7 @@ class Replica(SegmentFiles):
     Args:
         disk: of this machine.
         path: of the directory.
-        log_id: of the log.
+        identity: of the log.
         writable: whether it may grow here.
     """
 
@@ -145,9 +144,11 @@ class Replica(SegmentFiles):
     RECORD_BYTES_MIN = codec.PREFIX.size
     LSN_SKIP = LSN_SKIP
 
-    def __init__(self, disk: Disk, path: str, log_id: UUID, *, writable: bool = False) -> None:
+    def __init__(
+        self, disk: Disk, path: str, identity: Identity, *, writable: bool = False
+    ) -> None:
         super().__init__(disk, path, writable=writable)
-        self.log_id = log_id
+        self.identity = identity
         self.refresh()
 
     # -- what stands there ------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class Replica(SegmentFiles):
             header = codec.decode_segment_header(data, segment_name(segment))
         except FormatError:
             return None
-        if header is None or (header.first_lsn, header.log_id) != (segment, self.log_id.bytes):
+        if header is None or (header.first_lsn, header.log_id) != (segment, self.owner(segment)):
             return None
         return header
 
@@ -354,7 +355,7 @@ class DurableLog:
         #: sealed segments and their ends, by the SHA-256 that a copy knows them by
         self._offered: dict[str, tuple[int, int]] = {}
         self._files = SegmentFiles(disk, path, writable=False)
-        self._files.log_id = identity.log_id
+        self._files.identity = identity
         #: the last one, which is written to, and the lsn of the next record
         self._segment = self.next_lsn = 0
         try:

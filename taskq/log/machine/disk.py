@@ -7,6 +7,8 @@ import errno
 import fcntl
 import functools
 import os
+import struct
+import sys
 import time
 
 # The same as in hashlib, which would load OpenSSL: 4 MiB.
@@ -21,6 +23,11 @@ from taskq.log.machine.access import make_directory, open_file
 _SMALL_READ: Final = 16 * 1024
 #: Errors of ``posix_fallocate`` on a file system without it.
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
+#: Of statx(2): flags, size of its structure, and where in it stand mask and time of birth.
+_AT_EMPTY_PATH: Final = 0x1000
+_STATX_BTIME: Final = 0x800
+_STATX_BYTES: Final = 256
+_STATX: Final = struct.Struct("<I76xqI")
 _NOISE_BYTES: Final = 64 * 1024
 _SESSION_BYTES: Final = 64
 _MINUTE_NS: Final = 60 * 10**9
@@ -108,6 +115,20 @@ class LocalDisk(syscalls.Pace):
         status = self.status(descriptor)
         assert status is not None  # an open file has no name that could be gone
         return status[:2]
+
+    def born_ns(self, descriptor: int) -> int:
+        """Return when an open file was made; 0 where neither system nor file system says."""
+        if sys.platform == "darwin":
+            return int(os.fstat(descriptor).st_birthtime * 10**9)
+        facts = (ctypes.c_uint64 * (_STATX_BYTES // 8))()
+        try:
+            statx = ctypes.CDLL(None).statx
+        except AttributeError:  # an older libc
+            return 0
+        if statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, facts):
+            return 0
+        mask, seconds, nanoseconds = _STATX.unpack_from(facts)
+        return int(seconds * 10**9 + nanoseconds) if mask & _STATX_BTIME else 0
 
     def modified_ns(self, path: str) -> int | None:
         """Return when a file was last written or touched; None when it is missing."""

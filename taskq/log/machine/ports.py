@@ -56,6 +56,9 @@ class Disk(Protocol):
     def identity(self, descriptor: int) -> tuple[int, int]:
         """(device, inode) of an open file, so that it can name itself: a copy is another one."""
 
+    def born_ns(self, descriptor: int) -> int:
+        """Return when the file was made, which no tool restores; 0 if the system does not say."""
+
     def status(self, path: str) -> tuple[int, int, int] | None:
         """Return (device, inode, size) of a file; None if it is missing."""
 

@@ -250,6 +250,7 @@ def facts_of(
         ahead_higher=higher,
         ahead_older=older,
         waits=tuple(unpack_waits(agenda.steps.waits.get(lsn, b""), agenda.times.shift_ns)),
+        tag=journal.tag,
         awaited=awaited(journal.tag, story.ties, agenda, lsn),
         failed=failed_inputs(journal, story) if job.state is State.CANCELLED else None,
         used_up=_used_up(agenda, job, workers, now_ns),

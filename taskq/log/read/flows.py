@@ -13,6 +13,7 @@ from taskq.core.flows import HeldInputs
 from taskq.core.folds.steps import Wait
 from taskq.core.kinds import ENDS, SUCCESS, after
 from taskq.core.model import SETTLED_STATES, State
+from taskq.core.parsing import Tag
 from taskq.core.records import Cause
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
@@ -53,7 +54,7 @@ def look_at_ties(sight: LogView, job: int) -> Takes | None:
     return None if story is None else story.ties
 
 
-def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> HeldInputs | None:
+def awaited(tag: Tag, ties: Takes, agenda: Agenda, job: int) -> HeldInputs | None:
     held = agenda.flows.remaining(job)
     if held is None:
         return None
@@ -62,7 +63,7 @@ def awaited(tag: str, ties: Takes, agenda: Agenda, job: int) -> HeldInputs | Non
         state = agenda.table.state(needed)
         if state is State.ABSENT and agenda.dead.find(needed) is None:
             continue
-        left.append((f"{tag}-{needed}", state.name.lower() if state else "dead"))
+        left.append((tag.id(needed), state.name.lower() if state else "dead"))
         if len(left) >= _NAMED_MAX:
             break
     return HeldInputs(count=held[0], total=len(ties.inputs), named=tuple(left))
@@ -175,7 +176,7 @@ def look_at_body(sight: LogView, job: int, place: int) -> bytes:
     """
     places = sight.facets.need_agenda().steps.places.get(job, ())
     if place >= len(places):
-        raise JobNotFound(f"job {sight.journal.tag}-{job} has no step {place} any more")
+        raise JobNotFound(f"job {sight.journal.tag.id(job)} has no step {place} any more")
     return decode_step(sight.journal.files.unchecked_record(places[place])).body
 
 

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from taskq.core.errors import JobNotFound, LogError, WrongLog, command, refusal
+from taskq.core.errors import JobNotFound, LogError, command, refusal
 from taskq.core.folds.claims import GONE
 from taskq.core.kinds import OF_CLAIMS
 from taskq.core.model import STATES, State
-from taskq.core.parsing import listed, split_id
+from taskq.core.parsing import Tag, listed, split_id
 from taskq.core.rates import Limit
 from taskq.core.schedules import ScheduleState
 from taskq.core.sources import SourceView, views_of
@@ -107,7 +107,7 @@ def verify(journal: Journal) -> VerifyReport:
         records=count,
         damage=tuple(damage),
         torn_bytes=journal.torn_bytes,
-        jobs=tuple(f"{journal.tag}-{job}" for job in concerned_jobs(journal, damage)),
+        jobs=tuple(journal.tag.id(job) for job in concerned_jobs(journal, damage)),
         accepted=tuple(gap for gap in missing if gap[0] not in known),
     )
 
@@ -294,7 +294,7 @@ class LogReader:
             WrongLog: it is an id of another log.
             UsageError: it is no id.
         """
-        return parse_id(text, self.tag)
+        return parse_id(text, self.tag, self._journal.path)
 
     def find_job(self, text: str) -> int:
         """Return the lsn of the job with this id, or of the only job whose id begins so.
@@ -316,7 +316,7 @@ class LogReader:
         if len(begin) == 1:
             return begin[0]
         if begin:
-            named = listed((f"{self.tag}-{job}" for job in begin), _NAMED)
+            named = listed((self.tag.id(job) for job in begin), _NAMED)
             raise JobNotFound(
                 f"there is no job {text} in this log, and {len(begin)} begin so: {named}. "
                 f"Give one of them in full"
@@ -708,7 +708,7 @@ def open_journal(path: str, clock: Clock | None = None) -> Journal:
     return journal
 
 
-def parse_id(text: str, tag: str) -> int:
+def parse_id(text: str, tag: Tag, path: str) -> int:
     """Return the lsn in a job id of the log with this tag.
 
     Raises:
@@ -716,6 +716,6 @@ def parse_id(text: str, tag: str) -> int:
         UsageError: it is no id.
     """
     prefix, lsn = split_id(text, f"{tag}-123")
-    if prefix not in {"", tag}:
-        raise WrongLog(f"job {text} belongs to another log: the ids of this one start with {tag}-")
+    if not tag.takes(prefix, lsn):
+        raise tag.refusal(prefix, lsn, path)
     return lsn

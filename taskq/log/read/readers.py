@@ -20,10 +20,11 @@ from uuid import UUID
 from taskq.core.errors import LogDamaged, LogError, ReaderBusy, UsageError
 from taskq.core.parsing import check_name
 from taskq.core.values import NamedTuple
+from taskq.log.format import codec
 from taskq.log.format.codec import crc32
 from taskq.log.machine.ports import Disk, replace_file, write_all
 from taskq.log.machine.threads import Reporter
-from taskq.log.segments.identity import read_identity
+from taskq.log.segments.identity import Identity, read_identity
 
 _log: Final = Reporter("taskq")
 #: Longest name, in characters and in the bytes of a file's name.
@@ -93,7 +94,7 @@ def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
     positions: dict[str, tuple[int, int]] = {}
     for name in reader_names(disk, path):
         try:
-            position = read_position(disk, path, identity.log_id, name)
+            position = read_position(disk, path, identity, name)
         except (LogError, OSError) as error:
             _log.warning("%s", error)
             continue
@@ -102,8 +103,10 @@ def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
     return positions
 
 
-def read_position(disk: Disk, path: str, log_id: UUID, name: str) -> Position | None:
+def read_position(disk: Disk, path: str, identity: Identity, name: str) -> Position | None:
     """Return where a reader stands; None if there is no reader of that name.
+
+    A position in a parent counts as far as its records are those of this log.
 
     Raises:
         LogDamaged: it does not read back.
@@ -118,9 +121,13 @@ def read_position(disk: Disk, path: str, log_id: UUID, name: str) -> Position | 
     finally:
         disk.close(descriptor)
     try:
-        position = Position(*json.loads(data)["position"])
-        if data == _encoded(log_id, name, position):
-            return position
+        values = json.loads(data)
+        position, log_id = Position(*values["position"]), UUID(values["log_id"])
+        ends = {parent.log_id: parent.next_lsn for parent in identity.parents}
+        ends[identity.log_id] = codec.LSN_MAX
+        if log_id in ends and data == _encoded(log_id, name, position):
+            end = ends[log_id]
+            return position if position.lsn <= end else Position(min(position.segment, end), end)
     except (ValueError, KeyError, TypeError, RecursionError):
         """It is none of this reader."""
     raise LogDamaged(
@@ -155,12 +162,12 @@ class NamedReader:
     #: the name under which who sends the log elsewhere reads it
     HUB = HUB_READER
 
-    def __init__(self, disk: Disk, path: str, log_id: UUID, name: str, lock: int) -> None:
+    def __init__(self, disk: Disk, path: str, identity: Identity, name: str, lock: int) -> None:
         self.name = name
         self.position: Position | None = None
         self._disk = disk
         self._path = path
-        self._log_id = log_id
+        self._identity = identity
         self._file_path = _file_of(path, name, _POSITION)
         self._lock = lock
         self._pid = os.getpid()
@@ -168,7 +175,7 @@ class NamedReader:
         self._guard = threading.Lock()
 
     @classmethod
-    def take(cls, disk: Disk, path: str, log_id: UUID, name: str) -> NamedReader:
+    def take(cls, disk: Disk, path: str, identity: Identity, name: str) -> NamedReader:
         """Keep everybody else from reading under the name.
 
         Raises:
@@ -177,7 +184,7 @@ class NamedReader:
         """
         check_reader_name(name)
         disk.make_directory(f"{path}/{_FOLDER}")
-        return cls(disk, path, log_id, name, _take_lock(disk, path, name))
+        return cls(disk, path, identity, name, _take_lock(disk, path, name))
 
     def load(self) -> Position | None:
         """Read the position, and make sure that it is on disk; None for a new reader.
@@ -188,7 +195,7 @@ class NamedReader:
         """
         with self._guard:
             if self._is_ours:
-                self.position = read_position(self._disk, self._path, self._log_id, self.name)
+                self.position = read_position(self._disk, self._path, self._identity, self.name)
                 if self.position is not None:
                     self._disk.sync_directory(f"{self._path}/{_FOLDER}")
             return self.position
@@ -201,7 +208,7 @@ class NamedReader:
         """
         with self._guard:
             if self._is_ours and position != self.position:
-                data = _encoded(self._log_id, self.name, position)
+                data = _encoded(self._identity.log_id, self.name, position)
                 replace_file(self._disk, self._file_path, data)
                 if self.position is None:
                     self._disk.sync_directory(self._path)

@@ -194,7 +194,7 @@ def check_dead(sight: LogView, jobs: list[int]) -> Page[int]:
 
 def _not_dead(journal: Journal, job: int) -> TaskqError:
     view = job_view(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
-    job_id = f"{journal.tag}-{job}"
+    job_id = journal.tag.id(job)
     if view is None:
         return job_not_found(journal, job)
     return NotDead(job_id, view.state.name.lower(), journal.path)
@@ -301,7 +301,7 @@ def waiting_job(sight: LogView, job: int) -> Rewrite:
     chunk = agenda.table.find(job)
     state = State.ABSENT if chunk is None else State(chunk.metas[agenda.table.index] & STATE_MASK)
     view = job_view(journal, job, time_ns) if 0 < job < journal.next_lsn else None
-    job_id = f"{journal.tag}-{job}"
+    job_id = journal.tag.id(job)
     if view is None:
         raise job_not_found(journal, job)
     if chunk is None or state not in WAITING:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Final
 
-from taskq.core.errors import FormatError, LogError, refusal
-from taskq.core.parsing import parse_json
+from taskq.core.errors import FormatError, LogError, command, refusal
+from taskq.core.parsing import Tag, parse_json
 from taskq.core.records import TABLE
 from taskq.core.values import NamedTuple
 from taskq.log.format.frames import segment_lsn
@@ -17,7 +19,8 @@ from taskq.log.machine.ports import Disk, write_file
 
 FILE: Final = "taskq.json"
 FORMAT: Final = 1
-_SIZE_MAX: Final = 64 * 1024
+#: Of more than a thousand parents.
+_SIZE_MAX: Final = 256 * 1024
 #: These features were written before there was any release: every taskq reads what they stand for,
 #: and none asks for them any more.
 _OLD: Final = frozenset({"records-2", "records-3", "records-4"})
@@ -31,8 +34,53 @@ REPLICA: Final = "replica-1"
 BACKUP: Final = "backup-1"
 
 
+class Parent(NamedTuple):
+    """A log whose records a copy of its directory begins with.
+
+    Attributes:
+        log_id: of that log.
+        next_lsn: the first lsn that it did not write.
+    """
+
+    log_id: uuid.UUID
+    next_lsn: int
+
+
+class LockMark(NamedTuple):
+    """The lock's file of a log: a copy of the directory has another.
+
+    Numbers of files are used again, so a removed directory and its backup in the same place may
+    have one number. The time of its making, which no tool restores, tells the two files apart.
+
+    Attributes:
+        inode: number of the file in its file system.
+        born_ns: when the file was made; 0 if the system does not say.
+    """
+
+    inode: int
+    born_ns: int
+
+
+class Cut(NamedTuple):
+    """The rest of a fork, until it is done; see ``recovery.fork_frames``.
+
+    Attributes:
+        segment: the one to cut, 0 for none.
+        offset: its bytes that stay.
+        segments: those that take their places, from the first one on that goes.
+    """
+
+    segment: int
+    offset: int
+    segments: tuple[int, ...]
+
+
 class Identity(NamedTuple):
-    """Content of the file."""
+    """Content of the file.
+
+    A copy of a directory goes on as another log. It keeps the segments of its parents as they are:
+    the number of a record says whose it is.
+    """
 
     log_id: uuid.UUID
     created_ns: int
@@ -40,6 +88,11 @@ class Identity(NamedTuple):
     incompat: frozenset[str] = frozenset()
     #: features that a version must know to write to the log
     read_only: frozenset[str] = frozenset()
+    #: the oldest first
+    parents: tuple[Parent, ...] = ()
+    #: None: nobody wrote here, as in backups
+    lock: LockMark | None = None
+    cut: Cut | None = None
 
     @staticmethod
     def read(disk: Disk, path: str) -> Identity | None:
@@ -47,18 +100,78 @@ class Identity(NamedTuple):
         return read_identity(disk, path)
 
     @classmethod
-    def of_replica(cls, log_id: uuid.UUID, created_ns: int, incompat: frozenset[str]) -> Identity:
+    def of_replica(
+        cls,
+        log_id: uuid.UUID,
+        created_ns: int,
+        incompat: frozenset[str],
+        parents: Iterable[tuple[uuid.UUID, int]] = (),
+    ) -> Identity:
         """Return the identity of a log's copy, which only the hub that copies it writes to."""
-        return cls(log_id, created_ns, incompat, frozenset({REPLICA}))
+        lineage = tuple(Parent(*parent) for parent in parents)
+        return cls(log_id, created_ns, incompat, frozenset({REPLICA}), lineage)
 
     def write(self, disk: Disk, path: str) -> None:
         """Write the file anew, as ``write_identity``."""
         write_identity(disk, path, self)
 
     @property
-    def tag(self) -> str:
-        """Return what every job id of this log starts with."""
-        return self.log_id.hex[:8]
+    def tag(self) -> Tag:
+        """Return the beginning of this log's job ids."""
+        return Tag(
+            self.log_id.hex[:8],
+            tuple((parent.log_id.hex[:8], parent.next_lsn) for parent in self.parents),
+        )
+
+    @property
+    def begins(self) -> int:
+        """Return the first lsn that this log may have written itself."""
+        return self.parents[-1].next_lsn if self.parents else 1
+
+    def owner(self, lsn: int) -> Identity:
+        """Return the log that wrote a record: this one or a parent.
+
+        The same holds for a segment, by its first lsn.
+        """
+        for number, parent in enumerate(self.parents):
+            if lsn < parent.next_lsn:
+                return Identity(
+                    parent.log_id, self.created_ns, self.incompat, parents=self.parents[:number]
+                )
+        return self
+
+    def is_copied(self, lock: LockMark, *, was_restored: bool) -> bool:
+        """Return whether the directory is a copy, by the file of its lock and the noted one.
+
+        A copy that is taken for the log itself would give its ids twice; the log taken for a copy
+        only gets another id. So in doubt it is a copy: without a time of making in this file
+        system or the former one, a file of the same number is the same only if no tool set its
+        times. Files of an image's layer, on a RAM disk or moved to another disk are copies, too.
+        A copy over the log's own files leaves no such trace. Then the lsns that it goes on with
+        are far off, and its hub finds other frames: see ``fork``.
+        """
+        if self.lock is None or self.lock.inode != lock.inode:
+            return True
+        if self.lock.born_ns and lock.born_ns:
+            return self.lock.born_ns != lock.born_ns
+        return was_restored
+
+    def child(self, at: int, now_ns: int) -> Identity:
+        """Return the identity of a log that goes on from an lsn with all before it.
+
+        A log that wrote nothing before it is no parent.
+        """
+        parents = [*self.parents, Parent(self.log_id, at)]
+        kept: list[Parent] = []
+        begins = 1
+        for parent in parents:
+            end = min(parent.next_lsn, at)
+            if end > begins:
+                kept.append(Parent(parent.log_id, end))
+                begins = end
+        return self._replace(
+            log_id=uuid.uuid4(), created_ns=now_ns, parents=tuple(kept), lock=None, cut=None
+        )
 
     @property
     def is_replica(self) -> bool:
@@ -67,7 +180,7 @@ class Identity(NamedTuple):
 
     def as_backup(self) -> Identity:
         """Return the identity of a backup of this log."""
-        return self._replace(read_only=self.read_only | {BACKUP})
+        return self._replace(read_only=self.read_only | {BACKUP}, lock=None)
 
     def encode(self) -> bytes:
         """Return what the file holds."""
@@ -80,8 +193,15 @@ class Identity(NamedTuple):
             "format": FORMAT,
             "log_id": str(self.log_id),
             "created_ns": self.created_ns,
+            "parents": [
+                {"log_id": str(parent.log_id), "next_lsn": parent.next_lsn}
+                for parent in self.parents
+            ],
+            "lock": None if self.lock is None else self.lock._asdict(),
             "features": features,
         }
+        if self.cut is not None:
+            values["cut"] = self.cut._asdict()
         return json.dumps(values, indent=2).encode() + b"\n"
 
 
@@ -90,7 +210,18 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
 
     Raises:
         FormatError: a newer taskq wrote it, or it is not readable as JSON.
+        LogError: a fork of it was cut short.
     """
+    identity = _read(disk, path)
+    if identity is not None and identity.cut is not None:
+        raise LogError(
+            f"{path}: a fork of this log was cut short. The next process that writes to it does "
+            f"the rest, such as: {command(path, 'compact')}"
+        )
+    return identity
+
+
+def _read(disk: Disk, path: str) -> Identity | None:
     try:
         descriptor = disk.open(f"{path}/{FILE}", write=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -108,8 +239,10 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
         version, features = int(values["format"]), values.get("features", {})
         incompat = frozenset(map(str, features.get("incompat", [])))
         read_only = frozenset(map(str, features.get("read_only_compat", [])))
-        log_id = uuid.UUID(values["log_id"])
-        identity = Identity(log_id, int(values["created_ns"]), incompat, read_only)
+        identity = Identity(
+            uuid.UUID(values["log_id"]), int(values["created_ns"]), incompat, read_only,
+            _parents(values.get("parents", [])), _lock(values.get("lock")), _cut(values.get("cut")),
+        )  # fmt: skip
         unknown = sorted(incompat - _KNOWN)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(
@@ -121,6 +254,25 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
     return identity
 
 
+def _parents(values: list[dict[str, Any]]) -> tuple[Parent, ...]:
+    parents = tuple(Parent(uuid.UUID(entry["log_id"]), int(entry["next_lsn"])) for entry in values)
+    ends = [1, *(parent.next_lsn for parent in parents)]
+    if any(end >= following for end, following in pairwise(ends)):
+        raise ValueError("its parents do not follow one another")
+    return parents
+
+
+def _lock(values: dict[str, Any] | None) -> LockMark | None:
+    return None if values is None else LockMark(int(values["inode"]), int(values["born_ns"]))
+
+
+def _cut(values: dict[str, Any] | None) -> Cut | None:
+    if values is None:
+        return None
+    segments = tuple(map(int, values["segments"]))
+    return Cut(int(values["segment"]), int(values["offset"]), segments)
+
+
 def check_writable(disk: Disk, path: str) -> None:
     """Refuse to write to a log that may only be read; asked before anything else is touched.
 
@@ -128,7 +280,7 @@ def check_writable(disk: Disk, path: str) -> None:
         LogError: it is a hub's copy, or a backup.
         FormatError: as ``read_identity``, or a feature allows this taskq no more than to read.
     """
-    identity = read_identity(disk, path)
+    identity = _read(disk, path)
     if identity is None or not identity.read_only:
         return
     if identity.is_replica:
@@ -155,24 +307,21 @@ def device_of_copy(path: str) -> str:
     return parts[at + 1] if at + 1 < len(parts) else "the device"
 
 
-def read_or_create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
+def read_or_create_identity(disk: Disk, path: str, lock: LockMark, now_ns: int) -> Identity:
     """Return the identity of the directory's log; a new one in an empty directory.
+
+    A fork that was cut short is still to be finished.
 
     Raises:
         FormatError: as ``read_identity``, or segments lack their identity.
     """
-    identity = read_identity(disk, path)
+    identity = _read(disk, path)
     if identity is None:
         if any(segment_lsn(name) is not None for name in disk.names(f"{path}/log")):
             raise FormatError(f"{path}: taskq.json is missing beside existing segments: restore it")
-        identity = create_identity(disk, path, now_ns)
-    return identity
-
-
-def create_identity(disk: Disk, path: str, now_ns: int) -> Identity:
-    """Write the file of a new log; the caller holds the writer lock, and keeps the directory."""
-    identity = Identity(uuid.uuid4(), now_ns)
-    write_identity(disk, path, identity)
+        # The caller holds the writer lock, and keeps the directory.
+        identity = Identity(uuid.uuid4(), now_ns, lock=lock)
+        write_identity(disk, path, identity)
     return identity
 
 

@@ -354,7 +354,7 @@ class SegmentIndexes:
         if self._built.get(segment) is not builder or builder.gaps:
             return
         directory = f"{self._place.path}/log"
-        log_id = self._files.log_id.bytes
+        log_id = self._files.owner(segment)
         size = yield from index_file.save_steps(self._place.disk, directory, builder, log_id)
         self._place.meters.upkeep_bytes += size
         if self._built.get(segment) is builder:
@@ -430,7 +430,7 @@ class SegmentIndexes:
 
     def _fits(self, segment: int, index: IndexFile) -> bool:
         size = self._files.size(segment)
-        names = (self._files.log_id.bytes, segment, size)
+        names = (self._files.owner(segment), segment, size)
         if (index.log_id, index.first_lsn, index.offset) != names:
             return False
         offset, crc = index.last_frame

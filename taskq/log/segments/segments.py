@@ -16,10 +16,9 @@ from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, se
 from taskq.log.machine.ports import Disk, write_all, write_file
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from taskq.core.views import Damage
     from taskq.log.machine.meters import Meters
+    from taskq.log.segments.identity import Identity
 
 # Segments that are not part of the log any more, and whose files are still to be removed.
 
@@ -86,7 +85,7 @@ class SegmentFiles:
         self._disk = disk
         self.path = path
         self._writable = writable
-        self.log_id: UUID
+        self._identity: Identity
         self.lsns: list[int] = []
         #: compaction removed segments that begin before it, by the directory
         self.floor = 0
@@ -101,6 +100,16 @@ class SegmentFiles:
         #: told when segments may be gone: as long as anybody has a file open, the disk gets nothing
         #: back
         self.when_fewer: Callable[[], None] = _do_nothing
+
+    @property
+    def identity(self) -> Identity:
+        """The log that the directory is, whose parents' segments are among its own."""
+        return self._identity
+
+    @identity.setter
+    def identity(self, identity: Identity) -> None:
+        self._identity = identity
+        self._seeds.clear()
 
     # -- which there are --------------------------------------------------------------------------
 
@@ -135,7 +144,7 @@ class SegmentFiles:
         Raises:
             FormatError: a newer taskq wrote it.
         """
-        return self._scanned(lsn).segment_header(self.log_id, lsn)
+        return self._scanned(lsn).segment_header(self.identity.owner(lsn).log_id, lsn)
 
     def frame_header(self, lsn: int, offset: int) -> codec.FrameHeader | None:
         """Return the header of the frame that starts there, None if it is not whole."""
@@ -150,7 +159,11 @@ class SegmentFiles:
         if len(data) <= codec.SEGMENT_HEADER.size:
             return False
         header = codec.decode_segment_header(data, self.file_path(lsn))
-        return header is None or header[0] != lsn or header.log_id != self.log_id.bytes
+        return header is None or header[0] != lsn or header.log_id != self.owner(lsn)
+
+    def owner(self, lsn: int) -> bytes:
+        """Return the id of the log that wrote the segment: this one or a parent."""
+        return self.identity.owner(lsn).log_id.bytes
 
     def bound(self, lsn: int) -> int:
         """Return an lsn above every record that the segment may hold."""
@@ -162,7 +175,7 @@ class SegmentFiles:
 
     def create(self, lsn: int, epoch: int, time_ns: int, link: codec.Link) -> None:
         """Make a segment without frames, durably; a leftover of that name is emptied."""
-        header = codec.SegmentHeader(lsn, epoch, self.log_id.bytes, time_ns, link)
+        header = codec.SegmentHeader(lsn, epoch, self.owner(lsn), time_ns, link)
         write_file(self._disk, self.file_path(lsn), codec.encode_segment_header(header))
         self._disk.sync_directory(f"{self.path}/log")
         self.refresh()
@@ -258,7 +271,7 @@ class SegmentFiles:
         segments stay known.
         """
         files = SegmentFiles(self._disk, self.path, writable=False)
-        files.log_id, files.lsns, files.floor = self.log_id, list(self.lsns), self.floor
+        files.identity, files.lsns, files.floor = self.identity, list(self.lsns), self.floor
         try:
             yield files
             sizes = files._sealed_sizes.items()
@@ -382,7 +395,7 @@ class SegmentFiles:
         """Return the segment's part of its frames' CRC seed."""
         seed = self._seeds.get(lsn)
         if seed is None:
-            seed = self._seeds[lsn] = codec.segment_seed(self.log_id, lsn)
+            seed = self._seeds[lsn] = codec.segment_seed(self.identity.owner(lsn).log_id, lsn)
         return seed
 
     def scanner(

@@ -31,6 +31,7 @@ from taskq.core.kinds import (
     after,
 )
 from taskq.core.model import SETTLED_STATES, State
+from taskq.core.parsing import Tag
 from taskq.core.records import PACKED, Cause
 from taskq.core.views import AttemptView, JobView
 from taskq.log.format.carried import Carried, decode_history
@@ -108,7 +109,7 @@ def read_outcome(journal: Journal, location: int) -> Outcome:
     """
     record = Record(journal.files.unchecked_record(location), 0, 0, 0)
     if record.type in REMOVALS:
-        raise JobNotFound(f"job {journal.tag}-{record.job} was a dead letter and has been purged")
+        raise JobNotFound(f"job {journal.tag.id(record.job)} was a dead letter and has been purged")
     return Outcome(*end_of(record)[:3])
 
 
@@ -156,7 +157,7 @@ class Story:
         "ties",
     )
 
-    def __init__(self, tag: str, born: Record) -> None:
+    def __init__(self, tag: Tag, born: Record) -> None:
         self._tag = tag
         self._born = born
         self.records: list[Record] = []
@@ -296,7 +297,7 @@ class Story:
             state = BY_TIME[state]
         return JobView(
             lsn=born.job,
-            job_id=f"{self._tag}-{born.job}",
+            job_id=self._tag.id(born.job),
             queue=born.queue,
             task=born.task,
             priority=born.priority or 0,
@@ -407,4 +408,4 @@ def why_dropped(journal: Journal, lsn: int) -> str:
 
 def job_not_found(journal: Journal, job: int) -> JobNotFound:
     why = why_dropped(journal, job) or "it is not kept any more, or never was"
-    return JobNotFound(f"there is no job {journal.tag}-{job} in {journal.path}: {why}")
+    return JobNotFound(f"there is no job {journal.tag.id(job)} in {journal.path}: {why}")

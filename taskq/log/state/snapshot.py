@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from taskq.log.machine.ports import Disk
+    from taskq.log.segments.identity import Identity
     from taskq.log.segments.segments import Place, SegmentFiles
 
 
@@ -164,7 +165,7 @@ def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
     ]
 
 
-def read_header(disk: Disk, descriptor: int, kind: Kind, log_id: bytes) -> Header:
+def read_header(disk: Disk, descriptor: int, kind: Kind, identity: Identity) -> Header:
     """Return the header of the open file, with size and CRC checked.
 
     Raises:
@@ -191,7 +192,7 @@ def read_header(disk: Disk, descriptor: int, kind: Kind, log_id: bytes) -> Heade
         raise Newer(f"its {kind.name} has version {header.version}: a newer taskq wrote it")
     if (header.code, header.version) != (kind.code, kind.version):
         raise Unusable(f"it holds version {header.version} of facet {header.code}")
-    if header.log_id != log_id:
+    if header.log_id != identity.owner(header.segment).log_id.bytes:
         raise Unusable("it is of another log")
     if header.size != size:
         raise Unusable(f"it has {size} bytes instead of {header.size}")
@@ -411,8 +412,9 @@ def capture(place: Place, form: Form[F], facet: F, cursor: Cursor, now_ns: int) 
         return None
     frozen = form.freeze(facet)
     header = Header(
-        form.kind.code, form.kind.version, files.log_id.bytes, cursor.segment, cursor.offset,
-        cursor.next_lsn, cursor.frame, frame, now_ns, contents_size(frozen), segments,
+        form.kind.code, form.kind.version, files.owner(cursor.segment), cursor.segment,
+        cursor.offset, cursor.next_lsn, cursor.frame, frame, now_ns, contents_size(frozen),
+        segments,
     )  # fmt: skip
     return Captured(header, frozen)
 
@@ -455,7 +457,7 @@ def newest_stand(place: Place, form: Form[F]) -> Cursor | None:
         with contextlib.suppress(OSError, Unusable):
             descriptor = place.disk.open(f"{place.path}/{DIRECTORY}/{name}", write=False)
             try:
-                header = read_header(place.disk, descriptor, form.kind, place.files.log_id.bytes)
+                header = read_header(place.disk, descriptor, form.kind, place.files.identity)
             finally:
                 place.disk.close(descriptor)
             return Cursor(header.segment, header.offset, header.next_lsn)
@@ -466,7 +468,7 @@ def _load(place: Place, form: Form[F], path: str) -> tuple[F, Cursor]:
     disk, files = place.disk, place.files
     descriptor = disk.open(path, write=False)
     try:
-        header = read_header(disk, descriptor, form.kind, files.log_id.bytes)
+        header = read_header(disk, descriptor, form.kind, files.identity)
         check_fit(place, header)
         numbers = files.number([lsn for lsn, _ in header.segments])
         contents = Contents(disk, descriptor, header, numbers)

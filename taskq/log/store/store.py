@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from taskq.core.errors import LogError, UsageError, no_loop, refusal
 from taskq.core.model import SECOND_NS
+from taskq.core.parsing import Tag
 from taskq.core.views import OwnerView, Serving
 from taskq.log.config import LogConfig
 from taskq.log.machine import forks
@@ -30,6 +30,7 @@ from taskq.log.store.thread import StorageThread
 
 if TYPE_CHECKING:
     from taskq.log.decide.listeners import DeadLetter, Writer
+    from taskq.log.segments.identity import Identity
 
 _log: Final = Reporter("taskq")
 
@@ -50,7 +51,7 @@ class Store:
         self.mailbox = Mailbox(path)
         self.usable = True
         self.openers = 1
-        self.tag = ""
+        self.tag = Tag("")
         self.owner = 0
         self._opened = threading.Event()
         self._error: BaseException | None = None
@@ -122,9 +123,9 @@ class Store:
         return self._storage
 
     @property
-    def log_id(self) -> UUID:
-        """Return what makes this log another than all others."""
-        return self._open.journal.identity.log_id
+    def identity(self) -> Identity:
+        """Return who the log is, and whose its records are."""
+        return self._open.journal.identity
 
     @property
     def recovered(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Copies of a log: backups, restored logs, excerpts and repaired logs.
+"""Copies of a log: backups, restored logs, excerpts, repaired logs and forks.
 
 A backup is a directory like a log's, which read commands open and nobody writes to. It holds the
 log as it stood at one frame. Segments but the last never change: those that a backup has already
@@ -18,8 +18,10 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 from taskq.core.errors import LogError, refusal
 from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, kinds_that
@@ -37,6 +39,7 @@ from taskq.log.format.record import places
 from taskq.log.format.salvage import salvage
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
+from taskq.log.journal.recovery import FORKED, link_to
 from taskq.log.machine.access import enter
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import owner_view
@@ -47,6 +50,8 @@ from taskq.log.segments.identity import (
     BACKUP,
     FILE,
     REPLICA,
+    Cut,
+    Identity,
     read_identity,
     write_identity,
 )
@@ -132,16 +137,18 @@ def back_up(path: str, target: str) -> BackupReport:
         raise refusal(target, error) from error
 
 
-def restore(
-    path: str, target: str, above: int = 0, copier: type[Copier] | None = None
-) -> BackupReport:
-    """Make a log of a backup, which goes on in an epoch of its own, above all lsns of the backup.
+def restore(path: str, target: str, copier: type[Copier] | None = None) -> BackupReport:
+    """Make a new log of a backup, which names the lost log as its parent.
+
+    Jobs of the backup keep their ids; jobs from now on have ids of their own.
 
     Args:
         path: the backup's directory, or a log's that no process has open.
         target: the log's, which must be empty or not there.
-        above: an lsn that the lost log is known to have reached; job ids go on above it, too.
         copier: copies it, unless all of it reads.
+
+    Returns:
+        BackupReport: with the id of the new log.
 
     Raises:
         LogError: there is no backup, or something is in the target.
@@ -159,24 +166,103 @@ def restore(
         identity = read_identity(disk, target)
         assert identity is not None
         bare = identity.read_only - {REPLICA, BACKUP}
-        write_identity(disk, target, identity._replace(read_only=bare))
+        write_identity(disk, target, identity._replace(read_only=bare, lock=None))
         disk.sync_directory(target)
-        _begin_epoch(disk, target, max(above, report.next_lsn - 1))
+        with _written(disk, target) as journal:  # as every copy it is another log from now on
+            return replace(report, log_id=str(journal.identity.log_id))
     except OSError as error:
         raise refusal(target, error) from error
-    return report
 
 
-def _begin_epoch(disk: Disk, path: str, lsn: int) -> None:
-    config = LogConfig()
+@contextmanager
+def _written(disk: Disk, path: str) -> Iterator[Journal]:
+    """Open a log for writing, and hold its lock."""
     writer = WriterLock(disk, path, os.getpid())
-    journal = Journal(disk, SystemClock(), path, config, writer)
+    journal = Journal(disk, SystemClock(), path, LogConfig(), writer)
     try:
         journal.open()
-        journal.writer.release()
-        journal.skip(lsn)
+        yield journal
     finally:
         journal.close()
+
+
+def fork(path: str, at: int) -> Identity:
+    """Let a log go on as another, whose records from an lsn on are no longer the former's.
+
+    It is for a directory whose file system was set back to an earlier state: no file of it shows
+    that, but whoever has a copy of the log finds other records there. Records before ``at`` stay
+    the former log's, the parent's. Those from ``at`` on are written again, with their numbers, as
+    the new log's; so the ids of jobs among them change.
+
+    Processes that have the log open, this one included, lose it with LogGone, and write nothing
+    more. A process that is killed meanwhile leaves the former log, or else a fork that the next
+    process finishes that opens the log for writing.
+
+    Args:
+        path: the log's directory.
+        at: an lsn between two frames of the log, such as ``Border.next_lsn`` of the last common
+            one.
+
+    Raises:
+        LogError: the log does not reach from before ``at`` to there, or the disk refused.
+    """
+    try:
+        with _written(LocalDisk(), os.path.realpath(path)) as journal:
+            return fork_journal(journal, at)
+    except OSError as error:
+        raise refusal(path, error) from error
+
+
+def fork_journal(journal: Journal, at: int) -> Identity:
+    """Fork a log whose lock is held; see ``fork``."""
+    files, disk = journal.files, journal.disk
+    if not files.lsns or not files.lsns[0] <= at <= journal.next_lsn:
+        oldest = files.lsns[0] if files.lsns else 1
+        raise LogError(
+            f"{journal.path} cannot be forked at {at}: its records are {oldest} to "
+            f"{journal.next_lsn - 1}"
+        )
+    child = journal.identity.child(at, journal.clock.wall_ns())
+    first = max((lsn for lsn in files.lsns if lsn <= at), default=at)
+    offset, link = _cut_at(journal, first, at)
+    kept, is_cut = offset > codec.SEGMENT_HEADER.size, offset < files.size(first)
+    segments: list[int] = []
+    for source in [lsn for lsn in files.lsns if lsn >= first]:
+        lsn = max(source, at)
+        header = _segment_header(journal, source)._replace(
+            first_lsn=lsn, log_id=child.log_id.bytes, link=link
+        )
+        place = f"{files.file_path(lsn)}{FORKED}"
+        end = _write_segment(journal, disk, source, header, place, at)
+        if end == NO_LINK:
+            disk.remove(place)
+        else:
+            segments.append(lsn)
+            link = end
+    disk.sync_directory(f"{journal.path}/log")
+    cut = Cut(first if kept and is_cut else 0, offset, tuple(segments))
+    journal.go_on_from(child._replace(cut=cut))
+    return journal.identity
+
+
+def _cut_at(journal: Journal, segment: int, at: int) -> tuple[int, Link]:
+    """Return where the records of a segment from an lsn on begin, and how to name what is before.
+
+    Raises:
+        LogError: the lsn is within a frame.
+    """
+    last, offset = 0, codec.SEGMENT_HEADER.size
+    for _, item in _items(journal, segment):
+        is_frame = isinstance(item, Frame)
+        first_lsn = item.header.first_lsn if isinstance(item, Frame) else item.first_lsn
+        next_lsn = item.header.next_lsn if isinstance(item, Frame) else item.next_lsn
+        if first_lsn >= at:
+            break
+        if next_lsn > at:
+            raise LogError(f"{journal.path} cannot be forked at {at}: that is within a frame")
+        offset = item.end if isinstance(item, Frame) else item.resume
+        last = item.offset if is_frame else last
+    return offset, link_to(journal.files, segment, last)
 
 
 def _check_target(disk: Disk, target: str, log_id: bytes) -> None:
@@ -465,9 +551,8 @@ class _Segment:
     ) -> None:
         self.source = source
         self._lsn = first_lsn
-        self._seed = codec.segment_seed(journal.identity.log_id, first_lsn)
-        header = frame.header
-        log_id = journal.identity.log_id.bytes
+        header, log_id = frame.header, journal.files.owner(first_lsn)
+        self._seed = codec.segment_seed(UUID(bytes=log_id), first_lsn)
         head = SegmentHeader(first_lsn, header.epoch, log_id, header.time_ns, link)
         self._data = bytearray(codec.encode_segment_header(head))
         self._last = 0
@@ -578,7 +663,7 @@ def survey_damage(journal: Journal) -> RepairReport:
     ]
     return RepairReport(
         damage=tuple(damage),
-        lost_jobs=tuple(f"{journal.tag}-{job}" for job in jobs),
+        lost_jobs=tuple(journal.tag.id(job) for job in jobs),
         lost_records=lost,
     )
 
@@ -586,8 +671,8 @@ def survey_damage(journal: Journal) -> RepairReport:
 def repair_directory(path: str, target: str | None = None) -> RepairReport:
     """Copy what reads of a damaged log into a new directory; without one only look at the damage.
 
-    Nothing is written if there is no damage. The new log goes on in an epoch of its own, so its
-    job ids differ from the ids of lost jobs.
+    Nothing is written if there is no damage. The copy is a new log, so the ids of its jobs differ
+    from the ids of lost ones.
 
     Raises:
         LogError: a process has the log open, or something is in the target.
@@ -598,8 +683,7 @@ def repair_directory(path: str, target: str | None = None) -> RepairReport:
     with LogReader.open(directory) as reader:
         report = survey_damage(reader.journal)
     if target is not None and report.damage:
-        above = max(part.next_lsn for part in report.damage) - 1
-        restore(directory, target, above, copier=_Mender)
+        restore(directory, target, copier=_Mender)
     return report
 
 
@@ -637,7 +721,8 @@ def write_repaired(journal: Journal, disk: Disk, directory: str, ending: str = "
     link = NO_LINK
     for segment in list(journal.files.lsns):
         path = f"{directory}/{segment_name(segment)}{ending}"
-        end = _write_segment(journal, disk, segment, link, path)
+        header = _segment_header(journal, segment)._replace(link=link)
+        end = _write_segment(journal, disk, segment, header, path)
         if end == NO_LINK:  # nothing of it reads
             disk.remove(path)
         else:
@@ -647,9 +732,11 @@ def write_repaired(journal: Journal, disk: Disk, directory: str, ending: str = "
     return written
 
 
-def _write_segment(journal: Journal, disk: Disk, segment: int, link: Link, path: str) -> Link:
-    header = _segment_header(journal, segment)._replace(link=link)
-    seed = journal.files.seed(segment)
+def _write_segment(
+    journal: Journal, disk: Disk, segment: int, header: SegmentHeader, path: str, since: int = 0
+) -> Link:
+    """Write what reads of a segment, from an lsn on, to a file with that header; its end."""
+    seed = codec.segment_seed(UUID(bytes=header.log_id), header.first_lsn)
     end = NO_LINK
     descriptor = disk.open(path, create=True)
     try:
@@ -657,6 +744,8 @@ def _write_segment(journal: Journal, disk: Disk, segment: int, link: Link, path:
         write_all(disk, descriptor, codec.encode_segment_header(header), 0)
         offset = codec.SEGMENT_HEADER.size
         for frame, body in _readable(journal, segment, header):
+            if frame.first_lsn < since:
+                continue
             data = codec.encode_frame(
                 body, frame.records, frame.first_lsn, frame.epoch, frame.time_ns,
                 frame.synced_through, seed, offset,
@@ -704,10 +793,10 @@ def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
     for _, item in _items(journal, segment):
         if isinstance(item, Frame):
             return codec.SegmentHeader(
-                segment, item.header.epoch, journal.identity.log_id.bytes, item.header.time_ns
+                segment, item.header.epoch, journal.files.owner(segment), item.header.time_ns
             )
     return codec.SegmentHeader(
-        segment, journal.epoch, journal.identity.log_id.bytes, journal.time_ns
+        segment, journal.epoch, journal.files.owner(segment), journal.time_ns
     )
 
 

@@ -139,8 +139,7 @@ class Snapshots:
         journal = self._journal
         descriptor = journal.disk.open(f"{self._directory}/{name}", write=False)
         try:
-            log_id = journal.identity.log_id.bytes
-            header = read_header(journal.disk, descriptor, form.kind, log_id)
+            header = read_header(journal.disk, descriptor, form.kind, journal.identity)
         finally:
             journal.disk.close(descriptor)
         check_fit(journal, header)

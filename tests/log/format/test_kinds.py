@@ -18,6 +18,7 @@ from taskq.core import kinds
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.model import LIVE_STATES, State
+from taskq.core.parsing import Tag
 from taskq.core.records import CLAIM, TABLE, Body, Flag, Kind, Option
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
@@ -136,7 +137,7 @@ class Written:
         for lsn, data in enumerate(self.records, 1):
             record = Record(data, lsn, 7, NOW)
             if record.type in kinds.BIRTHS:
-                stories[record.job] = Story("tag", record)
+                stories[record.job] = Story(Tag("tag"), record)
             else:
                 stories[record.job].add(record)
         live = [

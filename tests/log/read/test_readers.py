@@ -21,21 +21,22 @@ from taskq.log.read.readers import (
     read_position,
     reader_positions,
 )
-from taskq.log.segments.identity import create_identity
+from taskq.log.segments.identity import Identity, LockMark, read_or_create_identity
 from tests.log.world import PATH
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 LOG_ID = uuid.UUID(int=7)
+IDENTITY = Identity(LOG_ID, 1)
 HERE = Position(segment=1, lsn=42, offset=64, epoch=9, time_ns=5)
 THERE = Position(segment=40, lsn=2**63 - 1, offset=2**31, epoch=2**64 - 1, time_ns=2**62)
 
 
 def take(path: Path, name: str = "billing", log_id: uuid.UUID = LOG_ID) -> NamedReader:
-    return NamedReader.take(LocalDisk(), str(path), log_id, name)
+    return NamedReader.take(LocalDisk(), str(path), Identity(log_id, 1), name)
 
 
 def found(path: Path, name: str = "billing", log_id: uuid.UUID = LOG_ID) -> Position | None:
-    return read_position(LocalDisk(), str(path), log_id, name)
+    return read_position(LocalDisk(), str(path), Identity(log_id, 1), name)
 
 
 def test_a_position_reads_back_as_it_was_saved(tmp_path: Path) -> None:
@@ -69,14 +70,14 @@ def test_a_crash_at_any_step_leaves_a_position_that_was_saved(
     saved: list[Position] = []
     machine.stop_at(machine.steps + steps, power=power)
     try:
-        reader = NamedReader.take(disk, PATH, LOG_ID, "billing")
+        reader = NamedReader.take(disk, PATH, IDENTITY, "billing")
         for number in range(20):
             saved.append(HERE._replace(lsn=HERE.lsn + number))
             reader.save(saved[-1])
     except (ProcessKilled, PowerLost):
         pass
     machine.stop_at(None)
-    position = read_position(CrashableDisk(machine), PATH, LOG_ID, "billing")
+    position = read_position(CrashableDisk(machine), PATH, IDENTITY, "billing")
     if position is None:
         assert len(saved) <= 1
     else:
@@ -154,7 +155,7 @@ def test_whoever_asks_whether_a_reader_lives_does_not_shut_one_out(tmp_path: Pat
                 disk.unlock(asked)
             return super().try_lock(descriptor)
 
-    NamedReader.take(Impatient(), str(tmp_path), LOG_ID, "billing").release()
+    NamedReader.take(Impatient(), str(tmp_path), IDENTITY, "billing").release()
     os.close(asked)
 
 
@@ -171,7 +172,7 @@ def test_a_lock_file_that_was_forgotten_meanwhile_is_no_lock(tmp_path: Path) -> 
                 first.forget()
             return super().try_lock(descriptor)
 
-    second = NamedReader.take(Slow(), str(tmp_path), LOG_ID, "billing")
+    second = NamedReader.take(Slow(), str(tmp_path), IDENTITY, "billing")
     with pytest.raises(ReaderBusy):
         take(tmp_path)
     assert second.load() is None
@@ -205,7 +206,7 @@ def test_the_compactor_learns_of_every_reader_and_stumbles_over_no_junk(
 ) -> None:
     disk, path = LocalDisk(), str(tmp_path)
     assert reader_positions(disk, path) == {}
-    log_id = create_identity(disk, path, 1).log_id
+    log_id = read_or_create_identity(disk, path, LockMark(1, 1), 1).log_id
     assert reader_positions(disk, path) == {}
     for name, position in (("billing", HERE), ("audit", THERE)):
         reader = take(tmp_path, name, log_id)

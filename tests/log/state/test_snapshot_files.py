@@ -205,7 +205,7 @@ def test_counts_are_bounded_before_anything_is_made_of_them(small: Small) -> Non
         small.put(path, bytes(changed))
         opened = disk.open(path, write=False)
         with pytest.raises(Unusable, match=r"cut short|does not read back"):
-            read_header(disk, opened, AGENDA.kind, small.world.reader().files.log_id.bytes)
+            read_header(disk, opened, AGENDA.kind, small.world.reader().identity)
 
 
 def test_a_disk_that_does_not_give_one_back_is_no_reason_to_fail(

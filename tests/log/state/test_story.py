@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from taskq.core.model import LIVE_STATES
+from taskq.core.parsing import Tag
 from taskq.core.records import Kind
 from taskq.log.format.record import Record, places
 from taskq.log.state.job_history import Story
@@ -20,7 +21,7 @@ def stories(data: bytes) -> dict[int, Story]:
             header = frame.header
             record = Record(frame.data[at : at + length], lsn, header.epoch, header.time_ns)
             if record.type == Kind.ENQUEUED:
-                values[lsn] = Story("tag", record)
+                values[lsn] = Story(Tag("tag"), record)
             elif record.type == Kind.CLOCK:
                 for story in values.values():
                     story.clock_stepped(record.lsn, record.step_ns)

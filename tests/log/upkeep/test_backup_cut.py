@@ -103,8 +103,8 @@ def publish_jobs(path: Path, name: str, count: int) -> None:
 
 def read_up_to(path: Path, lsn: int) -> None:
     with LogReader.open(str(path)) as reader:
-        log_id = reader.log_id
-    named = NamedReader.take(LocalDisk(), str(path), log_id, "billing")
+        identity = reader.journal.identity
+    named = NamedReader.take(LocalDisk(), str(path), identity, "billing")
     named.load()
     named.save(Position(1, lsn))
     named.release()

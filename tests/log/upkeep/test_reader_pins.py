@@ -15,8 +15,7 @@ LIMITS = [{"keep_bytes": 2 * 64 * 1024}, {"keep_segments": 1}, {"keep_seconds": 
 
 
 def read_up_to(process: Process, name: str, segment: int, lsn: int) -> None:
-    log_id = process.journal.identity.log_id
-    reader = NamedReader.take(process.disk, PATH, log_id, name)
+    reader = NamedReader.take(process.disk, PATH, process.journal.identity, name)
     reader.load()
     reader.save(Position(segment, lsn))
     reader.release()

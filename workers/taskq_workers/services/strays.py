@@ -91,7 +91,7 @@ class StrayWatch:
 
 
 #: Jobs of this process that wait, within their runs, for results of others: those, by log and job.
-_waits: Final[dict[tuple[str, int], list[JobHandle[Any]]]] = {}
+_waits: Final[dict[tuple[engine.Tag, int], list[JobHandle[Any]]]] = {}
 _watches: Final[set[StuckWatch]] = set()
 #: Between two looks while jobs wait, and how long nothing must have moved.
 _STUCK_LOOK_SECONDS: Final = 1.0
@@ -157,7 +157,7 @@ class StuckWatch:
             )  # fmt: skip
 
     async def _look_on(self, store: engine.Store) -> None:
-        since, last = self._loop.time(), frozenset[tuple[str, int]]()
+        since, last = self._loop.time(), frozenset[tuple[engine.Tag, int]]()
         try:
             while _waits:
                 await sleep(_STUCK_LOOK_SECONDS)
@@ -170,7 +170,7 @@ class StuckWatch:
         finally:
             self._tell(None)
 
-    async def _stuck(self) -> frozenset[tuple[str, int]]:
+    async def _stuck(self) -> frozenset[tuple[engine.Tag, int]]:
         running = {(delivery.tag, delivery.job) for delivery in self._held()}
         if len(running) < self._slots:
             return frozenset()
@@ -185,10 +185,10 @@ class StuckWatch:
                 return frozenset()
         return frozenset(running)
 
-    def _told(self, held: frozenset[tuple[str, int]], store: engine.Store) -> views.Hold:
+    def _told(self, held: frozenset[tuple[engine.Tag, int]], store: engine.Store) -> views.Hold:
         tag, job = min(held)
         handle = next(iter(_waits.get((tag, job), ())), None)
-        such = "" if handle is None else f", such as {tag}-{job} for {handle.id}"
+        such = "" if handle is None else f", such as {tag.id(job)} for {handle.id}"
         count = "the one slot runs a job that waits" if len(held) == 1 else (
             f"all {len(held)} slots run jobs that wait"
         )  # fmt: skip

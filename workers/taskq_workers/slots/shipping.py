@@ -23,7 +23,7 @@ from taskq_workers.slots.outcomes import (
 class Shipment(values.NamedTuple):
     """A claimed job."""
 
-    tag: str
+    tag: engine.Tag
     job: int
     token: int
     epoch: int
