@@ -1,6 +1,7 @@
 """Count the lines of this tree, by folder and by feature, beside those of a revision; its shape.
 
     python -m tests.lines [REVISION]
+    python -m tests.lines --house      rooms, and the rooms that each imports
 
 A feature is a list of patterns over paths, of every layer that it touches; a file counts for the
 first feature that names it, else for its folder alone. Uses of a feature in files of another idea
@@ -10,6 +11,7 @@ are not counted.
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import statistics
 import subprocess
@@ -21,6 +23,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+import taskq
+from tests.test_house import known
 from tests.words import parsed
 
 ROOT: Final = Path(__file__).parents[1]
@@ -139,6 +143,41 @@ class Shape:
         return table
 
 
+def house() -> dict[str, set[str]]:
+    """Return the rooms in an order in which each imports earlier ones only.
+
+    Imports inside functions and type hints count. An import that another one implies is left out.
+
+    Raises:
+        CycleError: there is a circle.
+    """
+    modules, needed = known()
+    modules = {name: path for name, path in modules.items() if name != "taskq_plugins"}
+    homes = {name: home for home, names in taskq._HOMES.items() for name in names.split()}
+    graph: dict[str, set[str]] = {room_of(name): set() for name in modules}
+    for module in modules:
+        graph[room_of(module)] |= {room_of(name) for name in needed[module] & modules.keys()}
+    for module, path in modules.items():
+        for node in ast.walk(parsed(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "taskq":
+                named = {homes[alias.name] for alias in node.names if alias.name in homes}
+                graph[room_of(module)] |= {room_of(name) for name in named}
+    for room, below in graph.items():
+        below.discard(room)
+    result: dict[str, set[str]] = {}
+    under: dict[str, set[str]] = {}
+    for room in graphlib.TopologicalSorter(graph).static_order():
+        implied = set[str]().union(*(under[other] for other in graph[room]))
+        under[room] = implied | graph[room]
+        result[room] = graph[room] - implied
+    return result
+
+
+def room_of(module: str) -> str:
+    first, *others = module.split(".")
+    return ".".join([first, *others[:1]]) if first in {"taskq", "taskq_plugins"} else first
+
+
 def _git(*arguments: str) -> str:
     done = subprocess.run(
         ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
@@ -148,8 +187,15 @@ def _git(*arguments: str) -> str:
 
 @click.command()
 @click.argument("revision", required=False)
-def main(revision: str | None) -> None:
+@click.option("--house", "as_house", is_flag=True, help="Rooms, and the rooms that each imports.")
+def main(revision: str | None, as_house: bool) -> None:
     """Print the lines by folder and by feature, and the shape; * marks a large feature."""
+    if as_house:
+        rooms = house()
+        for room in reversed(rooms):
+            click.echo(f"{room:<26}{'-> ' * bool(rooms[room])}{', '.join(sorted(rooms[room]))}")
+        click.echo(f"{len(rooms)} rooms, each imports rooms below it only: no circle")
+        return
     now, before = summed(counted(None)), summed(counted(revision)) if revision else None
     console = Console()
     for number, title in enumerate(("folder", "feature")):

@@ -1,10 +1,10 @@
-"""The rules of words: what the checker takes for a habit, and what it lets pass."""
+"""The programs that count words, names and rooms: what the checker takes for a habit."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.lines import Shape
+from tests.lines import Shape, house
 from tests.words import FOLDERS, ROOT, habits, of_folder, share, subjects
 
 #: A share of texts; projects like this one have 1 to 3.5 %.
@@ -54,3 +54,14 @@ def test_few_subjects_of_commits_have_a_habit() -> None:
 
 def test_few_class_names_are_used_twice() -> None:
     assert len(Shape().repeated_classes) <= REPEATED_CLASSES_MAX
+
+
+def test_the_picture_of_the_house_has_each_room_after_those_that_it_imports() -> None:
+    rooms = house()
+    order = list(rooms)
+    for room, imported in rooms.items():
+        assert all(order.index(other) < order.index(room) for other in imported), room
+    assert order.index("taskq.core") < order.index("taskq.log") < order.index("taskq.app")
+    # Through the front page, which looks names up late.
+    assert order.index("taskq.app") < order.index("taskq_workers")
+    assert "taskq.log" not in rooms["taskq.app"], "taskq.connection implies it"
