@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core import views
 from taskq.core.errors import JobNotFound
 from taskq.core.fingerprints import failure_of
-from taskq.core.model import PAYLOAD_BYTES_MAX, State
+from taskq.core.model import LIVE_STATES, PAYLOAD_BYTES_MAX, WAITING_STATES
 from taskq.core.values import NamedTuple
 from taskq.core.why import Why
 from taskq.reading.stream import ReaderView, look_at_readers
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent, StepView
 
+_RUNNING: Final = set(LIVE_STATES - WAITING_STATES)
 #: Running jobs with their progress, and limits of tasks and of concurrency keys, at most.
 _RUNNING_MAX: Final = 20
 _LIMITS_MAX: Final = 100
@@ -111,7 +112,7 @@ class LogStatus:
     @cached_property
     def running(self) -> list[tuple[views.JobView, views.ProgressView | None]]:
         """Running jobs, the newest first, with their progress."""
-        jobs = self.reader.jobs({State.RUNNING}, None, None, _RUNNING_MAX)
+        jobs = self.reader.jobs(_RUNNING, None, None, _RUNNING_MAX)
         return [(job, self.reader.progress(job.lsn)) for job in jobs]
 
     @cached_property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import GONE
@@ -19,7 +19,7 @@ from taskq.core.folds.lanes import (
     pack_group,
     unpack_group,
 )
-from taskq.core.folds.moments import Leases, Returned, SortedBlocks, Timetable
+from taskq.core.folds.moments import Returned, SortedBlocks
 from taskq.core.folds.steps import Signal, Steps
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.rates import Times
@@ -83,30 +83,17 @@ class Source(Protocol):
         ...
 
 
+_Put: TypeAlias = Callable[[Frozen, "Agenda"], None]
+_Take: TypeAlias = Callable[["Source", "Agenda"], None]
+
+
 # -- agenda ----------------------------------------------------------------------------------------
 
 
 def freeze_agenda(agenda: Agenda) -> Frozen:
     frozen = Frozen()
-    counts = agenda._scheduled, agenda._expiring, agenda._left
-    frozen.put("q", (agenda.floor_lsn, agenda.ages.moment, *counts))
-    _put_table(frozen, agenda.table)
-    _put_table(frozen, agenda.dead)
-    _put_lanes(frozen, agenda.lanes)
-    frozen.put_names(
-        [queue.encode("utf-8", "surrogatepass") for queue in sorted(agenda.queues.paused)]
-    )
-    _put_schedules(frozen, agenda.schedules)
-    _put_sources(frozen, agenda.sources)
-    claims = ((job, *claim) for job, claim in agenda.running.items())
-    frozen.put("Q", chain.from_iterable(claims))
-    _put_leases(frozen, agenda.leases)
-    _put_timetable(frozen, agenda.times)
-    frozen.put("Q", agenda.ages._lsns)
-    frozen.put("Q", agenda.ages._moments)
-    _put_rated(frozen, agenda)
-    frozen.put("Q", agenda.flows.held.keys())
-    frozen.put("Q", agenda.flows.held.values())
+    for put, _ in _PARTS:
+        put(frozen, agenda)
     if agenda.steps:
         _put_steps(frozen, agenda.steps)
     return frozen
@@ -119,35 +106,77 @@ def thaw_agenda(source: Source) -> Agenda:
         ValueError: they are not.
     """
     agenda = Agenda()
+    for _, take in _PARTS:
+        take(source, agenda)
+    _check(agenda)
+    if source.left:
+        _take_steps(source, agenda.steps)
+    return agenda
+
+
+def _put_tables(frozen: Frozen, agenda: Agenda) -> None:
+    counts = agenda._scheduled, agenda._expiring, agenda._left
+    frozen.put("q", (agenda.floor_lsn, agenda.ages.moment, *counts))
+    _put_table(frozen, agenda.table)
+    _put_table(frozen, agenda.dead)
+
+
+def _take_tables(source: Source, agenda: Agenda) -> None:
     agenda.floor_lsn, agenda.ages.moment, *counts = source.take("q")
     agenda._scheduled, agenda._expiring, agenda._left = counts
     _take_table(source, agenda.table)
     _take_table(source, agenda.dead)
-    agenda.queues.thaw(_take_lanes(source))
-    known = {lane.number for lane in agenda.lanes if lane is not GONE}
-    for chunk in (*agenda.table._chunks, *agenda.dead._chunks):
-        _check_lanes(chunk, known)
-    _count_dead(agenda)
+
+
+def _put_paused(frozen: Frozen, agenda: Agenda) -> None:
+    paused = sorted(agenda.queues.paused)
+    frozen.put_names([queue.encode("utf-8", "surrogatepass") for queue in paused])
+
+
+def _take_paused(source: Source, agenda: Agenda) -> None:
     names = _take_names(source)
     agenda.queues.paused.update(name.decode("utf-8", "surrogatepass") for name in names)
-    _take_schedules(source, agenda.schedules)
-    _take_sources(source, agenda.sources)
+
+
+def _put_running(frozen: Frozen, agenda: Agenda) -> None:
+    claims = ((job, *claim) for job, claim in agenda.running.items())
+    frozen.put("Q", chain.from_iterable(claims))
+
+
+def _take_running(source: Source, agenda: Agenda) -> None:
     claims = source.take("Q")
     columns = (claims[at::4] for at in range(4))
     agenda.running = {
         job: (token, epoch, owner) for job, token, epoch, owner in zip(*columns, strict=True)
     }
-    _take_leases(source, agenda.leases)
-    _take_timetable(source, agenda.times)
+
+
+def _put_ages(frozen: Frozen, agenda: Agenda) -> None:
+    frozen.put("Q", agenda.ages._lsns)
+    frozen.put("Q", agenda.ages._moments)
+
+
+def _take_ages(source: Source, agenda: Agenda) -> None:
     ages = agenda.ages
     ages._lsns, ages._moments = source.take("Q"), source.take("Q")
     if len(ages._lsns) != len(ages._moments):
         raise ValueError(f"{len(ages._lsns)} frames have {len(ages._moments)} times")
-    _take_rated(source, agenda)
+
+
+def _put_held(frozen: Frozen, agenda: Agenda) -> None:
+    frozen.put("Q", agenda.flows.held.keys())
+    frozen.put("Q", agenda.flows.held.values())
+
+
+def _take_held(source: Source, agenda: Agenda) -> None:
     agenda.flows.thaw(source.take("Q"), source.take("Q"))
-    if source.left:
-        _take_steps(source, agenda.steps)
-    return agenda
+
+
+def _check(agenda: Agenda) -> None:
+    known = {lane.number for lane in agenda.lanes if lane is not GONE}
+    for chunk in (*agenda.table._chunks, *agenda.dead._chunks):
+        _check_lanes(chunk, known)
+    _count_dead(agenda)
 
 
 def _count_dead(agenda: Agenda) -> None:
@@ -159,7 +188,8 @@ def _count_dead(agenda: Agenda) -> None:
             agenda.lanes[number].dead += count
 
 
-def _put_lanes(frozen: Frozen, lanes: list[Lane]) -> None:
+def _put_lanes(frozen: Frozen, agenda: Agenda) -> None:
+    lanes = agenda.lanes
     frozen.put_names([lane.key for lane in lanes])
     numbers = [getattr(lane, name) for lane in lanes for name in _LANE_NUMBERS]
     frozen.put("q", numbers)
@@ -168,7 +198,7 @@ def _put_lanes(frozen: Frozen, lanes: list[Lane]) -> None:
     _put_blocks(frozen, [lane._back for lane in lanes])
 
 
-def _take_lanes(source: Source) -> list[Lane]:
+def _take_lanes(source: Source, agenda: Agenda) -> None:
     keys = _take_names(source)
     numbers = iter(source.take("q"))
     counts = source.take("I")
@@ -188,10 +218,11 @@ def _take_lanes(source: Source) -> list[Lane]:
         if back.size:
             lane._back = Returned.of(back)
         lanes.append(GONE if key == GONE.key else lane)
-    return lanes
+    agenda.queues.thaw(lanes)
 
 
-def _put_schedules(frozen: Frozen, schedules: dict[str, ScheduleState]) -> None:
+def _put_schedules(frozen: Frozen, agenda: Agenda) -> None:
+    schedules = agenda.schedules
     names = sorted(schedules)
     states = [schedules[name] for name in names]
     frozen.put_names([name.encode("utf-8", "surrogatepass") for name in names])
@@ -202,7 +233,7 @@ def _put_schedules(frozen: Frozen, schedules: dict[str, ScheduleState]) -> None:
     frozen.put_names([state.details for state in states])
 
 
-def _take_schedules(source: Source, schedules: dict[str, ScheduleState]) -> None:
+def _take_schedules(source: Source, agenda: Agenda) -> None:
     names = _take_names(source)
     last, done, paused = source.take("q"), source.take("q"), source.take("B")
     rules, details = _take_names(source), _take_names(source)
@@ -210,20 +241,21 @@ def _take_schedules(source: Source, schedules: dict[str, ScheduleState]) -> None
     if not len(names) == len(last) == len(done) == len(paused) == len(rules) == len(details):
         raise ValueError(f"{len(names)} schedules have {len(last)} states")
     for name, state in zip(names, states, strict=True):
-        schedules[name.decode("utf-8", "surrogatepass")] = state
+        agenda.schedules[name.decode("utf-8", "surrogatepass")] = state
 
 
-def _put_sources(frozen: Frozen, sources: dict[str, SourceState]) -> None:
+def _put_sources(frozen: Frozen, agenda: Agenda) -> None:
+    sources = agenda.sources
     names = sorted(sources)
     frozen.put_names([name.encode("utf-8", "surrogatepass") for name in names])
     frozen.put_names([sources[name].position for name in names])
     frozen.put("q", [sources[name].moved_ns for name in names])
 
 
-def _take_sources(source: Source, sources: dict[str, SourceState]) -> None:
+def _take_sources(source: Source, agenda: Agenda) -> None:
     names, positions, moved = _take_names(source), _take_names(source), source.take("q")
     for name, position, moved_ns in zip(names, positions, moved, strict=True):
-        sources[name.decode("utf-8", "surrogatepass")] = SourceState(position, moved_ns)
+        agenda.sources[name.decode("utf-8", "surrogatepass")] = SourceState(position, moved_ns)
 
 
 def _put_rated(frozen: Frozen, agenda: Agenda) -> None:
@@ -314,19 +346,22 @@ def _take_blocks(source: Source) -> list[SortedBlocks]:
     return many
 
 
-def _put_timetable(frozen: Frozen, times: Timetable) -> None:
+def _put_timetable(frozen: Frozen, agenda: Agenda) -> None:
+    times = agenda.times
     frozen.put("q", (times.shift_ns,))
     blocks = times._shifted, times._wall, times._expiries_shifted, times._expiries_wall
     _put_blocks(frozen, blocks)
 
 
-def _take_timetable(source: Source, times: Timetable) -> None:
+def _take_timetable(source: Source, agenda: Agenda) -> None:
+    times = agenda.times
     (times.shift_ns,) = source.take("q")
     blocks = _take_blocks(source)
     times._shifted, times._wall, times._expiries_shifted, times._expiries_wall = blocks
 
 
-def _put_leases(frozen: Frozen, leases: Leases) -> None:
+def _put_leases(frozen: Frozen, agenda: Agenda) -> None:
+    leases = agenda.leases
     frozen.put("q", (leases.shift_ns,))
     frozen.put("Q", sorted(leases.asked))
     frozen.put("Q", leases._deadlines.keys())
@@ -334,11 +369,28 @@ def _put_leases(frozen: Frozen, leases: Leases) -> None:
     _put_blocks(frozen, (leases._order,))
 
 
-def _take_leases(source: Source, leases: Leases) -> None:
+def _take_leases(source: Source, agenda: Agenda) -> None:
+    leases = agenda.leases
     (leases.shift_ns,) = source.take("q")
     leases.asked = set(source.take("Q"))
     leases._deadlines = dict(zip(source.take("Q"), source.take("Q"), strict=True))
     (leases._order,) = _take_blocks(source)
+
+
+#: Writer and reader of each part of an agenda: their order is the format.
+_PARTS: Final[tuple[tuple[_Put, _Take], ...]] = (
+    (_put_tables, _take_tables),
+    (_put_lanes, _take_lanes),
+    (_put_paused, _take_paused),
+    (_put_schedules, _take_schedules),
+    (_put_sources, _take_sources),
+    (_put_running, _take_running),
+    (_put_leases, _take_leases),
+    (_put_timetable, _take_timetable),
+    (_put_ages, _take_ages),
+    (_put_rated, _take_rated),
+    (_put_held, _take_held),
+)
 
 
 # -- steps ----------------------------------------------------------------------------------------
