@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from taskq.connection import handle
     from taskq.core import sources, views
-    from taskq.log.read.flows import InputEnd
     from taskq.log.store.port import LoopPort, ThreadPort
     from taskq.log.store.store import Store
 
@@ -402,16 +401,6 @@ class Connection:
         if port.full:
             await port.room()
         return port
-
-    async def ends(self, jobs: Sequence[int]) -> AsyncGenerator[InputEnd, None]:
-        """Yield the ends of jobs that another job or a flow waits for, in this order."""
-        from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - the log is open
-
-        for start in range(0, len(jobs), ENDS_MAX):
-            port = await self.port()
-            some = list(jobs[start : start + ENDS_MAX])
-            for end in await port.look(functools.partial(look_at_ends, jobs=some)):
-                yield end
 
     async def patiently(self, send: Callable[[LoopPort], Awaitable[T]]) -> T:
         """Return what the log answers, once it has room for the request and its lock is free.

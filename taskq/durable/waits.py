@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -25,7 +24,7 @@ from taskq.durable.attempt import CALL, IN_PLACE_NS, warned
 from taskq.durable.steps import StepAttempt
 from taskq.flows.flow import Failed
 from taskq.log.format.flows import Stepped
-from taskq.log.read.flows import InputEnd, SignalSeen, look_at_signals
+from taskq.log.read.flows import ENDS_MAX, InputEnd, SignalSeen, look_at_ends, look_at_signals
 from taskq.log.requests import Item
 
 _log: Final = logging.getLogger("taskq")
@@ -361,12 +360,13 @@ class DurableRun(StepAttempt):
         ``failed``: ends that an earlier attempt recorded.
         """
         ends: list[InputEnd] = []
-        jobs = range(done.first, done.first + done.jobs)
-        async with aclosing(self._connection.ends(jobs)) as seen:
-            async for end in seen:
-                ends.append(failed.get(end.job, end))
-                if ends[-1].state in model.LIVE_STATES:
-                    return None
+        jobs = [*range(done.first, done.first + done.jobs)]
+        for start in range(0, len(jobs), ENDS_MAX):
+            port = await self._connection.port()
+            some = await port.look(partial(look_at_ends, jobs=jobs[start : start + ENDS_MAX]))
+            ends += [failed.get(end.job, end) for end in some]
+            if any(end.state in model.LIVE_STATES for end in ends):
+                return None
         return ends
 
     async def _result(self, end: InputEnd, made: Call[Any], on_failure: OnFailure) -> Any:

@@ -182,11 +182,17 @@ class FlowHandle(Generic[R]):
 
     async def _states(self) -> list[model.State]:
         """Return the states of its jobs; ABSENT if the log has dropped a job."""
+        from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - as above
+
         states = await self._live_states()
-        first = self.jobs[0].lsn if self.jobs else 0
-        ended = [first + at for at, state in enumerate(states) if state is model.State.ABSENT]
-        async for end in self._connection.ends(ended):
-            states[end.job - first] = end.state
+        ended = [number for number, state in enumerate(states) if state is model.State.ABSENT]
+        for start in range(0, len(ended), ENDS_MAX):
+            some = ended[start : start + ENDS_MAX]
+            port = await self._connection.port()
+            jobs = [self.jobs[number].lsn for number in some]
+            ends = await port.look(partial(look_at_ends, jobs=jobs))
+            for number, end in zip(some, ends, strict=True):
+                states[number] = end.state
         return states
 
     async def _raise_cause(self) -> None:

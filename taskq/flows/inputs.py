@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.calls.call import AppPort
@@ -56,10 +56,16 @@ class Inputs:
         return _with_first(names[0], value, body)
 
     async def _results(self, delivery: Delivery, takes: Takes) -> list[bytes]:
+        from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - as above
+
+        connection = self._app._connection
         results: list[bytes] = []
         size = 0
-        async with aclosing(self._app._connection.ends(takes.inputs)) as ends:
-            async for end in ends:
+        for start in range(0, len(takes.inputs), ENDS_MAX):
+            jobs = list(takes.inputs[start : start + ENDS_MAX])
+            port = await connection.port()
+            ends = await port.look(partial(look_at_ends, jobs=jobs))
+            for end in ends:
                 result = await self._result(delivery, takes, end)
                 size += len(result) + 1
                 if size > INPUT_BYTES_MAX:

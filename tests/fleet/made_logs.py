@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
+from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.core.records import Kind
@@ -50,6 +52,7 @@ class MadeLog:
     def __init__(self, path: Path, log_id: uuid.UUID | None = None, created_ns: int = 1) -> None:
         self.path = path
         self.log_id = log_id or uuid.uuid4()
+        self.parents: list[tuple[uuid.UUID, int]] = []
         (path / "log").mkdir(parents=True)
         identity = {"format": 1, "log_id": str(self.log_id), "created_ns": created_ns}
         (path / "taskq.json").write_text(json.dumps(identity))
@@ -75,6 +78,25 @@ class MadeLog:
         self.epoch += 1
         self.next_lsn += SKIP
         self._begin()
+
+    def child(self, path: Path) -> MadeLog:
+        """Return the log that goes on in a copy of this one's directory."""
+        shutil.copytree(self.path, path)
+        made = copy(self)
+        made.path, made.log_id, made.frames = path, uuid.uuid4(), []
+        made.parents = [*self.parents, (self.log_id, self.next_lsn)]
+        made.name()
+        made._begin()
+        return made
+
+    @property
+    def begins(self) -> int:
+        return self.parents[-1][1] if self.parents else 1
+
+    def name(self) -> None:
+        parents = [{"log_id": str(log_id), "next_lsn": lsn} for log_id, lsn in self.parents]
+        identity = {"format": 1, "log_id": str(self.log_id), "created_ns": 1, "parents": parents}
+        (self.path / "taskq.json").write_text(json.dumps(identity))
 
     def frame(self, *records: bytes, synced: bool = True) -> Place:
         if synced:

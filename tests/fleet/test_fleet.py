@@ -52,7 +52,8 @@ def mark_after(log: MadeLog, number: int = -1) -> Mark:
 def test_a_directory_that_is_a_log_is_one_device(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge-7")
     log = only(tmp_path / "edge-7")
-    assert log == ("edge-7", str(made.path), str(made.log_id), made.log_id.hex[:8], 1)
+    assert (log.device, log.path, log.log_id) == ("edge-7", str(made.path), str(made.log_id))
+    assert (log.tag, log.identity.created_ns) == (made.log_id.hex[:8], 1)
 
 
 def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) -> None:
@@ -124,7 +125,10 @@ def test_an_identity_that_does_not_read_is_named_and_can_be_left_out(
     with pytest.raises(FormatError, match=r"bad/taskq.json"):
         fleet.find_logs(tmp_path)
     problems: list[LogError] = []
-    assert [log.device for log in fleet.find_logs(tmp_path, on_problem=problems.append)] == ["good"]
+    assert [
+        log.device
+        for log in fleet.find_logs(tmp_path, on_problem=lambda error, _: problems.append(error))
+    ] == ["good"]
     assert len(problems) == 1
 
 
@@ -174,7 +178,10 @@ def test_a_segment_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SegmentUnreadable, match=r"00001.log: the segment cannot be read"):
         fleet.segments(log)
     problems: list[LogError] = []
-    assert [segment.first_lsn for segment in fleet.segments(log, on_problem=problems.append)] == [2]
+    assert [
+        segment.first_lsn
+        for segment in fleet.segments(log, on_problem=lambda error, _: problems.append(error))
+    ] == [2]
     assert len(problems) == 1
 
 

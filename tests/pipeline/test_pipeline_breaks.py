@@ -42,38 +42,6 @@ def branches(rows: list[Row]) -> list[tuple[int, int]]:
     return [(row["branch"], row["lsn"]) for row in rows if row["kind"] != "break"]
 
 
-def test_a_declared_fork_is_read_from_its_place_whatever_the_clock_says(tmp_path: Path) -> None:
-    """The new branch is dated before what was read: numbers and times would pass it over."""
-    made = MadeLog(tmp_path / "edge")
-    frames = [made.enqueue(1) for _ in range(4)]
-    stream = Stream(tmp_path)
-    assert branches(stream.step()) == [(0, 1), (0, 2), (0, 3), (0, 4)]
-    declare(made, BreakKind.FORK, frames[3], frames[1], 1)
-    assert not stream.step(), "the device has sent nothing of it yet"
-    made.time_ns -= 100 * SECOND
-    made.enqueue(1)
-    made.enqueue(1)
-    rows = stream.step()
-    assert branches(rows) == [(1, 3), (1, 4)]
-    assert branches(stream.rows()) == branches(rows), "a batch that is run again is the same"
-    made.enqueue(1)
-    stream.restart()
-    assert branches(stream.step()) == [(1, 5)]
-
-
-def test_of_several_forks_the_earliest_since_counts(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "edge")
-    frames = [made.enqueue(1) for _ in range(4)]
-    stream = Stream(tmp_path)
-    assert len(stream.step()) == 4
-    declare(made, BreakKind.FORK, frames[3], frames[1], 1)
-    other = [made.enqueue(1) for _ in range(3)]
-    declare(made, BreakKind.FORK, other[2], other[0], 1)
-    made.enqueue(1)
-    assert branches(stream.step()) == [(1, 3), (1, 4)]
-    assert [item.is_fork for item in fleet.breaks(fleet.find_logs(tmp_path)[0])] == [True, True]
-
-
 def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge")
     frames = [made.enqueue(1) for _ in range(2)]
@@ -155,27 +123,6 @@ def test_what_went_from_the_end_of_a_planned_batch_is_told_as_a_gap(
     missing = 3 if left_bytes is None else 4
     assert shown(rows) == [{"what": "gap", "lsn": missing}]
     assert stream.rows() == rows
-
-
-def test_a_fork_tells_what_its_branches_share(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "edge")
-    frames = [made.enqueue(1) for _ in range(4)]
-    stream = Stream(tmp_path)
-    assert not shown(stream.step())
-    declare(made, BreakKind.FORK, frames[3], frames[1], 1)
-    made.enqueue(1)
-    rows = stream.step()
-    assert shown(rows) == [{"what": "fork", "lsn": 3, "end_lsn": 5, "cause": "told"}]
-    assert [row["branch"] for row in rows] == [1, 1]
-    assert stream.rows() == rows
-    backup = made.file.read_bytes()
-    made.enqueue(1)
-    assert not shown(stream.step())
-    made.file.write_bytes(backup)
-    made.next_lsn = 4
-    made.new_epoch()
-    made.enqueue(1)
-    assert shown(stream.step()) == [{"what": "fork", "lsn": 4}]
 
 
 def test_breaks_that_do_not_read_are_none(tmp_path: Path) -> None:

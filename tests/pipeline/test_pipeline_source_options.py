@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.positions import LogPosition, Lsn, OptionError
+from taskq_plugins.spark.source.positions import Lsn, OptionError, Position
 
 
 def test_only_the_path_must_be_given() -> None:
@@ -17,8 +17,8 @@ def test_only_the_path_must_be_given() -> None:
     assert options.include_headers
     assert not options.include_details
     assert options.corrupt_mode == "fail"
-    assert options.max_bytes_per_trigger is options.max_files_per_trigger is None
-    assert options.queues is options.devices is None
+    assert options.max_bytes_per_trigger is None
+    assert options.devices is None
 
 
 def test_names_of_options_are_read_in_any_case() -> None:
@@ -37,14 +37,13 @@ def test_sizes_have_units(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["a,b", " b , a ", '["a", "b"]'])
 def test_names_are_a_list_of_either_kind(text: str) -> None:
-    assert read_options({"path": "x", "queues": text}).queues == frozenset("ab")
     assert read_options({"path": "x", "devices": text}).devices == frozenset("ab")
 
 
 def test_offsets_are_words_or_json() -> None:
-    given = '{"a": "latest", "b": {"lsn": 7}, "c": {"segment": 1, "offset": 64, "epoch": 3}}'
+    given = '{"a": "latest", "b": {"lsn": 7}, "c": {"segment": 1, "offset": 64, "time_ns": 3}}'
     bound = read_options({"path": "x", "startingOffsets": given}).starting_offsets
-    assert bound == {"a": "latest", "b": Lsn(7), "c": LogPosition("", 1, 64, 0, 3)}
+    assert bound == {"a": "latest", "b": Lsn(7), "c": Position("", 1, 64, 0, 3)}
     assert read_options({"path": "x", "startingOffsets": " Latest"}).starting_offsets == "latest"
 
 
@@ -52,8 +51,7 @@ def test_offsets_are_words_or_json() -> None:
     ("option", "value", "allowed"),
     [
         ("path", "", "the directory of a task log"),
-        ("queues", "a,,b", "names of queues"),
-        ("queues", "[1]", "names of queues"),
+        ("devices", "a,,b", "names of devices"),
         ("devices", "[[", "names of devices"),
         ("devices", "[[1]]", "names of devices"),
         ("startingOffsets", "begin", "earliest, latest or JSON"),
@@ -70,9 +68,6 @@ def test_offsets_are_words_or_json() -> None:
         ("maxBytesPerTrigger", "0", "at least 1 byte"),
         ("maxBytesPerTrigger", "-5m", "at least 1 byte"),
         ("maxBytesPerTrigger", "many", "such as 512m"),
-        ("maxFilesPerTrigger", "0", "a number from 1 on"),
-        ("maxFilesPerTrigger", "1.5", "a number from 1 on"),
-        ("maxRecordsPerTrigger", "0", "a number from 1 on"),
         ("targetPartitionBytes", "1k", "from 64k to 16g"),
         ("targetPartitionBytes", "99t", "from 64k to 16g"),
         ("failOnDataLoss", "maybe", "true, false or hold"),
@@ -96,9 +91,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(option: str, value: str, al
     ("options", "message"),
     [
         ({}, "option path is missing: it is the directory"),
-        ({"path": "x", "queue": "a"}, "option queue is unknown: did you mean queues?"),
-        ({"path": "x", "pushDown": "true"}, "option pushDown is gone: Spark gave the filters"),
-        ({"path": "x", "xyzzy": "1"}, "option xyzzy is unknown: there are path, queues, devices,"),
+        ({"path": "x", "device": "a"}, "option device is unknown: did you mean devices?"),
+        ({"path": "x", "xyzzy": "1"}, "option xyzzy is unknown: there are path, devices,"),
         (
             {"path": "x", "startingTimestamp": "1", "startingOffsets": "latest"},
             "option startingTimestamp cannot be given with startingOffsets",

@@ -7,11 +7,11 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxFiles, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from taskq.core.errors import LogDamaged, UsageError
+from taskq_plugins.fleet import inventory
 from taskq_plugins.fleet.inventory import durable_end
-from taskq_plugins.spark.source import snapshot
 from taskq_plugins.spark.source.positions import (
     DataLoss,
     LogVanished,
@@ -144,7 +144,7 @@ def test_a_batch_ends_where_its_offset_says_while_the_log_grows_under_every_look
         made.enqueue(1)  # after the listing of the segments, before their end is looked for
         return durable_end(log, places)
 
-    monkeypatch.setattr(snapshot, "durable_end", grown)
+    monkeypatch.setattr(inventory, "durable_end", grown)
     stream = Stream(tmp_path)
     seen: list[int] = []
     for _ in range(5):
@@ -236,39 +236,6 @@ def test_large_frames_get_their_turn_among_many_small_ones(tmp_path: Path) -> No
     assert sum(seen) >= 2
 
 
-def test_a_limit_of_files_is_kept_to(tmp_path: Path) -> None:
-    for name in "ab":
-        made = MadeLog(tmp_path / name)
-        for _ in range(5):
-            made.enqueue(2)
-            made.rotate()
-    stream = Stream(tmp_path, maxFilesPerTrigger=2)
-    counts = []
-    while rows := stream.step():
-        assert len({(row["device"], row["segment"]) for row in rows}) <= 2
-        counts.append((len(lsns(rows, "a")), len(lsns(rows, "b"))))
-    assert counts[:5] == [(2, 2)] * 5
-
-
-def test_a_limit_of_records_is_kept_to_where_frames_meet(tmp_path: Path) -> None:
-    for name in "ab":
-        made = MadeLog(tmp_path / name)
-        for _ in range(6):
-            for _ in range(100):
-                made.enqueue(5)
-            made.rotate() if name == "a" else made.new_epoch()
-    stream = Stream(tmp_path, maxRecordsPerTrigger=2_000)
-    assert stream.reader.getDefaultReadLimit() == ReadMaxRows(2_000)
-    counts, seen = [], []
-    while rows := stream.step():
-        counts.append((len(lsns(rows, "a")), len(lsns(rows, "b"))))
-        seen += lsns(rows, "a")
-    assert counts == [(1_000, 1_000)] * 3
-    assert seen == list(range(1, 3_001))
-    alone = Stream(tmp_path, maxRecordsPerTrigger=3)
-    assert [len(alone.step()) for _ in range(4)] == [5] * 4
-
-
 def test_the_progress_tells_how_far_the_batch_is_behind(tmp_path: Path) -> None:
     a, b = MadeLog(tmp_path / "a"), MadeLog(tmp_path / "b")
     for _ in range(4):
@@ -276,11 +243,11 @@ def test_the_progress_tells_how_far_the_batch_is_behind(tmp_path: Path) -> None:
     a.new_epoch()
     a.enqueue(3)
     size = b.enqueue(2).end - a.frames[0].offset
-    stream = Stream(tmp_path, maxFilesPerTrigger=1)
+    stream = Stream(tmp_path, maxBytesPerTrigger="300")
     assert stream.reader.reportLatestOffset() is None
     total = {"recordsBehind": 0, "bytesBehind": 0}
-    for _ in range(3):
-        rows = stream.step()
+    shown = None
+    while rows := stream.step():
         shown = stream.reader.reportLatestOffset()
         assert shown is not None
         left = {name: shown[name] for name in total}
@@ -289,11 +256,10 @@ def test_the_progress_tells_how_far_the_batch_is_behind(tmp_path: Path) -> None:
     assert shown == {
         "source": f"taskq {tmp_path}", "recordsBehind": 0, "bytesBehind": 0, "logs": 2,
         "logsBehind": 0, "logsHeld": 0,
-        "logsRestored": 0,
     }  # fmt: skip
     b.enqueue(2)
     b.enqueue(2)
-    stream.advance(ReadMaxRows(1))
+    stream.advance(ReadMaxBytes(1))
     shown = stream.reader.reportLatestOffset()
     assert shown is not None
     assert (shown["recordsBehind"], shown["bytesBehind"], shown["logsBehind"]) == (2, size, 1)
@@ -303,14 +269,11 @@ def test_the_engine_decides_whether_the_limits_count(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
     for _ in range(10):
         made.enqueue(1, size=1000)
-    stream = Stream(tmp_path, maxBytesPerTrigger="2k", maxFilesPerTrigger=3)
+    stream = Stream(tmp_path, maxBytesPerTrigger="2k")
     assert stream.reader.getDefaultReadLimit() == ReadMaxBytes(2048)
     assert len(stream.step()) == 1
-    assert len(stream.step(ReadMaxFiles(1))) == 1
-    assert len(stream.step(ALL)) == 8
+    assert len(stream.step(ALL)) == 9
     assert Stream(tmp_path).reader.getDefaultReadLimit() == ALL
-    only_files = Stream(tmp_path, maxFilesPerTrigger=3).reader.getDefaultReadLimit()
-    assert only_files == ReadMaxFiles(3)
 
 
 def test_available_now_ends_where_the_logs_ended_when_it_began(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -29,9 +29,9 @@ from taskq_plugins.fleet.places import (
     LogPlace,
     Mark,
     Memory,
+    OnSegment,
     SegmentPlace,
     facts_of,
-    tell,
 )
 
 if TYPE_CHECKING:
@@ -140,6 +140,15 @@ def durable_end(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
         return _end_of(log, usable[-1])
     except FileNotFoundError:
         return NOWHERE
+
+
+def last_end(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
+    """Return the end of a parent's segments in a child's directory: nobody writes to them."""
+    for place in reversed(places):
+        with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
+            last = file.last_before(place.size_bytes)
+            return _behind(file, *last) if last is not None else _start(file, place)
+    return NOWHERE
 
 
 def _end_of(log: LogPlace, place: SegmentPlace) -> DurableEnd:
@@ -308,9 +317,7 @@ SEGMENTS_MAX: Final = 2_000_000
 _epochs: Final[Memory[tuple[str, int, int], int]] = Memory()
 
 
-def segments(
-    log: LogPlace, *, on_problem: Callable[[LogError], None] | None = None
-) -> list[SegmentPlace]:
+def segments(log: LogPlace, *, on_problem: OnSegment | None = None) -> list[SegmentPlace]:
     """Return the log's segments, oldest first; none when the log has none yet or is gone.
 
     Of a hub's copy also those from before each gap, which it set aside.
@@ -319,7 +326,8 @@ def segments(
 
     Args:
         log: whose.
-        on_problem: told of a segment that cannot be used; without it the problem is raised.
+        on_problem: hears of a segment that cannot be used, and of its first lsn; without it the
+            problem is raised.
 
     Raises:
         SegmentUnreadable: a file cannot be opened.
@@ -333,7 +341,9 @@ def segments(
         except FileNotFoundError:
             continue  # compaction took it meanwhile
         except LogError as error:
-            tell(error, on_problem)
+            if on_problem is None:
+                raise
+            on_problem(error, lsn)
             continue
         if place is not None:
             places.append(place)
@@ -366,7 +376,7 @@ def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
     key = (path, facts.st_ino, facts.st_mtime_ns)
     epoch = _epochs.get(key)
     if epoch is None:
-        with SegmentFile(path, log.log_id, lsn) as file:
+        with SegmentFile(path, log.of_segment(lsn).log_id, lsn) as file:
             header = file.header()
             if header is None and file.size_bytes <= START:
                 return None
@@ -447,7 +457,7 @@ def segment_rows(
     places: Iterable[SegmentPlace],
     end: DurableEnd,
     *,
-    on_problem: Callable[[LogError], None] | None = None,
+    on_problem: OnSegment | None = None,
 ) -> Iterator[SegmentRow]:
     """Yield a row for each segment of a log that ends there.
 
@@ -461,7 +471,9 @@ def segment_rows(
         except FileNotFoundError:
             continue
         except LogError as error:
-            tell(error, on_problem)
+            if on_problem is None:
+                raise
+            on_problem(error, place.first_lsn)
             before = None
             continue
         if place.first_lsn == end.mark.segment:

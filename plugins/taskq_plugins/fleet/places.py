@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from taskq.arrow.problems import shown
 from taskq.engine import Identity, LocalDisk, Replica, Tag, segment_lsn, segment_name
@@ -64,13 +64,13 @@ class LogTwice(FleetError):
         self.paths = (first, second)
 
 
-def tell(error: LogError, on_problem: Callable[[LogError], None] | None) -> None:
-    if on_problem is None:
-        raise error
-    on_problem(error)
+#: Hears of a log or segment that cannot be used, and of which device or first lsn it is.
+OnLog: TypeAlias = Callable[[LogError, str], None]
+OnSegment: TypeAlias = Callable[[LogError, int], None]
 
 
-def log_problem(error: LogError) -> None:
+def log_problem(error: LogError, about: object = None) -> None:
+    del about
     _log.warning("left out: %s", error)
 
 
@@ -89,14 +89,26 @@ class LogPlace(NamedTuple):
     """A task log: ``path`` is its directory, as the system spells it, also where that is no UTF-8.
 
     ``device`` is the directory's name as text (of the device's directory, where a hub keeps several
-    logs of a device below it), ``identity_created_ns`` when the log came into being.
+    logs of a device below it).
     """
 
     device: str
     path: str
-    log_id: str
-    tag: Tag
-    identity_created_ns: int
+    identity: Identity
+
+    @property
+    def log_id(self) -> str:
+        return str(self.identity.log_id)
+
+    @property
+    def tag(self) -> Tag:
+        return self.identity.tag
+
+    def of_segment(self, first_lsn: int) -> LogPlace:
+        """Return the log that wrote a segment of this directory: this one or a parent."""
+        if first_lsn >= self.identity.begins:
+            return self
+        return self._replace(identity=self.identity.owner(first_lsn))
 
 
 class SegmentPlace(NamedTuple):
@@ -145,7 +157,7 @@ def find_logs(
     root: Path,
     devices: frozenset[str] | None = None,
     *,
-    on_problem: Callable[[LogError], None] | None = None,
+    on_problem: OnLog | None = None,
 ) -> list[LogPlace]:
     """Return the logs in a directory, by device and age.
 
@@ -158,7 +170,8 @@ def find_logs(
     Args:
         root: where to look.
         devices: names of devices, or log ids; None for all.
-        on_problem: told of a log that cannot be used; without it the problem is raised.
+        on_problem: hears of a log that cannot be used, and of its device; without it the problem is
+            raised.
 
     Raises:
         FleetError: there is no such directory, or it cannot be read or holds too many logs.
@@ -177,9 +190,11 @@ def find_logs(
             place = _look(disk, device, path, facts)
         except LogError as error:
             if devices is None or device in devices:
-                tell(error, on_problem)
+                if on_problem is None:
+                    raise
+                on_problem(error, device)
             continue
-        if place is None or not (devices is None or {device, place.log_id} & devices):
+        if place is None or not (devices is None or _names(place) & devices):
             continue
         copies.setdefault(place.log_id, []).append(place)
         count += 1
@@ -188,12 +203,14 @@ def find_logs(
                 f"{shown(top)} holds more than {LOGS_MAX} logs: read it a part at a time"
             )
     logs = [log for places in copies.values() if (log := _longest(places, on_problem)) is not None]
-    return sorted(logs, key=lambda log: (log.device, log.identity_created_ns, log.log_id))
+    return sorted(logs, key=lambda log: (log.device, log.identity.created_ns, log.log_id))
 
 
-def _longest(
-    copies: list[LogPlace], on_problem: Callable[[LogError], None] | None
-) -> LogPlace | None:
+def _names(log: LogPlace) -> set[str]:
+    return {log.device, log.log_id, *(str(parent.log_id) for parent in log.identity.parents)}
+
+
+def _longest(copies: list[LogPlace], on_problem: OnLog | None) -> LogPlace | None:
     first = copies[0]
     if len(copies) == 1:
         return first
@@ -201,7 +218,10 @@ def _longest(
     longest = max(copies, key=lambda copy: max(sizes[copy.path].items(), default=(0, 0)))
     for copy in copies:
         if copy is not longest and not _begins(sizes, copy.path, longest.path):
-            tell(LogTwice(first.log_id, copy.path, longest.path), on_problem)
+            error = LogTwice(first.log_id, copy.path, longest.path)
+            if on_problem is None:
+                raise error
+            on_problem(error, first.device)
             return None
     return longest
 
@@ -243,9 +263,7 @@ def _read(path: str, begin: int, end: int) -> bytes:
         return file.read(end - begin)
 
 
-def _candidates(
-    top: str, on_problem: Callable[[LogError], None] | None
-) -> Iterator[tuple[str, str, FileFacts]]:
+def _candidates(top: str, on_problem: OnLog | None) -> Iterator[tuple[str, str, FileFacts]]:
     if facts := _facts_of_log(top):
         yield shown(Path(top).name) or top, top, facts
         return
@@ -267,7 +285,7 @@ def _look(disk: LocalDisk, device: str, path: str, facts: FileFacts) -> LogPlace
     identity = Identity.read(disk, path)
     if identity is None:
         return None
-    place = LogPlace(device, path, str(identity.log_id), identity.tag, identity.created_ns)
+    place = LogPlace(device, path, identity)
     if facts.changed_ns < time.time_ns() - SETTLED_NS:
         _identities[path] = facts, place
     return place
@@ -290,7 +308,7 @@ def facts_of(path: str) -> FileFacts | None:
     return FileFacts(at.st_mode, at.st_ino, at.st_size, at.st_ctime_ns)
 
 
-def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> list[str]:
+def _directories(path: str, on_problem: OnLog | None) -> list[str]:
     names: list[str] = []
     try:
         with os.scandir(path) as entries:
@@ -304,7 +322,10 @@ def _directories(path: str, on_problem: Callable[[LogError], None] | None) -> li
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        tell(FleetError(f"{shown(path)} cannot be read ({error.strerror})"), on_problem)
+        problem = FleetError(f"{shown(path)} cannot be read ({error.strerror})")
+        if on_problem is None:
+            raise problem from error
+        on_problem(problem, shown(Path(path).name))
     return sorted(names)
 
 

@@ -26,14 +26,11 @@ _DIGITS_MAX: Final = 15
 _OFFSETS: Final = 'JSON such as {"<log id or device>": {"lsn": 17}, "<another>": "latest"}'
 _ALLOWED: Final = {
     "path": "the directory of a task log, or one that holds the logs of many devices",
-    "queues": "names of queues, as mail,reports or as a JSON list",
     "devices": "names of devices or log ids, as edge-1,edge-2 or as a JSON list",
     "startingOffsets": f"earliest, latest or {_OFFSETS}",
     "endingOffsets": f"latest or {_OFFSETS}",
     "startingTimestamp": "milliseconds since 1970, or ISO 8601 with a zone, and no startingOffsets",
     "maxBytesPerTrigger": "a size of at least 1 byte, such as 512m",
-    "maxFilesPerTrigger": "a number from 1 on",
-    "maxRecordsPerTrigger": "a number from 1 on",
     "targetPartitionBytes": "a size from 64k to 16g, such as 32m",
     "failOnDataLoss": "true, false or hold",
     "corruptMode": "fail, skip or quarantine",
@@ -41,10 +38,6 @@ _ALLOWED: Final = {
     "includeHeaders": "true or false",
     "includeDetails": "true or false",
     "binary": "true or false",
-}
-_GONE: Final = {
-    "pushdown": " is gone: Spark gave the filters of a frame's first query to all its later ones; "
-    "use devices, queues and startingOffsets",
 }
 
 
@@ -102,14 +95,11 @@ class ReadOptions(BaseModel):
     )
 
     path: Annotated[str, Field(min_length=1)]
-    queues: Names = None
     devices: Names = None
     starting_offsets: Annotated[Bound | None, _reads(parse_bound)] = None
     ending_offsets: Annotated[Bound | None, _reads(parse_bound)] = None
     starting_timestamp: Annotated[int | None, _reads(_moment), Field(lt=2**63)] = None
     max_bytes_per_trigger: Size | None = None
-    max_files_per_trigger: Annotated[int | None, Field(ge=1)] = None
-    max_records_per_trigger: Annotated[int | None, Field(ge=1)] = None
     target_partition_bytes: Annotated[
         Size, Field(ge=PARTITION_BYTES_MIN, le=PARTITION_BYTES_MAX)
     ] = 32 * 2**20
@@ -131,8 +121,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     for name, value in given.items():
         option = spelled.get(name.lower())
         if option is None:
-            gone = _GONE.get(name.lower())
-            raise OptionError(name, gone or f" is unknown{_suggestion(name)}")
+            raise OptionError(name, f" is unknown{_suggestion(name)}")
         values[option] = value
     if "path" not in values:
         raise OptionError("path", f" is missing: it is {_ALLOWED['path']}")

@@ -21,6 +21,10 @@ _LIMITS: Final = {
     "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "epoch": 2**64, "frame": 2**32,
     "from_segment": _LSN_MAX, "from_offset": 2**32, "branch": 2**31,
 }  # fmt: skip
+_BOUNDS: Final = {
+    "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "time_ns": 2**63, "frame": 2**32,
+    "from_segment": _LSN_MAX, "from_offset": 2**32,
+}  # fmt: skip
 _NEEDED: Final = frozenset({"segment", "offset"})
 
 
@@ -77,6 +81,51 @@ class LogPosition(NamedTuple):
         )
 
 
+class Position(NamedTuple):
+    """How far a log was read: everything before ``offset`` of a segment, where frames meet.
+
+    ``frame`` is where the frame before that stands (0: none, or not known) and ``time_ns`` its
+    time, so that a reader sees whether it is still there. ``from_segment`` and ``from_offset`` are
+    where reading began in this log: a first batch is planned once more from there. ``held`` says
+    why reading does not go on, "" if it does.
+    """
+
+    device: str
+    segment: int
+    offset: int
+    lsn: int
+    time_ns: int = 0
+    frame: int = 0
+    from_segment: int = 0
+    from_offset: int = 0
+    held: str = ""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.segment, self.offset
+
+    def begun(self) -> Position:
+        return self._replace(from_segment=self.segment, from_offset=self.offset)
+
+    def origin(self) -> Position:
+        first = self.from_segment
+        return Position(self.device, first, self.from_offset, first).begun()
+
+    def of(self, stream: Position) -> Position:
+        return self._replace(from_segment=stream.from_segment, from_offset=stream.from_offset)
+
+    def moved_to(self, end: DurableEnd) -> Position:
+        mark = end.mark
+        return self._replace(
+            segment=mark.segment,
+            offset=mark.offset,
+            lsn=mark.next_lsn,
+            frame=end.frame,
+            time_ns=end.time_ns,
+            held="",
+        )
+
+
 class Lsn(NamedTuple):
     """A place given as an lsn: the frame with it, or the first later one."""
 
@@ -84,7 +133,7 @@ class Lsn(NamedTuple):
 
 
 Edge: TypeAlias = Literal["earliest", "latest"]
-Given: TypeAlias = LogPosition | Lsn | Edge
+Given: TypeAlias = Position | Lsn | Edge
 #: A place for all logs, or by log id or device.
 Bound: TypeAlias = Edge | Mapping[str, Given]
 Offsets: TypeAlias = dict[str, LogPosition]
@@ -107,7 +156,17 @@ def _given(value: object) -> Given:
         raise TypeError(f"{value!r} is no place")
     if set(value) == {"lsn"}:
         return Lsn(_number(value, "lsn", _LSN_MAX))
-    return _position(value)
+    return _position_of(value)
+
+
+def _position_of(value: dict[str, Any]) -> Position:
+    unknown = set(value) - set(Position._fields)
+    if unknown:
+        raise ValueError(f"unknown {sorted(unknown)}")
+    numbers = {name: _number(value, name, limit) for name, limit in _BOUNDS.items()}
+    device, held = (str(value.get(name, "")) for name in ("device", "held"))
+    position = Position(device, held=held, **numbers)
+    return position._replace(offset=max(position.offset, START))
 
 
 def _position(value: dict[str, Any]) -> LogPosition:
@@ -145,6 +204,28 @@ def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
 def offsets_from_json(values: dict[str, Any]) -> Offsets:
     try:
         return {str(log_id): _position(value) for log_id, value in values.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"the checkpoint holds an offset that this source did not write ({error}): "
+            f"give the query a checkpoint of its own"
+        ) from error
+
+
+def positions_to_json(positions: Mapping[str, Position]) -> dict[str, dict[str, int | str]]:
+    plain = Position._field_defaults
+    return {
+        log_id: {
+            name: value
+            for name, value in positions[log_id]._asdict().items()
+            if name not in plain or value != plain[name]
+        }
+        for log_id in sorted(positions)
+    }
+
+
+def positions_from_json(values: dict[str, Any]) -> dict[str, Position]:
+    try:
+        return {str(log_id): _position_of(value) for log_id, value in values.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(
             f"the checkpoint holds an offset that this source did not write ({error}): "

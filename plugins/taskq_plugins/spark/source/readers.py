@@ -13,30 +13,20 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
-    ReadMaxFiles,
-    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 
 from taskq.arrow import AS_BYTES, DETAILS, SCHEMA, as_bytes
 from taskq.errors import UsageError
-from taskq_plugins.spark.source.planning import (
-    UNLIMITED,
-    Following,
-    ReadLimits,
-    beginning,
-    bound_of,
-    check_found,
-    patiently,
-)
+from taskq_plugins.spark.source import logs, plan
+from taskq_plugins.spark.source.plan import UNLIMITED, Plan
 from taskq_plugins.spark.source.positions import (
-    LogPosition,
     OptionError,
-    offsets_from_json,
-    offsets_to_json,
+    Position,
+    positions_from_json,
+    positions_to_json,
 )
 from taskq_plugins.spark.source.rows import RowReader, read_pieces
-from taskq_plugins.spark.source.snapshot import LogInventory, look
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -75,37 +65,37 @@ class BatchReader(DataSourceReader):
         self._reading = reading
 
     def partitions(self) -> list[InputPartition]:
-        parts = patiently(self._plan)
-        return [Pieces(part) for part in parts] or [Pieces([])]
+        planned = plan.patiently(self._plan)
+        for problem in planned.problems.values():
+            _log.warning("left out: %s", problem)
+        return [Pieces(part) for part in planned.pieces] or [Pieces([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._reading)
 
-    def _plan(self) -> list[list[Piece]]:
-        options, logs = self._options, Following(self._options)
-        sight = look(options)
-        check_found(options, sight)
-        standings = {standing.log.log_id: standing for standing in sight.standings}
-        begins = {log_id: beginning(options, log) for log_id, log in standings.items()}
-        logs.end_here({log_id: self._end(log) for log_id, log in standings.items()}, sight)
-        ends = logs.next(begins, ReadLimits())
-        for end in ends.values():
-            if end.held:
-                _log.warning("failOnDataLoss=hold: %s", end.held)
-        return logs.pieces(begins, ends)
-
-    def _end(self, standing: LogInventory) -> LogPosition:
-        bound = self._options.ending_offsets
-        end = None if bound is None else bound_of(bound, standing)
-        return min(end or standing.latest, standing.latest, key=lambda at: at.place)
+    def _plan(self) -> Plan:
+        options = self._options
+        sight = logs.look(options.path, options.devices)
+        plan.check_found(options, sight)
+        begins = {log_id: plan.beginning(options, log) for log_id, log in sight.logs.items()}
+        bound = options.ending_offsets
+        ends = {
+            log_id: min(
+                (bound and plan.bound_of(bound, log)) or log.latest,
+                log.latest,
+                key=lambda at: at.place,
+            )
+            for log_id, log in sight.logs.items()
+        }
+        return plan.plan(options, begins, sight=sight, targets=ends)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads every record once, batch by batch.
 
     An offset is how far each log was read, by log id: a log that is not in it begins with the batch
-    in which it is first seen. A device that was reinstalled has another log, and that is a stream
-    of its own.
+    in which it is first seen. A device that was reinstalled or restored has another log, and that
+    is a stream of its own.
 
     Args:
         options: what to read.
@@ -117,31 +107,48 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise OptionError("endingOffsets", " is for batches: a stream has no end")
         self._options = options
         self._reading = reading
-        self._logs = Following(options)
+        self._targets: dict[str, Position] | None = None
+        self._planned: Plan | None = None
+        self._count = 0
 
     def __reduce__(self) -> tuple[type[StreamReader], tuple[ReadOptions, RowReader]]:
         # Tasks need not carry the driver's knowledge of the logs.
         return StreamReader, (self._options, self._reading)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        return offsets_to_json(self._logs.initial())
+        bound = self._options.starting_offsets
+        if bound is None or bound == "earliest":
+            return {}
+        sight = logs.look(self._options.path, self._options.devices)
+        plan.check_named(self._options, sight)
+        bounds = {log_id: plan.bound_of(bound, log) for log_id, log in sight.logs.items()}
+        return positions_to_json({log_id: at for log_id, at in bounds.items() if at and at.segment})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         if self._options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
-        if self._options.max_files_per_trigger is not None:
-            return ReadMaxFiles(self._options.max_files_per_trigger)
-        if self._options.max_records_per_trigger is not None:
-            return ReadMaxRows(self._options.max_records_per_trigger)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        self._logs.end_here()
+        sight = logs.look(self._options.path, self._options.devices)
+        self._targets = {log_id: log.latest for log_id, log in sight.logs.items()}
 
     def latestOffset(  # noqa: N802 - Spark's
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        return offsets_to_json(self._logs.next(offsets_from_json(start), self._limits(limit)))
+        size = UNLIMITED
+        if not isinstance(limit, ReadAllAvailable):
+            size = self._options.max_bytes_per_trigger or UNLIMITED
+            size = min(size, limit.max_bytes) if isinstance(limit, ReadMaxBytes) else size
+        begins, options = positions_from_json(start), self._options
+        sight = logs.look(options.path, options.devices)
+        self._count = len(sight.logs)
+        planned = plan.plan(options, begins, size, sight, self._targets)
+        for log_id, problem in planned.problems.items():
+            if self._planned is None or log_id not in self._planned.problems:
+                _log.warning("left out: %s", problem)
+        self._planned = planned
+        return positions_to_json(planned.ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
         """Return what stands in the progress as ``latestOffset``: how much there is to read yet.
@@ -149,25 +156,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         PySpark asks a source that is written in Python neither for metrics nor for a description
         (Java's name of an object stands there), so this is where both go.
         """
-        return self._logs.behind()
-
-    def _limits(self, limit: ReadLimit) -> ReadLimits:
-        if isinstance(limit, ReadAllAvailable):
-            return ReadLimits()
-        size = self._options.max_bytes_per_trigger or UNLIMITED
-        files = self._options.max_files_per_trigger or UNLIMITED
-        if isinstance(limit, ReadMaxBytes):
-            size = min(size, limit.max_bytes)
-        if isinstance(limit, ReadMaxFiles):
-            files = min(files, limit.max_files)
-        records = self._options.max_records_per_trigger or UNLIMITED
-        if isinstance(limit, ReadMaxRows):
-            records = min(records, limit.max_rows)
-        return ReadLimits(size, files, records)
+        if self._planned is None:
+            return None
+        rest = self._planned.left
+        return {
+            "source": f"taskq {self._options.path}",
+            "recordsBehind": rest.records,
+            "bytesBehind": rest.size_bytes,
+            "logs": self._count,
+            "logsBehind": rest.logs,
+            "logsHeld": sum(bool(end.held) for end in self._planned.ends.values()),
+        }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return what lies between two offsets; raises as ``Following.pieces``."""
-        parts = self._logs.pieces(offsets_from_json(start), offsets_from_json(end))
+        """Return what lies between two offsets; raises as ``plan.between``."""
+        parts = plan.between(self._options, positions_from_json(start), positions_from_json(end))
         return [Pieces(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

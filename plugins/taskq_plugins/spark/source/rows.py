@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from taskq.arrow import (
     BREAK,
@@ -24,126 +21,9 @@ from taskq.arrow import (
     decode,
 )
 from taskq.arrow.problems import SegmentUnreadable, shown
-from taskq.engine import LogReader
-from taskq.errors import FormatError, LogError
-from taskq_plugins.fleet.inventory import durable_end, segments
-from taskq_plugins.fleet.places import LogPlace
+from taskq.arrow.schema import DAMAGED
+from taskq.errors import FormatError
 from taskq_plugins.spark.source.positions import DataLoss, Unreadable
-from taskq_plugins.spark.source.snapshot import LogInventory, at_lsn
-
-#: Columns that the choice is made by.
-NEEDED: Final = ("job", "queue")
-_LOOKED_UP_BYTES: Final = 256 * 1024
-#: Jobs of one log whose queue is remembered; beyond that all are forgotten and looked up again.
-_JOBS_MAX: Final = 2_000_000
-_NAMES: Final = pa.schema([DETAILS.field(name) for name in NEEDED])
-
-
-class QueueFilter:
-    """Drops the rows of other queues' jobs: a claim or an end does not name its job's queue.
-
-    The queue is known from the job's enqueue, if the same partition read it before. Otherwise the
-    enqueue is looked up in the log, 256 KiB at a time, since jobs are claimed about in the order of
-    their enqueues. Jobs of removed segments are looked up one by one in the log's indexes, about a
-    millisecond each. Records without job and queue (clock, owner, damage, ...) stay.
-    """
-
-    def __init__(self, queues: frozenset[str]) -> None:
-        self._queues = pa.array(sorted(queues), pa.string())
-        self._names = queues
-        self._path = ""
-        self._log: _LogJobs | None = None
-
-    def keep(self, piece: Piece, batch: pa.RecordBatch) -> pa.RecordBatch:
-        log = self._log
-        if log is None or self._path != piece.path.rpartition("/log/")[0]:
-            self.close()
-            self._path = piece.path.rpartition("/log/")[0]
-            log = self._log = _LogJobs(piece, self._path, self._names)
-        queue, job = batch.column("queue"), batch.column("job")
-        named = pc.is_in(queue, value_set=self._queues)
-        is_named, has_job = pc.is_valid(queue), pc.is_valid(job)
-        both = pc.and_(is_named, has_job)
-        log.learn(job.filter(both).to_pylist(), named.filter(both).to_pylist())
-        asked = pc.and_(has_job, pc.invert(is_named))
-        wanted = log.are_wanted(job.filter(asked).to_pylist())
-        stays = pc.if_else(is_named, named, pc.invert(has_job))
-        if wanted:
-            answers = pa.array(wanted, pa.bool_())
-            stays = pc.replace_with_mask(stays, asked, answers)
-        return batch.filter(stays)
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
-
-class _LogJobs:
-    """Membership of one log's jobs in the queues."""
-
-    def __init__(self, piece: Piece, path: str, queues: frozenset[str]) -> None:
-        self._place = LogPlace(piece.device, path, piece.log_id, piece.tag, 0)
-        self._queues = queues
-        self._known: dict[int, bool] = {}
-        self._standing: LogInventory | None = None
-        self._reader: LogReader | None = None
-
-    def learn(self, jobs: Iterable[int], wanted: Iterable[bool]) -> None:
-        if len(self._known) > _JOBS_MAX:
-            self._known.clear()
-        self._known.update(zip(jobs, wanted, strict=True))
-
-    def are_wanted(self, jobs: list[int]) -> list[bool]:
-        known = self._known
-        for job in sorted({asked for asked in jobs if asked not in known}):
-            if job not in known:
-                self._look_near(job)
-            if job not in known:
-                known[job] = self._look_up(job)
-        return [known[job] for job in jobs]
-
-    def _look_near(self, job: int) -> None:
-        if self._standing is None:
-            places = segments(self._place, on_problem=lambda _: None)
-            self._standing = LogInventory(self._place, places, durable_end(self._place, places))
-        standing = self._standing
-        try:
-            position = at_lsn(standing, job)
-            place = standing.find(position.segment)
-            if place is None or position.lsn > job:
-                return
-            with standing.open(place) as file:
-                size = standing.size(place)
-                behind = file.first_from((position.offset + _LOOKED_UP_BYTES + 7) & ~7, size)
-            end = behind[0] if behind is not None else size
-            log = self._place
-            piece = Piece(
-                place.path, log.device, log.log_id, log.tag, place.first_lsn, position.offset, end
-            )
-            for batch in decode(piece, _NAMES, corrupt=Corrupt.SKIP):
-                both = pc.and_(pc.is_valid(batch.column("queue")), pc.is_valid(batch.column("job")))
-                named = batch.filter(both)
-                queues = named.column("queue").to_pylist()
-                self.learn(
-                    named.column("job").to_pylist(), (queue in self._queues for queue in queues)
-                )
-        except (FileNotFoundError, LogError):
-            return
-
-    def _look_up(self, job: int) -> bool:
-        try:
-            if self._reader is None:
-                self._reader = LogReader.open(str(Path(self._place.path)))
-            view = self._reader.job(job)
-        except LogError:
-            return False
-        return view is not None and view.queue in self._queues
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-
 
 _log: Final = logging.getLogger("taskq")
 #: Batches are joined up to this size: a few compressed payloads may be as large.
@@ -161,7 +41,6 @@ class RowReader(NamedTuple):
     payload: bool
     headers: bool
     fails_on_loss: bool
-    queues: frozenset[str] | None = None
     body_bytes_max: int = UNLIMITED
 
 
@@ -170,44 +49,60 @@ def read_pieces(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.Reco
 
 
 def _all_rows(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordBatch]:
-    queues = QueueFilter(reading.queues) if reading.queues is not None else None
-    missing = () if queues is None else set(NEEDED) - set(reading.schema.names)
-    schema = pa.schema([*reading.schema, *map(DETAILS.field, sorted(missing))])
     for piece in pieces:
-        rows = () if piece.behind is None else (_break_row(piece, schema, piece.behind),)
-        decoded = _decoded(piece, schema, reading) if piece.start < piece.end else ()
-        for batch in chain(rows, decoded):
-            if queues is None:
-                yield batch
-            else:
-                yield queues.keep(piece, batch).select(reading.schema.names)
-    if queues is not None:
-        queues.close()
+        if piece.behind is not None:
+            yield _break_row(piece, reading.schema, piece.behind)
+        if piece.start < piece.end:
+            yield from _decoded(piece, reading.schema, reading)
 
 
 def _decoded(piece: Piece, schema: pa.Schema, reading: RowReader) -> Iterator[pa.RecordBatch]:
     try:
-        yield from decode(
-            piece,
-            schema,
-            corrupt=reading.corrupt,
-            payload=reading.payload,
-            headers=reading.headers,
-            body_bytes_max=reading.body_bytes_max,
-        )
+        if reading.corrupt is Corrupt.SKIP:
+            yield from _past_damage(piece, schema, reading)
+        else:
+            yield from _batches(piece, schema, reading, reading.corrupt)
     except SegmentMissing:
         where = f"{shown(piece.path)}, bytes {piece.start} to {piece.end}"
         loss = DataLoss(piece.device, where, piece.segment, "without it")
         if reading.fails_on_loss:
             raise loss from None
         _log.warning("failOnDataLoss=false: %s", loss)
-        yield _break_row(piece, schema, Break("gap", piece.segment))
+        yield _break_row(piece, schema, Break("gap", piece.segment, cause=str(loss)))
     except (SegmentUnreadable, FormatError) as error:
         if reading.corrupt is Corrupt.FAIL:
             raise Unreadable(error) from error
         _log.warning("corruptMode=%s, left out: %s", reading.corrupt, error)
         if reading.corrupt is Corrupt.QUARANTINE:
-            yield _row_of(piece, schema, kind="damaged", problem=str(error))
+            yield _row_of(piece, schema, kind=DAMAGED, problem=str(error))
+        else:
+            yield _break_row(piece, schema, Break(DAMAGED, piece.segment, cause=str(error)))
+
+
+def _batches(
+    piece: Piece, schema: pa.Schema, reading: RowReader, corrupt: Corrupt
+) -> Iterator[pa.RecordBatch]:
+    return decode(
+        piece,
+        schema,
+        corrupt=corrupt,
+        payload=reading.payload,
+        headers=reading.headers,
+        body_bytes_max=reading.body_bytes_max,
+    )
+
+
+def _past_damage(piece: Piece, schema: pa.Schema, reading: RowReader) -> Iterator[pa.RecordBatch]:
+    """Yield the records that are certain, and a break in place of the others."""
+    missing = [name for name in ("kind", "lsn", "problem") if name not in schema.names]
+    more = pa.schema([*schema, *map(DETAILS.field, missing)])
+    for batch in _batches(piece, more, reading, Corrupt.QUARANTINE):
+        # Damage comes as a row of its own.
+        if batch.num_rows == 1 and batch.column("kind")[0].as_py() == DAMAGED:
+            row = batch.select(["lsn", "problem"]).to_pylist()[0]
+            yield _break_row(piece, schema, Break(DAMAGED, row["lsn"], cause=row["problem"]))
+        else:
+            yield batch.select(schema.names)
 
 
 def _break_row(piece: Piece, schema: pa.Schema, gone: Break) -> pa.RecordBatch:

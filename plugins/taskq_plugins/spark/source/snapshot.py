@@ -108,7 +108,8 @@ def look(options: ReadOptions) -> FleetSnapshot:
     twice: dict[str, str] = {}
     at_ns = time.time_ns()
 
-    def on_problem(error: LogError) -> None:
+    def on_problem(error: LogError, about: object = None) -> None:
+        del about
         if isinstance(error, LogTwice) and options.fail_on_data_loss == "hold":
             twice[error.log_id] = str(error)
             return
@@ -169,7 +170,8 @@ def place_of(standing: LogInventory, given: Given) -> LogPosition:
         return standing.latest.begun()
     if isinstance(given, Lsn):
         return at_lsn(standing, given.lsn).begun()
-    return _at_border(standing, given._replace(device=standing.log.device)).begun()
+    at = LogPosition(standing.log.device, given.segment, given.offset, given.lsn, 0, given.frame)
+    return _at_border(standing, at._replace(time_ns=given.time_ns)).begun()
 
 
 def _at_border(standing: LogInventory, position: LogPosition) -> LogPosition:

@@ -68,6 +68,5 @@ class TaskqSource(DataSource):
             options.include_payload,
             options.include_headers,
             options.fail_on_data_loss != "false",
-            options.queues,
         )
         return options, reading

@@ -1,0 +1,295 @@
+"""The logs of a directory as they stand: segments, durable ends, and what cannot be read.
+
+A restored or copied log is a log of its own, whose directory begins with its parent's segments.
+Here the unit is the log that wrote a segment, wherever that stands: a parent is read from its own
+directory, or, without one, from the child that has most of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from taskq.errors import LogError
+from taskq_plugins.fleet import inventory, places
+from taskq_plugins.fleet.inventory import START, DurableEnd, SegmentFile
+from taskq_plugins.fleet.places import FileFacts, LogPlace, Mark, SegmentPlace
+from taskq_plugins.spark.source.positions import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Logs by path as they stood, and what the system said of their files: most are silent mostly.
+_seen: Final[places.Memory[str, tuple[dict[str, FileFacts], list[LogInventory]]]] = places.Memory()
+#: A search by halves ends in a stretch of this size, which is hopped through.
+_HALVING_ENDS_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, eq=False)
+class LogInventory:
+    """The segments that one log wrote, and how far they may be read.
+
+    Attributes:
+        log: the directory, and the log that wrote these segments: itself or a parent.
+        left_out: segments that are there but cannot be used, and why.
+        bound: of a parent in a child's directory the first lsn that it does not share; else 0.
+    """
+
+    log: LogPlace
+    places: list[SegmentPlace]
+    end: DurableEnd
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    bound: int = 0
+
+    @cached_property
+    def parents(self) -> list[tuple[str, int]]:
+        """Return (id, first lsn that it does not share) of each parent, the oldest first."""
+        return [(str(log_id), next_lsn) for log_id, next_lsn in self.log.identity.parents]
+
+    @cached_property
+    def breaks(self) -> list[inventory.DeclaredBreak]:
+        """Return the gaps that a hub's copy declares."""
+        return [gap for gap in inventory.breaks(self.log) if not gap.is_fork]
+
+    def gap_before(self, first_lsn: int) -> inventory.DeclaredBreak | None:
+        return next((gap for gap in self.breaks if gap.at.segment == first_lsn), None)
+
+    @cached_property
+    def latest(self) -> Position:
+        mark, frame, time_ns = self.end
+        return Position(
+            self.log.device, mark.segment, mark.offset, mark.next_lsn, time_ns, frame
+        ).begun()
+
+    @cached_property
+    def earliest(self) -> Position:
+        if not self.places or not self.end.mark.segment:
+            return self.latest
+        return self.start_of(self.places[0]).begun()
+
+    def joined(self, other: LogInventory) -> LogInventory:
+        """Return what this directory and another one have of the log, which has the same bytes."""
+        ahead, behind = self, other
+        if self.latest.place < other.latest.place:
+            ahead, behind = other, self
+        segments = {place.first_lsn: place for place in behind.places}
+        for place in ahead.places:
+            known = segments.get(place.first_lsn)
+            if known is None or known.size_bytes <= place.size_bytes:
+                segments[place.first_lsn] = place
+        left_out = {**behind.left_out, **ahead.left_out}
+        return LogInventory(
+            (self if not self.bound else other).log,
+            [segments[lsn] for lsn in sorted(segments)],
+            ahead.end,
+            {lsn: why for lsn, why in left_out.items() if lsn not in segments},
+            max(self.bound, other.bound) if self.bound and other.bound else 0,
+        )
+
+    def start_of(self, place: SegmentPlace) -> Position:
+        return Position(self.log.device, place.first_lsn, START, place.first_lsn)
+
+    def find(self, first_lsn: int) -> SegmentPlace | None:
+        return next((place for place in self.places if place.first_lsn == first_lsn), None)
+
+    def from_segment(self, first_lsn: int) -> list[SegmentPlace]:
+        last = self.end.mark.segment
+        return [place for place in self.places if first_lsn <= place.first_lsn <= last]
+
+    def open(self, place: SegmentPlace) -> SegmentFile:
+        return SegmentFile(place.path, self.log.log_id, place.first_lsn)
+
+    def size(self, place: SegmentPlace) -> int:
+        mark = self.end.mark
+        if place.first_lsn == mark.segment:
+            return mark.offset
+        return place.size_bytes if place.first_lsn < mark.segment else START
+
+
+class Problem(NamedTuple):
+    """Why a log cannot be read, or not to its end; ``log_id`` is "" where it is not known.
+
+    ``is_whole``: nothing of the log can be read.
+    """
+
+    device: str
+    log_id: str
+    error: LogError
+    is_whole: bool = False
+
+    @property
+    def text(self) -> str:
+        return str(self.error)
+
+
+class FleetSnapshot(NamedTuple):
+    """The logs of a directory at a moment, in nanoseconds since 1970, by id."""
+
+    logs: dict[str, LogInventory]
+    problems: list[Problem]
+    at_ns: int
+
+    def problem_of(self, device: str, log_id: str) -> str:
+        """Return why a log that is not there cannot be read, "" if nobody knows."""
+        own = [each for each in self.problems if log_id == each.log_id]
+        near = [each for each in self.problems if device == each.device and not each.log_id]
+        return next((problem.text for problem in own + near), "")
+
+
+def look(root: Path | str, devices: frozenset[str] | None = None) -> FleetSnapshot:
+    """Return the logs in a directory, and a problem for each that cannot be read.
+
+    Args:
+        root: one log, or a directory of logs, as ``find_logs``.
+        devices: names of devices, or log ids; None for all.
+
+    Raises:
+        FleetError: there is no such directory.
+    """
+    problems: list[Problem] = []
+    at_ns = time.time_ns()
+
+    def note(error: LogError, device: str, log_id: str = "") -> None:
+        twice = error.log_id if isinstance(error, places.LogTwice) else log_id
+        problems.append(Problem(device, twice, error, is_whole=True))
+
+    by_id: dict[str, LogInventory] = {}
+    for log in places.find_logs(Path(root), devices, on_problem=note):
+        standings = _as_seen(log)
+        if standings is None:
+            known = len(problems)
+            try:
+                standings = list(_inventories(log, problems))
+            except LogError as error:
+                note(error, log.device, log.log_id)
+                continue
+            if len(problems) == known:
+                _remember(log, standings, at_ns)
+        for standing in standings:
+            log_id = standing.log.log_id
+            if devices is not None and not {log.device, log_id} & devices:
+                continue
+            known_copy = by_id.get(log_id)
+            by_id[log_id] = standing if known_copy is None else known_copy.joined(standing)
+    for problem in problems:
+        if problem.is_whole:
+            by_id.pop(problem.log_id, None)
+    return FleetSnapshot(by_id, problems, at_ns)
+
+
+def _inventories(log: LogPlace, problems: list[Problem]) -> Iterator[LogInventory]:
+    left_out: dict[int, str] = {}
+
+    def leave_out(error: LogError, lsn: int) -> None:
+        left_out[lsn] = str(error)
+        problems.append(Problem(log.device, log.of_segment(lsn).log_id, error))
+
+    segments = inventory.segments(log, on_problem=leave_out)
+    for owner, group in groupby(segments, key=lambda place: log.of_segment(place.first_lsn)):
+        shared = list(group)
+        if owner.log_id != log.log_id:
+            bad = {lsn: why for lsn, why in left_out.items() if log.of_segment(lsn) == owner}
+            bound = next(end for log_id, end in log.identity.parents if str(log_id) == owner.log_id)
+            yield LogInventory(owner, shared, inventory.last_end(owner, shared), bad, bound)
+    first = log.identity.begins
+    mine = [place for place in segments if place.first_lsn >= first]
+    bad = {lsn: why for lsn, why in left_out.items() if lsn >= first}
+    yield LogInventory(log, mine, inventory.durable_end(log, mine), bad)
+
+
+def _as_seen(log: LogPlace) -> list[LogInventory] | None:
+    facts, standings = _seen.get(log.path) or ({}, None)
+    # It is another as soon as anything happens in the log's own directory.
+    if not standings or standings[-1].log is not log:
+        return None
+    is_same = all(places.facts_of(path) == fact for path, fact in facts.items())
+    return standings if is_same else None
+
+
+def _remember(log: LogPlace, standings: list[LogInventory], at_ns: int) -> None:
+    """Remember a log whose inspection is final and that has not changed for a while.
+
+    Any change of a log that may be read to its end changes its facts.
+    """
+    standing = standings[-1]
+    if not standing.places or standing.end.mark.offset != standing.places[-1].size_bytes:
+        return
+    names = (f"{log.path}/log", f"{log.path}/{inventory.BREAKS}", standing.places[-1].path)
+    facts = {name: fact for name in names if (fact := places.facts_of(name)) is not None}
+    if all(fact.changed_ns < at_ns - places.SETTLED_NS for fact in facts.values()):
+        _seen[log.path] = facts, standings
+
+
+# -- places in a log -------------------------------------------------------------------------------
+
+
+def at_border(standing: LogInventory, place: SegmentPlace, offset: int) -> Position:
+    """Return the position at a border of frames: after the frame that ends there."""
+    here = standing.start_of(place)
+    if offset <= START:
+        return here
+    with standing.open(place) as file:
+        last = file.last_before(offset)
+        if last is None:
+            return here._replace(offset=offset)
+        frame, header = last
+        if frame + header.size == offset:
+            mark = Mark(place.first_lsn, offset, header.next_lsn, header.epoch)
+            return here.moved_to(DurableEnd(mark, frame, header.time_ns))
+        following = file.first_from(offset, place.size_bytes)
+    # After damage the frame before does not count: what is between was passed over.
+    lsn = header.next_lsn if following is None else following[1].first_lsn
+    return here._replace(offset=offset, lsn=lsn)
+
+
+def at_lsn(standing: LogInventory, lsn: int) -> Position:
+    """Return the frame with an lsn, or the first later one; the end without such a frame."""
+    chain = standing.from_segment(0)
+    if not chain:
+        return standing.latest
+    place = max((each for each in chain if each.first_lsn <= lsn), default=chain[0])
+    end = standing.size(place)
+    with standing.open(place) as file:
+        for offset, header in file.hop(_halve(file, lsn, end), end):
+            if header.next_lsn > lsn:
+                return standing.start_of(place)._replace(offset=offset, lsn=header.first_lsn)
+    later = standing.from_segment(place.first_lsn + 1)
+    return standing.start_of(later[0]) if later else standing.latest
+
+
+def _halve(file: SegmentFile, lsn: int, end: int) -> int:
+    low, high = START, end
+    while high - low > _HALVING_ENDS_BYTES:
+        middle = (low + high) // 2 & ~7
+        frame = file.first_from(middle, high)
+        if frame is None or frame[1].first_lsn > lsn:
+            high = middle
+        else:
+            low = frame[0]
+    return low
+
+
+def at_time(standing: LogInventory, time_ns: int) -> Position:
+    """Return the first frame of that time or later; the end without such a frame.
+
+    Log time may go back, so headers are scanned from the segment that passed the time first.
+    """
+    chain = standing.from_segment(0)
+    first = len(chain)
+    for number, place in enumerate(chain):
+        with standing.open(place) as file:
+            header = file.header()
+        if header is not None and header.created_ns >= time_ns:
+            first = number
+            break
+    for place in chain[max(first - 1, 0) :]:
+        with standing.open(place) as file:
+            for offset, frame in file.hop(START, standing.size(place)):
+                if frame.time_ns >= time_ns:
+                    return standing.start_of(place)._replace(offset=offset, lsn=frame.first_lsn)
+    return standing.latest

@@ -1,0 +1,745 @@
+"""Plan what is read of logs next, as pieces from where they were left. No Spark, and no state.
+
+A position moves only with bytes that are in the plan. A log that cannot be read further keeps its
+position, which says why (``held``); the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from taskq.arrow import DETAILS, Break, Corrupt, Piece, SegmentDamaged, decode
+from taskq.arrow.problems import shown
+from taskq.arrow.schema import DAMAGED
+from taskq.engine import Kind, kinds, segment_name
+from taskq.errors import LogError
+from taskq_plugins.fleet.inventory import START, SegmentFile, edges, follows
+from taskq_plugins.fleet.places import FleetError, LogPlace, SegmentPlace
+from taskq_plugins.spark.source import logs
+from taskq_plugins.spark.source.logs import FleetSnapshot, LogInventory
+from taskq_plugins.spark.source.positions import (
+    Bound,
+    DataLoss,
+    LogHeld,
+    LogVanished,
+    Lsn,
+    OptionError,
+    Position,
+    Unreadable,
+)
+
+if TYPE_CHECKING:
+    from taskq_plugins.spark.source.options import ReadOptions
+
+Positions: TypeAlias = Mapping[str, Position]
+T = TypeVar("T")
+
+#: No limit.
+UNLIMITED: Final = 2**62
+#: Least bytes of a log's turn: an even share among thousands of logs would be less than a frame.
+SHARE_BYTES_MIN: Final = 256 * 1024
+#: Cause of a gap made by the log's own compaction.
+COMPACTION: Final = "compaction took it"
+_COMPACTED: Final = kinds.name_of(Kind.COMPACTED)
+_NOTHING: Final = pa.schema([])
+#: A stretch is not cut for the sake of less than this part of a partition.
+_CUT_MIN: Final = 8
+#: How often a plan is begun anew because compaction took a segment meanwhile.
+_TRIES: Final = 5
+_log: Final = logging.getLogger("taskq")
+
+
+class Stretch(NamedTuple):
+    """Bytes of one segment, from one border of frames to another; and the break before them."""
+
+    log: LogPlace
+    place: SegmentPlace
+    start: int
+    end: int
+    behind: Break | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
+
+    def piece(self, start: int, end: int) -> Piece:
+        log, place = self.log, self.place
+        # From 0 on the header is checked, too.
+        begin = 0 if start == START < end else start
+        behind = self.behind if start == self.start else None
+        return Piece(
+            place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end, behind=behind
+        )
+
+
+class Plan(NamedTuple):
+    """What to read, and how far the logs were read after that.
+
+    Attributes:
+        pieces: by partition.
+        ends: positions in all logs.
+        problems: why a log is not read further, by log id or device.
+        skipped: what is passed over, in words.
+        left: what remains after this.
+    """
+
+    pieces: list[list[Piece]]
+    ends: dict[str, Position]
+    problems: dict[str, str]
+    skipped: list[str]
+    left: UnreadRest
+
+
+class UnreadRest(NamedTuple):
+    """Unread rest of logs."""
+
+    size_bytes: int = 0
+    records: int = 0
+    logs: int = 0
+
+
+def plan(
+    options: ReadOptions,
+    positions: Positions,
+    max_bytes: int = UNLIMITED,
+    sight: FleetSnapshot | None = None,
+    targets: Mapping[str, Position] | None = None,
+) -> Plan:
+    """Plan the next batch.
+
+    Args:
+        options: what to read, and what to do about missing and damaged records.
+        positions: how far each log was read; a log that is not there begins.
+        max_bytes: upper bound of the batch; a single larger frame is read all the same.
+        sight: the logs, if they were looked at already.
+        targets: ends to plan to, and no other log; None for the current ends.
+
+    Raises:
+        DataLoss, Unreadable: a log cannot be read, and ``options`` do not say to go on.
+    """
+    return patiently(lambda: _plan(options, positions, max_bytes, sight, targets))
+
+
+def _plan(
+    options: ReadOptions,
+    positions: Positions,
+    max_bytes: int,
+    sight: FleetSnapshot | None,
+    targets: Mapping[str, Position] | None,
+) -> Plan:
+    sight = sight or logs.look(options.path, options.devices)
+    batch = _Batch(options, sight, positions, max_bytes)
+    batch.note_problems()
+    waiting = [
+        Backlog(standing, positions.get(log_id) or beginning(options, standing, is_new=True), end)
+        for log_id, standing in sight.logs.items()
+        if (end := standing.latest if targets is None else targets.get(log_id))
+        and not batch.is_at(log_id, end)
+    ]
+    # The log that is furthest behind first, so that none starves.
+    waiting.sort(key=lambda log: (log.here.time_ns, log.standing.log.log_id))
+    while waiting and batch.take(waiting):
+        waiting = [rest for rest in map(batch.rest_of, waiting) if rest is not None]
+    chosen = sorted(batch.chosen, key=lambda stretch: (stretch.log.device, stretch.place.first_lsn))
+    pieces = pack(chosen, options.target_partition_bytes)
+    return Plan(pieces, batch.ends, batch.problems, batch.skipped, left(sight, batch.ends))
+
+
+class Backlog(NamedTuple):
+    """A log with something to read: from ``here`` up to ``target``."""
+
+    standing: LogInventory
+    here: Position
+    target: Position
+
+
+class _Batch:
+    """A batch that is being planned.
+
+    Attributes:
+        chosen: what is read.
+        ends: positions after that.
+        problems: why a log is not read further, by log id or device.
+        skipped: what is passed over, in words.
+        passes: whether missing records are passed over.
+    """
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        sight: FleetSnapshot,
+        positions: Positions = MappingProxyType({}),
+        max_bytes: int = UNLIMITED,
+    ) -> None:
+        self.chosen: list[Stretch] = []
+        self.ends: dict[str, Position] = dict(positions)
+        self.problems: dict[str, str] = {}
+        self.skipped: list[str] = []
+        self.passes = options.fail_on_data_loss == "false"
+        self._options = options
+        self._sight = sight
+        self._before = positions
+        self._room = max_bytes
+        self._fails = options.fail_on_data_loss == "true"
+        self._holds = options.fail_on_data_loss == "hold"
+        self._skips = options.corrupt_mode != "fail"
+        self._waiting: dict[str, Backlog] = {}
+
+    def note_problems(self) -> None:
+        """Note what cannot be read at all; a log whose device has another one was replaced."""
+        sight, chosen = self._sight, self._options.devices
+        for problem in sight.problems:
+            self.problems[problem.log_id or problem.device] = problem.text
+            if not (self._skips or self._holds):
+                raise Unreadable(problem.error)
+            self._skip(problem.text)
+        devices = {standing.log.device for standing in sight.logs.values()}
+        for log_id in self._before.keys() - sight.logs.keys():
+            at = self._before[log_id]
+            held = sight.problem_of(at.device, log_id)
+            is_chosen = chosen is None or bool({at.device, log_id} & chosen)
+            if is_chosen and not held and at.device not in devices:
+                vanished = LogVanished(at.device, log_id)
+                if self._fails:
+                    raise vanished
+                held = str(vanished)
+                if self.passes and at.held != held:
+                    self._skip(held)
+            if held:
+                self.problems[log_id] = held
+            self.ends[log_id] = at._replace(held=held)
+
+    def is_at(self, log_id: str, end: Position) -> bool:
+        """Return whether a log was read to its end; then it is held no more."""
+        here = self._before.get(log_id)
+        if here is None or (here.place, here.time_ns) != (end.place, end.time_ns):
+            return False
+        self.ends[log_id] = here._replace(held="")
+        return True
+
+    def take(self, waiting: Sequence[Backlog]) -> bool:
+        """Share the room among logs, a parent before its children; False if nothing was taken."""
+        room, self._waiting = self._room, {log.standing.log.log_id: log for log in waiting}
+        for log_id in list(self._waiting):
+            self._take(log_id)
+        return 0 < self._room < room
+
+    def rest_of(self, backlog: Backlog) -> Backlog | None:
+        """Return what is left of a log that may be read further."""
+        at = self.ends.get(backlog.standing.log.log_id)
+        if at is None or at.held or at.place >= backlog.target.place:
+            return None
+        return backlog._replace(here=at)
+
+    def _take(self, log_id: str) -> None:
+        backlog = self._waiting.get(log_id)
+        if backlog is None:
+            return
+        for parent, next_lsn in backlog.standing.parents:
+            self._take(parent)
+            at = self.ends.get(parent)
+            if parent in self._sight.logs and not self._is_read(parent, at, next_lsn):
+                return
+        share = max(self._room // len(self._waiting), min(SHARE_BYTES_MIN, self._room))
+        del self._waiting[log_id]
+        here, taken = self._advance(backlog, share)
+        if here.held:
+            self.problems[log_id] = here.held
+        if taken or log_id in self._before:
+            self.ends[log_id] = here
+        self.chosen += taken
+        self._room -= sum(stretch.size_bytes for stretch in taken)
+
+    def _is_read(self, parent: str, at: Position | None, next_lsn: int) -> bool:
+        """Return whether a parent was read to where its child goes on, as far as that is there."""
+        end = self._sight.logs[parent].latest
+        return not end.segment or (
+            at is not None and (bool(at.held) or at.lsn >= min(next_lsn, end.lsn))
+        )
+
+    def _advance(self, backlog: Backlog, room: int) -> tuple[Position, list[Stretch]]:
+        """Return (where the log is read to, what is read of it)."""
+        standing, here, target = backlog
+        taken: list[Stretch] = []
+        begun = here._replace(held="")
+        try:
+            for whole in stretches(standing, here, target.place, self.on_loss):
+                is_first = not self.chosen and not taken
+                stretch = _within(whole, room, may_be_more=is_first)
+                problem = ""
+                if stretch is not None:
+                    stretch, problem = self._checked(stretch)
+                if stretch is not None:
+                    taken.append(stretch)
+                    room -= stretch.size_bytes
+                    begun = logs.at_border(standing, stretch.place, stretch.end).of(here)
+                if problem:
+                    raise LogHeld(problem)
+                if stretch is None or stretch.end < whole.end:
+                    break
+        except DataLoss as error:
+            if self._fails:
+                raise
+            begun = begun._replace(held=str(error))
+        return begun, taken
+
+    def _checked(self, stretch: Stretch) -> tuple[Stretch | None, str]:
+        if self._skips:
+            self.skipped += _damage_in(stretch)
+        return _readable(stretch) if self._holds and not self._skips else (stretch, "")
+
+    def on_loss(self, error: LogError) -> None:
+        """Raise what is missing or cannot be read, unless the options pass it over."""
+        if not (self._skips if isinstance(error, LogHeld) else self.passes):
+            raise error
+        self._skip(str(error))
+
+    def _skip(self, text: str) -> None:
+        self.skipped.append(text)
+        _log.warning("left out: %s", text)
+
+
+def _within(stretch: Stretch, room: int, *, may_be_more: bool) -> Stretch | None:
+    """Return the beginning of a stretch that has room, in whole frames; None without one."""
+    if stretch.size_bytes <= room:
+        return stretch
+    if room <= 0 and not may_be_more:
+        return None
+    with SegmentFile(stretch.place.path, stretch.log.log_id, stretch.place.first_lsn) as file:
+        after = stretch.start + 8
+        border = file.last_before(min(stretch.start + room + 1, stretch.end), start=after)
+        if border is None and may_be_more:
+            border = file.first_from(after, stretch.end)
+            return stretch if border is None else stretch._replace(end=border[0])
+    return None if border is None else stretch._replace(end=border[0])
+
+
+def _readable(stretch: Stretch) -> tuple[Stretch | None, str]:
+    """Return what of a stretch can be decoded, and what is wrong with the next byte."""
+    try:
+        for _ in decode(stretch.piece(stretch.start, stretch.end), _NOTHING):
+            pass
+    except SegmentDamaged as error:
+        end, problem = max(error.offset, stretch.start), str(error)
+    except LogError as error:
+        end, problem = _decoded_to(stretch), str(error)
+    else:
+        return stretch, ""
+    return (stretch._replace(end=end) if end > stretch.start else None), problem
+
+
+def _damage_in(stretch: Stretch) -> Iterator[str]:
+    columns = pa.schema([DETAILS.field(name) for name in ("kind", "lsn", "problem")])
+    piece = stretch.piece(stretch.start, stretch.end)
+    try:
+        for rows in decode(piece, columns, corrupt=Corrupt.QUARANTINE):
+            for row in rows.filter(pc.field("kind") == DAMAGED).to_pylist():
+                yield f"{shown(piece.path)}: {row['problem']}, from lsn {row['lsn']} on"
+    except LogError as error:
+        yield str(error)
+
+
+def _decoded_to(stretch: Stretch) -> int:
+    end = stretch.start
+    with (
+        suppress(LogError),
+        SegmentFile(stretch.place.path, stretch.log.log_id, stretch.place.first_lsn) as file,
+    ):
+        for offset, header in file.hop(stretch.start, stretch.end):
+            for _ in decode(stretch.piece(offset, offset + header.size), _NOTHING):
+                pass
+            end = offset + header.size
+    return end
+
+
+# -- from where a log was left ---------------------------------------------------------------------
+
+
+def stretches(
+    standing: LogInventory,
+    position: Position,
+    end: tuple[int, int],
+    on_loss: Callable[[LogError], None],
+) -> Iterator[Stretch]:
+    """Yield the bytes from a position to ``end`` by segment, each with the break before it.
+
+    ``on_loss`` gets what is missing between; it raises, or accepts it.
+    """
+    here, behind = _resumed(standing, position, on_loss)
+    last, end_offset = end
+    chain = [place for place in standing.places if here.segment <= place.first_lsn <= last]
+    for before, place in pairwise([None, *chain]):
+        assert place is not None
+        if before is not None:
+            behind = _gap_between(standing, before, place, on_loss) or behind
+        low = max(here.offset if place.first_lsn == here.segment else START, START)
+        high = place.size_bytes if place.first_lsn < last else end_offset
+        if place.size_bytes < high:
+            high = _whole_end(standing, place)
+        if low < high:
+            yield Stretch(standing.log, place, low, high, behind)
+            behind = None
+    for lsn in sorted(standing.left_out):
+        if lsn > (chain[-1].first_lsn if chain else here.segment):
+            on_loss(LogHeld(standing.left_out[lsn]))
+
+
+def _whole_end(standing: LogInventory, place: SegmentPlace) -> int:
+    """Return the offset after the last whole frame of a truncated segment."""
+    with standing.open(place) as file:
+        last = file.last_before(file.size_bytes)
+        if last is not None and last[0] + last[1].size > file.size_bytes:
+            last = file.last_before(last[0])
+    return START if last is None else last[0] + last[1].size
+
+
+def _resumed(
+    standing: LogInventory, at: Position, on_loss: Callable[[LogError], None]
+) -> tuple[Position, Break | None]:
+    """Return where to go on, and the break before.
+
+    That differs from the position if compaction removed the segment after it was read, if a
+    recovery moved frames, or if a loss is accepted.
+    """
+    if not at.segment:
+        return standing.earliest, None
+    if not standing.end.mark.segment and not standing.bound:
+        on_loss(LogVanished(standing.log.device, standing.log.log_id))
+        return at, None
+    if at.lsn >= (standing.bound or at.lsn + 1):
+        return at, None  # read to its end from its own directory, which is gone
+    place = standing.find(at.segment)
+    if place is not None:
+        with standing.open(place) as file:
+            if _stands(file, at):
+                return at, None
+        moved = _moved(standing, at)
+        if moved is not None:
+            return moved, None
+        raise LogHeld(
+            f"device {at.device}: {segment_name(at.segment)}, offset {at.offset}, of log "
+            f"{standing.log.log_id} does not hold the frame that was read last (lsn {at.lsn - 1}): "
+            f"the file was damaged, cut, or replaced by another; put the right one back"
+        )
+    return _elsewhere(standing, at, on_loss)
+
+
+def _elsewhere(
+    standing: LogInventory, at: Position, on_loss: Callable[[LogError], None]
+) -> tuple[Position, Break | None]:
+    """Return where to go on after a segment that is not there any more."""
+    following = next((place for place in standing.places if place.first_lsn >= at.lsn), None)
+    if following is None:
+        moved = logs.at_lsn(standing, at.lsn)
+        if at.segment not in standing.left_out and moved.place < standing.latest.place:
+            return moved.of(at), None
+        if standing.latest.lsn < at.lsn and not standing.left_out:
+            raise LogHeld(
+                f"device {at.device}: log {standing.log.log_id} ends at lsn "
+                f"{standing.latest.lsn}, before what was read (lsn {at.lsn}): it was restored "
+                f"from a backup and nobody has opened it since, or files are missing"
+            )
+        return at, None
+    here = standing.start_of(following).of(at)
+    if _is_next(standing, following, at):
+        return here, None
+    declared = standing.gap_before(following.first_lsn)
+    if declared is not None and declared.left[:2] == at.place:
+        return here, _gap(standing, at.lsn, following)
+    text = standing.left_out.get(at.segment)
+    on_loss(LogHeld(text) if text else _loss(at, at.segment, f"at lsn {following.first_lsn}"))
+    return here, _gap(standing, at.lsn, following)
+
+
+def _moved(standing: LogInventory, at: Position) -> Position | None:
+    """Return the end of the frame that was read last, if a recovery wrote it to another place."""
+    stood = logs.at_lsn(standing, at.lsn - 1)
+    place = standing.find(stood.segment)
+    if place is None or not at.frame:
+        return None
+    with standing.open(place) as file:
+        header = file.frame_at(stood.offset)
+    if header is None or (header.next_lsn, header.time_ns) != (at.lsn, at.time_ns):
+        return None
+    return logs.at_border(standing, place, stood.offset + header.size).of(at)
+
+
+def _stands(file: SegmentFile, at: Position) -> bool:
+    if at.offset > file.size_bytes:
+        return False
+    if at.frame:
+        header = file.frame_at(at.frame)
+        if header is None:  # damaged since it was read
+            return True
+        is_last = (header.next_lsn, header.time_ns) == (at.lsn, at.time_ns)
+        return is_last and at.frame + header.size == at.offset
+    if at.offset in {START, file.size_bytes}:
+        return True
+    header = file.frame_at(at.offset)
+    # Nothing readable stands there after damage, and a place that a person named has no lsn.
+    return header is None or header.first_lsn >= at.lsn
+
+
+def _is_next(standing: LogInventory, following: SegmentPlace, at: Position) -> bool:
+    if following.first_lsn <= at.lsn:
+        return True
+    with standing.open(following) as file:
+        header = file.header()
+    return at.time_ns == (header.created_ns if header is not None else 0) != 0
+
+
+def _gap_between(
+    standing: LogInventory,
+    before: SegmentPlace,
+    place: SegmentPlace,
+    on_loss: Callable[[LogError], None],
+) -> Break | None:
+    border = edges(standing.log, before)
+    with standing.open(place) as file:
+        header = file.header()
+    for lsn, text in standing.left_out.items():
+        if before.first_lsn < lsn < place.first_lsn:
+            on_loss(LogHeld(text))
+            return _gap(standing, border.next_lsn, place)
+    if standing.gap_before(place.first_lsn) is not None:
+        return _gap(standing, border.next_lsn, place)
+    if follows(border, place, header.created_ns if header is not None else 0):
+        return None
+    where = f"at least one segment before {segment_name(place.first_lsn)}"
+    on_loss(DataLoss(standing.log.device, where, border.next_lsn, f"at lsn {place.first_lsn}"))
+    return _gap(standing, border.next_lsn, place)
+
+
+def _gap(standing: LogInventory, lsn: int, place: SegmentPlace) -> Break:
+    declared = standing.gap_before(place.first_lsn)
+    if declared is not None:
+        return Break("gap", lsn, place.first_lsn, declared.end_lsn, declared.cause)
+    end_lsn = _compacted(standing, place.first_lsn)
+    return Break("gap", lsn, place.first_lsn, end_lsn, COMPACTION if end_lsn else None)
+
+
+def _compacted(standing: LogInventory, first_lsn: int) -> int | None:
+    log = standing.log
+    columns = pa.schema([DETAILS.field(name) for name in ("kind", "lsn", "token")])
+    says = (pc.field("kind") == _COMPACTED) & (pc.field("token") >= first_lsn)
+    for place in standing.from_segment(first_lsn):
+        end = standing.size(place)
+        if end <= START:
+            continue
+        piece = Stretch(log, place, START, end).piece(START, end)
+        with suppress(LogError):
+            for rows in decode(piece, columns, corrupt=Corrupt.SKIP):
+                if lsns := rows.filter(says)["lsn"]:
+                    return int(lsns[0].as_py()) + 1
+    return None
+
+
+def _loss(at: Position, segment: int, goes_on: str) -> DataLoss:
+    return DataLoss(at.device, f"segment {segment_name(segment)}", at.lsn, goes_on)
+
+
+# -- between two positions of a stream -------------------------------------------------------------
+
+
+def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[list[Piece]]:
+    """Return the pieces between the positions before and after a batch that was planned before."""
+    chosen = patiently(lambda: _between(options, begins, ends))
+    return pack(chosen, options.target_partition_bytes)
+
+
+def _between(options: ReadOptions, begins: Positions, ends: Positions) -> list[Stretch]:
+    starts = {log_id: _start_of(begins.get(log_id), end) for log_id, end in ends.items()}
+    moved = {log_id: end for log_id, end in ends.items() if starts[log_id].place != end.place}
+    if not moved:
+        return []
+    sight = logs.look(options.path, options.devices)
+    batch = _Batch(options, sight)
+    # A batch that was planned has to be read: what went since is a break.
+    batch.passes = options.fail_on_data_loss != "true"
+    chosen: list[Stretch] = []
+    for log_id, end in sorted(moved.items(), key=lambda item: (item[1].device, item[0])):
+        chosen += _of_log(batch, sight.logs.get(log_id), log_id, starts[log_id], end)
+    return chosen
+
+
+def _of_log(
+    batch: _Batch, standing: LogInventory | None, log_id: str, start: Position, end: Position
+) -> Iterator[Stretch]:
+    lsn, last = start.lsn, None
+    if standing is None:
+        batch.on_loss(LogVanished(end.device, log_id))
+        return
+    try:
+        for last in stretches(standing, start, end.place, batch.on_loss):
+            yield last
+            lsn = logs.at_border(standing, last.place, last.end).lsn
+    except LogHeld as error:
+        if not batch.passes:
+            raise
+        batch.skipped.append(str(error))
+    if lsn < end.lsn:
+        batch.on_loss(_loss(end._replace(lsn=lsn), end.segment, "without it"))
+        path = f"{standing.log.path}/log/{segment_name(end.segment)}"
+        place = last.place if last is not None else SegmentPlace(end.segment, path, 0, 0, 0)
+        yield Stretch(standing.log, place, end.offset, end.offset, Break("gap", lsn))
+
+
+def _start_of(begin: Position | None, end: Position) -> Position:
+    """Return where a batch begins in a log, given both of its offsets.
+
+    A first batch that is run again is given the offset with which a stream would begin now: with
+    "latest" that is another than when the batch was planned, which the end still knows.
+    """
+    if begin is None:
+        return end.origin()
+    is_new = begin.place == begin.origin().place
+    return end.origin() if is_new and begin.place != end.origin().place else begin
+
+
+# -- the options, and what is left -----------------------------------------------------------------
+
+
+def beginning(options: ReadOptions, standing: LogInventory, *, is_new: bool = False) -> Position:
+    if options.starting_timestamp is not None:
+        return logs.at_time(standing, options.starting_timestamp).begun()
+    if options.starting_offsets is None or is_new:
+        return standing.earliest
+    return bound_of(options.starting_offsets, standing) or standing.earliest
+
+
+def bound_of(bound: Bound, standing: LogInventory) -> Position | None:
+    """Return the place that a bound names in a log; None: it does not name the log."""
+    log = standing.log
+    given = bound if isinstance(bound, str) else bound.get(log.log_id, bound.get(log.device))
+    if given == "earliest":
+        return standing.earliest
+    if given == "latest":
+        return standing.latest
+    if isinstance(given, Lsn):
+        return logs.at_lsn(standing, given.lsn).begun()
+    if given is None:
+        return None
+    place = standing.find(given.segment)
+    if place is None or given.frame:
+        return Position(log.device, given.segment, given.offset, given.lsn, given.time_ns).begun()
+    with standing.open(place) as file:
+        last = file.last_before(given.offset + 1)
+    inside = last is not None and last[0] + last[1].size > given.offset
+    offset = last[0] if last is not None and inside else given.offset
+    return logs.at_border(standing, place, offset).begun()
+
+
+def check_found(options: ReadOptions, sight: FleetSnapshot) -> None:
+    """Refuse a directory without logs, and devices that are not there."""
+    if not sight.logs and not sight.problems:
+        if options.devices is not None:
+            names = ", ".join(sorted(options.devices)[:5])
+            raise OptionError("devices", f": none of them is in {options.path}: {names}")
+        raise FleetError(
+            f"{options.path} holds no task log: give the option path the directory of one (it has "
+            f"a file taskq.json), or one that holds such directories"
+        )
+    check_named(options, sight)
+
+
+def check_named(options: ReadOptions, sight: FleetSnapshot) -> None:
+    """Refuse bounds of logs that are not there."""
+    known = {name for key, log in sight.logs.items() for name in (key, log.log.device)}
+    for option, bound in (
+        ("startingOffsets", options.starting_offsets),
+        ("endingOffsets", options.ending_offsets),
+    ):
+        strange = () if bound is None or isinstance(bound, str) else sorted(set(bound) - known)
+        if strange and not sight.problems:
+            raise OptionError(option, f": there is no log or device {strange[0]!r}")
+
+
+def patiently(make: Callable[[], T]) -> T:
+    """Call it again while compaction takes a segment meanwhile."""
+    for _ in range(_TRIES - 1):
+        try:
+            return make()
+        except FileNotFoundError:
+            continue
+    try:
+        return make()
+    except FileNotFoundError as error:
+        raise DataLoss("", str(error.filename), 0, "without it") from error
+
+
+def left(sight: FleetSnapshot, ends: Positions) -> UnreadRest:
+    """Return how much of the logs is not read yet."""
+    size = records = count = 0
+    for log_id, standing in sight.logs.items():
+        of_log = left_of(standing, ends.get(log_id) or standing.earliest)
+        size, records = size + of_log.size_bytes, records + of_log.records
+        count += of_log.size_bytes > 0
+    return UnreadRest(size, records, count)
+
+
+def left_of(standing: LogInventory, here: Position) -> UnreadRest:
+    """Return how much of one log is not read yet."""
+    if here.place >= standing.latest.place:
+        return UnreadRest()
+    size = records = 0
+    places = standing.from_segment(here.segment)
+    for number, place in enumerate(places):
+        is_here = place.first_lsn == here.segment
+        size += max(standing.size(place) - (here.offset if is_here else START), 0)
+        if place.first_lsn == standing.end.mark.segment:
+            next_lsn = standing.end.mark.next_lsn
+        elif number + 1 < len(places) and places[number + 1].epoch == place.epoch:
+            next_lsn = places[number + 1].first_lsn
+        else:
+            next_lsn = edges(standing.log, place).next_lsn
+        records += max(next_lsn - max(place.first_lsn, here.lsn if is_here else 0), 0)
+    return UnreadRest(size, records, 1)
+
+
+# -- partitions ------------------------------------------------------------------------------------
+
+
+def pack(between: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
+    """Return pieces by partition, in the order of the stretches: about ``target_bytes`` in each.
+
+    Few partitions, since each costs Spark about 28 ms.
+    A pure function of the stretches and of bytes that never change. The partitions are made about
+    equal, so that none is a small rest which some core works off alone.
+    """
+    waiting = list(between)
+    rest = sum(stretch.size_bytes for stretch in waiting)
+    count = max(round(rest / target_bytes), 1)
+    parts: list[list[Piece]] = []
+    room = slack = 0
+    for stretch in waiting:
+        start, is_begun = stretch.start, False
+        while start < stretch.end or not is_begun:
+            size = stretch.end - start
+            if len(parts) < count and (room <= 0 or (room < slack < size - room)):
+                # Rounding is evened out by the later parts.
+                room = -(-rest // (count - len(parts)))
+                slack = room // _CUT_MIN
+                parts.append([])
+            end = stretch.end
+            if len(parts) < count and size > room + slack:
+                end = _border(stretch, start + room)
+            parts[-1].append(stretch.piece(start, end))
+            room -= end - start
+            rest -= end - start
+            start, is_begun = end, True
+    return parts
+
+
+def _border(stretch: Stretch, offset: int) -> int:
+    place = stretch.place
+    with SegmentFile(place.path, stretch.log.log_id, place.first_lsn) as file:
+        border = file.first_from((offset + 7) & ~7, stretch.end)
+    return border[0] if border is not None else stretch.end
