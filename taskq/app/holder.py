@@ -201,9 +201,9 @@ class LogHolder:
             NotWaiting: it is settled, or a worker claimed it meanwhile.
             KeyHeld: in that queue another job holds its key.
         """
-        from taskq.reading.editing import edit_job, wanted  # noqa: PLC0415 - few ask
+        from taskq.reading.dead import edit_job, edit_of  # noqa: PLC0415 - few ask
 
-        wish = wanted(run_now=run_now, delay=delay, eta=eta, priority=priority, queue=queue)
+        wish = edit_of(run_now=run_now, delay=delay, eta=eta, priority=priority, queue=queue)
         there, _, lsn = await self._found(job)
         return await edit_job(there._connection, lsn, wish)
 

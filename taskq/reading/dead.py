@@ -1,4 +1,4 @@
-"""The dead letters of a log, as its callers see them: ``log.dead`` and ``app.dead``."""
+"""Acts on jobs that do not run: edits, cancels, and the dead letters of ``app.dead``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import field, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
+from typing import Final, Literal, TypeAlias, Unpack
 
 from taskq.connection.blocking import blocking
 from taskq.connection.connection import Connection, split_job_id
 from taskq.core import durations, errors, model, parsing, views
 from taskq.core.values import TypedDict, dataclass
 from taskq.log.read import selection
-from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX, Letter
+from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX, Edit, Letter, Rewrite
 
 # Acts on many jobs: filters and results.
 
@@ -136,13 +136,12 @@ def waiting_states(
     return frozenset({chosen})
 
 
-if TYPE_CHECKING:
-    # The class has a method of that name.
-    Views: TypeAlias = list[views.JobView]
-    Jobs: TypeAlias = list[int]
-    Letters: TypeAlias = list[Letter]
-    #: Does something to the dead letters of one slice.
-    Act: TypeAlias = Callable[["DeadLetters", Jobs], Awaitable[Swept]]
+# The class has a method ``list``.
+Views: TypeAlias = list[views.JobView]
+Jobs: TypeAlias = list[int]
+Letters: TypeAlias = list[Letter]
+#: Does something to the dead letters of one slice.
+Act: TypeAlias = Callable[["DeadLetters", Jobs], Awaitable[Swept]]
 
 _LIST_DEFAULT: Final = 100
 
@@ -393,4 +392,57 @@ def dead_filter(filters: DeadFilters) -> selection.DeadFilter:
         wanted,
         since_ns=wanted.since_ns if since is None else moment_before(since, "since"),
         before_ns=wanted.before_ns if before is None else moment_before(before, "before"),
+    )
+
+
+#: How often a job is looked at anew that others change meanwhile.
+_LOOKS_MAX: Final = 100
+
+
+def edit_of(
+    *,
+    run_now: bool,
+    delay: durations.Duration | None,
+    eta: datetime | None,
+    priority: int | None,
+    queue: str | None,
+) -> Callable[[Rewrite], Edit]:
+    """Return the edit for these arguments.
+
+    Raises:
+        UsageError: an argument is wrong, several set the due time, or all are empty.
+    """
+    dues: list[tuple[int, bool]] = [(0, False)] if run_now else []
+    if delay is not None:
+        dues.append((durations.nanoseconds(delay, "delay"), False))
+    if eta is not None:
+        dues.append((durations.moment_ns(eta, "eta"), True))
+    if len(dues) > 1:
+        raise errors.UsageError("give one of run_now, delay and eta: a job has one due time")
+    if priority is not None:
+        priority = parsing.whole(priority, "priority")
+        if not 0 <= priority <= model.PRIORITY_MAX:
+            raise errors.UsageError(
+                f"priority is {priority}, it must be 0 (last) to {model.PRIORITY_MAX} (first)"
+            )
+    name = None if queue is None else parsing.check_name("queue name", queue)
+    if priority is None and name is None and not dues:
+        raise errors.UsageError(
+            "edit() takes run_now, delay, eta, priority or queue: give at least one"
+        )
+    return partial(Edit, priority=priority, queue=name, due=dues[0] if dues else None)
+
+
+async def edit_job(connection: Connection, lsn: int, wish: Callable[[Rewrite], Edit]) -> bool:
+    """Let a waiting job wait so; False if it does. Raises what ``LogHolder.edit`` does."""
+    for _ in range(_LOOKS_MAX):
+        port = await connection.port()
+        item: Rewrite = await port.look(partial(selection.waiting_job, job=lsn))
+        port = await connection.port()
+        changed = await port.edit(wish(item))
+        if changed is not None:
+            return changed
+    raise errors.LogError(
+        f"job {connection.tag.id(lsn)} in {connection.path} changed whenever it was to be edited: "
+        f"try again"
     )

@@ -12,7 +12,7 @@ import click
 from taskq_workers import events, pool
 from taskq_workers.process import running
 from taskq_workers.runs import executors, joblogs
-from taskq_workers.services.plugins import find_plugin
+from taskq_workers.runs.loader import find_plugin
 
 F = TypeVar("F", bound="Callable[..., object]")
 

@@ -12,17 +12,105 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final, Never, Protocol, Self
 
-from anyio import CancelScope, create_task_group, move_on_after, sleep
+from anyio import CancelScope, create_task_group, move_on_after, sleep, sleep_forever
 from anyio.abc import TaskStatus
 
 from taskq import DeadLetter, Delivery, Task, TaskQ, engine, errors, hooks, values, views
 from taskq_workers.events import Hook
 from taskq_workers.gates.gates import Gates
 from taskq_workers.runs import executors, guards, joblogs, lifespans, loader, tracing
-from taskq_workers.services import draining, plugins, scheduler, strays
+from taskq_workers.services import scheduler, watches
 from taskq_workers.services.deaths import DeathHooks
-from taskq_workers.services.loopwatch import LoopWatch
+from taskq_workers.services.watches import LoopWatch
 from taskq_workers.slots import feed, outcomes, rounds, slots
+
+#: How long a drain may take in silence.
+SILENCE_SECONDS: Final = 0.5
+_NAMED_MAX: Final = 3
+
+
+async def tell_drain(
+    running: Callable[[], list[tuple[Delivery, float | None]]], drain_seconds: float
+) -> None:
+    await sleep(SILENCE_SECONDS)
+    held = [f"{job.task} {job.job_id}" for job, _ in running()]
+    if held:
+        _log.warning(
+            "the worker stops; running jobs get %g s to finish (drain_timeout): %s",
+            drain_seconds, values.listed(held, _NAMED_MAX),
+        )  # fmt: skip
+
+
+class LastUploads:
+    """Has the logs of a burst that ran dry adopt what waits there."""
+
+    def __init__(self) -> None:
+        #: how many jobs had ended when it ran dry last
+        self._ended = -1
+
+    def look(self, runner: feed.Runner | None, stores: Iterable[engine.Store]) -> bool:
+        """Adopt, and let the runner look again; False if that brought nothing the last time."""
+        assert runner is not None
+        before, self._ended = self._ended, sum(runner.settler.ended.values())
+        if before == self._ended or runner.feed.allowed(1) <= 0:
+            return False
+        asked = [store.port().adopt() for store in stores]
+
+        def on_adopted(done: asyncio.Future[list[Any]]) -> None:
+            for answer in [] if done.cancelled() else done.result():
+                if isinstance(answer, BaseException):
+                    _log.error("not all uploads were adopted: %s", answer)
+            runner.feed.look_anew()
+
+        asyncio.gather(*asked, return_exceptions=True).add_done_callback(on_adopted)
+        return True
+
+
+class CancelListener:
+    """Stops the jobs of slots that somebody wants cancelled."""
+
+    def __init__(self, slots: slots.Slots) -> None:
+        self._slots = slots
+
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
+        """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
+        leave = store.on_cancel(self._on_ask)
+        try:
+            task_status.started()
+            await sleep_forever()
+        finally:
+            leave()
+
+    def _on_ask(self, ask: engine.Ask, _: None) -> None:
+        # A delivery that came with this very news is in the feed's buffer after this turn.
+        self._slots.loop.call_soon(self._stop, ask)
+
+    def _stop(self, ask: engine.Ask) -> None:
+        """Stop the job, unless it is settled already, or another worker of this process runs it."""
+        slots = self._slots
+        for slot in slots.slots:
+            delivery = slot.delivery
+            if delivery is not None and (delivery.job, delivery.token) == ask:
+                job = slot.context.get(hooks.running_job)
+                if job is not None and job.delivery is delivery:
+                    job.ask_cancel()
+                _log.info("job %s is cancelled while it runs", delivery.job_id)
+                slot.stop(cancellation)
+                return
+        buffer = slots.feed.buffer
+        for delivery in buffer:
+            if (delivery.job, delivery.token) == ask:
+                buffer.remove(delivery)
+                slots.put(cancellation(delivery), monotonic())
+                return
+        held = None if slots.gates is None else slots.gates.withdraw(ask)
+        if held is not None:
+            slots.put(cancellation(held), monotonic())
+
+
+def cancellation(delivery: Delivery) -> engine.Settlement:
+    return engine.Settlement(engine.kinds.CANCEL, delivery, None, 0, engine.Cause.ASKED)
+
 
 #: Logs that one worker has at most: each has a thread, and its own files open.
 LOGS_MAX: Final = 1_024
@@ -111,7 +199,7 @@ def parts_of(
 
 def _syncing(app: TaskQ) -> Service:
     """Return what sends the log to a hub, as its package brings it."""
-    service: Service = plugins.find_plugin("taskq.services", "sync", "hub")(app)
+    service: Service = loader.find_plugin("taskq.services", "sync", "hub")(app)
     return service
 
 
@@ -219,7 +307,7 @@ class Worker:
     #: whether jobs run in this very process, and take what the app's lifespans open here
     lends: bool = True
 
-    _stuck: strays.StuckWatch | None = None
+    _stuck: watches.StuckWatch | None = None
     tells_drain = True  # a slow drain is logged, unless a terminal shows it
 
     def __init__(
@@ -261,7 +349,7 @@ class Worker:
         self._task_limits: Mapping[str, engine.Limit] | None = None
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
-        self._begun, self._uploads = asyncio.Event(), draining.LastUploads()
+        self._begun, self._uploads = asyncio.Event(), LastUploads()
         self._parts = parts_of(app, logs, ticks=schedules and not burst, syncs=sync)
         self.services: list[Service] = self._parts[0].services
         self._own = list(self._parts) if logs is not None else []
@@ -342,7 +430,7 @@ class Worker:
             )
         loop = hooks.need_loop("a worker")
         loader.import_included(self.app)
-        plugins.plug_in(self.app)
+        loader.plug_in(self.app)
         self.app.hooks.check_tasks()
         self._phase = Phase.RUNNING
         # The root of all its tasks: stop() is often called by another task than start().
@@ -495,7 +583,7 @@ class Worker:
                     part.serve(self, None)
                 ending.start_soon(self._interrupt, runner)
                 if self.tells_drain:
-                    ending.start_soon(draining.tell_drain, lambda: self.held, self.drain_seconds)
+                    ending.start_soon(tell_drain, lambda: self.held, self.drain_seconds)
                 claiming.cancel_scope.cancel()
             await runner.gone.wait()
             ending.cancel_scope.cancel()
@@ -541,8 +629,8 @@ class Worker:
             part.beside += [self._deaths[-1], gates.probes]
             part.services.append(gates)
             if self._warns:
-                part.services.append(strays.StrayWatch(part.app, self.queues))
-        self._stuck = strays.StuckWatch(
+                part.services.append(watches.StrayWatch(part.app, self.queues))
+        self._stuck = watches.StuckWatch(
             self.app, self.queues, self.concurrency,
             lambda: [delivery for delivery, _ in runner.held()],
             self._port_of, self._tell_what_it_serves,
@@ -602,7 +690,7 @@ class Worker:
         )
         for part, host in zip(parts, runner.hosts, strict=True):
             part.host = host
-            part.beside.append(draining.CancelListener(runner))
+            part.beside.append(CancelListener(runner))
         self._beside.append(watch)
         keeper.blame = runner.blame
         self._undo.callback(guards.forbid_stop(runner.loop, runner.runs))

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.errors import UsageError
-from taskq_workers.services import draining
+from taskq_workers import pool
 from tests.programs import run_python, run_taskq
 
 #: Ends a process where Ctrl-C comes while the command is imported.
@@ -74,7 +74,7 @@ async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
         def emit(self, _record: logging.LogRecord) -> None:
             was_told.set()
 
-    monkeypatch.setattr(draining, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(pool, "SILENCE_SECONDS", 0.0)
     handler = Told()
     logging.getLogger("taskq.worker").addHandler(handler)
     try:

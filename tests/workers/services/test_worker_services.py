@@ -16,7 +16,7 @@ from taskq.core.errors import LogError
 from taskq.log.store.store import Store
 from taskq.log.upkeep.health import check_health
 from taskq_workers.pool import Worker
-from taskq_workers.services import loopwatch
+from taskq_workers.services import watches
 from tests.effort import within
 
 SECONDS = 30
@@ -138,8 +138,8 @@ def test_a_worker_says_at_once_that_it_needs_a_loop_of_asyncio(app: TaskQ) -> No
 def test_the_thread_ends_with_a_loop_that_is_closed_while_it_stands_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loopwatch, "BLOCKED_SECONDS", 0.01)
-    monkeypatch.setattr(loopwatch, "_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(watches, "BLOCKED_SECONDS", 0.01)
+    monkeypatch.setattr(watches, "_ASK_SECONDS", 0.01)
     surrendered = threading.Event()
     before = set(threading.enumerate())
     loop = asyncio.new_event_loop()
@@ -169,7 +169,7 @@ async def test_health_fails_while_the_storage_thread_answers_nothing(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A standstill fails health, waiting jobs or not; it recovers by itself."""
-    monkeypatch.setattr(loopwatch, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(watches, "STALL_SECONDS", 0.1)
     goes_on = threading.Event()
     text = "the storage thread answers no request, and is at"
     async with app, app.worker():
@@ -186,9 +186,9 @@ async def test_health_fails_while_the_loop_of_a_worker_begins_no_job(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No restart is due for that."""
-    monkeypatch.setattr(loopwatch, "STALL_SECONDS", 0.1)
-    monkeypatch.setattr(loopwatch, "BLOCKED_SECONDS", 0.01)
-    monkeypatch.setattr(loopwatch, "_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(watches, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(watches, "BLOCKED_SECONDS", 0.01)
+    monkeypatch.setattr(watches, "_ASK_SECONDS", 0.01)
     text = "the event loop does not turn, so that no job begins"
 
     @app.task
@@ -213,7 +213,7 @@ async def test_health_fails_while_the_loop_of_a_worker_begins_no_job(
 
 async def _watch_until_stopped(surrendered: threading.Event) -> None:
     loop = asyncio.get_running_loop()
-    watch = loopwatch.LoopWatch(lambda: False, lambda _task: None, surrendered.set, list)
+    watch = watches.LoopWatch(lambda: False, lambda _task: None, surrendered.set, list)
     unused: Any = None
 
     class Started:

@@ -11,8 +11,8 @@ from taskq import State, TaskQ
 from taskq.engine import LogReader
 from taskq.views import Why
 from taskq_workers.pool import Worker
-from taskq_workers.services import strays
-from taskq_workers.services.strays import StrayWatch
+from taskq_workers.services import watches
+from taskq_workers.services.watches import StrayWatch
 
 _UNKNOWN = (
     "1 job waits that no worker knows: proj.send (1); start one with the app that registers them, "
@@ -113,8 +113,8 @@ async def test_a_queue_that_nobody_uses_is_told_with_the_one_that_was_meant(
 async def test_parents_that_fill_every_slot_and_wait_for_children_are_told_everywhere(
     app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch, runs_in: str
 ) -> None:
-    monkeypatch.setattr(strays, "STUCK_SECONDS", 0.0)
-    monkeypatch.setattr(strays, "_STUCK_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watches, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "_STUCK_LOOK_SECONDS", 0.01)
 
     @app.task(name="child", retry=1)
     async def child(number: int) -> int:
@@ -152,8 +152,8 @@ async def test_parents_that_fill_every_slot_and_wait_for_children_are_told_every
 async def test_a_parent_that_leaves_a_slot_to_its_child_is_warned_once_and_no_more(
     app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strays, "STUCK_SECONDS", 0.0)
-    monkeypatch.setattr(strays, "_STUCK_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(watches, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "_STUCK_LOOK_SECONDS", 0.001)
 
     @app.task(name="child", retry=1)
     async def child() -> None: ...

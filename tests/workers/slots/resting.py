@@ -23,8 +23,7 @@ from taskq.core.errors import AppendFailed
 from taskq.core.records import Kind
 from taskq_workers import pool
 from taskq_workers.gates import gate
-from taskq_workers.pool import Phase, Worker
-from taskq_workers.services.draining import CancelListener
+from taskq_workers.pool import CancelListener, Phase, Worker
 from taskq_workers.slots import slots
 from taskq_workers.slots.slots import Slots
 from tests.workers.fakes import FakeApp, FakePort, FakeStore

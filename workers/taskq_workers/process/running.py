@@ -19,7 +19,7 @@ from taskq.cli import silence
 from taskq_workers import events, pool
 from taskq_workers.process import reporting, supervisor
 from taskq_workers.runs import joblogs, loader
-from taskq_workers.services.plugins import find_plugin
+from taskq_workers.runs.loader import find_plugin
 
 _GROUP: Final = "taskq.executors"
 
