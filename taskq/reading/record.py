@@ -11,7 +11,6 @@ from typing import Final, Protocol
 from taskq.connection.blocking import off_loop
 from taskq.core import errors, kinds, records
 from taskq.core.parsing import Tag
-from taskq.core.values import NamedTuple
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import Record, places
 from taskq.log.machine.disk import LocalDisk
@@ -62,6 +61,7 @@ class Choice:
 
     Args:
         kinds, queues, tasks: names; None for all.
+        since_ns, until_ns: records from then on, and before then; asked by ``names`` alone.
         name_all: find out queue and task of every job, also where no choice depends on it.
 
     Raises:
@@ -74,8 +74,11 @@ class Choice:
         queues: Iterable[str] | None = None,
         tasks: Iterable[str] | None = None,
         *,
+        since_ns: int | None = None,
+        until_ns: int | None = None,
         name_all: bool = False,
     ) -> None:
+        self.since_ns, self.until_ns = since_ns, until_ns
         wanted = _names("kinds", kinds)
         unknown = sorted((wanted or frozenset()) - _KINDS.keys())
         if unknown:
@@ -137,38 +140,18 @@ class Choice:
             return None
         return names
 
-
-class Wanted(NamedTuple):
-    """Filter of records that are written; None stands for all."""
-
-    queue: str | None = None
-    task: str | None = None
-    since_ns: int | None = None
-    until_ns: int | None = None
-
-
-class Chooser:
-    """Chooses records, asked for each in the order of the log."""
-
-    def __init__(self, reader: reader.LogReader, wanted: Wanted) -> None:
-        self._reader = reader
-        self._wanted = wanted
-        queues, tasks = (name and [name] for name in wanted[:2])
-        self._choice = Choice(queues=queues, tasks=tasks)
-
-    def names(self, record: Named) -> tuple[str, str] | None:
-        """Return queue and task of a record that fits, perhaps from its birth; else None."""
-        wanted, choice = self._wanted, self._choice
-        if wanted.until_ns is not None and record.time_ns >= wanted.until_ns:
+    def names(self, record: Named, reader: reader.LogReader) -> tuple[str, str] | None:
+        """Return (queue, task) as ``fits`` does, for records in order; asks for unknown jobs."""
+        if self.until_ns is not None and record.time_ns >= self.until_ns:
             return None
-        choice.note(record)
-        if wanted.since_ns is not None and record.time_ns < wanted.since_ns:
+        self.note(record)
+        if self.since_ns is not None and record.time_ns < self.since_ns:
             return None
-        if choice.lacks(record):
-            view = self._reader.job(record.job, body_bytes_max=0)
+        if self.lacks(record):
+            view = reader.job(record.job, body_bytes_max=0)
             if view is not None:
-                choice.learn(record.job, view.queue, view.task)
-        return choice.fits(record)
+                self.learn(record.job, view.queue, view.task)
+        return self.fits(record)
 
 
 def kind_at(data: bytes, at: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core import views
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from taskq.log.read.timeline import JobEvent, StepView
 
 _RUNNING: Final = set(LIVE_STATES - WAITING_STATES)
+_ENDS_MAX: Final = 15
 #: Running jobs with their progress, and limits of tasks and of concurrency keys, at most.
 _RUNNING_MAX: Final = 20
 _LIMITS_MAX: Final = 100
@@ -134,6 +136,12 @@ class LogStatus:
     def holds(self) -> list[tuple[views.OwnerView, views.Hold]]:
         """Jobs that workers keep back, each with the worker."""
         return [(owner, hold) for owner, each in self.serving for hold in each.holds]
+
+    @cached_property
+    def ends(self) -> list[views.JobView]:
+        """Jobs that ended last and are still over, the latest end first."""
+        jobs = (self.reader.job(lsn, body_bytes_max=0) for lsn in self.reader.last_ended())
+        return list(islice((job for job in jobs if job and job.settled_ns), _ENDS_MAX))
 
     @cached_property
     def failures(self) -> list[FailureGroup]:

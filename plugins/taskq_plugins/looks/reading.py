@@ -395,6 +395,7 @@ class Causes:
 #: Parts of a log's status that the first page shows.
 _NOW: Final = (
     "stats", "standing", "totals", "running", "lost", "owners", "workers", "slots", "orphans",
+    "ends",
 )  # fmt: skip
 
 

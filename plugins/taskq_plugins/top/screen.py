@@ -31,8 +31,6 @@ from taskq_plugins.looks.reading import Causes
 
 #: Last ends that are shown.
 _ENDS_MAX: Final = 8
-#: Records before the end of the log among which they are looked for at first.
-_LOOK_BACK: Final = 5_000
 #: Looks that a sparkline is made of.
 SPARKS_MAX: Final = 20
 #: Seconds between looks at a log without new records: ages and leases change all the same.
@@ -83,9 +81,6 @@ class Watcher:
         self._causes = Causes()
         self._ended: dict[str, int] = {}
         self._sparks: dict[str, deque[int]] = {}
-        self._ends: deque[int] = deque(maxlen=_ENDS_MAX)
-        self._views: dict[int, documents.JobView] = {}
-        self._cursor: engine.Cursor | None = None
 
     def look(self) -> Picture:
         """Return the log as it stands, or stood then.
@@ -113,7 +108,7 @@ class Watcher:
             time_ns=reader.now_ns,
             free=shutil.disk_usage(reader.path).free,
             sparks={name: tuple(line) for name, line in self._sparks.items()},
-            ended=tuple(self._told_ends()),
+            ended=tuple(status.ends[:_ENDS_MAX]),
             failures=tuple(self._causes.of(reader, status.totals.dead)),
         )
         return self._last
@@ -125,28 +120,6 @@ class Watcher:
             self._ended[queue.queue] = ended
             line = self._sparks.setdefault(queue.queue, deque(maxlen=SPARKS_MAX))
             line.append(max(ended - before, 0))
-
-    def _follow(self) -> None:
-        """Note which jobs ended since the last look, by the kinds of the records alone."""
-        journal = self._reader.journal
-        if self._cursor is None:
-            self._cursor = journal.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
-        try:
-            self._ends.extend(self._reader.ended(self._cursor))
-        except errors.TaskqError:  # the place was removed or cut: go on from the end
-            self._cursor = journal.end()
-
-    def _told_ends(self) -> list[documents.JobView]:
-        if self._at:
-            return self._reader.jobs(set(documents.SETTLED_STATES), None, None, _ENDS_MAX)
-        self._follow()
-        views: list[documents.JobView] = []
-        for lsn in dict.fromkeys(reversed(self._ends)):
-            view = self._views.get(lsn) or self._reader.job(lsn, body_bytes_max=0)
-            if view is not None and view.state in documents.SETTLED_STATES:
-                views.append(view)
-        self._views = {view.lsn: view for view in views}
-        return views
 
 
 #: Subject of a row: a queue's name, a job, or failures of one kind.

@@ -391,17 +391,9 @@ class Pages:
         return Response(self._files[name], media_type=door.FILES[name])
 
     async def _now(self, look: Look) -> dict[str, Any]:
-        records = await self._records(look, _LOOKED_MAX, hooks.Choice())
-        ended = [record for record in records if record.kind in _ENDS][-_ENDS_MAX:]
-
         def work(reader: engine.LogReader) -> dict[str, Any]:
-            return {
-                "ends": [(end, reader.job(reader.parse_id(end.job_id))) for end in reversed(ended)],
-                "tag": reader.tag,
-                **reading.first_of(
-                    reader, reading.Causes(_CAUSES_MAX) if look.at else self._looks.causes
-                ),
-            }
+            causes = reading.Causes(_CAUSES_MAX) if look.at else self._looks.causes
+            return {"tag": reader.tag, **reading.first_of(reader, causes)}
 
         shown: dict[str, Any] = await look.read(work)
         return shown

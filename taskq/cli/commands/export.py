@@ -19,7 +19,7 @@ from taskq.cli import errors, options
 
 if TYPE_CHECKING:
     from taskq import engine
-    from taskq.reading.record import Wanted
+    from taskq.reading.record import Choice
 
 #: Mode of the output: a log is private to its user, and so is a copy.
 _PRIVATE: Final = 0o600
@@ -87,10 +87,11 @@ def export(
     since_ns, until_ns = _time(since, "--since", now_ns), _time(before, "--before", now_ns)
     with options.open_reader(data_dir) as reader:
         if not is_jobs:
-            from taskq.reading.record import Wanted  # noqa: PLC0415 - help must not import it
+            from taskq.reading.record import Choice  # noqa: PLC0415 - help must not import it
 
-            wanted = Wanted(queue, task, since_ns, until_ns)
-            count = _write_records(reader, kind, path, wanted)
+            queues, tasks = queue and [queue], task and [task]
+            choice = Choice(None, queues, tasks, since_ns=since_ns, until_ns=until_ns)
+            count = _write_records(reader, kind, path, choice)
         else:
             of_states = [views.STATES[name] for name in states]
             count = 0
@@ -157,18 +158,18 @@ def _whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _write_records(reader: engine.LogReader, kind: str, path: Path | None, wanted: Wanted) -> int:
+def _write_records(reader: engine.LogReader, kind: str, path: Path | None, choice: Choice) -> int:
     if kind == _PARQUET and path is not None:
         from taskq.cli.commands.parquet import write_records  # noqa: PLC0415 - pyarrow
 
         with _whole(path) as temporary:
-            return write_records(reader, temporary, wanted)
-    from taskq.reading.record import Chooser, hand_out  # noqa: PLC0415 - help must not import it
+            return write_records(reader, temporary, choice)
+    from taskq.reading.record import hand_out  # noqa: PLC0415 - help must not import it
 
-    count, chooser = 0, Chooser(reader, wanted)
+    count = 0
     with _lines(path) as lines:
         for record in reader.records():
-            names = chooser.names(record)
+            names = choice.names(record, reader)
             if names is not None:
                 lines.write(hand_out(record, reader.tag, names, reader.bodies).as_dict())
                 count += 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from taskq import engine, extras
 from taskq.cli.errors import Failure
-from taskq.reading.record import Chooser, Wanted
+from taskq.reading.record import Choice
 
 if TYPE_CHECKING:
     from taskq import views
@@ -148,7 +148,7 @@ _GROUP_ROWS: Final = 131_072
 _KINDS: Final = {row.name: kind for kind, row in engine.kinds.ROWS.items()}
 
 
-def write_records(reader: engine.LogReader, path: Path, wanted: Wanted) -> int:
+def write_records(reader: engine.LogReader, path: Path, choice: Choice) -> int:
     """Write the log's records to a file; returns how many.
 
     Raises:
@@ -163,7 +163,7 @@ def write_records(reader: engine.LogReader, path: Path, wanted: Wanted) -> int:
     schema, batches = batches_of(reader)
     count = 0
     with parquet.ParquetWriter(path, schema, compression=COMPRESSION) as writer:
-        for group in _groups(_chosen(reader, batches, wanted)):
+        for group in _groups(_chosen(reader, batches, choice)):
             writer.write_table(pa.Table.from_batches(group, schema))
             count += sum(batch.num_rows for batch in group)
     return count
@@ -184,25 +184,23 @@ def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:
         yield group
 
 
-def _chosen(reader: engine.LogReader, batches: Iterator[Any], wanted: Wanted) -> Iterator[Any]:
-    by_name = wanted.queue is not None or wanted.task is not None
-    chooser = Chooser(reader, wanted)
+def _chosen(reader: engine.LogReader, batches: Iterator[Any], choice: Choice) -> Iterator[Any]:
     for batch in batches:
-        if by_name:
-            mask = [chooser.names(row) is not None for row in _rows(batch)]
+        if choice.is_by_name:
+            mask = [choice.names(row, reader) is not None for row in _rows(batch)]
             chosen = batch.filter(pa.array(mask, pa.bool_()))
         else:
-            chosen = batch.filter(_in_time(batch, wanted))
+            chosen = batch.filter(_in_time(batch, choice))
         if chosen.num_rows:
             yield chosen
 
 
-def _in_time(batch: Any, wanted: Wanted) -> Any:
-    least = -(2**63) if wanted.since_ns is None else wanted.since_ns
+def _in_time(batch: Any, choice: Choice) -> Any:
+    least = -(2**63) if choice.since_ns is None else choice.since_ns
     times = batch["ts_ns"].to_numpy()
     mask = times >= least
-    if wanted.until_ns is not None:
-        mask &= times < wanted.until_ns
+    if choice.until_ns is not None:
+        mask &= times < choice.until_ns
     return pa.array(mask)
 
 

@@ -66,7 +66,7 @@ def tail(
     """
     from taskq.reading.record import Choice  # noqa: PLC0415 - help must not import the log
 
-    given = {name: names or None for name, names in chosen.items()}
+    given: dict[str, Any] = {name: names or None for name, names in chosen.items()}
     show = (lambda record: render.echo(json.dumps(record.as_dict()))) if as_json else _show
     if reader is None:
         options.open_reader(data_dir).close()

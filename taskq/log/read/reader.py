@@ -154,6 +154,8 @@ def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
     return sorted(jobs)
 
 
+#: Records among which the last ends are looked for.
+_LOOK_BACK: Final = 5_000
 #: Jobs among which one is looked for that is named by the beginning of its number.
 _NEWEST: Final = 1_000
 #: Jobs that are named where several begin so.
@@ -490,9 +492,14 @@ class LogReader:
         """Yield every record; from damaged frames the records with an intact CRC of their own."""
         return entries(self._journal)
 
-    def ended(self, cursor: Cursor) -> Iterator[int]:
-        """Yield the jobs that end from there on, in that order, and move the cursor along."""
-        return jobs_ended(self._journal, cursor)
+    def last_ended(self) -> list[int]:
+        """Return the jobs that ended in the latest 5 000 records, the latest end first."""
+
+        def read(journal: Journal, _: Facets, __: int) -> list[int]:
+            cursor = journal.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
+            return list(dict.fromkeys(reversed(list(jobs_ended(journal, cursor)))))
+
+        return self._told(read)
 
     def each_job(
         self,

@@ -5,7 +5,6 @@ Before a start (``taskq check``), and while there should be a worker (``taskq he
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from typing import Final, TypeAlias
 from taskq.core.durations import spoken
 from taskq.core.errors import LogError, worker_command
 from taskq.core.model import SECOND_NS
-from taskq.core.values import dataclass
+from taskq.core.values import NamedTuple, dataclass
 from taskq.core.views import OwnerView
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
@@ -26,6 +25,7 @@ from taskq.log.machine.access import denied, exposures, refuse_foreign, whose
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import Stall, owner_views, read_stall
 from taskq.log.machine.ports import Disk
+from taskq.log.read.diagnosis import Standing
 from taskq.log.read.reader import FAILED, LogReader
 from taskq.log.segments.identity import FILE, check_writable
 
@@ -62,9 +62,9 @@ def check_health(
             snapshot has to be read for that: a quarter of a second after 8 MiB.
     """
     disk = LocalDisk()
-    copy_of = _copy_of(path)
-    if copy_of:
-        return [_readable(path), Check("copy", True, f"{copy_of}: ask for its health there")]
+    log = _look_at(path, with_jobs=with_jobs)
+    if log.copy_of:
+        return [log.readable, Check("copy", True, f"{log.copy_of}: ask for its health there")]
     states = {
         owner: process_state(owner.pid) for owner in owner_views(path / "owners", {}) if owner.alive
     }
@@ -72,47 +72,42 @@ def check_health(
     awake = [owner for owner, state in states.items() if not state.startswith(_STOPPED)]
     stall_of = {owner.pid: read_stall(path / "owners", owner.owner) for owner in awake}
     stalls = {pid: stall for pid, stall in stall_of.items() if stall is not None}
-    readable = _readable(path)
     checks = [
-        readable,
+        log.readable,
         Check("writes", *_unfailed(disk, path), vital=True),
         Check("process", *_process(path, states, awake, stalls), vital=True),
         Check("worker", *_worker(awake, stalls)),
     ]
-    if with_jobs and readable.ok:
-        checks.append(Check("jobs", *_jobs(path)))
+    if log.standing is not None:
+        bad = [text for level, text in log.standing.remarks if level == "bad"]
+        checks.append(Check("jobs", not bad, ". ".join(bad) or log.standing.text))
     room = Check("disk", *_room(disk, path, config or LogConfig()))
     return [*checks, room, Check("access", True, _access(path))]
 
 
-def _readable(path: Path) -> Check:
+class _Log(NamedTuple):
+    """The log as one reading found it; ``time_ns`` is of its last frame, 0 if it does not read."""
+
+    readable: Check
+    copy_of: str = ""
+    standing: Standing | None = None
+    time_ns: int = 0
+
+
+def _look_at(path: Path, *, with_jobs: bool) -> _Log:
     try:
         with LogReader.open(str(path)) as reader:
-            journal, again = reader.journal, reader.resend_command
+            journal, again, copy_of = reader.journal, reader.resend_command, reader.copy_of
             if journal.lost:
                 # No restart brings it back, so liveness is unaffected.
                 losses = "; ".join(loss.explain(journal.path, again) for loss in journal.lost)
-                return Check("log", False, losses)
+                return _Log(Check("log", False, losses), copy_of)
             detail = f"log {reader.tag} reads up to lsn {journal.next_lsn - 1}"
+            standing = reader.standing() if with_jobs and not copy_of else None
+            readable = Check("log", True, detail, vital=True)
+            return _Log(readable, copy_of, standing, journal.time_ns)
     except LogError as error:
-        return Check("log", False, str(error), vital=True)
-    return Check("log", True, detail, vital=True)
-
-
-def _copy_of(path: Path) -> str:
-    with contextlib.suppress(LogError), LogReader.open(str(path)) as reader:
-        return reader.copy_of
-    return ""
-
-
-def _jobs(path: Path) -> Look:
-    try:
-        with LogReader.open(str(path)) as reader:
-            stands = reader.standing()
-    except LogError as error:
-        return False, str(error)
-    bad = [text for level, text in stands.remarks if level == "bad"]
-    return not bad, ". ".join(bad) or stands.text
+        return _Log(Check("log", False, str(error), vital=True))
 
 
 def _unfailed(disk: Disk, path: Path) -> Look:
@@ -196,16 +191,13 @@ def check_start(path: Path, config: LogConfig) -> list[Check]:
     disk = LocalDisk()
     if not (path / FILE).is_file():
         return [Check("directory", *_makeable(path)), Check("clock", *_clock(0))]
-    readable, last_ns = _readable(path), 0
-    if readable.vital and readable.ok:
-        with LogReader.open(str(path)) as reader:
-            last_ns = reader.journal.time_ns
+    log = _look_at(path, with_jobs=False)
     return [
         Check("directory", *_writable(disk, path)),
-        readable,
+        log.readable,
         Check("writes", *_unfailed(disk, path), vital=True),
         Check("disk", *_room(disk, path, config)),
-        Check("clock", *_clock(last_ns)),
+        Check("clock", *_clock(log.time_ns)),
         Check("access", True, _access(path)),
     ]
 
