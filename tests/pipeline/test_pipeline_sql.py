@@ -12,6 +12,7 @@ from taskq import TaskQ, durable, retry
 from taskq.cli.main import main
 from taskq.errors import JobFailed
 from taskq.log.read.reader import LogReader
+from tests.fleet.made_logs import MadeLog, claimed, damage, succeeded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,3 +166,64 @@ async def test_a_case_file_answers_too(data: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     asked = "SELECT job_id, state, attempt FROM jobs ORDER BY job"
     assert rows(case, asked) == rows(data, asked)
+
+
+# -- the logs of a fleet ---------------------------------------------------------------------------
+
+
+def fleet(tmp_path: Path) -> tuple[Path, list[MadeLog]]:
+    hub = tmp_path / "hub"
+    made = [MadeLog(hub / "devices" / f"edge-{number}" / "log") for number in range(3)]
+    (hub / "serve.lock").touch()
+    for number, log in enumerate(made):
+        first = log.enqueue(2 + number).first_lsn
+        log.frame(claimed(first), succeeded(first, log.next_lsn, log.next_lsn + 1))
+    return hub, made
+
+
+def test_a_hubs_directory_answers_for_all_its_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, _ = fleet(tmp_path)
+    query = "SELECT device, state, count(*) n FROM jobs GROUP BY ALL ORDER BY ALL"
+    expected = [
+        {"device": f"edge-{number}", "state": state, "n": count}
+        for number in range(3)
+        for state, count in (("ready", 1 + number), ("succeeded", 1))
+    ]
+    assert rows(hub, query) == expected
+    monkeypatch.setattr("taskq_plugins.spark.sql._FOLDED_BYTES", 100)
+    assert rows(hub, query) == expected
+    both = "SELECT count(*) n FROM jobs JOIN attempts USING (log_id, job) JOIN records USING (job)"
+    assert rows(hub, both) == [{"n": 27}]
+
+
+def test_what_cannot_be_read_is_named_and_the_others_answer(tmp_path: Path) -> None:
+    hub, made = fleet(tmp_path)
+    damage(made[0].frames[0])
+    (made[1].path / "taskq.json").write_text('{"format": 99}')
+    query = "SELECT device, count(*) n FROM records WHERE kind != 'break' GROUP BY 1 ORDER BY 1"
+    result = CliRunner().invoke(main, ["sql", query, "-d", str(hub), "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == [
+        {"device": "edge-0", "n": 3}, {"device": "edge-2", "n": 6},
+    ]  # fmt: skip
+    newer, damaged = sorted(result.stderr.splitlines())
+    assert "edge-0/log/log" in newer
+    assert "edge-1/log/taskq.json" in damaged
+
+
+def test_an_error_of_sql_is_one_line_with_the_tables(tmp_path: Path) -> None:
+    hub, _ = fleet(tmp_path)
+    for query in ("SELECT nothing FROM jobs", "SELEC 1", "SELECT * FROM nowhere"):
+        shown = ask(hub, query, code=2)
+        first, _, rest = shown.partition("\n")
+        assert "The tables are: records, jobs, attempts, steps" in first
+        assert rest in {"", "See taskq sql --help\n"}
+
+
+def test_a_restored_logs_records_count_once(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "logs" / "old")
+    made.enqueue(3)
+    made.child(tmp_path / "logs" / "new").enqueue(2)
+    assert rows(tmp_path / "logs", "SELECT count(*) n FROM records") == [{"n": 5}]

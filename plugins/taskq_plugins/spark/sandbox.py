@@ -13,6 +13,8 @@ import pyarrow as pa
 from taskq.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from taskq_plugins.spark.lake.store import Lake
 
 #: Set once all tables are there; the last one lets nothing be set again.
@@ -31,20 +33,33 @@ PAYLOAD_TEXT: Final = "payload_text"
 
 
 @contextmanager
-def closed_duckdb(tables: Mapping[str, Any]) -> Iterator[duckdb.DuckDBPyConnection]:
+def closed_duckdb(
+    tables: Mapping[str, Any], store: Path | None = None, memory: str = ""
+) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield DuckDB with these tables, which reads nothing else of this machine.
 
     Payloads that are bytes are there as text, too, unless they are none.
+
+    Args:
+        tables: what Arrow can read, by name.
+        store: directory for a copy of the tables, so that a query may read a stream twice.
+        memory: how much DuckDB may take; by default most of the machine's.
     """
-    with tempfile.TemporaryDirectory(prefix="taskq-sql-") as spill, duckdb.connect() as connection:
+    database = ":memory:" if store is None else str(store / "tables.db")
+    config: dict[str, Any] = {"memory_limit": memory} if memory else {}
+    with (
+        tempfile.TemporaryDirectory(prefix="taskq-sql-") as spill,
+        duckdb.connect(database, config=config) as connection,
+    ):
+        connection.execute("SET temp_directory = ?", [spill])
+        kind = "TEMP VIEW" if store is None else "TABLE"
         for name, table in tables.items():
             text = ""
             at = table.schema.get_field_index("payload")
             if at >= 0 and pa.types.is_binary(table.schema.types[at]):
                 text = f", try(decode(payload)) AS {PAYLOAD_TEXT}"
             connection.register(f"_{name}", table)
-            connection.execute(f"CREATE TEMP VIEW {name} AS SELECT *{text} FROM _{name}")  # noqa: S608
-        connection.execute("SET temp_directory = ?", [spill])
+            connection.execute(f"CREATE {kind} {name} AS SELECT *{text} FROM _{name}")  # noqa: S608
         for setting in _CLOSED:
             connection.execute(setting)
         yield connection
