@@ -10,6 +10,7 @@ import pytest
 
 from taskq import TaskLog
 from taskq.connection.connection import Connection
+from taskq.core.model import Durability
 from taskq.log.config import LogConfig
 from taskq.log.read.reader import LogReader
 from taskq.testing.sandbox import FakeClock
@@ -27,7 +28,9 @@ async def opened(name: str, path: Path) -> None:
     clock = FakeClock(expected["seconds"])
     with LogReader.open(str(path), clock) as reader:
         assert not reader.verify().damage
-    async with TaskLog(Connection(str(path), LogConfig(clock=clock))) as log:
+    # Else it is the machine's speed that says which lsn is known to be on disk.
+    config = LogConfig(clock=clock, durability=Durability.OS)
+    async with TaskLog(Connection(str(path), config)) as log:
         ready = sum(row[2] + row[3] for row in expected["queues"] if not row[8])
         assert len(await log.claim(1_000)) == ready, "those that ran are given back"
         assert await log.put(b"goes on")

@@ -172,8 +172,7 @@ class Slot:
                 outcome: Settlement | Delivery = await slots.judged(task, error, settlement)
             else:
                 # For a success that concerns nobody else its delivery stands.
-                is_plain = job.children is None and not flags & _TIED
-                stands = value is None and none_is_kept and is_plain
+                stands = value is None and none_is_kept and not (flags & _TIED or job.children)
                 outcome = delivery if stands else await self._success(plan, delivery, job, value)
             if self.abandoned:
                 return None
@@ -183,14 +182,15 @@ class Slot:
                 settler.flush_soon()
             elif len(outcomes) >= OUTCOMES_MAX:
                 settler.flush()
-            self.since, since = monotonic(), self.since
+            now = monotonic()
             if hook is not None:
-                tell(hook, as_settlement(outcome), self.since - since)
+                tell(hook, as_settlement(outcome), now - self.since)
+            self.since = now
             if _changed(before) or self.task.cancelling():
                 # No other job may meet the context variables or the cancellation that it left.
                 slots.replace(self)
                 return None
-            if self.since - turn > TURN_SECONDS:
+            if now - turn > TURN_SECONDS:
                 turn = await self._turn()
         return no_job
 
