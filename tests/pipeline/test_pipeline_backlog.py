@@ -271,29 +271,24 @@ def waiting(*names: str, size_bytes: int = 10) -> deque[Delivery]:
     )
 
 
-def lengths(chunks: list[list[Delivery]]) -> list[int]:
-    return [len(chunk) for chunk in chunks]
+def lengths(jobs: deque[Delivery], chunks: int, alone: int = 0) -> list[int]:
+    cuts = []
+    while jobs and chunks:
+        cuts.append(len(cut(jobs, chunks, lambda job: job.job == alone)))
+        chunks -= 1
+    return cuts
 
 
-def never(_: Delivery) -> bool:
-    return False
-
-
-def test_few_jobs_are_spread_over_all_partitions() -> None:
-    jobs = waiting(*"a" * 100)
-    assert lengths(cut(jobs, 2, never)) == [50, 50]
-    assert not jobs
-    jobs = waiting(*"a" * 100)
-    assert lengths(cut(jobs, 1, never, 2)) == [50]
-    assert lengths(cut(waiting(*"aaa"), 4, never)) == [1, 1, 1]
+def test_few_jobs_are_spread_over_all_chunks() -> None:
+    assert lengths(waiting(*"a" * 100), 2) == [50, 50]
+    assert lengths(waiting(*"aaa"), 4) == [1, 1, 1]
 
 
 def test_chunks_are_bounded_in_jobs_and_bytes() -> None:
-    assert lengths(cut(waiting(*"a" * 500), 2, never)) == [CHUNK_JOBS_MAX] * 2
+    assert lengths(waiting(*"a" * 500), 2) == [CHUNK_JOBS_MAX] * 2
     large = waiting(*"a" * 12, size_bytes=1 << 20)
-    assert lengths(cut(large, 1, never)) == [CHUNK_BYTES_MAX // (1 << 20) - 1]
+    assert lengths(large, 1) == [CHUNK_BYTES_MAX // (1 << 20) - 1]
 
 
 def test_a_suspect_gets_a_chunk_of_its_own() -> None:
-    jobs = waiting(*"a" * 10)
-    assert lengths(cut(jobs, 4, lambda item: item.job == 3)) == [2, 1, 3, 3]
+    assert lengths(waiting(*"a" * 10), 4, alone=3) == [2, 1, 4, 3]

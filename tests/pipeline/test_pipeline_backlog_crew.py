@@ -45,16 +45,14 @@ class Here:
         self.hold: asyncio.Event | None = None
         self.arrived = asyncio.Event()
 
-    async def run(self, chunks: list[JobChunk]) -> list[ChunkReport]:
-        jobs = [[job.job for job in chunk.jobs] for chunk in chunks]
-        self.sent += jobs
+    async def run(self, chunk: JobChunk) -> ChunkReport:
+        jobs = [job.job for job in chunk.jobs]
+        self.sent.append(jobs)
         self.arrived.set()
-        for job in jobs:
-            self.before(job)
+        self.before(jobs)
         if self.hold is not None:
             await self._held(self.hold)
-        packed = pickle.dumps(chunks)
-        return await asyncio.to_thread(_run_all, packed)
+        return await asyncio.to_thread(_run, pickle.dumps(chunk))
 
     async def _held(self, hold: asyncio.Event) -> None:
         waits = [asyncio.ensure_future(item.wait()) for item in (hold, self.cancelled)]
@@ -68,9 +66,8 @@ class Here:
         self.cancelled.set()
 
 
-def _run_all(packed: bytes) -> list[ChunkReport]:
-    reports = [run_chunk(chunk) for chunk in pickle.loads(packed)]  # noqa: S301
-    back: list[ChunkReport] = pickle.loads(pickle.dumps(reports))  # noqa: S301
+def _run(packed: bytes) -> ChunkReport:
+    back: ChunkReport = pickle.loads(pickle.dumps(run_chunk(pickle.loads(packed))))  # noqa: S301
     return back
 
 

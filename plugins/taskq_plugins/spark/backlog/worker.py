@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from time import monotonic
@@ -46,36 +46,32 @@ SHIP_BYTES_MAX: Final = 64 << 20
 
 async def open_payloads(
     app: TaskQ, chunk: list[Delivery]
-) -> tuple[dict[int, bytes], list[Settlement]]:
-    """Return payloads by job, where the record holds them otherwise; and what cannot be sent.
+) -> tuple[list[tuple[Delivery, bytes | None]], list[Settlement]]:
+    """Return the jobs to send, with payloads where the record holds another form; and the others.
 
-    The latter are taken out of the chunk.
+    What cannot be sent is settled.
     """
-    payloads: dict[int, bytes] = {}
+    sent: list[tuple[Delivery, bytes | None]] = []
     settlements: list[Settlement] = []
-    sendable: list[Delivery] = []
     size_bytes = 0
     for delivery in chunk:
-        if not Inputs.needed(delivery):
-            sendable.append(delivery)
-            continue
-        try:
-            payload = await Inputs(app).payload(delivery)
-        except Exception as error:  # noqa: BLE001 - no job may stop its worker
-            failed = settle_unreadable(delivery, error)
-            task = app.tasks[delivery.task]
-            settlements.append(failed or settle_failure(task, delivery, error))
-            continue
-        if len(payload) > SHIP_BYTES_MAX:
+        payload = None
+        if Inputs.needed(delivery):
+            try:
+                payload = await Inputs(app).payload(delivery)
+            except Exception as error:  # noqa: BLE001 - no job may stop its worker
+                failed = settle_unreadable(delivery, error)
+                task = app.tasks[delivery.task]
+                settlements.append(failed or settle_failure(task, delivery, error))
+                continue
+            size_bytes += len(payload)
+        if payload is not None and len(payload) > SHIP_BYTES_MAX:
             settlements.append(_too_large(delivery, len(payload)))
-        elif size_bytes + len(payload) > SHIP_BYTES_MAX:
+        elif size_bytes > SHIP_BYTES_MAX:
             settlements.append(release(delivery))
         else:
-            size_bytes += len(payload)
-            payloads[delivery.job] = payload
-            sendable.append(delivery)
-    chunk[:] = sendable
-    return payloads, settlements
+            sent.append((delivery, payload))
+    return sent, settlements
 
 
 def _too_large(delivery: Delivery, size_bytes: int) -> Settlement:
@@ -92,30 +88,21 @@ CHUNK_JOBS_MAX: Final = 64
 CHUNK_BYTES_MAX: Final = 8 << 20
 
 
-def cut(
-    waiting: deque[Delivery], partitions: int, alone: Callable[[Delivery], bool], free: int = 0
-) -> list[list[Delivery]]:
-    """Cut up to ``partitions`` chunks of about equal length from the left of ``waiting``.
-
-    Jobs that do not fit stay. ``free`` counts idle partitions, if there are more than
-    ``partitions``.
-    """
-    length = min(CHUNK_JOBS_MAX, -(-len(waiting) // max(partitions, free, 1)))
-    chunks: list[list[Delivery]] = []
-    while waiting and len(chunks) < partitions:
-        chunk = [waiting.popleft()]
-        size_bytes = len(chunk[0].record)
-        while waiting and len(chunk) < length and not (alone(chunk[0]) or alone(waiting[0])):
-            size_bytes += len(waiting[0].record)
-            if size_bytes > CHUNK_BYTES_MAX:
-                break
-            chunk.append(waiting.popleft())
-        chunks.append(chunk)
-    return chunks
+def cut(waiting: deque[Delivery], chunks: int, alone: Callable[[Delivery], bool]) -> list[Delivery]:
+    """Cut a chunk from the left, so that what waits would make about equal ``chunks``."""
+    length = min(CHUNK_JOBS_MAX, -(-len(waiting) // max(chunks, 1)))
+    chunk = [waiting.popleft()]
+    size_bytes = len(chunk[0].record)
+    while waiting and len(chunk) < length and not (alone(chunk[0]) or alone(waiting[0])):
+        size_bytes += len(waiting[0].record)
+        if size_bytes > CHUNK_BYTES_MAX:
+            break
+        chunk.append(waiting.popleft())
+    return chunk
 
 
-#: Most Spark jobs at a time; each takes a thread of the driver.
-WAVES_MAX: Final = 64
+#: Most chunks at a time: each is a Spark job, and takes a thread of the driver.
+CHUNKS_MAX: Final = 256
 #: Executors come and go: count them again after this time.
 _CORES_SECONDS: Final = 5.0
 _DIED: Final = (
@@ -133,17 +120,12 @@ class ExecutorLost(SparkError):
 
 
 class Cluster:
-    """Runs chunks on the executors of one Spark context.
-
-    Attributes:
-        waves: how many calls of ``run`` are under way.
-    """
+    """Runs chunks on the executors of one Spark context."""
 
     def __init__(self, context: SparkContext) -> None:
-        self.waves = 0
         self._context = context
         self._group = f"taskq-backlog-{os.getpid()}-{next(_numbers)}"
-        self._threads = ThreadPoolExecutor(WAVES_MAX, thread_name_prefix="taskq-spark")
+        self._threads = ThreadPoolExecutor(CHUNKS_MAX, thread_name_prefix="taskq-spark")
         self._cores = context.defaultParallelism
         self._asked_at = monotonic()
 
@@ -155,13 +137,9 @@ class Cluster:
                 self._cores = self._context.defaultParallelism
         return self._cores
 
-    async def run(self, chunks: list[JobChunk]) -> list[ChunkReport]:
-        self.waves += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._collect, chunks)
-        finally:
-            self.waves -= 1
+    async def run(self, chunk: JobChunk) -> ChunkReport:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._collect, chunk)
 
     def cancel(self) -> None:
         with contextlib.suppress(Exception):  # Java is gone, and with it what ran
@@ -171,16 +149,16 @@ class Cluster:
         self.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _collect(self, chunks: list[JobChunk]) -> list[ChunkReport]:
+    def _collect(self, chunk: JobChunk) -> ChunkReport:
         context = self._context
         try:
             # Set in this thread: a Spark job belongs to the group of the thread that starts it.
             context.setJobGroup(self._group, "taskq backlog", interruptOnCancel=True)
-            partitions: Any = context.parallelize(chunks, len(chunks))
+            partitions: Any = context.parallelize([chunk], 1)
             reports: list[ChunkReport] = partitions.mapPartitions(run_chunks).collect()
         except Exception as error:
             raise _meaning(error) from error
-        return reports
+        return reports[0]
 
 
 def _meaning(error: Exception) -> SparkError:
@@ -199,8 +177,6 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: Chunks for each core: one runs, and one waits, so that no core idles between two.
 CHUNKS_PER_CORE: Final = 2
-#: A batch takes at most this part of all chunks that may run at once.
-_WAVE_PARTS: Final = 16
 #: How many jobs that were lost with their executor are remembered, to be run alone.
 SUSPECTS_MAX: Final = 100_000
 
@@ -211,7 +187,7 @@ class ChunkRunner(Protocol):
     @property
     def cores(self) -> int: ...
 
-    async def run(self, chunks: list[JobChunk]) -> list[ChunkReport]: ...
+    async def run(self, chunk: JobChunk) -> ChunkReport: ...
 
     def cancel(self) -> None: ...
 
@@ -249,8 +225,8 @@ class SparkCrew:
         self._order = order
         self._hook: Hook | None = order.on_event
         self._stop = stop
-        #: chunks and chunk count of each running batch
-        self._out: dict[asyncio.Task[None], tuple[list[list[Delivery]], int]] = {}
+        #: chunks that are under way
+        self._out: dict[asyncio.Task[None], list[Delivery]] = {}
         self._storing: set[asyncio.Task[None]] = set()
         self._suspects: OrderedDict[int, None] = OrderedDict()
         self._leaving = self._interrupted = False
@@ -272,15 +248,11 @@ class SparkCrew:
         return self._room() * CHUNK_JOBS_MAX
 
     def wake(self) -> None:
-        room = self._room()
-        limit = self._chunks_max()
-        while self.feed.buffer and room > 0:
-            width = min(room, max(-(-limit // _WAVE_PARTS), 1))
-            chunks = cut(self.feed.buffer, width, self._runs_alone, room)
-            wave = self._loop.create_task(self._send(chunks), name="taskq-wave")
-            self._out[wave] = chunks, len(chunks)
-            wave.add_done_callback(self._on_returned)
-            room = self._room()
+        while self.feed.buffer and (room := self._room()) > 0:
+            chunk = cut(self.feed.buffer, room, self._runs_alone)
+            sending = self._loop.create_task(self._send(chunk), name="taskq-chunk")
+            self._out[sending] = chunk
+            sending.add_done_callback(self._on_returned)
         self._loop.call_soon(self.feed.refill)
 
     def quiet(self) -> bool:
@@ -300,11 +272,10 @@ class SparkCrew:
     # For the worker.
 
     def running(self) -> int:
-        return sum(len(chunk) for chunks, _ in self._out.values() for chunk in chunks)
+        return sum(map(len, self._out.values()))
 
     def held(self) -> list[tuple[Delivery, float | None]]:
-        batches = (chunks for chunks, _ in self._out.values())
-        return [(job, None) for chunks in batches for chunk in chunks for job in chunk]
+        return [(job, None) for chunk in self._out.values() for job in chunk]
 
     def leave(self) -> None:
         self._leaving = True
@@ -320,91 +291,68 @@ class SparkCrew:
         """Release what did not even end when cancelled; what comes back later is ignored."""
         _log.warning("%d jobs did not end when cancelled: released", self.running())
         out, self._out = self._out, {}
-        for chunks, _ in out.values():
-            self._give_all_back(chunks)
+        for chunk in out.values():
+            self.give_back(chunk)
         self._check_gone()
 
-    # Batches of chunks.
-
-    def _chunks_max(self) -> int:
-        return self._executors.cores * CHUNKS_PER_CORE
+    # Chunks.
 
     def _room(self) -> int:
-        if self._leaving or len(self._out) >= WAVES_MAX:
-            return 0
-        return self._chunks_max() - sum(count for _, count in self._out.values())
+        limit = min(self._executors.cores * CHUNKS_PER_CORE, CHUNKS_MAX)
+        return 0 if self._leaving else limit - len(self._out)
 
     def _runs_alone(self, delivery: Delivery) -> bool:
         return delivery.job in self._suspects
 
-    async def _send(self, chunks: list[list[Delivery]]) -> None:
-        payloads: dict[int, bytes] = {}
-        for chunk in chunks:
-            if any(map(Inputs.needed, chunk)):
-                opened, settlements = await open_payloads(self._app, chunk)
-                payloads |= opened
-                for settlement in settlements:
-                    self._put(settlement, 0.0)
-        sent = [chunk for chunk in chunks if chunk]
+    async def _send(self, chunk: list[Delivery]) -> None:
+        sent, settlements = await open_payloads(self._app, chunk)
+        for settlement in settlements:
+            self._put(settlement, 0.0)
+        chunk[:] = [delivery for delivery, _ in sent]
         if self._interrupted:
-            self._give_all_back(sent)
-        elif sent:
-            await self._await_reports(sent, [self._packed(chunk, payloads) for chunk in sent])
-
-    async def _await_reports(self, sent: list[list[Delivery]], packed: list[JobChunk]) -> None:
-        wave = asyncio.current_task()
-        try:
-            reports = await self._executors.run(packed)
-        except SparkError as error:
-            if wave in self._out:
-                self._on_error(sent, error)
+            self.give_back(chunk)
+        if self._interrupted or not chunk:
             return
-        if wave in self._out:
-            for chunk, report in zip(sent, reports, strict=True):
+        sending, order = asyncio.current_task(), self._order
+        packed = JobChunk(
+            order.target,
+            str(self._app.data_dir),
+            order.concurrency,
+            tuple(ship(delivery, payload) for delivery, payload in sent),
+            tuple(self._app.hooks.included),
+        )
+        try:
+            report = await self._executors.run(packed)
+        except SparkError as error:
+            if sending in self._out:
+                self._on_error(chunk, error)
+        else:
+            if sending in self._out:
                 self._take(chunk, report)
 
-    def _on_error(self, sent: list[list[Delivery]], error: SparkError) -> None:
+    def _on_error(self, chunk: list[Delivery], error: SparkError) -> None:
         if self._interrupted:
-            self._give_all_back(sent)
+            self.give_back(chunk)
         elif isinstance(error, ExecutorLost):
-            for chunk in sent:
-                self._lost(chunk, error)
+            self._lost(chunk, error)
         else:
-            for chunk in sent:
-                for delivery in chunk:
-                    # Jobs that it ran when it failed have begun, and nobody knows which.
-                    if delivery.attempts_max == 1:
-                        self._put(self._failure(delivery, error), 0.0)
-                    else:
-                        self._put(release(delivery), 0.0)
+            for delivery in chunk:
+                # Jobs that it ran when it failed have begun, and nobody knows which.
+                is_last = delivery.attempts_max == 1
+                self._put(self._failure(delivery, error) if is_last else release(delivery), 0.0)
             self.fail(error)
 
     def _failure(self, delivery: Delivery, error: SparkError) -> Settlement:
         return settle_failure(self._app.tasks[delivery.task], delivery, error)
 
-    def _give_all_back(self, chunks: Iterable[list[Delivery]]) -> None:
-        for chunk in chunks:
-            self.give_back(chunk)
-
-    def _packed(self, chunk: list[Delivery], payloads: Mapping[int, bytes]) -> JobChunk:
-        jobs = tuple(ship(delivery, payloads.get(delivery.job)) for delivery in chunk)
-        order = self._order
-        return JobChunk(
-            order.target,
-            str(self._app.data_dir),
-            order.concurrency,
-            jobs,
-            tuple(self._app.hooks.included),
-        )
-
-    def _on_returned(self, wave: asyncio.Task[None]) -> None:
-        chunks, _ = self._out.pop(wave, ([], 0))
-        error = None if wave.cancelled() else wave.exception()
+    def _on_returned(self, sending: asyncio.Task[None]) -> None:
+        chunk = self._out.pop(sending, [])
+        error = None if sending.cancelled() else sending.exception()
         if error is not None:
             # A bug in taskq, not a failure of the jobs: log it and release them.
-            _log.error("a batch failed", exc_info=error)
-            self._give_all_back(chunks)
-            self.fail(SparkError(f"a batch failed: {type(error).__name__}: {error}"))
+            _log.error("a chunk failed", exc_info=error)
+            self.give_back(chunk)
+            self.fail(SparkError(f"a chunk failed: {type(error).__name__}: {error}"))
         if self.feed.buffer and not self._leaving:
             self.wake()
         else:
@@ -489,7 +437,7 @@ class SparkCrew:
 
 
 #: A lost executor is our business: Spark's own second try of its jobs would count no attempt, so
-#: it runs none, but lets the other partitions of that batch end. And a cancelled Python process is
+#: it runs none. And a cancelled Python process is
 #: to end well within the time that a worker gives cancelled jobs. Java itself has little to do:
 #: without its second compiler a chunk cost it 44 ms of a core, with it 158.
 _CONF: Final = {
