@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from taskq.core.parsing import Tag
     from taskq.core.rates import Limit
     from taskq.core.records import Cause, Flag, Kind, Option
+    from taskq.core.sources import checked_move
     from taskq.core.why import strays_of
     from taskq.log.config import LogConfig
     from taskq.log.format.bodies import Compression
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         Ask,
         ClaimRequest,
         Duplicate,
-        Ended,
         EnqueueSpec,
         Item,
         Settlement,
@@ -74,7 +74,6 @@ __all__ = [
     "Disk",
     "Duplicate",
     "DurableLog",
-    "Ended",
     "EnqueueSpec",
     "Extras",
     "FailureKind",
@@ -110,6 +109,7 @@ __all__ = [
     "back_up",
     "check_health",
     "check_start",
+    "checked_move",
     "excerpt",
     "failure_of",
     "fork",
@@ -136,6 +136,7 @@ _HOMES: Final = {
     "taskq.core.parsing": "Tag",
     "taskq.core.rates": "Limit",
     "taskq.core.records": "Cause Flag Kind Option",
+    "taskq.core.sources": "checked_move",
     "taskq.core.why": "strays_of",
     "taskq.log.config": "LogConfig",
     "taskq.log.format.bodies": "Compression",
@@ -152,7 +153,7 @@ _HOMES: Final = {
     "taskq.log.read.readers": "NamedReader",
     "taskq.log.read.timeline": "StepView",
     "taskq.log.read.timetravel": "Moment",
-    "taskq.log.requests": "Ask ClaimRequest Duplicate Ended EnqueueSpec Item Settlement Turn",
+    "taskq.log.requests": "Ask ClaimRequest Duplicate EnqueueSpec Item Settlement Turn",
     "taskq.log.segments.identity": "Identity",
     "taskq.log.state.facets": "LogView",
     "taskq.log.store.port": "LoopPort",

@@ -70,6 +70,8 @@ OF_LANES: Final = kinds_that(lambda row: row.body is Body.LANE)
 
 #: They note that segments before an lsn may be gone.
 FLOORS: Final = _with_field("token") - OF_JOBS
+#: They record where a source stands.
+SOURCES: Final = kinds_that(lambda row: row.body is Body.SOURCE)
 #: They record the progress of an upload.
 ADOPTIONS: Final = _with_field("upload")
 

@@ -77,7 +77,7 @@ class Op(enum.IntEnum):
     #: operand Slice of an upload -> UploadProgress, how far it has come then
     ADOPT = 4, Trait.GROWS | Trait.AT_ONCE
     #: operand Ingest -> as ENQUEUE_MANY: jobs, and the position of their source
-    INGEST = 37, Trait.AGENDA | Trait.GROWS
+    INGEST = 11, Trait.AGENDA | Trait.GROWS
     # -- claims and their ends
     #: operand ClaimRequest -> [Delivery, …]
     CLAIM = 5, Trait.AGENDA | Trait.PATIENT
@@ -91,8 +91,6 @@ class Op(enum.IntEnum):
     SETTLE_NOWAIT = 9, Trait.AGENDA | Trait.PATIENT
     #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_NOWAIT
     SUCCEED_NOWAIT = 10, Trait.AGENDA | Trait.PATIENT
-    #: operand [Ended, …] -> [whether it waited, …]: jobs that another machine ran
-    SETTLE_FOR = 11, Trait.AGENDA
     #: operand Bundle -> Done
     TRANSACT = 12, Trait.AGENDA
     #: operand lsn -> Cancel
@@ -415,21 +413,6 @@ class Settlement(NamedTuple):
     lines: bytes = b""
 
 
-class Ended(NamedTuple):
-    """End of a job on another machine, which ran it from a copy of its record.
-
-    ``state`` is SUCCEEDED, DEAD, CANCELLED or EXPIRED; ``attempt`` is its last. The other
-    fields are like ``Settlement``'s.
-    """
-
-    job: int
-    state: State
-    attempt: int
-    body: bytes | None = None
-    cause: Cause = Cause.CALLER
-    flags: int = 0
-
-
 class Bundle(NamedTuple):
     """Requests of a transaction: all happen, or none. Its settlements have no children.
 
@@ -480,10 +463,11 @@ class Cancel(enum.IntEnum):
 
 
 class Withdrawal(NamedTuple):
-    """Waiting jobs to be cancelled, and why."""
+    """Waiting jobs to be cancelled, and why; or ``expired``, as if their time had passed."""
 
     jobs: list[int]
     cause: Cause = Cause.CALLER
+    expired: bool = False
 
 
 # -- dead letters ----------------------------------------------------------------------------------

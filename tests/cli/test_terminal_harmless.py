@@ -282,7 +282,7 @@ ROWS: Final[dict[str, Row]] = {
     "hub take": hub("take", NAME, f"none{TEXT}"),
     "hub serve": hub("serve", "--bind", NAME),
     "hub put": hub("put", NAME, "t"),
-    "hub jobs": hub("jobs"),
+    "hub jobs": quiet(hub("jobs")),
     "hub find": (lambda place: ("hub", "find", place.hub, place.ids["down"]), True),
     "pipeline doctor": quiet((lambda _: ("pipeline", "doctor"), False)),
     "pipeline run": quiet(lake("run", "--journals", "logs")),

@@ -239,7 +239,7 @@ def test_why_tells_which_device_a_job_of_the_outbox_waits_for(place: Place) -> N
     asyncio.run(place.write())
     asyncio.run(place.sync())
     job = _run("hub", "put", place.hub, _DEVICE, "update").output.strip()
-    result = _run("why", "-d", place.hub / "outbox", job)
+    result = _run("why", "-d", place.hub / "outbox" / _DEVICE, job)
     assert result.exit_code == 0, result.output
     assert "edge-7 has not taken it yet; edge-7 was last heard of" in result.output
     assert "ago" in result.output

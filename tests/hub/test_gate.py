@@ -135,9 +135,7 @@ def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Reque
         Declare(session, log_id, BreakKind.GAP, at, Border(at.segment + 9), 11, "why"),
         Declare(session, log_id, BreakKind.FORK, at, at, 11, "why"),
         Resend(session, log_id, sha, 0, data, is_last=False),
-        Question(
-            session, log_id, at, {"12345678": 5}, waiting=False, refused=(("12345678-1", "x"),)
-        ),
+        Question(session, log_id, {"12345678": 5}),
     ]
 
 

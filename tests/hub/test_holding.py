@@ -10,7 +10,7 @@ import pytest
 from anyio import fail_after, to_thread
 
 from taskq.connection.settings import HubSettings
-from taskq_plugins.hub import Hub, hub_outbox, server
+from taskq_plugins.hub import Hub, server
 from taskq_plugins.hub.device_outbox import LongPoll
 from taskq_plugins.hub.line import HubWaits, Line
 from taskq_plugins.hub.models import (
@@ -53,7 +53,7 @@ async def _synced(line: Line, log_id: UUID) -> CopyEnd:
 
 async def _held(place: Place, line: Line, log_id: UUID) -> asyncio.Task[Answer | None]:
     session, asking = (await _synced(line, log_id)).session, place.server._outbox.asking
-    key, question = (line.device, log_id), Question(session, log_id, NOWHERE, {}, False, (), 50.0)
+    key, question = (line.device, log_id), Question(session, log_id, {}, 50.0)
     before = asking.get(key)
     held = asyncio.create_task(line.hold(question))
     await to_thread.run_sync(eventually, lambda: asking.get(key) is not before)
@@ -71,7 +71,6 @@ async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_REQUESTS_MAX", _COUNT // 2)
-    monkeypatch.setattr(hub_outbox, "_GATHER_SECONDS", 0.5)
     lines = [Line(url, Registry(place.hub).enroll(f"edge-{number}")) for number in range(_COUNT)]
     async with Hub(place.hub) as hub:
         await hub.device("edge-0").enqueue(hub.call_by_name("update"))
@@ -123,7 +122,7 @@ async def test_a_question_of_no_session_waits_for_nothing(place: Place, url: str
     line = Line(url, place.token)
     log_id = uuid4()
     with fail_after(10):
-        answer = await line.hold(Question(7, log_id, NOWHERE, {}, False, (), 50.0))
+        answer = await line.hold(Question(7, log_id, {}, 50.0))
     assert answer == _ANEW
     await line.close()
 
@@ -144,7 +143,7 @@ class _Deaf:
 
 
 def _question(session: int) -> Question:
-    return Question(session, UUID(int=7), NOWHERE, {}, False, (), 50.0)
+    return Question(session, UUID(int=7), {}, 50.0)
 
 
 @pytest.mark.parametrize("status", [0, 401, 403, 429, 503])

@@ -168,11 +168,9 @@ async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
     await place.sync()
     shutil.rmtree(place.hub)
     assert _run("hub", "backup", backup, place.hub).exit_code == 0
-    await place.server._outbox.close()
     place.restart()
     await place.sync(token, accept=("update",))
     await place.sync(token)  # the job came
-    await place.server._outbox.close()
     assert _is_whole(place)
     assert "fork from lsn" in _run("hub", "devices", place.hub, _DEVICE).output
     assert "handed over" in _run("hub", "find", place.hub, job).output

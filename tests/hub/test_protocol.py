@@ -80,7 +80,7 @@ async def test_a_second_device_is_told_what_is_there_for_it(place: Place, url: s
 _PAGE: Final = (Path(models.__file__).with_name("PROTOCOL.md")).read_text()
 _MESSAGES: Final = [
     *models.PATHS, models.Append, models.Resend, models.Enrolled, models.CopyEnd,
-    models.PlacesKnown, models.Stored, models.Missing,
+    models.PlacesKnown, models.Stored, models.Missing, models.Given, models.HubJob,
 ]  # fmt: skip
 
 

@@ -74,7 +74,6 @@ async def _work(path: Path) -> None:
         return f"{path.name} has {version}"
 
     async with app:
-        await app.adopt()
         await app.worker(burst=True).run()
 
 

@@ -42,9 +42,11 @@ from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
+from taskq.views import LIVE_STATES
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub import line as ways
+from taskq_plugins.hub.client import Outbox
 from taskq_plugins.hub.copyfiles import faults
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
@@ -95,15 +97,13 @@ MOMENTS: Final = (
     Moment("hub", "in set-aside of a fork", f"{_HUB}.copyfiles:Breaks.declare", "steps"),
     Moment("hub", "in set-aside of a gap", f"{_HUB}.copyfiles:Breaks.declare", "steps", "gap"),
     Moment("hub", "before any answer goes", f"{_HUB}.server:Server._bounded", "ends"),
-    Moment("hub", "in handing over", f"{_HUB}.hub_outbox:HubOutbox.give", "steps"),
-    Moment("hub", "in settle", f"{_HUB}.hub_outbox:HubOutbox._end", "steps"),
+    Moment("hub", "after handing over", f"{_HUB}.outbox:OutboxServer.given", "ends"),
     Moment("device", "before a body", f"{_HUB}.line:Line.request", "calls"),
     Moment("device", "mid-frame, and all sent", f"{_HUB}.line:Http._pieces", "pieces"),
     Moment("device", "after the answer, before the pin", f"{_HUB}.line:Line.request", "ends"),
     Moment("device", "in the pin", f"{_HUB}.sync:_Session._pin", "steps"),
     Moment("device", "between two branches", f"{_HUB}.sync:Own.skip", "steps"),
-    Moment("device", "in publish", f"{_HUB}.device_outbox:DeviceOutbox._publish", "steps"),
-    Moment("device", "in adoption", f"{_HUB}.sync:Own.adopt", "steps"),
+    Moment("device", "in ingestion", f"{_HUB}.device_outbox:DeviceOutbox.take", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )
 #: Late imports of processes, here once for all.
@@ -241,9 +241,9 @@ def _live_on(folder: Path, listening: socket.socket) -> None:
     for _ in range(_TRIES):
         with contextlib.suppress(TaskqError, OSError):
             asyncio.run(_sent(folder, listening.getsockname()[1]))
-            with LogReader.open(str(folder / "hub" / "outbox")) as reader:
-                if not reader.jobs({State.READY}, None, None, 1):
-                    return
+            jobs = Outbox(folder / "hub", _DEVICE).jobs()
+            if all(job.state not in LIVE_STATES for job in jobs):
+                return
         threading.Event().wait(0.01)
     raise AssertionError("it does not come to an end")
 
@@ -289,7 +289,6 @@ async def _work(folder: Path) -> None:
         return f"{_DEVICE} has {version}" + "!" * 3_000
 
     async with app:
-        await app.adopt()
         await app.worker(burst=True).run()
 
 
@@ -534,8 +533,7 @@ class _Run:
             item.headers["hub-job"] for item in there.values() if item.state is State.SUCCEEDED
             and "hub-job" in item.headers and ends[item.lsn] == 1
         )  # fmt: skip
-        with LogReader.open(str(self.folder / "hub" / "outbox")) as reader:
-            views = reader.jobs(None, None, None, 100)
+        views = Outbox(self.folder / "hub", _DEVICE).jobs()
         assert Counter(view.state for view in views) == {State.SUCCEEDED: _JOBS}
         assert ran == Counter(view.job_id for view in views)
         assert all((view.result or b"").startswith(f'"{_DEVICE} has 7.'.encode()) for view in views)

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import secrets
 import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
-from taskq import Call, State, TaskQ
-from taskq.engine import Identity, LocalDisk, LogReader
-from taskq.errors import JobNotFound, NotWaiting, UsageError
+from taskq import Call, JobHandle, State, TaskQ
+from taskq.engine import Identity, LocalDisk, LogReader, LogView, Tag
+from taskq.errors import InvalidJobId, JobNotFound, ResultTimeout, UsageError, WrongLog
 from taskq.hooks import blocking, off_loop
-from taskq.values import spoken
-from taskq.views import WAITING_STATES, Reason, Why, moment
+from taskq.values import Duration, seconds, spoken
+from taskq.views import LIVE_STATES, WAITING_STATES, Reason, Why, moment
+from taskq_plugins.hub import outbox
 from taskq_plugins.hub.copyfiles import IDENTITY, newest
-from taskq_plugins.hub.hub_outbox import (
-    EXPIRES,
-    NONCE,
-    QUEUE,
-    TO,
-    CopyReaders,
-    Identified,
-    read_note,
-)
+from taskq_plugins.hub.models import JOB
 from taskq_plugins.hub.registry import OUTBOX, Registry, checked
 
 if TYPE_CHECKING:
-    from taskq import JobHandle
     from taskq.views import JobView
 
 R = TypeVar("R")
 #: The header of a job that went to each member of a group.
 GROUP: Final = "hub-group"
-_NONCE_BYTES: Final = 6
+#: Pause between two looks for a result: at first, and at most.
+_LOOK_SECONDS: Final = 0.1
+_LOOK_SECONDS_MAX: Final = 2.0
 #: Jobs that one call hands on.
 _JOBS_MAX: Final = 1_000_000
 
@@ -53,8 +49,7 @@ class Hub:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
-        self._app = Outbox(self.path)
-        self._paused: set[str] = set()
+        self._outboxes: dict[str, Outbox] = {}
 
     @cached_property
     def registry(self) -> Registry:
@@ -91,52 +86,55 @@ class Hub:
         Raises:
             InvalidCall: the arguments have no form in JSON.
         """
-        return self._app.call_by_name(task, *args, **kwargs)
+        return TaskQ(self.path / OUTBOX).call_by_name(task, *args, **kwargs)
 
-    def job(self, job: str | int | JobHandle[Any]) -> JobHandle[Any]:
-        return self._app.job(job)
+    def job(self, job: str | JobHandle[Any]) -> JobHandle[Any]:
+        """Return the handle of a job for a device, by its id.
 
-    async def enqueue_to(
-        self, devices: list[str], call: Call[R], headers: dict[str, str]
-    ) -> list[JobHandle[R]]:
-        if not isinstance(call, Call):
-            raise UsageError(f"a device takes calls such as task.call(...), got {call!r:.60}")
-        if call.extras is not None and call.extras.concurrency_key:
-            raise UsageError(f"{call.name}: a concurrency_key does not go over to a device")
-        calls = [_addressed(call, device, headers) for device in devices]
-        for addressed in calls:
-            await self._close_queue(addressed.spec.queue)
-        return await self._app.enqueue_many(calls)
+        Raises:
+            InvalidJobId: the text is no job id.
+            WrongLog: no device of the hub has such a job.
+        """
+        tag, _, lsn = str(getattr(job, "id", job)).partition("-")
+        if not lsn.isdecimal():
+            raise InvalidJobId(f"{job!r:.60} is no id of a job")
+        for device in outbox.devices(self.path):
+            identity = Identity.read(LocalDisk(), str(outbox.folder(self.path, device)))
+            if identity is not None and identity.tag.takes(tag, int(lsn)):
+                return SentJob(self.outbox(device), None, identity.tag, int(lsn))
+        raise WrongLog(f"{self.path} has no device whose jobs begin with {tag}")
 
-    async def _close_queue(self, queue: str) -> None:
-        if queue not in self._paused:
-            await self._app.pause(queue)
-            self._paused.add(queue)
+    def outbox(self, device: str) -> Outbox:
+        """Return the app of the log of jobs for a device."""
+        app = self._outboxes.get(device)
+        if app is None:
+            app = self._outboxes[device] = Outbox(self.path, device)
+        return app
 
     async def hand_on(self, device: str, other: str) -> int:
-        """Move the jobs that wait for a device to another; return their number.
+        """Enqueue the jobs that wait for a device for another one; return their number.
 
-        Callers waiting for results get them from there. A job that the device took without
-        reporting its end may run on both.
+        They keep their ids: callers waiting for results get them from there. A job that the device
+        took without reporting its end may run on both.
         """
-        waiting = partial(_waiting_for, self.path, device)
-        queue = f"{TO}{self.device(other).name}"
-        await self._close_queue(queue)
-        count = 0
-        for job in await off_loop(waiting):
-            with contextlib.suppress(NotWaiting):  # it has just ended
-                count += await self._app.edit(job, queue=queue)
-        return count
+        return await self.outbox(device).hand_on(self.outbox(self.device(other).name))
 
     hand_on_sync = blocking(hand_on)
 
     async def cancel_open(self, device: str) -> int:
-        return (await self._app.cancel_many(queue=f"{TO}{device}")).count
+        """Cancel all jobs for a device that have not ended."""
+        app = self.outbox(device)
+        jobs = await app.waiting()
+        port = await app.connection.port()
+        count = sum([bool(await port.cancel(job)) for job in jobs])
+        outbox.ring(self.path)
+        return count
 
     cancel_open_sync = blocking(cancel_open)
 
     async def close(self) -> None:
-        await self._app.close()
+        while self._outboxes:
+            await self._outboxes.popitem()[1].close()
         if registry := self.__dict__.pop("registry", None):
             registry.close()
 
@@ -159,7 +157,7 @@ class Device:
     async def enqueue(self, call: Call[R]) -> JobHandle[R]:
         """Enqueue a call for this device, which takes it at its next request.
 
-        Delay, expiry, key, priority and headers are those of the call. ``result()`` waits for the
+        The device runs it with the call's delay, priority and headers. ``result()`` waits for the
         end that the device reports. With ``expires`` a job ends here unless the device took it in
         time, and there unless it ran in time.
 
@@ -168,8 +166,7 @@ class Device:
             PayloadTooLarge: its payload is over 1 MiB.
             LogError: the outbox cannot be written.
         """
-        (job,) = await self._hub.enqueue_to([self.name], call, {})
-        return job
+        return await self._hub.outbox(self.name).send(_checked(call))
 
     enqueue_sync = blocking(enqueue)
 
@@ -194,113 +191,171 @@ class DeviceGroup:
         return self._hub.registry.groups().get(self.name, [])
 
     async def enqueue(self, call: Call[R]) -> list[JobHandle[R]]:
-        """Enqueue a call once for each member of now: for all of them or for none.
+        """Enqueue a call once for each member of now.
+
+        If one cannot be enqueued, the others are cancelled. A crash in between leaves the first
+        ones: with a ``key`` the same call again adds only what is missing.
 
         Raises:
             UsageError: it is no call, has a concurrency key, or the group has no member.
-            PayloadTooLarge: the calls together are over 17 MiB.
-            LogError: the outbox cannot be written.
+            PayloadTooLarge: its payload is over 1 MiB.
+            LogError: an outbox cannot be written.
         """
         devices = await off_loop(lambda: self.devices)
         if not devices:
             raise UsageError(
                 f"no device is in group {self.name!r}: taskq hub enroll HUB NAME --group GROUP"
             )
-        return await self._hub.enqueue_to(devices, call, {GROUP: self.name})
+        call = _checked(call).options(headers={GROUP: self.name})
+        jobs: list[JobHandle[R]] = []
+        try:
+            for app in map(self._hub.outbox, devices):
+                jobs += [await app.send(call)]
+        except BaseException:
+            for job in jobs:
+                if not job.duplicate:
+                    await job.cancel()
+            raise
+        return jobs
 
     enqueue_sync = blocking(enqueue)
 
 
-class Outbox(TaskQ):
-    """The app of a hub's outbox, whose jobs others run."""
+def _checked(call: Call[R]) -> Call[R]:
+    if not isinstance(call, Call):
+        raise UsageError(f"a device takes calls such as task.call(...), got {call!r:.60}")
+    if call.extras is not None and call.extras.concurrency_key:
+        raise UsageError(f"{call.name}: a concurrency_key does not go over to a device")
+    return call
 
-    def __init__(self, hub: Path) -> None:
-        super().__init__(hub / OUTBOX)
-        self._hub = hub
+
+class Outbox(TaskQ):
+    """The app of the log of jobs for one device, which no worker runs here."""
+
+    def __init__(self, hub: Path, device: str) -> None:
+        self.path = outbox.folder(hub, device)
+        super().__init__(self.path, keep=outbox.KEEP_SECONDS)
+        self.hub, self.device = hub, device
+        self._reader = outbox.DeviceReader(hub, device)
+
+    @property
+    def is_there(self) -> bool:
+        return (self.path / IDENTITY).is_file()
+
+    async def send(self, call: Call[R]) -> JobHandle[R]:
+        """Enqueue a call for the device."""
+        if call.extras is not None and call.extras.key is not None and self.is_there:
+            await self.settle()  # its key may be free
+        job = await self.enqueue(call)
+        await off_loop(outbox.ring, self.hub)
+        return SentJob(self, job._task, job._tag, job.lsn, job.duplicate)
+
+    async def settle(self) -> None:
+        await outbox.settle(self.connection, self._reader)
+
+    async def waiting(self) -> list[int]:
+        """Return the jobs that have not ended."""
+        if not self.is_there:
+            return []
+        await self.settle()
+        port = await self.connection.port()
+        return (await port.look(outbox.waiting_in))[0]
+
+    async def hand_on(self, other: Outbox) -> int:
+        """Enqueue what waits here for another device, and cancel it here."""
+        jobs = await self.waiting()
+        port = await self.connection.port()
+        for job in jobs:
+            record = await port.look(partial(LogView.brought, job=job))
+            item = outbox.item_of(self.connection.tag.id(job), record)
+            await other.connection.send_many([item])  # once: its key is its id
+            await off_loop(outbox.note_moved, self.path, other.device)
+            await port.cancel(job)
+        await off_loop(outbox.ring, self.hub)
+        return len(jobs)
 
     async def why(self, job: Any) -> Reason:
-        view = await self.job(job).view()
-        if view.state not in WAITING_STATES or not view.queue.startswith(TO):
-            return await super().why(job)
-        return await off_loop(why, self._hub, view)
+        view = await self._handle(job, None).view()
+        return await off_loop(lambda: why(self, self.merged(view)))
+
+    def find_there(self, view: JobView) -> tuple[outbox.There, JobView] | None:
+        """Return a job as its device's log has it, from the hub's copy; None: it is not there."""
+        self._reader.read(view.enqueued_ns)
+        there = self._reader.find(view.headers.get(JOB, view.job_id))
+        if there is None:
+            return None
+        with LogReader.open(there.path) as reader:
+            its = reader.job(there.number)
+        return None if its is None else (there, its)
+
+    def jobs(self, states: Collection[State] = ()) -> list[JobView]:
+        """Return the jobs for the device that have one of these states here, the oldest first."""
+        with LogReader.open(str(self.path)) as reader:
+            views = reader.jobs(set(states) or None, None, None, _JOBS_MAX)
+        return [self.merged(view) for view in reversed(views)]
+
+    def merged(self, view: JobView) -> JobView:
+        """Return a job of the outbox with the state and result of its device's log."""
+        if view.state is State.CANCELLED:
+            return self._moved(view) or view
+        if pair := self.find_there(view):
+            there, its = pair
+            reason = f"{self.device} refuses it: {there.words}" if there.words else its.reason
+            return replace(
+                view, state=State.DEAD if there.words else its.state, attempt=its.attempt,
+                attempts=its.attempts, settled_ns=its.settled_ns, result=its.result,
+                result_flags=its.result_flags, stores_result=its.stores_result, reason=reason,
+                problem=its.problem,
+            )  # fmt: skip
+        is_taken = self._reader.taken(self._tag, view.lsn) > 0
+        if 0 < view.expires_ns <= time.time_ns():
+            is_its_own = self.is_given(view) and not is_taken
+            return replace(view, state=State.READY if is_its_own else State.EXPIRED)
+        if is_taken:
+            reason = f"{self.device} took it, and its log does not tell what became of it"
+            return replace(view, state=State.DEAD, reason=reason)
+        return view
+
+    def is_given(self, view: JobView) -> bool:
+        """Return whether the device may have a job of which it told nothing yet."""
+        given = Registry(self.hub).standing(self.device).get("given", {})
+        return view.lsn <= int(given.get(str(self._tag), 0))
+
+    @property
+    def _tag(self) -> Tag:
+        identity = Identity.read(LocalDisk(), str(self.path))
+        return Tag("") if identity is None else identity.tag
+
+    def _moved(self, view: JobView) -> JobView | None:
+        """Return a job that another device got instead."""
+        for device in outbox.moves(self.path):
+            for there in Outbox(self.hub, device).jobs():
+                if there.headers.get(JOB) == view.job_id:
+                    return replace(there, job_id=view.job_id, lsn=view.lsn)
+        return None
 
 
-def why(hub: Path, view: JobView) -> Reason:
-    device = view.queue.removeprefix(TO)
-    registry, there = Registry(hub), find_there(hub, view)
+def why(app: Outbox, view: JobView) -> Reason:
+    """Return why a job has not ended, from an outbox and the copies."""
+    registry, device, pair = Registry(app.hub), app.device, app.find_there(view)
+    if view.state not in LIVE_STATES:
+        word, where = view.state.name.lower(), f" on {device}" if pair else ""
+        verb = word if view.state is State.SUCCEEDED else f"is {word}"
+        words = f": {view.reason}" if view.reason else ""
+        return Reason(code=Why[view.state.name], text=f"it {verb}{where}{words}")
     heard = _heard(registry, device)
-    if there is not None and there[1].state is State.RUNNING:
-        attempts = there[1].attempts
-        since = f" since {moment(attempts[-1].started_ns)}" if attempts else ""
-        text = f"it has been running on {device}{since}, as job {there[1].job_id}"
+    if pair is None:
+        text = f"it was handed over to {device}, which told no more of it yet"
+        text = text if app.is_given(view) else f"{device} has not taken it yet"
+        return Reason(code=Why.NO_WORKER, text=f"{text}; {heard}")
+    its = pair[1]
+    if its.state is State.RUNNING:
+        since = f" since {moment(its.attempts[-1].started_ns)}" if its.attempts else ""
+        text = f"it has been running on {device}{since}, as job {its.job_id}"
         return Reason(code=Why.RUNNING, text=f"{text}; {heard}")
-    taken = [when for number, when in read_note(registry, device).parts if number >= view.lsn]
-    if there is not None:
-        state = there[1].state.name.lower()
-        text = f"it was handed over, and is {state} on {device} as job {there[1].job_id}"
-    elif taken:
-        text = f"it was handed over to {device} at {moment(taken[0])}, which told no more of it yet"
-    else:
-        text = f"{device} has not taken it yet"
+    text = f"it was handed over to {device} at {moment(its.enqueued_ns)}, and is "
+    text += f"{its.state.name.lower()} there as job {its.job_id}"
     return Reason(code=Why.NO_WORKER, text=f"{text}; {heard}")
-
-
-def open_jobs(hub: Path) -> list[JobView]:
-    """Return the jobs for devices that have not ended, the oldest first."""
-    if not (hub / OUTBOX).is_dir():
-        return []
-    with LogReader.open(str(hub / OUTBOX)) as reader:
-        views = reader.jobs(set(WAITING_STATES), None, None, _JOBS_MAX)
-    return [view for view in reversed(views) if view.queue.startswith(TO)]
-
-
-def find(hub: Path, job_id: str) -> list[tuple[str, JobView, str]]:
-    """Return (log, job, why it waits) of each place where a job is: with its device's own view."""
-    tag, seen = job_id.rpartition("-")[0], list[Any]()
-    for file in [*hub.glob(f"{OUTBOX}/{IDENTITY}"), *sorted(hub.glob(f"devices/*/*/{IDENTITY}"))]:
-        path, is_outbox = str(file.parent), file.parent.name == OUTBOX
-        identity = Identity.read(LocalDisk(), path)
-        if identity is None or identity.tag != tag:
-            continue
-        with contextlib.suppress(JobNotFound), LogReader.open(path) as reader:
-            view = reader.job(reader.find_job(job_id))
-            if view is None:
-                continue
-            waits = is_outbox and view.state in WAITING_STATES
-            seen.append((path, view, why(hub, view).text if waits else ""))
-            if is_outbox and (there := find_there(hub, view)):
-                seen.append((*there, ""))
-    return seen
-
-
-def find_there(hub: Path, view: JobView) -> tuple[str, JobView] | None:
-    tag, _, _ = view.job_id.partition("-")
-    wanted = Identified(tag, view.lsn, view.headers.get(NONCE, ""))
-    readings = CopyReaders(LocalDisk(), str(hub), view.queue.removeprefix(TO), {})
-    readings.read_whole()
-    latest: tuple[str, JobView] | None = None
-    for reading in readings.logs.values():
-        jobs = [job for job, known in reading.live.items() if known.identified == wanted]
-        jobs += [end.job for known, end in reading.ends.items() if known.identified == wanted]
-        for job in jobs:
-            with LogReader.open(reading.path) as reader:
-                there = reader.job(job)
-            if there is not None:
-                latest = reading.path, there
-    return latest
-
-
-def _addressed(call: Call[R], device: str, headers: dict[str, str]) -> Call[R]:
-    chosen = call.chosen
-    own = {NONCE: secrets.token_hex(_NONCE_BYTES), QUEUE: chosen.queue, **headers}
-    if chosen.expires_ns:
-        begin = 0 if chosen.expires_is_wall else time.time_ns()
-        own[EXPIRES] = str(begin + chosen.expires_ns)
-    return call.options(queue=f"{TO}{device}", expires=None, headers=own)
-
-
-def _waiting_for(hub: Path, device: str) -> list[str]:
-    return [view.job_id for view in open_jobs(hub) if view.queue == f"{TO}{device}"]
 
 
 def _heard(registry: Registry, device: str) -> str:
@@ -308,3 +363,86 @@ def _heard(registry: Registry, device: str) -> str:
     if not seen:
         return f"{device} was never heard of"
     return f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"
+
+
+def open_jobs(hub: Path) -> Iterator[tuple[str, JobView, str]]:
+    """Yield (device, job, why) of the jobs for devices that have not ended, the oldest first."""
+    for device in outbox.devices(hub):
+        app = Outbox(hub, device)
+        for view in app.jobs(WAITING_STATES):
+            if view.state in LIVE_STATES:
+                yield device, view, why(app, view).text
+
+
+def find(hub: Path, job_id: str) -> list[tuple[str, JobView, str]]:
+    """Return (log, job, why it waits) of each place where a job is: with its device's own view."""
+    places: list[tuple[str, JobView, str]] = []
+    for device in outbox.devices(hub):
+        app = Outbox(hub, device)
+        for path, view in _in(str(app.path), job_id):
+            its = app.find_there(view)
+            waits = app.merged(view).state in LIVE_STATES
+            places.append((path, view, why(app, view).text if waits else ""))
+            places += [(its[0].path, its[1], "")] if its else []
+    for file in sorted(hub.glob(f"devices/*/*/{IDENTITY}")):
+        places += [(path, view, "") for path, view in _in(str(file.parent), job_id)]
+    return places
+
+
+def _in(path: str, job_id: str) -> Iterator[tuple[str, JobView]]:
+    identity = Identity.read(LocalDisk(), path)
+    tag, _, lsn = job_id.rpartition("-")
+    if identity is not None and lsn.isdecimal() and identity.tag.takes(tag, int(lsn)):
+        with contextlib.suppress(JobNotFound), LogReader.open(path) as reader:
+            view = reader.job(reader.find_job(job_id))
+            if view is not None:
+                yield path, view
+
+
+class SentJob(JobHandle[R]):
+    """A hold on a job for a device: its result and state are what the device's log says."""
+
+    __slots__ = ()
+
+    @property
+    def _outbox(self) -> Outbox:
+        return cast("Outbox", self._app)
+
+    async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
+        """Wait until the hub has the job's end; see ``JobHandle.result``."""
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        until = None if limit is None else time.monotonic() + limit
+        pause = _LOOK_SECONDS
+        while True:
+            view = await self._view()
+            if view.state not in LIVE_STATES:
+                break
+            left = pause if until is None else until - time.monotonic()
+            if left <= 0:
+                why = (await self._app.why(self.id)).text
+                path = str(self._app.data_dir)
+                raise ResultTimeout(self.id, limit or 0.0, view.state.name.lower(), why, path)
+            await asyncio.sleep(min(pause, left))
+            pause = min(1.5 * pause, _LOOK_SECONDS_MAX)
+        body = view.result
+        if view.result_flags and body is not None:
+            packer = self._outbox.connection.packer
+            body = await packer.unpacked(body, view.result_flags, self._result_name)
+        if view.state is State.DEAD:
+            body = view.reason.encode()
+        return self._value(view.state, body, view)
+
+    result_sync = blocking(result)  # type: ignore[arg-type]
+
+    async def cancel(self) -> bool:
+        """Cancel the job here at once, and on its device when that syncs."""
+        if (await self._view()).state not in LIVE_STATES:
+            return False
+        is_cancelled = await super().cancel()
+        await off_loop(outbox.ring, self._outbox.hub)
+        return is_cancelled
+
+    cancel_sync = blocking(cancel)  # type: ignore[arg-type]
+
+    async def _view(self) -> JobView:
+        return await off_loop(self._outbox.merged, await super()._view())

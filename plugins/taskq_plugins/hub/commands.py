@@ -340,13 +340,14 @@ def _cancel_open(directory: Path, device: str) -> None:
 def jobs(directory: Path, names: tuple[str, ...], as_json: bool) -> None:
     """Show the jobs for devices that have not ended yet, the oldest first."""
     client = _package("client")
-    views = [view for view in client.open_jobs(directory) if not names or view.queue[3:] in names]
+    waiting = [
+        job for job in client.open_jobs(directory.absolute()) if not names or job[0] in names
+    ]
     if as_json:
-        render.print_json([view.as_dict() | {"device": view.queue[3:]} for view in views])
+        render.print_json([view.as_dict() | {"device": device} for device, view, _ in waiting])
         return
-    for view in views:
-        why = client.why(directory, view).text
-        render.echo(flat(f"{view.job_id}: {view.task} for {view.queue[3:]}: {why}"))
+    for device, view, why in waiting:
+        render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why}"))
 
 
 @_at_hub

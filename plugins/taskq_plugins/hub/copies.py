@@ -50,7 +50,6 @@ from taskq_plugins.hub.models import (
     CopyEnd,
     Declare,
     Missing,
-    Question,
     Refusal,
     Refused,
     Request,
@@ -440,7 +439,7 @@ class Copies:
     def answer(self, device: str, asked: Request) -> Answer:
         """Carry out a request of a device."""
         begins = asked if isinstance(asked, Sync) else None
-        if not begins and not self._is_latest(device, asked):
+        if not begins and not self.is_latest(device, asked):
             return Refused(Trouble.SUPERSEDED, NOWHERE)
         try:
             with self._held(device, asked.log_id, begins) as copy:
@@ -450,13 +449,7 @@ class Copies:
         except Refusal as refusal:
             return refusal.answer
 
-    def is_at(self, device: str, asked: Question) -> bool:
-        if not self._is_latest(device, asked):
-            return False
-        with self._held(device, asked.log_id) as copy:
-            return copy is not None and (not asked.up.segment or copy.has(asked.up))
-
-    def _is_latest(self, device: str, asked: Any) -> bool:
+    def is_latest(self, device: str, asked: Any) -> bool:
         is_latest: bool = self._sessions.get((device, asked.log_id)) == asked.session
         return is_latest
 

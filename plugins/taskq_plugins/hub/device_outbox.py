@@ -1,8 +1,7 @@
-"""A device's side of the outbox: jobs go into its inbox, cancelled jobs end.
+"""A device's side of the outbox: jobs of the hub are ingested into its own log.
 
-After a session that brought the hub's copy up to date, the device asks for its jobs. It reports
-refused jobs first, and publishes the others under a name that counts once. Adoption is the log's
-own work.
+Once the hub's copy is up to date, the device asks for the records of its outbox after the last one
+that it took. Jobs, refusals and the new position go into its log together.
 """
 
 from __future__ import annotations
@@ -11,39 +10,25 @@ import asyncio
 import contextlib
 import fnmatch
 import random
-import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from taskq.engine import EnqueueSpec, Extras, PartWriter
+from taskq.engine import EnqueueSpec, Extras, Item, LogReader, checked_move
 from taskq.errors import TaskqError
-from taskq_plugins.hub.models import Answer, Given, HubError, HubJob, Question, Refused
+from taskq_plugins.hub.models import JOB, Answer, Given, HubError, HubJob, Question, Refused
+from taskq_plugins.hub.outbox import REFUSED, SOURCE
 
 if TYPE_CHECKING:
-    from taskq.engine import Border, Clock, Disk
+    from taskq import TaskLog
     from taskq_plugins.hub.line import Line
 
-#: Name of a part's upload, by tag and end: published once, even after lost answers.
-_UPLOAD: Final = re.compile(r"hub\.([0-9a-f]{8})@(0|[1-9][0-9]{0,17})\Z")
-#: Limit of uploads that wait for adoption; then no jobs are taken.
-UPLOADS_MAX: Final = 10
-#: Parts of one session, and what is asked again since something was refused.
+#: Parts of one session.
 _ROUNDS_MAX: Final = 64
-
-
-class InboxState(NamedTuple):
-    """State of a device's inbox, read before its log.
-
-    Attributes:
-        after: by the tag of an outbox, the last number taken.
-        waiting: uploads of a hub that are not fully adopted.
-    """
-
-    after: dict[str, int]
-    waiting: int
+#: Queue of entries for refused jobs, which expire at once.
+_REFUSED_QUEUE: Final = "hub-refused"
+_WORDS_MAX: Final = 500
 
 
 class TakeResult(NamedTuple):
@@ -54,102 +39,97 @@ class TakeResult(NamedTuple):
     cancelled: int = 0
 
 
-def look(disk: Disk, path: str) -> InboxState:
-    after: dict[str, int] = {}
-    waiting = 0
-    for name, may_wait in PartWriter.published(disk, path).items():
-        if upload := _UPLOAD.match(name):
-            tag = upload[1]
-            after[tag] = max(after.get(tag, 0), int(upload[2]))
-            waiting += may_wait
-    return InboxState(after, waiting)
+def positions(path: str) -> dict[str, int]:
+    """Return the last record that was taken of each outbox, by the tag of its log.
+
+    Raises:
+        LogError: the log cannot be read.
+    """
+    with LogReader.open(path) as reader:
+        names = ((source.name.partition(SOURCE), source.position) for source in reader.sources())
+        return {name[2]: int(position) for name, position in names if name[1]}
 
 
 class DeviceOutbox:
     """Takes a device's jobs.
 
     Args:
-        disk, clock: of the device.
-        path: of its log.
         accept: patterns of task names, such as ``photos.*``; empty: nothing is taken.
         known: names of the tasks that run here; None if unknown.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        clock: Clock,
-        path: str,
-        accept: Sequence[str],
-        known: Collection[str] | None = None,
-    ) -> None:
-        self._disk, self._clock, self._path = disk, clock, path
+    def __init__(self, accept: Sequence[str], known: Collection[str] | None = None) -> None:
         self._accept, self._known = accept, known
 
     async def take(
         self,
         session: int,
         log_id: UUID,
-        up: Border,
-        held: InboxState,
+        after: dict[str, int],
         ask: Callable[[Question], Awaitable[object]],
-        cancel: Callable[[int, str], Awaitable[bool]],
+        opened: Callable[[], contextlib.AbstractAsyncContextManager[TaskLog]],
     ) -> TakeResult:
         """Take what is there.
 
         Args:
-            session: of the sync before it, which ended at ``up``.
+            session: of the sync before it.
             log_id: of the log.
-            up: where the copy ends.
-            held: what the inbox said before the log was looked at.
+            after: what ``positions`` returned; it moves on.
             ask: asks the hub; any answer but ``Given`` says that nothing is there.
-            cancel: cancels a job of the device's own log, if it is that one of the hub; whether so.
+            opened: opens the device's own log.
+
+        Raises:
+            SourceMoved: another process takes jobs for the same log.
         """
-        after, waiting, taken = dict(held.after), held.waiting, TakeResult()
-        refused: tuple[tuple[str, str], ...] = ()
-        for number in range(_ROUNDS_MAX):
-            if waiting >= UPLOADS_MAX:
+        taken = TakeResult()
+        for _ in range(_ROUNDS_MAX):
+            given = await ask(Question(session, log_id, after))
+            if not isinstance(given, Given) or given.is_empty:
                 break
-            given = await ask(Question(session, log_id, up, after, waiting > 0, refused))
-            if not isinstance(given, Given):
-                break
-            taken = taken._replace(refused=taken.refused + len(refused))
-            for job, own in given.cancels if not number else ():
-                is_over = await cancel(own, job)
-                taken = taken._replace(cancelled=taken.cancelled + is_over)
-            tails = [(job, *self._judged(job)) for job in given.jobs]
-            refused = tuple((job.id, why) for job, _, why in tails if why)
-            if refused:
-                continue  # reported before any of these count as taken
-            if not given.jobs:
-                break
-            self._publish(given, [(job, tail) for job, tail, _ in tails])
-            after[given.tag], waiting = given.end, waiting + 1
-            taken = taken._replace(jobs=taken.jobs + len(given.jobs))
+            judged = [self._judged(job) for job in given.jobs]
+            source, before = f"{SOURCE}{given.tag}", after.get(given.tag)
+            async with opened() as log:
+                move = checked_move(source, given.end, before)
+                await log.connection.send_many([item for item, _ in judged], move)
+                after[given.tag] = given.end
+                cancelled = [await _cancel(log, *wanted) for wanted in given.cancels]
+            refused = sum(is_refused for _, is_refused in judged)
+            taken = TakeResult(
+                taken.jobs + len(judged) - refused, taken.refused + refused,
+                taken.cancelled + sum(cancelled),
+            )  # fmt: skip
         return taken
 
-    def _judged(self, job: HubJob) -> tuple[bytes, str]:
+    def _judged(self, job: HubJob) -> tuple[Item, bool]:
+        """Return a job as it goes into the log, and whether it is refused."""
+        why = ""
         if not any(fnmatch.fnmatchcase(job.task, pattern) for pattern in self._accept):
             said = ", ".join(self._accept) or "nothing"
-            return b"", f"{job.task!r} is not among what is accepted there ({said})"
-        if self._known is not None and job.task not in self._known:
-            return b"", f"no task {job.task!r} is known there"
+            why = f"{job.task!r} is not among what is accepted there ({said})"
+        elif self._known is not None and job.task not in self._known:
+            why = f"no task {job.task!r} is known there"
         try:
-            spec = EnqueueSpec(job.queue, job.task, job.priority, job.attempts, job.flags)
-            extras = Extras(
-                due_ns=job.due_ns, due_is_wall=job.due_is_wall, expires_ns=job.expires_ns,
-                key=job.key.encode(), headers=job.headers,
-            )  # fmt: skip
-            return PartWriter.tail(spec, extras), ""
+            if not why:
+                spec = EnqueueSpec(job.queue, job.task, job.priority, job.attempts, job.flags)
+                extras = Extras(
+                    due_ns=job.due_ns, due_is_wall=job.due_is_wall, expires_ns=job.expires_ns,
+                    key=_key(job.id), headers=job.headers,
+                )  # fmt: skip
+                return (spec, job.payload, extras), False
         except (TaskqError, TypeError, ValueError, OverflowError) as error:
-            return b"", f"it cannot be read there: {error}"
+            why = f"it cannot be read there: {error}"
+        headers = {JOB: job.id, REFUSED: why[:_WORDS_MAX]}
+        # Nobody runs it: it expires at once.
+        return (EnqueueSpec(_REFUSED_QUEUE), b"", Extras(expires_ns=1, headers=headers)), True
 
-    def _publish(self, given: Given, jobs: list[tuple[HubJob, bytes]]) -> None:
-        upload, disk, clock = f"hub.{given.tag}", self._disk, self._clock
-        with PartWriter(Path(self._path), upload, disk=disk, clock=clock) as writer:
-            for handed, tail in jobs:
-                writer.add(tail, handed.payload)
-            writer.publish(f"{upload}@{given.end}")
+
+def _key(job: str) -> bytes:
+    return f"hub:{job}".encode()
+
+
+async def _cancel(log: TaskLog, job: str, queue: str) -> bool:
+    view = await log.find(_key(job), queue)
+    return view is not None and await log.cancel(view.job_id)
 
 
 #: An answer that comes sooner, and says nothing, is of a hub that lets nobody wait just now.

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import base64
 import enum
-import hashlib
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
-from pydantic import AfterValidator, Field, GetPydanticSchema, PlainSerializer, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetPydanticSchema,
+    PlainSerializer,
+    TypeAdapter,
+    WithJsonSchema,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from taskq.engine import Border
 from taskq.errors import LogError
 from taskq.text import flat
 
-#: Versions of the protocol that are spoken here, and the header that says so both ways.
+#: Versions of the protocol, and the header that lists them, both ways.
 VERSIONS: Final = (1,)
 SPOKEN: Final = "Taskq-Versions"
 #: Limit of a body with bytes of a log, packed or not: what proxies take by default.
@@ -37,7 +42,6 @@ FRAMES: Final = "application/vnd.taskq.frames"
 #: The same through zlib.
 PACKED: Final = FRAMES + "+zlib"
 JSON: Final = "application/json"
-JSON_LINES: Final = "application/x-ndjson"
 PROBLEM: Final = "application/problem+json"
 NOWHERE: Final = Border()
 
@@ -49,13 +53,13 @@ AGAIN_MAX: Final = 1_000
 FEATURES_MAX: Final = 32
 #: Limit of texts for people; longer ones are cut.
 CAUSE_CHARACTERS_MAX: Final = 200
-REASON_CHARACTERS_MAX: Final = 500
 #: Header of a job on a device: its id in the outbox.
 JOB: Final = "hub-job"
 #: Longest a question may wait for its answer.
 WAIT_SECONDS_MAX: Final = 50.0
-#: Jobs that one question refuses: as many as an answer holds.
+#: Most jobs of one answer, and most outboxes in one question.
 JOBS_MAX: Final = 256
+OUTBOXES_MAX: Final = 256
 #: Payload bytes of an answer, unless one job is larger.
 BYTES_MAX: Final = 1024 * 1024
 
@@ -96,7 +100,14 @@ Seconds = Annotated[float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_i
 Code = Annotated[str, Field(strict=True, max_length=100)]
 Features = Annotated[frozenset[Feature], Field(max_length=FEATURES_MAX), PlainSerializer(sorted)]
 Cause = Annotated[str, Field(strict=True), _words(CAUSE_CHARACTERS_MAX)]
-Reason = Annotated[str, Field(strict=True), _words(REASON_CHARACTERS_MAX)]
+Name = Annotated[str, Field(strict=True, max_length=255)]
+#: In base64.
+Payload = Annotated[
+    bytes,
+    BeforeValidator(lambda text: base64.b64decode(text, validate=True)),
+    PlainSerializer(lambda data: base64.b64encode(data).decode(), return_type=str),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
 
 
 class BreakKind(enum.StrEnum):
@@ -190,12 +201,9 @@ class Resend(_OfSession):
 
 @dataclass(frozen=True, slots=True)
 class Question(_OfSession):
-    """Ask what is there for a device."""
+    """Ask for jobs after the last record that was taken of each outbox, by the tag of its log."""
 
-    up: Place
-    after: Annotated[dict[Tag, Lsn], Field(max_length=JOBS_MAX)]
-    waiting: Truth
-    refused: Annotated[tuple[tuple[JobId, Reason], ...], Field(max_length=JOBS_MAX)] = ()
+    after: Annotated[dict[Tag, Lsn], Field(max_length=OUTBOXES_MAX)]
     wait_seconds: Seconds = 0.0
     bytes_max: Size = BYTES_MAX
 
@@ -249,44 +257,39 @@ class Stored:
     held: Size = 0
 
 
-class HubJob(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HubJob:
     """A job on its way to a device.
 
-    Attributes:
-        number: of the record that enqueued it, which grows with a requeue.
-        id: of the outbox's job; ``key`` is its key on the device.
-        due_ns: a span from now, or a moment if ``due_is_wall``.
-        expires_ns: a span from now.
+    Its ``number`` is the job's in the outbox, and ``id`` its name everywhere. ``due_ns`` is a span
+    from now, or a moment with ``due_is_wall``; ``expires_ns`` is a span from now.
     """
 
-    number: int
-    id: str
-    key: str
-    queue: str
-    task: str
-    priority: int
-    attempts: int
-    flags: int
+    number: Lsn
+    id: JobId
+    queue: Name
+    task: Name
+    priority: Number
+    attempts: Number
+    flags: Number
     headers: dict[str, str]
-    due_ns: int
-    due_is_wall: bool
-    expires_ns: int
-    payload: bytes
+    due_ns: Moment
+    due_is_wall: Truth
+    expires_ns: Moment
+    payload: Payload
 
 
-class Given(NamedTuple):
-    """Jobs for a device.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Jobs of an outbox for a device, up to record ``end``.
 
-    Attributes:
-        tag: of the outbox.
-        end: the last number of these jobs, or ``after`` if there are none.
-        cancels: (id, number of the device's own job) of jobs to cancel there.
+    ``cancels`` are ids of jobs that it took before and is to cancel, each with its queue.
     """
 
-    tag: str
-    end: int
-    jobs: list[HubJob]
-    cancels: list[tuple[str, int]]
+    tag: Tag
+    end: Lsn
+    jobs: tuple[HubJob, ...]
+    cancels: tuple[tuple[JobId, Name], ...]
 
     @property
     def is_empty(self) -> bool:
@@ -366,6 +369,7 @@ _ANSWERS: Final[dict[type, Any]] = {
     Seal: Stored,
     Declare: Stored,
     Resend: Missing,
+    Question: Given,
 }
 #: Status of each refusal.
 STATUS: Final = {
@@ -378,9 +382,6 @@ STATUS: Final = {
     Trouble.HELD: 403,
 }
 _WELL, _NOTHING = 200, 204
-_TAG: Final = re.compile(r"[0-9a-f]{8}\Z")
-#: Fields of a job but for its payload, the last one.
-_OF_JOB: Final = HubJob._fields[:-1]
 
 
 def carried(asked: Request | Enroll) -> Carried:
@@ -407,8 +408,8 @@ def understood(
         HubError: the device cannot go on from it.
     """
     title = ""
-    if isinstance(asked, Question) and status in (_WELL, _NOTHING):
-        return decode_given(body) if status == _WELL else None
+    if isinstance(asked, Question) and status == _NOTHING:
+        return None
     try:
         if status == _WELL:
             answer: Answer = adapter(_ANSWERS[type(asked)]).validate_json(body)
@@ -446,44 +447,6 @@ def as_json(message: Any) -> bytes:
     kind: Any = type(message)
     text: bytes = adapter(kind).dump_json(message, by_alias=True)
     return text
-
-
-# -- jobs on their way down, a line of JSON each ---------------------------------------------------
-
-
-def encode_given(given: Given) -> bytes:
-    lines: list[dict[str, Any]] = [
-        job._asdict() | {"kind": "enqueue", "payload": base64.b64encode(job.payload).decode()}
-        for job in given.jobs
-    ]
-    lines += ({"kind": "cancel", "id": job, "job": number} for job, number in given.cancels)
-    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    last = {"kind": "end", "outbox": given.tag, "end": given.end}
-    last |= {"lines": len(lines), "sha256": _sha256(body)}
-    return body + json.dumps(last).encode() + b"\n"
-
-
-def decode_given(data: bytes) -> Given:
-    start = data.rfind(b"\n", 0, -1) + 1
-    try:
-        last, *lines = (json.loads(line) for line in (data[start:], *data[:start].splitlines()))
-        end = {"kind": "end", "lines": len(lines), "sha256": _sha256(data[:start])}
-        jobs, cancels = list[HubJob](), list[tuple[str, int]]()
-        for line in lines:
-            if line["kind"] == "enqueue":
-                payload = base64.b64decode(line["payload"], validate=True)
-                jobs.append(HubJob._make([*(line[name] for name in _OF_JOB), payload]))
-            elif line["kind"] == "cancel":
-                cancels.append((str(line["id"]), int(line["job"])))
-        if last == last | end and _TAG.match(last["outbox"]):
-            return Given(last["outbox"], int(last["end"]), jobs, cancels)
-    except (ValueError, KeyError, TypeError):
-        """Answer that it is none."""
-    raise HubError("what the hub has for this device did not come whole")
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 _STOPS: Final = {

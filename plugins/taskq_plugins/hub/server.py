@@ -20,7 +20,7 @@ import zlib
 from asyncio import get_running_loop, timeout
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 from uuid import UUID
 
 import uvicorn
@@ -48,8 +48,8 @@ from taskq_plugins.hub.copyfiles import (
     kept,
     note_place,
 )
-from taskq_plugins.hub.hub_outbox import OutboxServer
 from taskq_plugins.hub.models import NOWHERE, Refusal, Refused, Trouble
+from taskq_plugins.hub.outbox import OutboxServer
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.patience import Patient, config_of
 
@@ -356,7 +356,7 @@ class Server:
             PatientDisk, str(path), self._registry,
             disk_of=self._disk_of, may_fork=self._registry.may_fork,
         )  # fmt: skip
-        self._outbox = OutboxServer(path, self._registry, self._spend)
+        self._outbox = OutboxServer(path, self._registry)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._accounts: dict[str, Account] = {}
@@ -403,7 +403,7 @@ class Server:
         async with create_task_group() as tasks:
             tasks.start_soon(self._mend)
             tasks.start_soon(self._keep)
-            tasks.start_soon(self._outbox.expire, self._on_thread)
+            tasks.start_soon(self._outbox.run)
             yield
             tasks.cancel_scope.cancel()
         await self.close()
@@ -411,7 +411,6 @@ class Server:
     async def close(self) -> None:
         """Note how far the copies are on disk, and give their files back."""
         self._copies.close()
-        await self._outbox.close()
         self._registry.close()
 
     def end(self) -> None:
@@ -520,27 +519,23 @@ class Server:
         assert isinstance(answer, kind)
         return answer
 
-    async def _down(self, asked: models.Question, device: Device) -> Response:
+    async def _down(self, asked: models.Question, device: Device) -> models.Given:
         """Ask for jobs."""
 
-        async def look(asked: models.Question) -> models.Answer:
+        async def look(asked: models.Question) -> models.Answer | None:
             async with self._turn(device):  # for each look, but not for the wait
-                if not await self._on_thread(self._copies.is_at, device, asked):
+                if not self._copies.is_latest(device, asked):
                     return _ANEW
-                given: models.Answer = await self._on_thread(
-                    self._outbox.handing.give, device, asked
+                given: models.Given | None = await self._on_thread(
+                    self._outbox.given, device, asked
                 )
                 return given
 
-        async with self._turn(device):
-            is_known = await self._on_thread(self._copies.is_at, device, asked)
-        answer = await self._outbox.answer(device, asked, look) if is_known else _ANEW
+        answer: Any = await self._outbox.answer(device, asked, look)
         if isinstance(answer, Refused):
             raise Refusal(answer.trouble, answer.at)
-        if not isinstance(answer, models.Given):
-            return Response(None, 204)
-        lines = await self._on_thread(models.encode_given, answer)
-        return Response(lines, media_type=models.JSON_LINES)
+        nothing: Any = Response(None, 204)
+        return cast("models.Given", answer or nothing)
 
     def _done(self, device: str, make: Callable[[], Any]) -> models.Answer:
         try:
@@ -553,13 +548,10 @@ class Server:
             return Refused(Trouble.CLONED, NOWHERE)
         if isinstance(asked, models.Sync) and registry.standing(device)["state"] == "held":
             return Refused(Trouble.HELD, NOWHERE)
-        if isinstance(asked, models.Declare):  # the branch to set aside may end jobs
-            self._outbox.arrived(device)
+        if isinstance(asked, models.Declare):
             # A declared break is carried out as a whole, with a copy of the segment's beginning.
             self._account(device).require(asked.at.offset + _BREAK_BYTES)
         answer = self._copies.answer(device, asked)
-        if isinstance(asked, models.Append) and isinstance(answer, models.Stored):
-            self._outbox.arrived(device)
         if isinstance(answer, models.CopyEnd | models.Stored):
             self._note(device, asked, answer)
         return answer
@@ -617,9 +609,6 @@ class Server:
             folder = self._path / "devices" / device
             account = self._accounts[device] = Account(folder, self._device_bytes)
         return account
-
-    def _spend(self, device: str, size: int) -> None:
-        self._account(device).used += size
 
     def _disk_of(self, device: str) -> Disk:
         return ChargedDisk(lambda: self._account(device))

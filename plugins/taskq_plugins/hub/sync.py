@@ -14,25 +14,22 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from anyio import create_task_group, sleep_forever
+from anyio import create_task_group, sleep_forever, to_thread
 from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
-from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, SystemClock
-from taskq.errors import JobNotFound, LogError, ReaderBusy, TaskqError
+from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader
+from taskq.errors import LogError, ReaderBusy, SourceMoved
 from taskq.hooks import HubSettings, load_settings
 from taskq_plugins.hub.device_outbox import (
-    UPLOADS_MAX,
     DeviceOutbox,
-    InboxState,
     LongPoll,
     TakeResult,
     backoff,
-    look,
+    positions,
 )
 from taskq_plugins.hub.line import HubWaits, Line, check_url, line_to, note
 from taskq_plugins.hub.models import (
-    JOB,
     WAIT_SECONDS_MAX,
     Answer,
     Append,
@@ -50,7 +47,6 @@ if TYPE_CHECKING:
 
     from taskq import TaskLog, TaskQ
     from taskq.engine import Border, Disk, LogConfig, Store
-    from taskq.hooks import Connection
 
 _log: Final = logging.getLogger("taskq")
 #: With less free space everything sent may be removed at once.
@@ -58,6 +54,8 @@ _PRESSED_BYTES: Final = 64 * 1024 * 1024
 #: After trouble the next try comes after up to this time, doubled each time.
 _RETRY_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.5
+#: Sessions that one sync adds to report what it took.
+_ROUNDS_MAX: Final = 8
 #: Longest time that something is not sent, and that a hub hears nothing, on a metered line.
 _METERED_EVERY_SECONDS: Final = 900.0
 _METERED_POLL_SECONDS: Final = 6 * 3_600.0
@@ -84,10 +82,27 @@ class SyncResult(NamedTuple):
 
 
 async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
-    """Bring the hub's copy of a log to where the log ends now, then take what is there for it.
+    """Bring the hub's copy of a log to where the log ends now, then take its jobs.
 
-    ``is_dry``: only find out how it stands.
+    A session after that reports the jobs at once. ``is_dry``: only find out how it stands.
     """
+    done = await _sync_once(path, line, is_dry=is_dry)
+    taken, rounds = done.taken, 0
+    while any(done.taken) and rounds < _ROUNDS_MAX:
+        try:
+            before, done = done, await _sync_once(path, line)
+        except HubError as error:
+            _log.info("sync: the hub hears later of what was taken: %s", error)
+            break
+        taken = TakeResult(*map(sum, zip(taken, done.taken, strict=True)))
+        done = done._replace(
+            verdicts=before.verdicts, sent_bytes=before.sent_bytes + done.sent_bytes
+        )
+        rounds += 1
+    return done._replace(taken=taken)
+
+
+async def _sync_once(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
     disk = LocalDisk()
     identity = Identity.read(disk, path)
     if identity is None:
@@ -97,12 +112,12 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
     try:
         line.allowance.take_up(path)
         await line.allowance.look()
-        # Before the log: what is adopted by then is sent before anything else is taken.
-        held = look(disk, path) if line.hub.accept else None
+        if line.hub.accept and path not in line.taken:
+            line.taken[path] = await to_thread.run_sync(positions, path)
         log = DurableLog(disk, path)
         with contextlib.closing(log):
             session = _Session(disk, path, line, log, hold)
-            return await (session.told() if is_dry else session.run(held))
+            return await (session.told() if is_dry else session.run())
     except LogError as error:
         note(path, error=str(error))
         raise
@@ -126,7 +141,7 @@ class _Session:
             raise HubError(f"{self._line.url} does not say where its copy ends: try again")
         return SyncResult([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
 
-    async def run(self, held: InboxState | None) -> SyncResult:
+    async def run(self) -> SyncResult:
         log, line = self._log, self._line
         known, before = self._hold.load(), line.sent_bytes
         log.pin = known.lsn if known else 0
@@ -137,8 +152,8 @@ class _Session:
         done = SyncResult(verdicts, line.sent_bytes - before, log.end)
         if not line.pins:
             return done
-        if held is not None:  # who takes nothing refuses nothing either
-            done = await self._take(done, held)
+        if line.hub.accept:  # who takes nothing refuses nothing either
+            done = await self._take(done, line.taken[self._path])
         if self._disk.free_bytes(self._path) < _PRESSED_BYTES:
             self._pin(log.end.next_lsn)
         note(self._path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
@@ -157,16 +172,16 @@ class _Session:
             line.tell(self._gone, self._whole)
         return answer
 
-    async def _take(self, done: SyncResult, held: InboxState) -> SyncResult:
-        log, line = self._log, self._line
-        taking = DeviceOutbox(self._disk, SystemClock(), self._path, line.hub.accept, line.known)
-        ids = self._number, log.identity.log_id, log.end
-        taken = await taking.take(*ids, held, line.ask, self._own.cancel)
-        if taken.jobs:
-            await self._own.adopt()
-        is_more = taken.jobs or taken.refused or held.waiting >= UPLOADS_MAX
-        question = Question(*ids, held.after, held.waiting > 0, (), WAIT_SECONDS_MAX)
-        nothing = is_more or line.allowance.metered
+    async def _take(self, done: SyncResult, after: dict[str, int]) -> SyncResult:
+        line, ids = self._line, (self._number, self._log.identity.log_id)
+        taking = DeviceOutbox(line.hub.accept, line.known)
+        try:
+            taken = await taking.take(*ids, after, line.ask, self._own.opened)
+        except SourceMoved:
+            del line.taken[self._path]
+            raise
+        question = Question(*ids, dict(after), WAIT_SECONDS_MAX)
+        nothing = taken.jobs or taken.refused or line.allowance.metered
         return done._replace(taken=taken, question=None if nothing else question)
 
     def _pin(self, lsn: int) -> None:
@@ -182,34 +197,17 @@ class Own(NamedTuple):
     tag: str
 
     async def skip(self, lsn: int) -> None:
-        async with self._opened() as (_, connection):
-            port = await connection.port()
+        async with self.opened() as log:
+            port = await log.connection.port()
             await port.skip(lsn)
 
-    async def cancel(self, job: int, of: str) -> bool:
-        async with self._opened() as (log, _):
-            with contextlib.suppress(JobNotFound):
-                job_id = f"{self.tag}-{job}"
-                if (await log.get(job_id)).headers.get(JOB) == of:
-                    return await log.cancel(job_id)
-        return False
-
-    async def adopt(self) -> None:
-        """Let what was taken be jobs at once: a worker that ends by itself would not see them."""
-        try:
-            async with self._opened() as (log, _):
-                await log.adopt()
-        except TaskqError as error:
-            _log.warning("%s: what the hub had waits in the inbox: %s", self.path, error)
-
     @contextlib.asynccontextmanager
-    async def _opened(self) -> AsyncIterator[tuple[TaskLog, Connection]]:
+    async def opened(self) -> AsyncIterator[TaskLog]:
         from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
         from taskq.hooks import Connection  # noqa: PLC0415 - likewise
 
-        connection = Connection(self.path, self.config)
-        async with TaskLog(connection) as log:
-            yield log, connection
+        async with TaskLog(Connection(self.path, self.config)) as log:
+            yield log
 
 
 # -- again and again -------------------------------------------------------------------------------

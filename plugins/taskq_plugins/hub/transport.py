@@ -28,6 +28,7 @@ from taskq_plugins.hub.copyfiles import (
     opened,
 )
 from taskq_plugins.hub.models import Answer, Declare, HubError, Request
+from taskq_plugins.hub.outbox import devices, folder
 from taskq_plugins.hub.push import Push
 from taskq_plugins.hub.registry import OUTBOX, Registry
 
@@ -127,11 +128,11 @@ def hub_backed_up(hub: Path, target: Path) -> int:
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    if (hub / OUTBOX / IDENTITY).exists():
-        # Before the copies: what ended meanwhile is read from them again.
-        back_up(str(hub / OUTBOX), f"{part}/{OUTBOX}.now")
-        restore(f"{part}/{OUTBOX}.now", str(part / OUTBOX))
-        shutil.rmtree(f"{part}/{OUTBOX}.now")
+    for device in devices(hub):  # before the copies: what ended meanwhile is read from them
+        source, now = folder(hub, device), f"{part}/{OUTBOX}/{device}.now"
+        back_up(str(source), now)
+        restore(now, str(folder(part, device)))
+        shutil.rmtree(now)
     copies = kept(hub)
     Registry(hub).back_up(part)
     for copy in copies:

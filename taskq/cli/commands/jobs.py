@@ -422,8 +422,7 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
         status = JobStatus(reader, job_id)
         reason = status.why
         assert reason is not None, "it is unknown of the past only"
-        if reason.code is documents.Why.PAUSED:
-            reason = _of_device(reader.path, status.view) or reason
+        reason = _of_device(reader.path, status.view) or reason
     if as_json:
         render.print_json({"id": status.view.job_id, **reason.as_dict()})
         return
@@ -432,12 +431,13 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 
 def _of_device(path: str, view: documents.JobView) -> documents.Reason | None:
     """Return the reason of a job in a hub's outbox; None for any other job."""
-    hub = Path(path).absolute().parent
-    is_outbox = Path(path).name == "outbox" and (hub / "devices").is_dir()
-    if not is_outbox or not view.queue.startswith("to:"):
+    outbox = Path(path).absolute()
+    hub = outbox.parent.parent
+    if outbox.parent.name != "outbox" or not (hub / "devices").is_dir():
         return None
     client: Any = importlib.import_module("taskq_plugins.hub.client")
-    reason: documents.Reason = client.why(hub, view)
+    app = client.Outbox(hub, outbox.name)
+    reason: documents.Reason = client.why(app, app.merged(view))
     return reason
 
 

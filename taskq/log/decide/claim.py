@@ -73,17 +73,6 @@ class Claims:
                 return self._claim_run(batch, taken, records)
         return self._claim_each(batch, taken, request)
 
-    def claim_for(self, batch: Batch, job: int, attempt: int, record: bytes) -> Delivery:
-        """Claim a waiting job out of its turn, for another machine that ran it."""
-        agenda = self._context.agenda
-        chunk = agenda.table.find(job)
-        assert chunk is not None
-        lane = agenda.lanes[chunk.lanes[agenda.table.index]]
-        self._introduce(batch)
-        token = batch.add(codec.encode_job(CLAIM, 0, attempt, job, self._owner))
-        agenda.apply_claimed(job, token, batch.epoch, self._owner, attempt)
-        return Delivery(self._tag, job, token, batch.epoch, attempt, lane, record)
-
     def _introduce(self, batch: Batch) -> None:
         if not self._introduced:
             batch.add(codec.encode_owner(self._owner, self._description, batch.lsn))

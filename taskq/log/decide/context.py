@@ -237,9 +237,6 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.SETTLE_PARENTS: lambda items: sum(map(_settlement_size, items)),
     Op.SETTLE_NOWAIT: lambda operand: sum(map(_settlement_size, operand[0])),
     Op.SUCCEED_NOWAIT: lambda operand: codec.JOB.size * len(operand[0]),
-    Op.SETTLE_FOR: lambda items: sum(
-        len(item.body or b"") + 2 * codec.BACK.size + _FREES_BYTES for item in items
-    ),
     Op.TRANSACT: bundle_size,
     Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
     Op.ADOPT: lambda piece: piece.size,

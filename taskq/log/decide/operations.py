@@ -39,7 +39,7 @@ from taskq.log.decide.context import Batch, Context
 from taskq.log.decide.ends import Ends
 from taskq.log.decide.enqueue import Enqueues, Keys, Uploads
 from taskq.log.decide.listeners import Asks, Deaths
-from taskq.log.decide.settle import Cancels, Elsewhere, Settles, Transactions
+from taskq.log.decide.settle import Cancels, Settles, Transactions
 from taskq.log.decide.steps import Steps
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried, encode_queue
@@ -363,7 +363,6 @@ class Operations:
             Op.EXTEND: self.claims.extend,
             Op.SETTLE: self.settles.settle_each,
             Op.SETTLE_PARENTS: self.settles.settle_each,
-            Op.SETTLE_FOR: Elsewhere(context, ends, self.claims, self.settles).settle_for,
             Op.TRANSACT: bundles.transact,
             Op.CANCEL: self.cancels.cancel,
             Op.WITHDRAW: self.cancels.withdraw,

@@ -8,22 +8,20 @@ from operator import eq
 from typing import TYPE_CHECKING, Any, Final
 
 import taskq._native as native
-from taskq.core.errors import JobNotFound, LogDamaged, PayloadTooLarge, TaskqError, UsageError
+from taskq.core.errors import JobNotFound, PayloadTooLarge, TaskqError, UsageError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.steps import Form
 from taskq.core.kinds import (
     CANCEL,
     DEATH,
-    ENDING,
     ENDS,
-    ENDS_OF_CLAIMS,
     EXPIRY,
     RELEASE,
     REQUEST,
     RETURNS,
     SUCCESS,
 )
-from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES, State
+from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES
 from taskq.core.records import Cause, Flag
 from taskq.log.decide.context import bundle_size
 from taskq.log.decide.ends import Ends, check_claim
@@ -38,14 +36,12 @@ from taskq.log.requests import (
     Delivery,
     Done,
     Duplicate,
-    Ended,
     Op,
     Settlement,
     Withdrawal,
 )
 
 if TYPE_CHECKING:
-    from taskq.log.decide.claim import Claims
     from taskq.log.decide.context import Batch, Context
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.decide.listeners import Deaths
@@ -106,10 +102,11 @@ class Cancels:
         return Cancel.ASKED
 
     def withdraw(self, batch: Batch, what: Withdrawal) -> list[int]:
-        """Cancel these jobs, those among them that still wait; returns which."""
+        """Cancel or expire these jobs, those among them that still wait; returns which."""
         agenda = self._context.agenda
         withdrawn = [job for job in what.jobs if agenda.table.state(job) in WAITING_STATES]
-        return [job for job in withdrawn if self._withdraw(batch, job, what.cause)]
+        kind = EXPIRY if what.expired else CANCEL
+        return [job for job in withdrawn if self._withdraw(batch, job, what.cause, kind)]
 
     def follow(self, batch: Batch) -> None:
         orphans, left = self._context.agenda.steps.orphans, ORPHANS_MAX
@@ -139,9 +136,9 @@ class Cancels:
         for job in jobs:
             self._ends.end(batch, EXPIRY, Cause.CALLER, job, 0, attempt(job), None)
 
-    def _withdraw(self, batch: Batch, job: int, cause: Cause) -> bool:
+    def _withdraw(self, batch: Batch, job: int, cause: Cause, kind: int = CANCEL) -> bool:
         attempt = self._context.agenda.attempt(job)
-        return self._ends.end(batch, CANCEL, cause, job, 0, attempt, None)
+        return self._ends.end(batch, kind, cause, job, 0, attempt, None)
 
 
 _PLAIN_JOB: Final = codec.JOB.size
@@ -283,54 +280,6 @@ def unclaimed(
 def joined(options: bytes, lines: bytes) -> bytes:
     """Return the options of an end, and what the attempt logged, if there is room for that too."""
     return options + lines if len(options) + len(lines) <= OPTIONS_BYTES_MAX else options
-
-
-class Elsewhere:
-    """Jobs that another machine ran end here, each with a claim of this process in one frame.
-
-    Until then they wait: a claim of weeks would end with its process, and burn attempts.
-    """
-
-    def __init__(self, context: Context, ends: Ends, claims: Claims, settles: Settles) -> None:
-        self._context = context
-        self._ends = ends
-        self._claims = claims
-        self._settles = settles
-
-    def settle_for(self, batch: Batch, items: list[Ended]) -> list[bool]:
-        """End the waiting jobs among them; False for other jobs, and damaged ones.
-
-        Raises:
-            UsageError: one of them has not ended, or waits for other jobs.
-        """
-        agenda = self._context.agenda
-        for item in items:
-            if item.state not in ENDING or agenda.flows.remaining(item.job) is not None:
-                raise UsageError(
-                    f"job {self._context.tag.id(item.job)} cannot end elsewhere: {item}"
-                )
-        return [self._settle(batch, item) for item in items]
-
-    def _settle(self, batch: Batch, item: Ended) -> bool:
-        agenda, kind = self._context.agenda, ENDING[item.state]
-        state = agenda.table.state(item.job)
-        if state not in WAITING_STATES:
-            return False
-        if kind not in ENDS_OF_CLAIMS:  # nobody ran it
-            attempt = agenda.attempt(item.job)
-            self._ends.end(batch, kind, item.cause, item.job, 0, attempt, None)
-            return True
-        try:
-            record = self._context.recent.record(item.job, agenda.location(item.job))
-        except LogDamaged:
-            return False
-        if state is State.SCHEDULED:
-            attempt = agenda.attempt(item.job)
-            self._ends.back(batch, RELEASE, Cause.CALLER, item.job, 0, attempt, 0, None)
-        delivery = self._claims.claim_for(batch, item.job, item.attempt, record)
-        ended = Settlement(kind, delivery, item.body, cause=item.cause, flags=item.flags)
-        self._settles.settle(batch, ended)
-        return True
 
 
 class Transactions:

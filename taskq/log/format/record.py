@@ -293,7 +293,9 @@ class Record:
 
     @classmethod
     def tracing(cls, frame: Frame, mark: bytes, jobs: Container[int] = ()) -> Iterator[Record]:
-        """Yield the records that bring a job with these bytes in it, or end one of these jobs.
+        """Yield the records that bring a job, or a source's position, with these bytes in it.
+
+        Also those that end one of these jobs.
 
         Unreadable records are passed over.
 
@@ -302,7 +304,7 @@ class Record:
         """
         for lsn, at, length in places(frame):
             record = cls(frame.data[at : at + length], lsn, 0, frame.header.time_ns)
-            if record.type in kinds.BEGINNINGS:
+            if record.type in kinds.BEGINNINGS or record.type in kinds.SOURCES:
                 is_wanted = mark in record.data
             else:
                 is_wanted = record.type in kinds.ENDS and record.job in jobs

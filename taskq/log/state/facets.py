@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
-from taskq.core.model import SECOND_NS, WAITING_STATES
+from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
 from taskq.core.views import Damage, JobView, OwnerView
 from taskq.log.format import codec
@@ -437,10 +437,6 @@ class LogView(NamedTuple):
     def view(self, job: int) -> JobView | None:
         """Return everything that the log has of a job, None for an unknown job."""
         return job_view(self.journal, job, self.journal.clock.wall_ns())
-
-    def waits(self, job: int) -> bool:
-        """Return whether a job waits to be taken."""
-        return self.facets.need_agenda().table.state(job) in WAITING_STATES
 
     def brought(self, job: int) -> Record:
         """Return the record that brought a job which waits, with its payload.

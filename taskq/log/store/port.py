@@ -50,7 +50,6 @@ from taskq.log.requests import (
     Done,
     Duplicate,
     Edit,
-    Ended,
     EnqueueSpec,
     Enrolment,
     Ingest,
@@ -364,18 +363,6 @@ class _Port(Generic[F]):
         return self._send(Op.SKIP, lsn)
 
     @_request
-    def settle_for(self, ends: list[Ended]) -> Sent[list[bool]]:
-        """End waiting jobs that another machine ran: for each whether it waited."""
-        return self._send(Op.SETTLE_FOR, ends)
-
-    @_request
-    def letters(self, jobs: list[int]) -> Sent[list[Letter]]:
-        """Return the dead letters among these jobs, as ``requeue`` takes them."""
-        from taskq.log.read.selection import letters  # noqa: PLC0415 - few ask
-
-        return self._send(Op.LOOK, (lambda sight: letters(sight, jobs).items, Trait.AGENDA))
-
-    @_request
     def requeue(self, letters: list[Letter]) -> Sent[list[TaskqError | None]]:
         """Make dead letters ready again: for each None, or why it was not done."""
         return self._send(Op.REQUEUE, letters)
@@ -390,8 +377,10 @@ class _Port(Generic[F]):
         return self._send(Op.PAUSE if paused else Op.RESUME, queue)
 
     @_request
-    def withdraw(self, lsns: list[int], cause: Cause = Cause.CALLER) -> Sent[list[int]]:
-        return self._send(Op.WITHDRAW, Withdrawal(lsns, cause))
+    def withdraw(
+        self, lsns: list[int], cause: Cause = Cause.CALLER, *, expired: bool = False
+    ) -> Sent[list[int]]:
+        return self._send(Op.WITHDRAW, Withdrawal(lsns, cause, expired))
 
     @_request
     def edit(self, wish: Edit) -> Sent[bool | None]:

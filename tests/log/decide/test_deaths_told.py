@@ -11,9 +11,9 @@ import pytest
 
 from taskq import DeadLetter
 from taskq.core.errors import TaskqError
-from taskq.core.model import SECOND_NS, State
+from taskq.core.model import SECOND_NS
 from taskq.core.records import Cause, Kind
-from taskq.log.requests import ClaimRequest, Ended, EnqueueSpec, Op, Settlement
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from tests.log.world import Process, World
 
 TELL = EnqueueSpec(task="tell")
@@ -43,10 +43,6 @@ def of_its_task(world: World, process: Process, job: int) -> None:
     process.settle(delivery, Kind.DEAD, body=b"no")
 
 
-def of_its_task_elsewhere(world: World, process: Process, job: int) -> None:
-    process.ask(Op.SETTLE_FOR, [Ended(job, State.DEAD, 1, b"no")])
-
-
 def of_its_worker(world: World, process: Process, job: int) -> None:
     other = world.process()
     other.claim()
@@ -69,9 +65,7 @@ def of_its_record(world: World, process: Process, job: int) -> None:
     process.claim()
 
 
-@pytest.mark.parametrize(
-    "die", [of_its_task, of_its_task_elsewhere, of_its_worker, of_its_lease, of_its_record]
-)
+@pytest.mark.parametrize("die", [of_its_task, of_its_worker, of_its_lease, of_its_record])
 def test_each_death_is_told_once_in_its_own_frame(
     die: Callable[[World, Process, int], None],
 ) -> None:

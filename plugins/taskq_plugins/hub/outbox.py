@@ -1,0 +1,460 @@
+"""Jobs for devices: the hub has a log for each device, its outbox, from which it takes them.
+
+A device asks for the records of its outbox after the last one that it took, and ingests the jobs:
+its own log holds them and the position together. A job's end is a record of the device's log, and
+the hub reads it from its copy. A job of the outbox is open until the copies hold its end; then it
+is expired there, which frees its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from anyio import CancelScope
+
+from taskq import State
+from taskq.engine import (
+    Border,
+    Disk,
+    EnqueueSpec,
+    Extras,
+    Flag,
+    Gap,
+    Identity,
+    Item,
+    LogConfig,
+    LogReader,
+    LogView,
+    PatientDisk,
+    Record,
+    Replica,
+    Tag,
+)
+from taskq.errors import TaskqError
+from taskq.hooks import Connection, off_loop
+from taskq.values import SECOND_NS
+from taskq.views import JobView
+from taskq_plugins.hub.copyfiles import IDENTITY, CopyFiles, kept
+from taskq_plugins.hub.models import (
+    BYTES_MAX,
+    JOB,
+    JOBS_MAX,
+    NOWHERE,
+    Given,
+    HubJob,
+    Question,
+)
+from taskq_plugins.hub.registry import OUTBOX, Registry
+
+#: Header of the entry for a job that a device refuses: its words.
+REFUSED: Final = "hub-refused"
+#: Begins the name of a source of a device, before the id of an outbox's log.
+SOURCE: Final = "hub-jobs "
+#: Jobs that ended are kept: a device that was away must hear of a cancellation.
+KEEP_SECONDS: Final = 90 * 86_400.0
+_CONFIG: Final = LogConfig(keep_seconds=KEEP_SECONDS)
+#: In an outbox: the devices that its jobs were given to.
+_MOVED: Final = "moved"
+#: Stands in each record of a device's log that brings a job of the hub, or a position.
+_MARK: Final = b"hub-"
+#: Most records that one answer is made of, and most jobs that one request ends.
+_RECORDS_MAX: Final = 100_000
+_ENDED_MAX: Final = 500
+#: The clock of the hub may have been set while jobs waited.
+_CLOCK_NS: Final = 86_400 * SECOND_NS
+
+
+def folder(hub: str | Path, device: str) -> Path:
+    return Path(hub, OUTBOX, device)
+
+
+def devices(hub: str | Path) -> list[str]:
+    """Return the devices that the hub sends jobs to."""
+    return sorted(file.parent.name for file in Path(hub, OUTBOX).glob(f"*/{IDENTITY}"))
+
+
+def ring(hub: str | Path) -> None:
+    """Wake devices that wait for jobs: the server looks at the time of the folder."""
+    with contextlib.suppress(OSError):
+        os.utime(Path(hub, OUTBOX))
+
+
+def item_of(job_id: str, record: Record) -> Item:
+    """Return an outbox's job for the outbox of another device, where it keeps its id."""
+    extras = record.extras or Extras()
+    flags = record.body_flags | (0 if record.stores_result else Flag.DROP_RESULT)
+    spec = EnqueueSpec(
+        record.queue, record.task, record.priority or 0, record.attempts_max, int(flags)
+    )
+    headers = {JOB: job_id} | extras.headers
+    due_ns, is_wall = record.due_ns, True
+    more = Extras(
+        due_ns=due_ns, due_is_wall=is_wall, expires_ns=record.expires_ns, expires_is_wall=True,
+        key=f"hub:{headers[JOB]}".encode(), headers=headers,
+    )  # fmt: skip
+    return spec, record.body or b"", more
+
+
+def note_moved(path: Path, device: str) -> None:
+    if device not in moves(path):
+        with (path / _MOVED).open("a", encoding="utf-8") as file:
+            file.write(f"{device}\n")
+
+
+def moves(path: Path) -> list[str]:
+    """Return the devices that an outbox's jobs were given to, the latest first."""
+    try:
+        return (path / _MOVED).read_text(encoding="utf-8").split()[::-1]
+    except FileNotFoundError:
+        return []
+
+
+# -- what a device's log says ----------------------------------------------------------------------
+
+
+def copies_of(hub: str | Path, device: str, disk: Disk) -> list[CopyFiles]:
+    """Return the copies of a device's logs in the order in which they came."""
+    times = [
+        (disk.modified_ns(f"{copy.path}/{IDENTITY}"), copy) for copy in kept(hub, disk, device)
+    ]
+    dated = [(when, str(copy.log_id), copy) for when, copy in times if when is not None]
+    return [copy for _, _, copy in sorted(dated)]
+
+
+class There(NamedTuple):
+    """A job on its device.
+
+    Attributes:
+        path: of the copy of the device's log.
+        number: the job's in that log.
+        is_over: whether it has ended.
+        words: why the device refused it.
+    """
+
+    path: str
+    number: int
+    is_over: bool
+    words: str
+
+
+class CopyReader:
+    """Reader of one copy; it restarts if its place is gone.
+
+    Args:
+        since_ns: what came before is not read.
+
+    Attributes:
+        jobs: by their ids in the outbox.
+        taken: by the tag of an outbox, the last of its records that was taken, and when.
+    """
+
+    def __init__(self, disk: Disk, path: str, log_id: UUID, since_ns: int = 0) -> None:
+        self._disk, self._path, self._log_id, self._since_ns = disk, path, log_id, since_ns
+        self._at = NOWHERE
+        self._live: dict[int, str] = {}
+        self.jobs: dict[str, There] = {}
+        self.taken: dict[str, tuple[int, int]] = {}
+
+    def read(self) -> None:
+        known = Identity.read(self._disk, self._path)
+        files = Replica(self._disk, self._path, known or Identity(self._log_id, 0))
+        try:
+            if not files.stands(self._at):
+                self._at = self._begin(files)
+                self._live.clear()
+            for at, frame in files.frames_behind(self._at):
+                if self._live or _MARK in frame.data:
+                    for record in Record.tracing(frame, _MARK, self._live):
+                        self._take(record)
+                self._at = at
+        finally:
+            files.forget()
+
+    def _begin(self, files: Replica) -> Border:
+        """Return the start of the first segment that grew since then."""
+        for segment in files.lsns:
+            grew_ns = self._disk.modified_ns(files.file_path(segment))
+            if grew_ns is not None and grew_ns >= self._since_ns:
+                return Border(segment, 0)
+        return NOWHERE
+
+    def _take(self, record: Record) -> None:
+        if record.moved is not None:
+            name, (position, moved_ns) = record.moved
+            if name.startswith(SOURCE) and position:
+                tag = name.removeprefix(SOURCE)
+                self.taken[tag] = int(position), moved_ns
+            return
+        headers = record.extras.headers if record.extras is not None else {}
+        job = self._live.pop(record.job, None) or headers.get(JOB)
+        if job is None:
+            return
+        words, is_over = headers.get(REFUSED, ""), record.end is not None
+        if known := self.jobs.get(job):
+            words = words or known.words
+        self.jobs[job] = There(self._path, record.job, is_over or bool(words), words)
+        if not is_over:
+            self._live[record.job] = job
+
+
+class DeviceReader:
+    """Reader of all logs of a device, the last of which takes jobs."""
+
+    def __init__(self, hub: str | Path, device: str, disk: Disk | None = None) -> None:
+        self._hub, self._device, self._disk = str(hub), device, disk or PatientDisk()
+        #: the oldest first
+        self._logs: dict[UUID, CopyReader] = {}
+
+    def read(self, since_ns: int = 0) -> None:
+        for copy in copies_of(self._hub, self._device, self._disk):
+            known = self._logs.pop(copy.log_id, None)
+            since = since_ns - _CLOCK_NS
+            log = known or CopyReader(self._disk, copy.path, copy.log_id, since)
+            self._logs[copy.log_id] = log
+            log.read()
+
+    def find(self, job: str) -> There | None:
+        """Return a job where it was last."""
+        logs = (log.jobs[job] for log in reversed(self._logs.values()) if job in log.jobs)
+        return next(logs, None)
+
+    def taken(self, tag: Tag, job: int) -> int:
+        """Return when the device took a job of an outbox by its own log; 0: it did not."""
+        log = next(reversed(self._logs.values()), None)
+        for name, next_lsn in (*tag.parents, (str(tag), job + 1)):
+            lsn, when_ns = (0, 0) if log is None else log.taken.get(name, (0, 0))
+            if job < next_lsn and job <= lsn:
+                return when_ns
+        return 0
+
+    def is_settled(self, tag: Tag, job: int) -> bool:
+        """Return whether a job has ended or is lost: its device took it and knows nothing of it."""
+        there = self.find(tag.id(job))
+        return there.is_over if there is not None else self.taken(tag, job) > 0
+
+
+# -- what the hub does -----------------------------------------------------------------------------
+
+
+def waiting_in(sight: LogView) -> tuple[list[int], int]:
+    """Return the jobs that wait in an outbox, and when the oldest was enqueued."""
+    table = sight.facets.need_agenda().table
+    jobs = [job for job, _, _ in table.rows(0, table.live)]
+    view = sight.view(jobs[0]) if jobs else None
+    return jobs, view.enqueued_ns if view is not None else 0
+
+
+async def settle(connection: Connection, reader: DeviceReader) -> None:
+    """Expire the jobs of an outbox whose ends the device's copies name, or that are lost."""
+    port = await connection.port()
+    await port.withdraw([], expired=True)  # expires late jobs
+    jobs, since_ns = await port.look(waiting_in)
+    if not jobs:
+        return
+    await off_loop(reader.read, since_ns)
+    over = [job for job in jobs if reader.is_settled(connection.tag, job)]
+    for at in range(0, len(over), _ENDED_MAX):
+        await port.withdraw(over[at : at + _ENDED_MAX], expired=True)
+
+
+class _All:
+    """Has every job."""
+
+    def __contains__(self, _job: object) -> bool:
+        return True
+
+
+def given(
+    journal: Any, look: Callable[[int], JobView | None], asked: Question, now_ns: int
+) -> Given:
+    """Return the jobs of an outbox after the last record that a device took.
+
+    ``look`` returns a job of the outbox.
+    """
+    tag = journal.tag
+    after = end = taken_of(tag, asked.after)
+    jobs: dict[int, Record] = {}
+    over: list[int] = []
+    count = 0
+    for _, item in journal.frames(journal.cursor_at(after + 1)):
+        if isinstance(item, Gap) or item.header.next_lsn <= after + 1:
+            continue
+        for record in Record.tracing(item, b"", _All()):
+            if record.end is None and record.job > after:
+                jobs[record.job] = record
+            elif record.end is not None and not jobs.pop(record.job, None):
+                over += [record.job] if record.end is State.CANCELLED else []
+        end, count = item.header.next_lsn - 1, count + item.header.records
+        if count > _RECORDS_MAX:
+            break
+    handed: list[HubJob] = []
+    size = 0
+    for job in sorted(jobs):
+        made = _made(tag.id(job), jobs[job], now_ns)
+        size += len(made.payload) if made is not None else 0
+        is_over = size > min(asked.bytes_max, BYTES_MAX)
+        # A line with little left takes no job that is larger; another takes one at least.
+        if len(handed) == JOBS_MAX or (is_over and (handed or asked.bytes_max < BYTES_MAX)):
+            end = handed[-1].number if handed else after
+            break
+        handed += [made] if made is not None else []
+    views = [look(job) for job in over if job <= after]
+    cancels = [(view.job_id, view.queue) for view in views if view is not None]
+    return Given(str(tag), end, tuple(handed), tuple(cancels))
+
+
+def taken_of(tag: Tag, after: Mapping[str, int]) -> int:
+    """Return the last record of an outbox that a device took, by the tags of logs.
+
+    An outbox that was restored goes on as another log: what its parents had in common counts.
+    """
+    parents = [min(after.get(name, 0), next_lsn - 1) for name, next_lsn in tag.parents]
+    return max(after.get(tag, 0), *parents, 0)
+
+
+def _made(job_id: str, record: Record, now_ns: int) -> HubJob | None:
+    """Return a job on its way down; None if it is too late for it."""
+    extras, carried = record.extras, record.carried
+    assert extras is not None
+    due_ns, is_wall, expires_ns = extras.due_ns, extras.due_is_wall, extras.expires_ns
+    if carried is not None:
+        due_ns, is_wall = carried.due_ns * (carried.state is State.SCHEDULED), carried.due_is_wall
+        expires_ns = carried.expires_ns or expires_ns
+    if 0 < expires_ns <= now_ns:
+        return None
+    flags = record.body_flags | (0 if record.stores_result else Flag.DROP_RESULT)
+    headers = {JOB: job_id} | extras.headers
+    return HubJob(
+        record.job, headers[JOB], record.queue, record.task, record.priority or 0,
+        record.attempts_max, int(flags), headers,
+        due_ns if is_wall or not due_ns else max(due_ns - now_ns, 0), is_wall,
+        expires_ns and expires_ns - now_ns, record.body or b"",
+    )  # fmt: skip
+
+
+_log: Final = logging.getLogger("taskq")
+#: How often the folder of outboxes is looked at, and how often jobs that ended are expired there.
+_LOOK_SECONDS: Final = 0.25
+_SETTLE_SECONDS: Final = 3_600.0
+#: Questions that wait for their answer at a time; one more is answered at once.
+_ASKING_MAX: Final = 2_000
+
+
+class OutboxServer:
+    """The outboxes of a hub, for one event loop.
+
+    Attributes:
+        asking: the questions that wait, the latest of each log, and what ends its wait.
+    """
+
+    def __init__(self, path: Path, registry: Registry) -> None:
+        self._path, self._registry = path, registry
+        self.asking: dict[tuple[str, UUID], CancelScope] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._rung = asyncio.Event()
+        self._is_over = False
+        #: by device, the end of its outbox where nothing was there for it, and what it had taken
+        self._quiet: dict[str, tuple[object, ...]] = {}
+
+    def given(self, device: str, asked: Question) -> Given | None:
+        """Return the jobs for a device; None for nothing.
+
+        The log that came last takes the jobs of a device with several.
+        """
+        path = folder(self._path, device)
+        seen = _end_of(path), asked.bytes_max, dict(asked.after)
+        if seen[0] is None or self._quiet.get(device) == seen:
+            return None
+        copies = copies_of(self._path, device, PatientDisk())
+        if copies and copies[-1].log_id != asked.log_id:
+            return None
+        with LogReader.open(str(path)) as reader:
+            answer = given(reader.journal, reader.job, asked, time.time_ns())
+        if answer.is_empty:
+            self._quiet[device] = seen
+            return None
+        self._registry.note(device, given={answer.tag: answer.end})
+        return answer
+
+    async def run(self) -> None:
+        """Wake waiting devices when jobs come, and free what ended; until cancelled."""
+        ring, settled = _changed(self._path), 0.0
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if (now := _changed(self._path)) != ring:
+                ring, before, self._rung = now, self._rung, asyncio.Event()
+                before.set()
+            if time.monotonic() - settled >= _SETTLE_SECONDS:
+                settled = time.monotonic()
+                await self._settle_all()
+
+    async def _settle_all(self) -> None:
+        for device in devices(self._path):
+            connection = Connection(str(folder(self._path, device)), _CONFIG)
+            try:
+                await settle(connection, DeviceReader(self._path, device))
+            except (OSError, TaskqError) as error:
+                _log.warning("hub: jobs of %s wait a while: %s", device, error)
+            finally:
+                await connection.aclose()
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def asked_by(self, device: str) -> int:
+        return sum(name == device for name, _ in self.asking)
+
+    async def answer(
+        self, device: str, asked: Question, look: Callable[[Question], Awaitable[Any]]
+    ) -> Any:
+        """Answer a question once ``look`` returns something; None: nothing came.
+
+        An earlier question of the same log ends then.
+        """
+        key, wait, self._loop = (device, asked.log_id), CancelScope(), asyncio.get_running_loop()
+        if before := self.asking.get(key):
+            before.cancel()
+        may_wait = len(self.asking) < _ASKING_MAX and not self._is_over
+        until = self._loop.time() + (asked.wait_seconds if may_wait else 0)
+        self.asking[key] = wait
+        try:
+            with wait:
+                while True:
+                    rung = self._rung
+                    if answer := await look(asked):
+                        return answer
+                    wait.deadline = until  # not before it was looked once
+                    await rung.wait()
+        finally:
+            if self.asking[key] is wait:
+                del self.asking[key]
+        return None
+
+    def end(self) -> None:
+        self._is_over = True
+        for wait in tuple(self.asking.values()):
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(wait.cancel)
+
+
+def _changed(hub: Path) -> int:
+    try:
+        return (hub / OUTBOX).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _end_of(path: Path) -> tuple[str, int] | None:
+    """Return what changes whenever the log grows; None without a log."""
+    try:
+        last = max((path / "log").glob("*.log"))
+        return last.name, last.stat().st_size
+    except (OSError, ValueError):
+        return None
