@@ -227,7 +227,7 @@ class JobHandle(Generic[R]):
 
     async def _port(self) -> LoopPort:
         port = await self._app._connection.port()
-        self._app._connection.check_tag(self._tag, self.lsn)
+        self._app._connection.check_tag(self._tag.of(self.lsn), self.lsn)
         return port
 
     @property

@@ -219,16 +219,20 @@ class Tag(str):
         """Return what pickling makes it of."""
         return str(self), self.parents
 
-    def id(self, job: int) -> str:
-        """Return the id of a job, by its number."""
+    def of(self, job: int) -> str:
+        """Return the tag of the log that enqueued a job: this one or a parent."""
         for tag, next_lsn in self.parents:
             if job < next_lsn:
-                return f"{tag}-{job}"
-        return f"{self}-{job}"
+                return tag
+        return str(self)
+
+    def id(self, job: int) -> str:
+        """Return the id of a job, by its number."""
+        return f"{self.of(job)}-{job}"
 
     def takes(self, prefix: str, job: int) -> bool:
         """Return whether an id, split, names a job of this log; a number alone does."""
-        return not prefix or self.id(job) == f"{prefix}-{job}"
+        return not prefix or self.of(job) == prefix
 
     @staticmethod
     def of_id(text: str) -> tuple[str, int]:

@@ -175,15 +175,15 @@ def _logs(hub: str) -> set[tuple[str, str]]:
 
 
 def _log_with(hub: str, job_id: str) -> tuple[str, str] | None:
-    tag = job_id.rpartition("-")[0]
+    prefix, lsn = engine.Tag.of_id(job_id)
     for device, log_id in sorted(_logs(hub)):
-        if tag and log_id.startswith(tag):
-            with (
-                contextlib.suppress(errors.TaskqError),
-                engine.LogReader.open(str(Path(hub, "devices", device, log_id))) as reader,
-            ):
-                reader.find_job(job_id)
-                return device, log_id
+        path = str(Path(hub, "devices", device, log_id))
+        with contextlib.suppress(errors.TaskqError):
+            identity = engine.Identity.read(engine.LocalDisk(), path)
+            if prefix and identity is not None and identity.tag.takes(prefix, lsn):
+                with engine.LogReader.open(path) as reader:
+                    reader.find_job(job_id)
+                    return device, log_id
     return None
 
 

@@ -379,7 +379,7 @@ class Journal:
         are there records of its own, so until it is noted that it is another log, nothing is.
         """
         disk, files = self.disk, self.files
-        self.writer.void_hint()
+        self._drop_hint()
         files.remove_empty(0)
         usable, strange = files.sorted_out()
         if usable:
@@ -398,13 +398,17 @@ class Journal:
 
         The caller holds the lock. Other processes lose the log at their next look.
         """
-        self.writer.void_hint()
         self._forget_files()
+        self._drop_hint()
         self._note(identity)
         self._finish_fork()
 
-    def _finish_fork(self) -> TailHint | None:
+    def _drop_hint(self) -> None:
+        """Forget, durably, where the log ended that this is no more."""
         self.writer.void_hint()
+        self.writer.keep()
+
+    def _finish_fork(self) -> TailHint | None:
         self._identify(finish_fork(self.disk, self.path, self.identity))
         self._forget_files()
         self.files.refresh()
@@ -571,6 +575,8 @@ class Journal:
         if usable:
             self._enter(usable[-1])
             cut = self._walk(hint)
+            if lost:  # a process may have been killed right after it wrote another identity
+                self.disk.sync_directory(self.path)
         else:
             keep_directory(self.disk, self.path)
         if lost or cut or not usable or self.next_lsn < floor:

@@ -399,6 +399,7 @@ def finish_fork(disk: Disk, path: str, identity: Identity) -> Identity:
     The fork is decided. Each step may have been done before, by a process that was killed.
     """
     assert identity.cut is not None
+    disk.sync_directory(path)
     segment, offset, segments = identity.cut
     directory = f"{path}/log"
     for name in disk.names(directory):

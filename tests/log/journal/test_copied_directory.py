@@ -1,4 +1,4 @@
-"""Records of a copied, moved or restored directory have names of their own: (epoch, lsn)."""
+"""Records of a copied, moved or restored directory have names of their own: (log id, lsn)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 import pytest
 
@@ -33,7 +34,7 @@ class Writer:
         self.journal = Journal(disk, SystemClock(), str(path), _CONFIG, lock)
         self.journal.open()
         self.journal.writer.release()
-        self.names: list[tuple[int, int]] = []
+        self.names: list[tuple[UUID, int]] = []
 
     def write(self, frames: int = 1) -> None:
         journal = self.journal
@@ -41,7 +42,7 @@ class Writer:
             journal.lock()
             if journal.offset >= journal.segment_bytes:
                 journal.rotate()
-            self.names.append((journal.epoch, journal.next_lsn))
+            self.names.append((journal.identity.log_id, journal.next_lsn))
             journal.append(_BODY, 1, journal.log_time()[0])
             journal.writer.release()
 
@@ -49,7 +50,7 @@ class Writer:
         self.journal.close()
 
 
-def _written(path: Path, frames: int = 5) -> list[tuple[int, int]]:
+def _written(path: Path, frames: int = 5) -> list[tuple[UUID, int]]:
     path.mkdir(exist_ok=True)
     writer = Writer(path)
     writer.write(frames)

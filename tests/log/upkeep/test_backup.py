@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from taskq import State, TaskQ
 from taskq.cli.main import main
-from taskq.core.errors import LogError
-from taskq.log.config import LSN_SKIP
+from taskq.core.errors import LogError, WrongLog
 from taskq.log.inbox import PartWriter, encode_tail, publish
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
@@ -89,7 +88,7 @@ def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged
     restored, restored_lsn, restored_epoch = stands(again)
     assert restored == jobs
     assert restored_epoch != epoch
-    assert restored_lsn >= report.next_lsn - 1 + LSN_SKIP
+    assert restored_lsn == report.next_lsn
     with TaskQ(again) as app:
         new = app.enqueue_by_name_sync("keep", "z")
     assert int(new.id.partition("-")[2]) >= restored_lsn
@@ -156,11 +155,16 @@ def test_nobody_writes_to_a_backup_and_read_commands_open_it(tmp_path: Path) -> 
 
 def test_what_a_lost_log_gave_after_the_backup_is_not_given_again(tmp_path: Path) -> None:
     with TaskQ(tmp_path / "data") as app:
-        tag = app.enqueue_by_name_sync("keep", "x").id.partition("-")[0]
-    run("backup", tmp_path / "data", tmp_path / "backup")
-    run("restore", tmp_path / "backup", tmp_path / "again", "--above", f"{tag}-7000000")
+        kept = app.enqueue_by_name_sync("keep", "x").id
+        run("backup", tmp_path / "data", tmp_path / "backup")
+        lost = {app.enqueue_by_name_sync("keep", "x").id for _ in range(3)}
+    run("restore", tmp_path / "backup", tmp_path / "again")
     with TaskQ(tmp_path / "again") as app:
-        assert int(app.enqueue_by_name_sync("keep", "x").id.partition("-")[2]) > 7_000_000
+        assert app.enqueue_by_name_sync("keep", "x").id not in lost
+        assert app.job(kept).view_sync().job_id == kept
+        for job in lost:
+            with pytest.raises(WrongLog, match="as well: open the directory"):
+                app.job(job)
 
 
 def test_a_backup_goes_nowhere_but_to_its_place(tmp_path: Path) -> None:

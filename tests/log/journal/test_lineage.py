@@ -1,0 +1,484 @@
+"""A copied or forked directory goes on as another log, and no name is given twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future
+from itertools import count
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import pytest
+
+from taskq import TaskLog, TaskQ
+from taskq.core.errors import LogError, LogGone, WrongLog
+from taskq.core.parsing import Tag
+from taskq.engine import LogReader, fork
+from taskq.log.format.frames import Frame
+from taskq.log.format.record import places
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.readers import NamedReader, Position, read_position
+from taskq.log.requests import Op
+from taskq.log.segments.identity import Identity, LockMark, Parent
+from taskq.log.upkeep.backup import fork_journal
+from tests.effort import grows, some
+from tests.log.world import PLAIN, Process, World, cuts
+from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+
+#: Content of a directory by path, without the path of the directory.
+Files = dict[str, bytes]
+#: (log that wrote it, lsn) -> record
+Records = dict[tuple[UUID, int], bytes]
+_KEPT: Final = b"kept"
+
+
+def records_of(world: World) -> Records:
+    """Return every record of a directory; its segments are whole, and say who wrote them."""
+    journal = world.reader()
+    records: Records = {}
+    if not journal.segment:  # its first opening was cut short
+        return records
+    for base, item in journal.frames(journal.start()):
+        assert isinstance(item, Frame)
+        owner = journal.identity.owner(journal.files.segment_at(base)).log_id
+        for lsn, at, length in places(item):
+            assert journal.identity.owner(lsn).log_id == owner
+            records[owner, lsn] = bytes(item.data[at : at + length])
+    return records
+
+
+def files_of(world: World) -> Files:
+    start = len(world.path)
+    paths = [path for path in world.machine.paths() if path.startswith(f"{world.path}/")]
+    return {path[start:]: world.machine.content(path) for path in paths}
+
+
+def put_back(world: World, files: Files) -> None:
+    """Roll the file system back: the same files hold what they held, and no others are there."""
+    for path in files_of(world).keys() - files.keys():
+        world.machine.unlink(world.path + path)
+    for path, content in files.items():
+        world.machine.put(world.path + path, content)
+
+
+def copied(world: World, path: str) -> World:
+    other = World(0, world.config)
+    other.machine, other.clock, other.path = world.machine, world.clock, path
+    disk = CrashableDisk(world.machine)
+    for folder in sorted({f"{path}{name}".rpartition("/")[0] for name in files_of(world)}):
+        disk.make_directory(folder)
+        for synced in (folder, path, "/srv", "/"):
+            disk.sync_directory(synced)
+    for name, content in files_of(world).items():
+        world.machine.put(path + name, content)
+    return other
+
+
+def at_lsn(world: World, at: int) -> None:
+    """Fork a log, as a process of its own."""
+    process = world.process()
+    try:
+        process.journal.lock()
+        fork_journal(process.journal, at)
+        process.journal.writer.release()
+        process.close()
+    except BaseException:
+        process.kill()
+        raise
+
+
+class Family:
+    """A log, its copies and their copies, on one machine that fails at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        first = World(seed)
+        self.machine: Machine = first.machine
+        self.worlds = [first]
+        self.processes: dict[str, Process] = {}
+        self._paths = count(1)
+        self._bodies = count(1)
+        #: by id, what was acknowledged and is not gone with a fork or a loss of power
+        self.jobs: dict[str, bytes] = {}
+        self.seen: Records = {}
+
+    def run(self, steps: int) -> None:
+        acts = [self.write] * 5 + [self.copy, self.close, self.gone, self.fork, self.lose_power]
+        for _ in range(steps):
+            act, world = self.chance.choice(acts), self.chance.choice(self.worlds)
+            if self.chance.random() < 0.3:
+                cut = self.machine.steps + self.chance.randrange(1, 30)
+                self.machine.stop_at(cut, power=self.chance.random() < 0.3)
+            try:
+                act(world)
+            except ProcessKilled:
+                self.gone(world)
+            except PowerLost:
+                self.processes.clear()
+                world.everyone_is_gone()
+            self.machine.stop_at(None)
+            for other in self.worlds:
+                other.neighbourhood.living &= {p.peers.owner for p in self.processes.values()}
+            self.look()
+
+    def opened(self, world: World) -> Process:
+        process = self.processes.get(world.path)
+        if process is None:
+            process = self.processes[world.path] = world.process()
+        return process
+
+    def write(self, world: World) -> None:
+        process = self.opened(world)
+        for _ in range(self.chance.randrange(1, 6)):
+            body = b"%d " % next(self._bodies) + bytes(self.chance.choice((0, 9_000)))
+            job_id = process.journal.tag.id(process.enqueue(body))
+            assert job_id not in self.jobs
+            self.jobs[job_id] = body
+        for delivery in process.claim(self.chance.randrange(3)):
+            process.settle(delivery)
+
+    def copy(self, world: World) -> None:
+        if len(self.worlds) < 6:
+            self.worlds.append(copied(world, f"/srv/copy{next(self._paths)}"))
+
+    def fork(self, world: World) -> None:
+        """Go on from a frame of the past, as when somebody has other frames behind it."""
+        self.opened(world)
+        self.close(world)
+        if starts := [lsn for _, lsn in records_of(world)]:
+            at = self.chance.choice([*starts, max(starts) + 1])
+            try:
+                at_lsn(world, at)
+            except LogError as error:
+                assert "within a frame" in str(error)  # noqa: PT017 - of two that may come
+
+    def close(self, world: World) -> None:
+        if (process := self.processes.pop(world.path, None)) is not None:
+            process.close()
+
+    def gone(self, world: World) -> None:
+        if (process := self.processes.pop(world.path, None)) is not None:
+            process.kill()
+
+    def lose_power(self, world: World) -> None:
+        self.processes.clear()
+        world.lose_power()
+
+    def has_log(self, world: World) -> bool:
+        return f"{world.path}/taskq.json" in self.machine.paths()
+
+    def look(self) -> None:
+        """Compare what each directory holds with all that was seen in any."""
+        for world in self.worlds:
+            if not self.has_log(world):
+                continue
+            try:
+                records = records_of(world)
+            except LogError as error:
+                assert "was cut short" in str(error)  # noqa: PT017 - of a killed fork
+                continue
+            for name, record in records.items():
+                assert self.seen.setdefault(name, record) == record, name
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(40, 2_000)))
+def test_no_record_and_no_job_of_a_family_of_logs_share_a_name(seed: int) -> None:
+    """Copies of copies, forks, kills at any step and losses of power: (log id, lsn) is one."""
+    family = Family(seed)
+    family.run(40)
+    owners = {owner for owner, _ in family.seen}
+    assert len({owner.hex[:8] for owner in owners}) == len(owners)
+    for world in family.worlds:
+        family.gone(world)
+        if family.has_log(world):
+            process = world.process()
+            assert process.enqueue(_KEPT)
+            process.close()
+    family.look()
+
+
+@pytest.mark.parametrize("seed", range(some(10, 200)))
+def test_a_childs_records_before_its_own_are_its_parents(seed: int) -> None:
+    family = Family(seed)
+    parent = family.worlds[0]
+    family.write(parent)
+    child = copied(parent, "/srv/child")
+    for world in (parent, child):
+        for _ in range(3):
+            family.write(world)
+    theirs, ours = records_of(parent), records_of(child)
+    begins = child.reader().identity.begins
+    assert {name: record for name, record in ours.items() if name[1] < begins} == {
+        name: record for name, record in theirs.items() if name[1] < begins
+    }
+    assert min(lsn for _, lsn in ours.keys() - theirs.keys()) == begins
+    assert child.reader().identity.parents == (Parent(parent.reader().identity.log_id, begins),)
+
+
+def _before_opening(seed: int) -> World:
+    world = World(seed)
+    process = world.process()
+    process.enqueue(_KEPT)
+    child = copied(world, "/srv/child")
+    process.enqueue(b"not in the child")
+    process.close()
+    return child
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_copy_whose_first_opening_is_cut_short_is_a_child_at_the_next(*, power: bool) -> None:
+    for cut in cuts(power=power, stride=1):
+        child = _before_opening(cut.step)
+        with cut.during(child):
+            child.process()
+        process = child.process()
+        identity, tag = process.journal.identity, process.journal.tag
+        new = process.enqueue(b"new")
+        assert (len(identity.parents), identity.begins) == (1, 2)
+        assert tag.id(1) == f"{identity.parents[0].log_id.hex[:8]}-1"
+        assert tag.id(new) == f"{tag}-{new}"
+        assert child.reader().lost == ()
+        process.kill()
+        assert child.process().journal.identity == identity
+
+
+def test_two_processes_that_open_a_copy_at_once_are_one_child() -> None:
+    child = _before_opening(0)
+    first, second = child.process(), child.process()
+    assert first.journal.identity == second.journal.identity
+    assert len({first.enqueue(), second.enqueue(), first.enqueue()}) == 3
+    assert child.reader().identity == first.journal.identity
+
+
+def test_a_copy_of_a_copy_names_only_logs_that_wrote_what_it_has() -> None:
+    child = _before_opening(0)
+    child.process().close()
+    idle = copied(child, "/srv/idle")
+    idle.process().close()
+    assert idle.reader().identity.parents == child.reader().identity.parents
+    child.process().enqueue()
+    busy = copied(child, "/srv/busy")
+    busy.process().close()
+    logs = [parent.log_id for parent in busy.reader().identity.parents]
+    assert logs == [child.reader().identity.parents[0].log_id, child.reader().identity.log_id]
+
+
+def test_a_copy_of_an_empty_log_has_no_parent() -> None:
+    world = World()
+    world.process().close()
+    child = copied(world, "/srv/child")
+    assert child.process().enqueue() == 1
+    assert child.reader().identity.parents == ()
+    assert child.reader().identity.log_id != world.reader().identity.log_id
+
+
+def _forked(seed: int) -> tuple[World, Records, list[int]]:
+    """Return a log of two segments and more that was rolled back and went on, and a hub's copy."""
+    world = World(seed)
+    process = world.process()
+    for _ in range(8):
+        process.enqueue(bytes(9_000))
+    files = files_of(world)
+    lost = [process.enqueue(b"lost %d" % number) for number in range(3)]
+    process.close()
+    hub = records_of(world)
+    put_back(world, files)
+    process = world.process()
+    for number in range(9):
+        process.enqueue(b"%d " % number + bytes(9_000))
+    process.settle(process.claim()[0])
+    process.close()
+    return world, hub, lost
+
+
+def _common(hub: Records, here: Records) -> int:
+    return min(lsn for name, record in here.items() for lsn in [name[1]] if hub.get(name) != record)
+
+
+def test_a_rolled_back_log_is_a_child_from_the_last_common_frame_on() -> None:
+    world, hub, lost = _forked(0)
+    here = records_of(world)
+    at = _common(hub, here)
+    assert any(here.get(name, record) != record for name, record in hub.items())
+    at_lsn(world, at)
+    identity, there = world.reader().identity, records_of(world)
+    assert identity.parents == (Parent(next(iter(hub))[0], at),)
+    assert [record for _, record in sorted(there.items(), key=lambda pair: pair[0][1])] == [
+        record for _, record in sorted(here.items(), key=lambda pair: pair[0][1])
+    ]
+    assert all(hub.get(name, record) == record for name, record in there.items())
+    process = world.process()
+    assert process.enqueue() == max(lsn for _, lsn in here) + 1
+    assert all(process.journal.tag.id(job) != f"{identity.parents[0].log_id.hex[:8]}-{job}"
+               for job in lost)  # fmt: skip
+    assert world.view(at) is not None
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_fork_that_is_cut_short_is_the_former_log_or_the_child(*, power: bool) -> None:
+    former = forked = 0
+    for cut in cuts(power=power):
+        world, hub, _ = _forked(cut.step)
+        before = records_of(world)
+        at, bodies = _common(hub, before), sorted(before.values())
+        with cut.during(world):
+            at_lsn(world, at)
+        world.process().close()
+        identity, records = world.reader().identity, records_of(world)
+        assert world.reader().lost == ()
+        assert sorted(records.values()) == bodies
+        if identity.parents:
+            forked += 1
+            assert all(hub.get(name, record) == record for name, record in records.items())
+        else:
+            former += 1
+            assert records == before
+        assert not [path for path in world.machine.paths() if path.endswith(".fork")]
+    assert former > 10
+    assert forked > 5
+
+
+def test_processes_that_have_a_log_open_lose_it_by_a_fork_and_write_nothing() -> None:
+    world, hub, _ = _forked(0)
+    other = world.process()
+    before = records_of(world)
+    at_lsn(world, _common(hub, before))
+    forked = records_of(world)
+    for _ in range(2):
+        with pytest.raises(LogGone):
+            other.enqueue()
+    assert records_of(world) == forked
+
+
+def test_a_process_loses_its_log_by_a_fork_that_another_began_and_was_killed_in() -> None:
+    steps = 0
+    for cut in cuts(power=False):
+        world, hub, _ = _forked(cut.step)
+        other = world.process()
+        at = _common(hub, records_of(world))
+        with cut.during(world):
+            at_lsn(world, at)
+        before = files_of(world)
+        if '"cut"' in before["/taskq.json"].decode():
+            steps += 1
+            with pytest.raises(LogGone):
+                other.enqueue()
+            assert {p: c for p, c in files_of(world).items() if p.startswith("/log/")} == {
+                p: c for p, c in before.items() if p.startswith("/log/")
+            }
+            with pytest.raises(LogError, match="cut short"):
+                world.reader()
+            assert world.process().journal.identity.parents
+    assert steps > 3
+
+
+@pytest.mark.parametrize("at", [0, 99, 2])
+def test_a_fork_is_between_two_frames_of_the_log(at: int) -> None:
+    world = World()
+    process = world.process()
+    process.commit([(Op.ENQUEUE, None, Future(), (PLAIN, b"x", None)) for _ in range(3)])
+    process.close()
+    with pytest.raises(LogError, match="cannot be forked at"):
+        at_lsn(world, at)
+
+
+def test_a_log_is_itself_by_the_file_of_its_lock() -> None:
+    """By inode and birth; by inode and times where nobody knows the birth."""
+    here = LockMark(7, 100)
+    log = Identity(UUID(int=1), 1, lock=here)
+    assert not log.is_copied(here, was_restored=False)
+    assert not log.is_copied(here, was_restored=True)
+    assert log.is_copied(LockMark(8, 100), was_restored=False)
+    assert log.is_copied(LockMark(7, 101), was_restored=False)
+    for known, seen in ((0, 0), (0, 5), (5, 0)):
+        unsure = log._replace(lock=LockMark(7, known))
+        assert not unsure.is_copied(LockMark(7, seen), was_restored=False)
+        assert unsure.is_copied(LockMark(7, seen), was_restored=True)
+    assert Identity(UUID(int=1), 1).is_copied(here, was_restored=False)
+
+
+def test_an_id_names_a_job_of_the_log_that_enqueued_it() -> None:
+    tag = Tag("cccccccc", (("aaaaaaaa", 10), ("bbbbbbbb", 20)))
+    ids = [tag.id(job) for job in (9, 10, 19, 20)]
+    assert ids == ["aaaaaaaa-9", "bbbbbbbb-10", "bbbbbbbb-19", "cccccccc-20"]
+    assert all(tag.takes(*Tag.of_id(job_id)) for job_id in [*ids, "17"])
+    assert not any(tag.takes(*Tag.of_id(f"{prefix}-15")) for prefix in ("aaaaaaaa", "cccccccc"))
+
+
+def test_a_readers_position_counts_in_a_child_as_far_as_the_parents_records(
+    tmp_path: Path,
+) -> None:
+    parent, disk = Identity(UUID(int=1), 1), LocalDisk()
+    reader = NamedReader.take(disk, str(tmp_path), parent, "billing")
+    reader.save(Position(1, 50, 64, 9, 5))
+    for begins, expected in ((60, Position(1, 50, 64, 9, 5)), (40, Position(1, 40))):
+        child = parent.child(begins, 1)
+        assert read_position(disk, str(tmp_path), child, "billing") == expected
+
+
+# -- on a real disk --------------------------------------------------------------------------------
+
+
+def _put(path: Path, number: int) -> list[str]:
+    async def put() -> list[str]:
+        async with TaskLog.open(path) as log:
+            return [await log.put(b"x") for _ in range(number)]
+
+    return asyncio.run(put())
+
+
+def _content(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_cp_makes_a_child_at_the_first_writing_and_mv_does_not(tmp_path: Path) -> None:
+    data, copy, moved = tmp_path / "data", tmp_path / "copy", tmp_path / "moved"
+    shared = _put(data, 3)
+    subprocess.run(["cp", "-a", data, copy], check=True)
+    before = _content(copy)
+    with LogReader.open(str(copy)) as reader:
+        assert [job.job_id for job in reader.jobs(None, None, None, 9)] == shared[::-1]
+        assert not reader.verify().damage
+    assert _content(copy) == before
+    copy.rename(moved)
+    data.rename(copy)
+    old, new = _put(copy, 2), _put(moved, 2)
+    assert [job_id.split("-")[1] for job_id in old] == [job_id.split("-")[1] for job_id in new]
+    assert {job_id[:8] for job_id in old} == {shared[0][:8]} != {job_id[:8] for job_id in new}
+    with TaskQ(moved) as app:
+        assert app.job(shared[0]).view_sync().job_id == shared[0]
+        with pytest.raises(WrongLog, match=f"which has jobs of log {shared[0][:8]} below"):
+            app.job(old[0]).view_sync()
+    shown = subprocess.run(
+        [sys.executable, "-m", "taskq", "show", shared[1], "-d", moved],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert shared[1] in shown.stdout
+
+
+def test_a_removed_directory_and_its_copy_in_its_place_are_two_logs(tmp_path: Path) -> None:
+    """Its file system may give the copy's lock the number of the removed one."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    _put(data, 1)
+    shutil.copytree(data, backup)
+    lost = _put(data, 2)
+    shutil.rmtree(data)
+    shutil.copytree(backup, data)
+    assert not {*_put(data, 2)} & {*lost}
+
+
+def test_a_fork_of_a_real_log_goes_on_under_another_id(tmp_path: Path) -> None:
+    jobs = _put(tmp_path, 4)
+    identity = fork(str(tmp_path), 3)
+    new = _put(tmp_path, 1)
+    tag = identity.log_id.hex[:8]
+    with LogReader.open(str(tmp_path)) as reader:
+        ids = [job.job_id for job in reader.jobs(None, None, None, 9)]
+        assert not reader.verify().damage
+    assert ids[::-1] == [*jobs[:2], f"{tag}-3", f"{tag}-4", *new]
