@@ -97,6 +97,7 @@ const clock = process.env.CLOCK_NS ?? `${BigInt(Date.now()) * 1000000n}`
 const synced = (await post('/sync',
   `{"log_id":"${identity.log_id}","created_ns":${identity.created_ns},` +
   `"incompat":${JSON.stringify(identity.features.incompat)},"end":${place(last)},` +
+  `"parents":[${identity.parents.map((one) => `["${one.log_id}",${one.next_lsn}]`)}],` +
   `"grace_seconds":172800,"machine":"","clock_ns":${clock}}`)).values
 const session = synced.session, at = read(synced.at)
 

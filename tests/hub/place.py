@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 from functools import cached_property, partial
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
+from taskq_plugins.hub.copyfiles import newest
 from taskq_plugins.hub.line import Http, HubReply, Line, last_note
 from taskq_plugins.hub.models import JSON, SPOKEN, carried
 from taskq_plugins.hub.registry import Registry
@@ -31,7 +33,6 @@ from tests.processes.harness import STEP_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from click.testing import Result
     from starlette.types import ASGIApp
@@ -73,8 +74,7 @@ class Place:
 
     @property
     def copy(self) -> Path:
-        (copy,) = (self.hub / "devices" / DEVICE).glob("*-*")
-        return copy
+        return Path(newest(self.hub, DEVICE).path)
 
     @cached_property
     def token(self) -> str:
@@ -121,8 +121,14 @@ class Place:
             await line.close()
 
     def copies(self, device: str = DEVICE) -> dict[str, bytes]:
-        files = (self.hub / "devices" / device).rglob("*.log")
+        """Return the segments of a device's copy, of several logs of the newest."""
+        files = (
+            Path(newest(self.hub, device).path, "log").glob("*.log") if self._has(device) else ()
+        )
         return {file.name: file.read_bytes() for file in files}
+
+    def _has(self, device: str) -> bool:
+        return any((self.hub / "devices" / device).glob("*/taskq.json"))
 
     def segments(self) -> dict[str, bytes]:
         files = (self.log / "log").glob("*.log")

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.core.errors import LogError, LogFailed
 from taskq.core.records import Kind as RecordKind
-from taskq.engine import Border, DurableLog, Replica
-from taskq.log.config import LSN_SKIP, SEGMENT_BYTES_MIN, LogConfig
+from taskq.engine import Border, DurableLog, Identity, Replica
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import segment_lsn
 from taskq.log.journal.journal import Journal
+from taskq.log.journal.lock import WriterLock
 from taskq.log.read.reader import verify
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.state.facets import Facets
+from taskq.log.upkeep.backup import fork_journal
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.models import Append, Declare, Refused, Seal, Stored, Sync
@@ -89,15 +91,12 @@ class Simulation:
         #: parts of the log that must be at the hub, or be declared missing
         self.due: Records = set()
         self._late: list[Request] = []
-        self._answered: Border | None = None
+        self._answered: tuple[UUID, Border] | None = None
         self._device_backup: Files | None = None
         self._hub_backup: Files | None = None
         #: whether anything happened since the last whole session that may part the logs
         self._may_part = False
         self._checked: dict[str, int] = {}
-        #: the hub's view at the end of a session, and the log's contents then
-        self._contact: tuple[int, Records] = 0, set()
-        self._removed: Records = set()
         #: segments and end of the device's log as it was read last
         self._seen: tuple[list[int], Border] | None = None
 
@@ -194,9 +193,7 @@ class Simulation:
         def act(process: Process) -> None:
             tend(process, Upkeep(process.committer))
 
-        before = self._device_records()
         self._on_device(act)
-        self._removed |= before - self._device_records()
 
     # -- set back ---------------------------------------------------------------------------------
 
@@ -210,8 +207,6 @@ class Simulation:
         """A copy of yesterday comes back: with other inodes, in place, or over a reboot."""
         if self._device_backup is None:
             return
-        self._check_contact()
-        self._contact = 0, set()
         self._drop_process()
         self._may_part = True
         in_place = self.random.random() < 0.5
@@ -233,7 +228,7 @@ class Simulation:
         self._stop_hub()
         self._may_part = True
         _set_back(self.hub_machine, self._hub_backup, in_place=False)
-        self._answered = None
+        self._answered, self.registry = None, Registry()  # that is set back with the rest
         self._checked.clear()
         self.due &= self._held()
 
@@ -274,7 +269,7 @@ class Simulation:
         except OSError:
             raise LineDropped from None
         if isinstance(answer, Stored) and answer.at.offset and isinstance(asked, Append | Seal):
-            self._answered = answer.at
+            self._answered = asked.log_id, answer.at
         # H12: archived bytes are kept, on one side or the other.
         assert before <= self.hub_records() if before else True
         if isinstance(answer, Refused) and isinstance(asked, Seal):
@@ -282,9 +277,10 @@ class Simulation:
         return self._checked_answer(answer)
 
     def _checked_answer(self, answer: Answer) -> Answer:
-        if self._answered is not None and self.hub is not None and self.log_id is not None:
-            copy = self.hub._copies.get((DEVICE, self.log_id))
-            assert copy is None or copy.has(self._answered), self._answered
+        if self._answered is not None and self.hub is not None:
+            log_id, at = self._answered
+            copy = self.hub._copies.get((DEVICE, log_id))
+            assert copy is None or copy.has(at), at
         return answer
 
     def _copies(self) -> Files:
@@ -373,30 +369,36 @@ class Simulation:
         async def ask(asked: Request) -> Answer:
             return line(asked)
 
-        verdicts = at_once(Push(log, ask, self._skip, lambda: part, lambda: part).run())
+        push = Push(log, ask, lambda: part, lambda: part)
+        verdicts = at_once(push.run())
         self.verdicts += verdicts
         # H3: nothing was sent that the device could still lose.
-        assert self._may_part or not {Verdict.FORKED, Verdict.AHEAD} & {*verdicts}, verdicts
-        self._may_part = self._may_part and Verdict.AHEAD in verdicts
-        with self._hub()._held(DEVICE, log.identity.log_id) as copy:
-            pass
-        self._contact = copy.high_lsn if copy is not None else 0, self._device_records()
+        parted = {Verdict.DIFFERS, Verdict.AHEAD} & {*verdicts}
+        assert self._may_part or not parted, verdicts
+        self._may_part = self._may_part and bool(parted)
+        if push.parting.segment:
+            self._fork(push.parting)
 
-    def _check_contact(self) -> None:
-        """H12: what was written since a whole session has no number that the hub had seen."""
-        high_lsn, known = self._contact
-        # A loss of power may bring back what compaction had removed.
-        new = self._device_records() - known - self._removed
-        assert all(lsn >= high_lsn for _, lsn in new), high_lsn
+    def _fork(self, parting: Border) -> None:
+        self._drop_process()
+        self._answered = None
+        disk = CrashableDisk(self.world.machine)
 
-    async def _skip(self, lsn: int) -> None:
-        def act(process: Process) -> None:
-            # H12: from now on no lsn is given that the hub has seen.
-            assert process.ask(Op.SKIP, lsn) >= lsn + LSN_SKIP
-            assert process.journal.next_lsn >= lsn + LSN_SKIP
+        def forked() -> None:
+            writer = WriterLock(disk, PATH, 1)
+            journal = Journal(disk, self.world.clock, PATH, _CONFIG, writer)
+            journal.open()
+            fork_journal(journal, parting.next_lsn)
+            journal.close()
 
-        if not self._on_device(act):
-            raise LineDropped
+        try:
+            forked()
+        except PowerLost:
+            self.world.everyone_is_gone()
+        except (LogError, OSError, ProcessKilled):
+            """The next session finds the same."""
+        finally:
+            disk.kill()
 
     def _remember(self, log: DurableLog) -> None:
         if self._seen == (log.segments, log.end):
@@ -440,14 +442,13 @@ class Simulation:
             log = self._read_device()
             assert log is not None
             end = log.end
-            self._check_contact()
             self._drive(log, 20_000, self._ask_hub)
             log.close()
         copy = self._copy_path()
         hub_end = self._hub()._copies[(DEVICE, self.log_id)].at  # type: ignore[index]
         assert hub_end == end, (hub_end, end)
         self.check_bytes()
-        self._check_contact()
+        self._check_ids()
         self._check_records(copy)
         self._check_fold(copy)
 
@@ -456,14 +457,25 @@ class Simulation:
         assert device <= hub
         oldest = min(lsn for _, lsn in device)
         assert not {item for item in hub - device if item[1] >= oldest}
-        breaks = self._hub()._copies[(DEVICE, self.log_id)].breaks.all  # type: ignore[index]
-        gaps = [
-            (break_.left.next_lsn, break_.at.segment) for break_ in breaks if not break_.at.offset
-        ]
+        copies = [copy.breaks for copy in self._hub().all()]
+        lines = [line for lines in copies for line in lines if line["step"] == "begun"]
+        gaps = [(Border.from_list(line["left"]).next_lsn, line["at"][0]) for line in lines]
         # At first contact the device may have had less than it ever wrote.
         gaps.append((0, min(lsn for _, lsn in self.hub_records())))
+        gaps += [(0, min(lsn for _, lsn in hub))] if self._own_identity().parents else []
         for epoch, lsn in self.due - self.hub_records():
             assert any(first <= lsn < following for first, following in gaps), (epoch, lsn, gaps)
+
+    def _check_ids(self) -> None:
+        """H12: on the hub a log and a number name one record, whatever was set back."""
+        known: dict[tuple[bytes, int], bytes] = {}
+        for copy in self._hub().all():
+            with copy.files() as files:
+                for segment in files.lsns:
+                    for frame in files.frames_of(segment):
+                        key = copy.identity.owner(segment).log_id.bytes, frame.header.first_lsn
+                        body = frame.data[frame.at : frame.at + frame.header.body_size]
+                        assert not frame.header.records or known.setdefault(key, body) == body
 
     def _check_fold(self, copy: str) -> None:
         theirs, ours = self.world.reader(), self._reader(copy)
@@ -482,6 +494,11 @@ class Simulation:
         journal = Journal(disk, self.world.clock, path, _CONFIG, None)
         journal.open_for_reading()
         return journal
+
+    def _own_identity(self) -> Identity:
+        identity = read_identity(CrashableDisk(self.world.machine), PATH)
+        assert identity is not None
+        return identity
 
     def _copy_path(self) -> str:
         return f"{HUB}/devices/{DEVICE}/{self.log_id}"

@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from taskq import Shards, TaskLog, TaskQ
 from taskq.cli.main import main
-from taskq.engine import LogReader
+from taskq.engine import Identity, LogReader
 from taskq.log.machine.disk import PatientDisk
 from taskq_plugins.hub import line, sync_command
 from taskq_plugins.hub.copies import Copies
@@ -130,8 +130,13 @@ def test_devices_stand_in_the_order_of_their_numbers_and_lag_counts_records(plac
     assert registry.names() == list(registry.all_standing()) == names
     skip = 1 << 20
     for at, end, behind in ((40, 44, 4), (44, 41 + skip, 1), (40, 45 + skip, 5), (44, 41, 0)):
-        registry.note("edge-1", at_lsn=at, end_lsn=end)
+        registry.note_end("edge-1", Identity(UUID(int=1), 0), at, end)
         assert registry.all_standing()["edge-1"]["behind"] == behind
+    registry.note_end("edge-1", Identity(UUID(int=2), 0), 3, 10)
+    assert registry.all_standing()["edge-1"]["behind"] == 7, "of all its logs"
+    child = Identity.of_replica(UUID(int=3), 0, frozenset(), [(UUID(int=2), 5)])
+    registry.note_end("edge-1", child, 9, 10)
+    assert registry.all_standing()["edge-1"]["behind"] == 1, "what was left is behind for good"
 
 
 def test_a_job_is_found_by_its_id_on_whichever_device_it_is(place: Place) -> None:

@@ -48,7 +48,7 @@ def _compare(synced: CopyEnd, log: Told) -> Verdict:
 
 
 def _synced(at: Border = _AT, *, has_end: bool = False) -> CopyEnd:
-    return CopyEnd(1, at, is_sealed=False, has_end=has_end, high_lsn=9, begins=7)
+    return CopyEnd(1, at, is_sealed=False, has_end=has_end, begins=7)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def _synced(at: Border = _AT, *, has_end: bool = False) -> CopyEnd:
         (Told(is_there=True), True, Verdict.BEHIND),
         (Told(is_next=True, is_younger=True), False, Verdict.BEHIND),
         (Told(is_there=True, is_older=True), True, Verdict.OLDER),
-        (Told(is_elsewhere=True), False, Verdict.MOVED),
-        (Told(is_elsewhere=True), True, Verdict.MOVED),
+        (Told(is_elsewhere=True), False, Verdict.BEHIND),
+        (Told(is_elsewhere=True), True, Verdict.BEHIND),
         (Told(), True, Verdict.AHEAD),
         (Told(is_younger=True), True, Verdict.AHEAD),
         (Told(is_younger=True), False, Verdict.GAP),
-        (Told(), False, Verdict.FORKED),
+        (Told(), False, Verdict.DIFFERS),
     ],
 )
 def test_each_finding_has_its_verdict(log: Told, verdict: Verdict, *, has_end: bool) -> None:

@@ -15,16 +15,16 @@ from taskq.log.requests import Op
 from taskq_plugins.hub.models import (
     NOWHERE,
     Append,
-    BreakKind,
     CopyEnd,
     Declare,
+    Leave,
     Refused,
     Seal,
     Stored,
     Sync,
     Trouble,
 )
-from taskq_plugins.hub.push import Push, Unsettled, Verdict
+from taskq_plugins.hub.push import Push
 from tests.hub.simulation import DEVICE, Simulation, at_once, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN
@@ -69,9 +69,9 @@ class Line:
         digest = digest or self.log.digest(self.end).hex()
         return self.ask(Seal(self.session, self.log.identity.log_id, self.end, digest))
 
-    def declare(self, kind: BreakKind, left: Border, at: Border) -> object:
+    def declare(self, left: Border, at: Border) -> object:
         log_id = self.log.identity.log_id
-        return self.ask(Declare(self.session, log_id, kind, left, at, 99, "a test"))
+        return self.ask(Declare(self.session, log_id, left, at, 99, "a test"))
 
 
 def test_whole_frames_count_and_the_rest_of_a_body_is_forgotten() -> None:
@@ -120,57 +120,64 @@ def test_a_segment_whose_digest_differs_is_thrown_out_and_comes_again() -> None:
     assert line.seal() == line.seal() == Stored(line.end)
 
 
-def test_a_place_that_the_copy_does_not_hold_is_no_place_to_go_on_from() -> None:
+def test_a_gap_begins_where_the_copy_ends_and_goes_on_at_a_later_segment() -> None:
     line = Line()
     line.append(line.data)
     strange = line.end._replace(stem=bytes(56))
     before = hub_files(line.simulation)
-    assert isinstance(line.declare(BreakKind.FORK, line.end, strange), Refused)
-    assert isinstance(line.declare(BreakKind.FORK, strange, line.end), Refused)
-    assert isinstance(line.declare(BreakKind.GAP, line.end, line.end), Refused)
+    assert isinstance(line.declare(strange, Border(line.log.segments[1])), Refused)
+    for at in (line.end, Border(line.log.segments[0])):
+        assert isinstance(line.declare(line.end, at), Refused)
     assert hub_files(line.simulation) == before
 
 
-def test_a_break_is_carried_out_once_however_often_it_is_declared() -> None:
+def test_a_gap_is_set_aside_once_however_often_it_is_declared() -> None:
     line = Line()
     line.append(line.data)
-    half = line.log.borders(line.log.segments[0])[0]
-    assert line.declare(BreakKind.FORK, line.end, half) == Stored(half)
+    second = Border(line.log.segments[1])
+    assert line.declare(line.end, second) == Stored(second)
     before = hub_files(line.simulation)
-    assert line.declare(BreakKind.FORK, line.end, half) == Stored(half)
+    assert line.declare(line.end, second) == Stored(second)
     assert hub_files(line.simulation) == before
-    line.append(line.data[half.offset :], half)
-    assert line.declare(BreakKind.FORK, line.end, half) == Stored(line.end)
+    data, end = line.log.part(second, 10**6)
+    assert line.append(data, second) == Stored(end)
+    assert line.declare(line.end, second) == Stored(end)
 
 
-def _steps_of_a_break(kind: BreakKind) -> int:
+def test_a_log_that_was_left_and_grows_is_on_two_machines_so_its_device_is_held() -> None:
+    line, other = Line(), UUID(int=7)
+    half = line.log.borders(line.log.segments[0])[0]
+    line.append(line.data[: half.offset])
+    left = line.ask(Leave(line.session, line.log.identity.log_id, half))
+    assert left == Stored(half)
+    registry = line.simulation.registry
+    assert isinstance(line.ask(Sync(other, 1, frozenset(), NOWHERE)), CopyEnd)
+    assert registry.standing(DEVICE)["state"] == "active"
+    before = hub_files(line.simulation)
+    assert line.append(line.data[half.offset :], half) == Refused(Trouble.HELD, NOWHERE)
+    assert hub_files(line.simulation) == before
+    assert registry.standing(DEVICE)["state"] == "held"
+    registry.replace(DEVICE)
+    assert line.append(line.data[half.offset :], half) == Stored(line.end)
+
+
+def _steps_of_a_gap() -> int:
     line = Line()
     line.append(line.data)
     before = line.simulation.hub_machine.steps
-    line.declare(kind, line.end, _place(line, kind))
+    line.declare(line.end, Border(line.log.segments[1]))
     return line.simulation.hub_machine.steps - before
 
 
-def _place(line: Line, kind: BreakKind) -> Border:
-    first = line.log.segments[0]
-    return line.log.borders(first)[0] if kind is BreakKind.FORK else Border(line.log.segments[1])
-
-
 @pytest.mark.parametrize("power", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "step"),
-    [(kind, step) for kind in BreakKind for step in range(1, _steps_of_a_break(kind) + 1)],
-)
-def test_a_set_aside_that_is_cut_short_loses_nothing(
-    kind: BreakKind, step: int, *, power: bool
-) -> None:
+@pytest.mark.parametrize("step", range(1, _steps_of_a_gap() + 1))
+def test_a_set_aside_that_is_cut_short_loses_nothing(step: int, *, power: bool) -> None:
     line = Line()
     line.append(line.data)
-    simulation = line.simulation
+    simulation, place = line.simulation, Border(line.log.segments[1])
     machine, held = simulation.hub_machine, simulation.hub_records()
     machine.stop_at(machine.steps + step, power=power)
-    place = _place(line, kind)
-    asked = Declare(line.session, line.log.identity.log_id, kind, line.end, place, 99, "cut short")
+    asked = Declare(line.session, line.log.identity.log_id, line.end, place, 99, "cut short")
     with pytest.raises((PowerLost, ProcessKilled)):
         simulation._hub().answer(DEVICE, asked)
     simulation.hub = None
@@ -178,11 +185,11 @@ def test_a_set_aside_that_is_cut_short_loses_nothing(
     answer = line.ask(Sync(line.log.identity.log_id, 1, frozenset(), line.log.end))
     assert isinstance(answer, CopyEnd)
     copy = simulation._hub()._copies[DEVICE, line.log.identity.log_id]
-    assert answer.at == (place if copy.breaks.all else line.end)
-    assert answer.high_lsn == line.end.next_lsn, "it is known over the break, and a new process"
+    assert answer.at == (place if copy.gaps.all else line.end)
     assert held <= simulation.hub_records()
-    simulation._drive(line.log, 10**6, simulation._ask_hub)
-    assert Verdict.FORKED not in simulation.verdicts
+    data, end = line.log.part(place, 10**6)
+    appended = Append(answer.session, line.log.identity.log_id, place, data)
+    assert line.ask(appended) == Stored(end)
     assert simulation._device_records() <= simulation.hub_records()
     assert not [path for path in hub_files(simulation) if path.endswith(".tmp")]
 
@@ -279,33 +286,5 @@ def test_what_comes_next_is_read_while_the_hub_is_waited_for() -> None:
         return line.ask(asked)
 
     line.log.part = read  # type: ignore[method-assign, assignment]
-    at_once(Push(line.log, ask, line.simulation._skip, lambda: 12_000, lambda: 12_000).run())  # type: ignore[arg-type]
+    at_once(Push(line.log, ask, lambda: 12_000, lambda: 12_000).run())  # type: ignore[arg-type]
     assert len(waited) > 3
-
-
-def _pushed(above: int) -> list[object]:
-    """Return what a log asks of itself and its hub, which has seen numbers above what it has."""
-    line, asked = Line(), list[object]()
-    at = line.log.borders(line.log.segments[0])[0]
-    high_lsn = line.log.next_lsn + above
-    synced = CopyEnd(1, at, is_sealed=False, has_end=False, high_lsn=high_lsn, begins=1)
-
-    async def ask(what: object) -> CopyEnd | None:
-        asked.append(type(what))
-        return synced if isinstance(what, Sync) else None
-
-    async def skip(lsn: int) -> None:
-        asked.append(lsn - line.log.next_lsn)
-
-    with pytest.raises(Unsettled):
-        at_once(Push(line.log, ask, skip, lambda: 10**6, lambda: 10**6).run())
-    return asked[:3]
-
-
-def test_a_log_below_what_the_hub_has_seen_goes_on_above_it_whatever_the_verdict() -> None:
-    """It was set back twice: what the hub has now it has too, but not what the hub set aside."""
-    assert _pushed(10**9) == [Sync, 10**9, Append]
-
-
-def test_a_log_that_is_above_what_the_hub_has_seen_is_left_as_it_is() -> None:
-    assert _pushed(0)[:2] == [Sync, Append]

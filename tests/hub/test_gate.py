@@ -19,8 +19,8 @@ from taskq_plugins.hub.models import (
     PACKED,
     Append,
     Ask,
-    BreakKind,
     Declare,
+    Leave,
     Question,
     Resend,
     Seal,
@@ -28,6 +28,7 @@ from taskq_plugins.hub.models import (
     as_json,
     carried,
 )
+from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
 from tests.effort import grows, some
 from tests.programs import run_taskq
@@ -80,6 +81,9 @@ async def test_a_content_type_lifts_no_limit(place: Place) -> None:
         ("machine", json.dumps("ab" * 32 + "\n")),
         ("end", "[1, 64, 0, null]"),
         ("end", json.dumps([10**400, 0, 0, ""])),
+        ("parents", json.dumps([[str(_ID), 7], [str(_ID), 7]])),
+        ("parents", json.dumps([[str(_ID), 1]])),
+        ("parents", json.dumps([["../x", 7]])),
         ("log_id", json.dumps("-" * 36)),
         ("log_id", "[" * 50_000),
     ],
@@ -100,11 +104,11 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
     await place.sync()
     most = Sync(
         _ID, 2**63 - 1, frozenset(f"{number:040}" for number in range(32)),
-        NOWHERE, 2**53 - 1, "", 2**63 - 1,
+        NOWHERE, tuple((UUID(int=n), n + 2) for n in range(1_000)), 2**53 - 1, "", 2**63 - 1,
     )  # fmt: skip
     session = (await place.sent(most)).json()["session"]
     cause = "\x1b[2J\n" * 1_000
-    declared = Declare(session, _ID, BreakKind.GAP, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
+    declared = Declare(session, _ID, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
     assert (await place.sent(declared)).status_code == 200
     for words in (
         ("devices",),
@@ -127,13 +131,13 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
 def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Request | Question]:
     sha = "ab" * 32
     return [
-        Sync(log_id, 5, frozenset({"records-4"}), at, 60, "", 10**18),
+        Sync(log_id, 5, frozenset({"records-4"}), at, ((UUID(int=9), 7),), 60, "", 10**18),
         Ask(session, log_id, (at, Border(7))),
         Append(session, log_id, at, data),
         Append(session, log_id, Border(at.segment + 1), data),
         Seal(session, log_id, at, bytes(range(32)).hex()),
-        Declare(session, log_id, BreakKind.GAP, at, Border(at.segment + 9), 11, "why"),
-        Declare(session, log_id, BreakKind.FORK, at, at, 11, "why"),
+        Declare(session, log_id, at, Border(at.segment + 9), 11, "why"),
+        Leave(session, log_id, at),
         Resend(session, log_id, sha, 0, data, is_last=False),
         Question(session, log_id, {"12345678": 5}),
     ]
@@ -148,6 +152,8 @@ class _Fuzz:
     async def run(self, count: int) -> set[int]:
         statuses = set()
         for _ in range(count):
+            with Registry(self.place.hub)._changed("edge-7") as facts:
+                facts.update(left=[], state="active")  # a person lets it go on
             begun = await self.place.sent(_SYNC)
             asked = self.chance.choice(
                 _requests(begun.json()["session"], _ID, NOWHERE, self.chance.randbytes(200))

@@ -161,7 +161,7 @@ async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
     job = (await asyncio.to_thread(_run, *put)).output.strip()
     token = place.token
     backup = place.path / "backup"
-    assert _run("hub", "backup", place.hub, backup).output == f"{backup}: 1 logs\n"
+    assert _run("hub", "backup", place.hub, backup).output == f"{backup}: 2 logs\n"
     assert _run("hub", "backup", place.hub, backup).exit_code == 1
     assert not list(faults(backup, deep=True))
     await _work(place, 30, 3 * _MIB)
@@ -172,7 +172,7 @@ async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
     await place.sync(token, accept=("update",))
     await place.sync(token)  # the job came
     assert _is_whole(place)
-    assert "fork from lsn" in _run("hub", "devices", place.hub, _DEVICE).output
+    assert "goes on from log" in _run("hub", "devices", place.hub, _DEVICE).output
     assert "handed over" in _run("hub", "find", place.hub, job).output
 
 

@@ -12,25 +12,16 @@ import pytest
 from taskq.engine import DurableLog, LocalDisk
 from taskq_plugins.hub.models import (
     NOWHERE,
-    BreakKind,
     CopyEnd,
-    Declare,
-    HubStops,
     Resend,
     Seal,
     Sync,
     adapter,
 )
-from taskq_plugins.hub.push import Verdict
-from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
 from tests.hub.place import DEVICE
-from tests.programs import run_taskq
 
 if TYPE_CHECKING:
-    from httpx import Response
-
-    from taskq.engine import Border
     from tests.hub.place import Place
 
 _BLOCK: Final = 4_096
@@ -45,54 +36,6 @@ async def _session(place: Place, log_id: UUID = _LOG) -> CopyEnd:
 
 def _used(place: Place) -> int:
     return used_bytes(place.hub / "devices" / DEVICE)
-
-
-def _borders(place: Place) -> tuple[UUID, list[Border]]:
-    """Return the log's id and the ends of all its frames, the newest first."""
-    log = DurableLog(LocalDisk(), str(place.log))
-    try:
-        return log.identity.log_id, log.borders(log.segments[0])[::-1]
-    finally:
-        log.close()
-
-
-async def _fork(place: Place, log_id: UUID, at: Border) -> Response:
-    synced = await _session(place, log_id)
-    return await place.sent(
-        Declare(synced.session, log_id, BreakKind.FORK, synced.at, at, 9, "set back")
-    )
-
-
-async def test_a_device_is_set_back_three_times_a_day_and_then_held_until_somebody_looks(
-    place: Place,
-) -> None:
-    await place.write(6, 50_000)
-    await place.sync()
-    log_id, borders = _borders(place)
-    answers = [(await _fork(place, log_id, at)).status_code for at in borders[1:4]]
-    assert answers == [200, 200, 200]
-    before = place.tree()
-    refused = await _fork(place, log_id, borders[4])
-    assert (refused.status_code, refused.json()["type"]) == (403, "held")
-    with pytest.raises(HubStops, match="hub devices HUB NAME"):
-        await place.sync()
-    assert place.tree().items() <= before.items()
-    assert "held" in run_taskq("hub", "devices", str(place.hub)).stdout
-    Registry(place.hub).replace(DEVICE)
-    assert await place.sync(Registry(place.hub).enroll(DEVICE)) == [Verdict.BEHIND]
-
-
-async def test_what_a_fork_copies_counts_and_none_begins_that_does_not_fit(place: Place) -> None:
-    await place.write(6, 50_000)
-    await place.sync()
-    log_id, borders = _borders(place)
-    room = _used(place) + 64 * 1024 + borders[2].offset
-    place.restart(device_bytes=room)
-    before = place.tree()
-    assert (await _fork(place, log_id, borders[1])).status_code == 507
-    assert place.tree().items() <= before.items()
-    assert (await _fork(place, log_id, borders[2])).status_code == 200
-    assert _used(place) <= room
 
 
 async def test_features_that_a_log_says_it_has_come_to_an_end(place: Place) -> None:
@@ -122,11 +65,13 @@ async def test_segments_that_nobody_asked_for_again_are_not_kept(place: Place, d
 async def test_what_is_thrown_out_since_its_hash_is_wrong_counts(place: Place) -> None:
     await place.write(2, 50_000)
     await place.sync()
-    log_id, borders = _borders(place)
+    log = DurableLog(LocalDisk(), str(place.log))
+    log_id, at = log.identity.log_id, log.borders(log.segments[0])[-1]
+    log.close()
     account = place.server._account(DEVICE)
     for _ in range(3):
         session = (await _session(place, log_id)).session
-        await place.sent(Seal(session, log_id, borders[0], "00" * 32))
+        await place.sent(Seal(session, log_id, at, "00" * 32))
         await place.sync()
     assert len(list(place.hub.rglob("torn/*"))) == 3
     assert _used(place) <= account.used

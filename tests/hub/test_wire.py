@@ -17,10 +17,10 @@ from taskq_plugins.hub.models import (
     STATUS,
     Append,
     Ask,
-    BreakKind,
     CopyEnd,
     Declare,
     HubError,
+    Leave,
     Missing,
     PlacesKnown,
     Refused,
@@ -49,14 +49,15 @@ _REQUESTS: Final[list[Request]] = [
     Append(3, _LOG, _AT, b""),
     Append(3, _LOG, _AT, b"bytes", 90),
     Seal(3, _LOG, _AT, bytes(range(32)).hex()),
-    Declare(3, _LOG, BreakKind.GAP, _AT, Border(9), 11, "why"),
-    Sync(_LOG, 5, frozenset(), _AT, 60, "ab" * 32, 10**18),
+    Declare(3, _LOG, _AT, Border(9), 11, "why"),
+    Leave(3, _LOG, _AT),
+    Sync(_LOG, 5, frozenset(), _AT, ((UUID(int=9), 7),), 60, "ab" * 32, 10**18),
     Resend(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
 ]
 #: A device cannot go on from these.
 _ENDS: Final = (Trouble.CLONED, Trouble.HELD)
 _ANSWERS: Final[list[tuple[Request, Answer]]] = [
-    (_REQUESTS[0], CopyEnd(3, _AT, is_sealed=True, has_end=False, high_lsn=9, begins=1)),
+    (_REQUESTS[0], CopyEnd(3, _AT, is_sealed=True, has_end=False, begins=1)),
     (_REQUESTS[2], PlacesKnown((True, False))),
     (_REQUESTS[3], Stored(_AT)),
     (_REQUESTS[-1], Missing((("ab" * 32, 7),))),
@@ -100,6 +101,6 @@ def test_what_is_no_answer_is_an_error_that_says_so(
 
 
 def test_a_hub_cannot_bring_a_device_to_the_end_of_its_lsns() -> None:
-    answer = CopyEnd(3, _AT, is_sealed=True, has_end=False, high_lsn=2**62, begins=1)
+    answer = CopyEnd(3, _AT, is_sealed=True, has_end=False, begins=2**62)
     with pytest.raises(HubError):
         understood(_REQUESTS[0], *_answered(answer))

@@ -10,8 +10,8 @@ import pytest
 from taskq.engine import Border
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
-from taskq_plugins.hub.copyfiles import Breaks
-from taskq_plugins.hub.models import BreakKind, Declare
+from taskq_plugins.hub.copyfiles import Gaps
+from taskq_plugins.hub.models import Declare
 from tests.fleet.made_logs import SECOND, MadeLog, Place
 from tests.pipeline.source_tools import Row, Stream, lsns, read_batch
 
@@ -19,18 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def declare(
-    made: MadeLog, kind: BreakKind, left: Place, at: Place | None, segment: int, end_lsn: int = 0
-) -> None:
+def declare(made: MadeLog, left: Place, segment: int) -> None:
     """Have the hub's own code set aside what the device left; the copy's writer goes on there."""
-    place = _position(at) if at is not None else Border(segment)
-    end_lsn = end_lsn or left.next_lsn
-    shown = Declare(1, made.log_id, kind, _position(left), place, end_lsn, "told")
-    Breaks(LocalDisk(), str(made.path)).declare(shown, left.next_lsn)
-    if at is not None:
-        made.segment, made.file, made.next_lsn = at.segment, at.path, at.next_lsn
-    else:
-        made.next_lsn = segment
+    shown = Declare(1, made.log_id, _position(left), Border(segment), left.next_lsn, "told")
+    Gaps(LocalDisk(), str(made.path)).declare(shown)
+    made.next_lsn = segment
 
 
 def _position(place: Place) -> Border:
@@ -47,7 +40,7 @@ def test_a_declared_gap_behind_what_was_read_is_no_loss(tmp_path: Path) -> None:
     frames = [made.enqueue(1) for _ in range(2)]
     stream = Stream(tmp_path)
     assert len(stream.step()) == 2
-    declare(made, BreakKind.GAP, frames[1], None, 50)
+    declare(made, frames[1], 50)
     assert not stream.step()
     made.time_ns += 60 * SECOND
     made.rotate()
@@ -67,7 +60,7 @@ def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keep
     stream = Stream(tmp_path)
     assert len(stream.step()) == 1
     unread = made.enqueue(1)
-    declare(made, BreakKind.GAP, unread, None, 50)
+    declare(made, unread, 50)
     assert lsns(stream.step()) == [2]
     made.time_ns += 60 * SECOND
     made.rotate()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 
-from taskq.engine import LogReader
+from taskq.engine import Identity, LogReader
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.web.door import ENTRY, AccessKeys, SiteAddress
 from taskq_plugins.web.mount import make_hub
@@ -22,10 +23,9 @@ async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> 
     await place.sync()
     registry = Registry(place.hub)
     registry.enroll("edge-8")
-    for _ in range(10):
-        if not registry.may_fork("edge-8"):
-            break
-    registry.note("edge-8", end_lsn=90, at_lsn=40, heard_ns=1, clock_ns=-5 * 10**9)
+    registry.leave("edge-8", UUID(int=1))
+    assert registry.holds("edge-8", UUID(int=1))
+    registry.note_end("edge-8", Identity(UUID(int=2), 0), 40, 90, clock_ns=-5 * 10**9)
     keys = AccessKeys("s" * 43)
     hub = make_hub(
         str(place.hub),

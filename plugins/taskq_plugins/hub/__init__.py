@@ -4,12 +4,13 @@ A device pushes its task log over an unreliable line. The hub keeps a directory 
 log, an ordinary task log with one writer. The hub's file is the position: each session begins with
 its end *and the bytes there*, and one pure function (``compare``) gives the verdict.
 
-Each break is declared and set aside, never skipped; PROTOCOL.md describes the comparison. A segment
-follows by the link in its header, which names the end before it by place and CRC, since a recovery
-changes times. After a break the hub's position is the place that it waits for, so a device that has
-lost that place meanwhile declares again.
+A log that was set back goes on as another log of the device, which names its parent. What is gone
+for good is declared as a gap and what came before it set aside, never skipped; PROTOCOL.md
+describes the comparison. A segment follows by the link in its header, which names the end before
+it by place and CRC, since a recovery changes times. After a gap the hub's position is the place
+that it waits for, so a device that has lost that place meanwhile declares again.
 
-Requests and answers are values (``messages``). Their transport is separate, so that a simulation
+Requests and answers are values (``models``). Their transport is separate, so that a simulation
 can lose, cut, double and delay every one.
 """
 

@@ -192,12 +192,18 @@ def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
     yield f"{row['behind']} records behind" if row["behind"] else ""
     clock = row.get("clock_ns", 0) / 1e9
     yield f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""
-    yield from (f"{row[what]} {what}" for what in ("breaks", "forks") if row.get(what))
+    yield f"{row['gaps']} gaps" if row.get("gaps") else ""
     refused = (now_ns - row.get("refused_ns", 0)) / 1e9
     clone = f"another machine with its token was refused {refused:.0f} s ago"
     yield clone if refused < _DAY_SECONDS else ""
     yield "LATE" if row["late"] else ""
     yield "" if row["state"] == "active" else row["state"]
+    if row["state"] == "held":
+        yield (
+            f"log {row['held']} was set back and went on as another, and goes on as itself, too: "
+            f"two machines have this token. Give one a name of its own with taskq hub enroll, then "
+            f"the other a token with taskq hub enroll --replace"
+        )
 
 
 def _words_of_log(log: dict[str, Any], now_ns: int) -> Iterator[str]:
@@ -205,6 +211,9 @@ def _words_of_log(log: dict[str, Any], now_ns: int) -> Iterator[str]:
     yield f"{render.size(log['bytes'])}, up to lsn {log['next_lsn'] - 1}, grew {ago:.0f} s ago"
     if log["problem"]:
         yield log["problem"]
+    if log["parents"]:
+        parent, lsn = log["parents"][-1]
+        yield f"goes on from log {parent} at lsn {lsn}"
     for line in log["breaks"]:
         at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
         yield f"{line['kind']} {at}: {line['cause']}"

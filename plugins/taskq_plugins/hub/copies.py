@@ -31,24 +31,25 @@ from taskq_plugins.hub.copyfiles import (
     PART,
     SEALS,
     SHA,
-    Breaks,
     CompactionFloor,
     CopyFiles,
+    Gaps,
     Notes,
     Old,
     content,
     due,
     first_young,
     kept,
+    lineage,
     opened,
 )
 from taskq_plugins.hub.models import (
     NOWHERE,
     Answer,
     Append,
-    BreakKind,
     CopyEnd,
     Declare,
+    Leave,
     Missing,
     Refusal,
     Refused,
@@ -78,11 +79,10 @@ class Copy:
     """One copy for its only writer. After an ``OSError`` it has to be opened anew.
 
     Attributes:
-        at: after its last durable frame. NOWHERE: empty; with offset 0: a break waits for that
-            segment.
+        at: after its last durable frame. NOWHERE: empty; with offset 0: after a gap, which waits
+            for that segment.
         is_sealed: the segment ends there.
-        high_lsn: upper bound of all records ever in the copy, on any branch.
-        breaks: declared breaks.
+        gaps: declared gaps.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Copy:
         self._mark, self._mark_bytes = mark, mark_bytes
         self._marked = NOWHERE
         self._incompat: frozenset[str] = frozenset()
-        self.breaks = Breaks(disk, path, mark.remove)
+        self.gaps = Gaps(disk, path, mark.remove)
         self._seals = Notes(disk, f"{path}/{SEALS}")
-        self._files = Replica(disk, path, Identity(log_id, 0), writable=True)
-        self.at, self.is_sealed, self.high_lsn = NOWHERE, False, 0
+        self._files = Replica(disk, path, lineage(disk, path, log_id), writable=True)
+        self.at, self.is_sealed = NOWHERE, False
         #: position before a frame that comes in pieces, and how many of its bytes came
         self._pieces = NOWHERE, 0
         #: segments that are to come again, by SHA-256
@@ -120,7 +120,7 @@ class Copy:
                 disk.remove(f"{log}/{name}")
         files.refresh()
         seals = {line["segment"]: line for line in self._seals.lines}
-        self.at, self.is_sealed = self.breaks.all[-1].at if self.breaks.all else NOWHERE, False
+        self.at, self.is_sealed = self.gaps.all[-1].at if self.gaps.all else NOWHERE, False
         if files.lsns:
             last = files.lsns[-1]
             # A hub that was copied while it ran may have a seal of more than its file.
@@ -133,9 +133,6 @@ class Copy:
             # Who was killed between a rename and its sync told nobody; now it counts.
             for directory in (log, self._path):
                 disk.sync_directory(directory)
-        high = [line["next_lsn"] for line in self._seals.lines]
-        high += [left.high_lsn for left in self.breaks.all]
-        self.high_lsn = max(self.high_lsn, self.at.next_lsn if self.at.frame else 0, *high, 0)
 
     def _size(self, segment: int) -> int:
         status = self._disk.status(self._files.file_path(segment))
@@ -193,8 +190,8 @@ class Copy:
 
     @property
     def begins(self) -> int:
-        kept = [line["segment"] for line in self._seals.lines[:1]]
-        return min([*kept, *self._files.lsns[:1]], default=0)
+        sealed = [line["segment"] for line in self._seals.lines[:1]]
+        return min([*sealed, *self._files.lsns[:1]], default=0)
 
     def safe(self, before_ns: int) -> int:
         return min(first_young(self._disk, self._files, before_ns), self.at.next_lsn)
@@ -288,7 +285,6 @@ class Copy:
 
     def _stored(self, at: Border) -> None:
         self.at, self.is_sealed = at, False
-        self.high_lsn = max(self.high_lsn, at.next_lsn)
         marked = self._marked
         if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
             self._note_durable(at)
@@ -317,24 +313,18 @@ class Copy:
         return Stored(end)
 
     def _note_seal(self, end: Border, digest: str) -> None:
-        next_lsn = max(self.at.next_lsn, end.next_lsn)
-        self._seals.add(segment=end.segment, end=end.as_list(), sha256=digest, next_lsn=next_lsn)
+        self._seals.add(segment=end.segment, end=end.as_list(), sha256=digest)
         self.at, self.is_sealed = end, True
 
-    def is_new_fork(self, asked: Declare) -> bool:
-        return (
-            asked.kind is BreakKind.FORK and asked.left == self.at and not self.breaks.knows(asked)
-        )
-
     def declare(self, asked: Declare) -> Stored:
-        if self.breaks.knows(asked):
+        """Set aside what is here: the log goes on after a gap."""
+        if self.gaps.knows(asked):
             return Stored(self.at)
         at = asked.at
-        is_there = self.has(at) if at.offset else at.segment and not at.stem
-        if asked.left != self.at or not is_there or (asked.kind is BreakKind.GAP and at.offset):
+        if asked.left != self.at or at.offset or at.segment <= self.at.segment:
             raise Refusal(Trouble.MISMATCH, self.at)
         self._files.forget()
-        self.breaks.declare(asked, self.high_lsn)
+        self.gaps.declare(asked)
         self._seals = Notes(self._disk, f"{self._path}/{SEALS}")
         self._find_end()
         return Stored(self.at)
@@ -401,7 +391,6 @@ class Copies:
         mark_bytes: as of ``Copy``.
         wall_ns: wall clock.
         disk_of: makes the disk for a device's data; None: ``make_disk``.
-        may_fork: whether a device may declare one more fork now.
 
     Raises (any method):
         OSError: the disk refused; nothing was answered for.
@@ -416,9 +405,8 @@ class Copies:
         mark_bytes: int = MARK_BYTES,
         wall_ns: Callable[[], int] = time.time_ns,
         disk_of: Callable[[str], Disk] | None = None,
-        may_fork: Callable[[str], bool] = lambda _device: True,
     ) -> None:
-        self._wall_ns, self._may_fork = wall_ns, may_fork
+        self._wall_ns = wall_ns
         self._registry = registry or Registry()
         self._disk_of = disk_of or (lambda _device: make_disk())
         self._make_disk = make_disk
@@ -485,10 +473,13 @@ class Copies:
             quiet.rest()
 
     def _answered(self, device: str, copy: Copy, asked: Request) -> Answer:
-        if isinstance(asked, Declare) and copy.is_new_fork(asked) and not self._may_fork(device):
-            return Refused(Trouble.HELD, NOWHERE)
         if isinstance(asked, Sync):
             return self._begin(device, copy, asked)
+        if isinstance(asked, Leave):
+            self._registry.leave(device, asked.log_id)
+        # A log that was left goes on nowhere but on another machine with this token.
+        elif isinstance(asked, Append | Declare) and self._registry.holds(device, asked.log_id):
+            return Refused(Trouble.HELD, NOWHERE)
         return _ACTS[type(asked)](copy, asked)
 
     def _begin(self, device: str, copy: Copy, asked: Sync) -> CopyEnd:
@@ -498,17 +489,15 @@ class Copies:
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
         safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)
-        return CopyEnd(
-            session, copy.at, copy.is_sealed, has_end, copy.high_lsn, copy.begins, safe, copy.lacks
-        )
+        return CopyEnd(session, copy.at, copy.is_sealed, has_end, copy.begins, safe, copy.lacks)
 
     def all(self) -> list[CopyFiles]:
         return kept(self._path, self._make_disk())
 
-    def breaks(self, device: str, log_id: UUID) -> tuple[int, int]:
+    def gaps(self, device: str, log_id: UUID) -> int:
+        """Return how many gaps a copy has that was in use just now."""
         copy = self._copies.get((device, log_id))
-        known = [] if copy is None else copy.breaks.all
-        return len(known), sum(left.is_fork for left in known)
+        return 0 if copy is None else len(copy.gaps.all)
 
     def keep(self, copy: CopyFiles, before_ns: int, *, dry_run: bool = False) -> list[Old]:
         key = copy.device, copy.log_id
@@ -543,7 +532,8 @@ class Copies:
             disk.sync_directory(above)
             above = above.rpartition("/")[0]
         # The identity follows its directories to the disk.
-        Identity.of_replica(asked.log_id, asked.created_ns, asked.incompat).write(disk, path)
+        named = asked.log_id, asked.created_ns, asked.incompat, asked.parents
+        Identity.of_replica(*named).write(disk, path)
         copy = self._opened(device, asked.log_id)
         assert copy is not None
         return copy
@@ -552,6 +542,7 @@ class Copies:
 #: Method of a copy, by the kind of request.
 _ACTS: Final[dict[type, Callable[[Copy, Any], Answer]]] = {
     Append: lambda copy, asked: copy.append(asked),
+    Leave: lambda copy, _asked: models.Stored(copy.at),
     models.Ask: lambda copy, asked: models.PlacesKnown(tuple(map(copy.has, asked.places))),
     models.Seal: lambda copy, asked: copy.seal(asked),
     Declare: lambda copy, asked: copy.declare(asked),

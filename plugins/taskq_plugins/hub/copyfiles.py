@@ -26,8 +26,8 @@ from taskq.engine import (
     write_all,
 )
 from taskq.errors import LogError
-from taskq_plugins.fleet.inventory import BREAKS, decode_break
-from taskq_plugins.hub.models import BreakKind, Declare
+from taskq_plugins.fleet.inventory import BREAKS
+from taskq_plugins.hub.models import Declare
 
 if TYPE_CHECKING:
     from taskq.engine import Disk
@@ -66,6 +66,10 @@ class CopyFiles:
         return self.disk.status(f"{self.path}/{IDENTITY}") is not None
 
     @property
+    def identity(self) -> Identity:
+        return lineage(self.disk, self.path, self.log_id)
+
+    @property
     def seals(self) -> dict[int, dict[str, Any]]:
         lines = whole_lines(self.disk, f"{self.path}/{SEALS}")[0]
         return {line["segment"]: line for line in lines}
@@ -75,11 +79,6 @@ class CopyFiles:
         return whole_lines(self.disk, f"{self.path}/{BREAKS}")[0]
 
     @property
-    def high_lsn(self) -> int:
-        high = [line["next_lsn"] for line in self.seals.values()]
-        return max([*high, *(line.get("high_lsn", 0) for line in self.breaks)], default=0)
-
-    @property
     def arrived_ns(self) -> int:
         with self.files() as files:
             times = (self.disk.modified_ns(files.file_path(lsn)) for lsn in files.lsns)
@@ -87,7 +86,7 @@ class CopyFiles:
 
     @contextlib.contextmanager
     def files(self) -> Iterator[Replica]:
-        files = Replica(self.disk, self.path, Identity(self.log_id, 0))
+        files = Replica(self.disk, self.path, self.identity)
         try:
             yield files
         finally:
@@ -124,7 +123,7 @@ def described(hub: Path, device: str) -> list[dict[str, Any]]:
     for copy in kept(hub, device=device):
         with copy.files() as files:
             sizes = {lsn: files.size(lsn) for lsn in files.lsns}
-        next_lsn, problem = copy.high_lsn, ""
+        next_lsn, problem = 0, ""
         try:
             with LogReader.open(copy.path) as reader:
                 next_lsn = reader.journal.next_lsn
@@ -134,12 +133,20 @@ def described(hub: Path, device: str) -> list[dict[str, Any]]:
         logs.append({
             "path": copy.path, "log_id": str(copy.log_id), "bytes": sum(sizes.values()),
             "next_lsn": next_lsn, "arrived_ns": copy.arrived_ns, "breaks": breaks,
-            "problem": problem,
+            "problem": problem, "begins": min(sizes, default=0),
+            "parents": [[str(of), lsn] for of, lsn in copy.identity.parents],
         })  # fmt: skip
     return sorted(logs, key=lambda log: int(log["arrived_ns"]))
 
 
 # -- files -----------------------------------------------------------------------------------------
+
+
+def lineage(disk: Disk, path: str, log_id: UUID) -> Identity:
+    """Return the identity of a copy as far as its bytes go: features may be unknown here."""
+    values = json.loads(content(disk, f"{path}/{IDENTITY}") or "{}")
+    parents = [(UUID(parent["log_id"]), parent["next_lsn"]) for parent in values.get("parents", ())]
+    return Identity.of_replica(log_id, 0, frozenset(), parents)
 
 
 @contextlib.contextmanager
@@ -213,7 +220,7 @@ def faults_of(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
 
 def _of_segments(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
     lines = copy.seals
-    lsns = Replica(copy.disk, copy.path, Identity(copy.log_id, 0)).lsns if lines else []
+    lsns = Replica(copy.disk, copy.path, copy.identity).lsns if lines else []
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
         name, line = segment_name(segment), lines[segment]
         size, digest, there = line["end"][1], line["sha256"], copy.size(f"{LOG}/{name}")
@@ -333,65 +340,62 @@ def _aside(copy: CopyFiles, folder: str, before_ns: int) -> Iterator[Old]:
                 yield Old(f"{folder}/{name}", size)
 
 
-_COPY_BYTES: Final = 1024 * 1024
+class DeclaredGap(NamedTuple):
+    """A gap: where the copy ended, and where it goes on."""
+
+    left: Border
+    at: Border
 
 
-class Breaks:
-    """The breaks of one copy; ``unmark`` drops the durable mark.
+class Gaps:
+    """The gaps of one copy; ``unmark`` drops the durable mark.
+
+    What came before a gap is set aside as a log of its own (``old/<n>``), since a log with a hole
+    in it would not fold to what the device has.
 
     Attributes:
-        all: declared breaks, oldest first. The latest may still have to be carried out.
+        all: declared gaps, oldest first. The latest may still have to be carried out.
     """
 
     def __init__(self, disk: Disk, path: str, unmark: Callable[[], None] = lambda: None) -> None:
         self._disk, self._path, self._unmark = disk, path, unmark
         self._notes = Notes(disk, f"{path}/{BREAKS}")
-        self.all = [decode_break(line) for line in self._notes.lines if line["step"] == "begun"]
+        lines = [line for line in self._notes.lines if line["step"] == "begun"]
+        self.all = [
+            DeclaredGap(*(Border.from_list(line[at]) for at in ("left", "at"))) for line in lines
+        ]
         if self._notes.lines and self._notes.lines[-1]["step"] == "begun":
             self._carry_out()
 
     def knows(self, asked: Declare) -> bool:
-        wanted = asked.kind is BreakKind.FORK, asked.left, asked.at
-        return any(known[:3] == wanted for known in self.all)
+        return (asked.left, asked.at) in self.all
 
-    def declare(self, asked: Declare, high_lsn: int) -> None:
+    def declare(self, asked: Declare) -> None:
         self._notes.add(
-            step="begun", n=len(self.all) + 1, kind=asked.kind.value, left=asked.left.as_list(),
-            at=asked.at.as_list(), end_lsn=asked.end_lsn, cause=asked.cause, high_lsn=high_lsn,
+            step="begun", n=len(self.all) + 1, kind="gap", left=asked.left.as_list(),
+            at=asked.at.as_list(), end_lsn=asked.end_lsn, cause=asked.cause,
         )  # fmt: skip
-        self.all.append(decode_break(self._notes.lines[-1]))
+        self.all.append(DeclaredGap(asked.left, asked.at))
         self._carry_out()
 
     def _carry_out(self) -> None:
-        disk, path, latest = self._disk, self._path, self.all[-1]
+        disk, path, at = self._disk, self._path, self.all[-1].at
         old = f"{path}/old/{len(self.all)}"
-        # The place that a gap leaves keeps nothing; of a fork what is before it stays.
-        keep = latest.at if latest.is_fork else Border()
-        if _segments(disk, path):
-            names = [f"{LOG}/{name}" for name in disk.names(f"{path}/{LOG}")]
-            # Leftovers of an earlier try are overwritten.
-            names = [name for name in names if not name.endswith(".tmp")]
+        # An earlier try may have come some of the way.
+        lsns = [lsn for lsn in _segments(disk, path) if lsn < at.segment]
+        names = [f"{LOG}/{segment_name(lsn)}" for lsn in lsns]
+        if names:
             disk.make_directory(f"{old}/{LOG}")
             for name in (IDENTITY, SEALS, *names):
                 _link(disk, f"{path}/{name}", f"{old}/{name}")
             for directory in (f"{old}/{LOG}", old, f"{path}/old", path):
                 disk.sync_directory(directory)
-        self._cut(keep)
-        self._notes.add(step="done", n=len(self.all))
-
-    def _cut(self, keep: Border) -> None:
-        disk, log = self._disk, f"{self._path}/{LOG}"
         self._unmark()
-        seals = Notes(disk, f"{self._path}/{SEALS}")
-        seals.keep([line for line in seals.lines if line["segment"] < keep.segment])
-        # The latest first: nothing follows a gap at any time.
-        for segment in reversed(_segments(disk, self._path)):
-            file = f"{log}/{segment_name(segment)}"
-            if segment > keep.segment or (segment == keep.segment and not keep.offset):
-                disk.remove(file)
-            elif segment == keep.segment:
-                _shorten(disk, file, keep.offset)
-        disk.sync_directory(log)
+        for name in reversed(names):  # nothing follows a hole at any time
+            disk.remove(f"{path}/{name}")
+        disk.sync_directory(f"{path}/{LOG}")
+        Notes(disk, f"{path}/{SEALS}").keep([])
+        self._notes.add(step="done", n=len(self.all))
 
 
 def _segments(disk: Disk, path: str) -> list[int]:
@@ -403,18 +407,6 @@ def _link(disk: Disk, source: str, target: str) -> None:
     """Give a file a second name, unless that is taken: by an earlier try, which came further."""
     if disk.status(target) is None and disk.status(source) is not None:
         disk.link(source, target)
-
-
-def _shorten(disk: Disk, path: str, size: int) -> None:
-    """Put a copy of a file's beginning in its place: under another name the whole one stays."""
-    temporary = f"{path}.tmp"
-    with opened(disk, path) as source, opened(disk, temporary, create=True) as target:
-        disk.truncate(target, 0)
-        for at in range(0, size, _COPY_BYTES):
-            data = disk.read(source, min(_COPY_BYTES, size - at), at)
-            write_all(disk, target, data, at)
-        disk.sync(target)
-    disk.rename(temporary, path)
 
 
 # -- small files of lines: what was sealed, and what breaks were declared --------------------------

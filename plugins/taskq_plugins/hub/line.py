@@ -411,7 +411,7 @@ class Line:
         self.hub = hub or HubSettings()
         self.device = device_of(token)
         self.machine = machine_of(self.device, self.hub.machine)
-        self.sent_bytes, self.pins = 0, True
+        self.sent_bytes = 0
         #: how this process has the log open; the tasks that run here, if that is known
         self.config = LogConfig()
         self.known: Collection[str] | None = None

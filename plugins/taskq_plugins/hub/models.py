@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
@@ -35,7 +36,7 @@ SPOKEN: Final = "Taskq-Versions"
 #: Limit of a body with bytes of a log, packed or not: what proxies take by default.
 PART_BYTES_MAX: Final = 1024 * 1024
 #: Limits of other bodies; the last is for a device without a token.
-JSON_BYTES_MAX: Final = 64 * 1024
+JSON_BYTES_MAX: Final = 128 * 1024
 QUESTION_BYTES_MAX: Final = 256 * 1024
 CODE_BYTES_MAX: Final = 1_024
 FRAMES: Final = "application/vnd.taskq.frames"
@@ -51,6 +52,8 @@ ASKED_MAX: Final = 64
 AGAIN_MAX: Final = 1_000
 #: Features that a log may have.
 FEATURES_MAX: Final = 32
+#: Logs that a log goes on from.
+PARENTS_MAX: Final = 1_000
 #: Limit of texts for people; longer ones are cut.
 CAUSE_CHARACTERS_MAX: Final = 200
 #: Header of a job on a device: its id in the outbox.
@@ -77,6 +80,13 @@ def _place(_source: Any, handler: Any) -> CoreSchema:
 
 def _words(characters: int) -> AfterValidator:
     return AfterValidator(lambda text: flat(text[:characters])[:characters])
+
+
+def _rising(parents: tuple[tuple[UUID, int], ...]) -> tuple[tuple[UUID, int], ...]:
+    ends = [1, *(next_lsn for _, next_lsn in parents)]
+    if any(end >= following for end, following in pairwise(ends)):
+        raise ValueError("parents follow one another")
+    return parents
 
 
 #: A device goes on above it; beyond, lsns would come to an end.
@@ -108,15 +118,9 @@ Payload = Annotated[
     PlainSerializer(lambda data: base64.b64encode(data).decode(), return_type=str),
     WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
 ]
-
-
-class BreakKind(enum.StrEnum):
-    """Why a copy does not go on where it ends."""
-
-    #: the device has not got what comes next any more
-    GAP = "gap"
-    #: the device went on from an earlier place, with other records
-    FORK = "fork"
+Parents = Annotated[
+    tuple[tuple[UUID, Lsn], ...], Field(max_length=PARENTS_MAX), AfterValidator(_rising)
+]
 
 
 # -- what a device asks ----------------------------------------------------------------------------
@@ -138,6 +142,7 @@ class Sync:
     created_ns: Moment
     incompat: Features
     end: Place
+    parents: Parents = ()
     grace_seconds: Number = 0
     machine: Machine = ""
     clock_ns: Moment = 0
@@ -180,13 +185,19 @@ class Seal(_OfSession):
 
 @dataclass(frozen=True, slots=True)
 class Declare(_OfSession):
-    """Nothing follows where the hub ends: it is to go on at another place."""
+    """The device has not got what comes next any more: the copy is to go on at another place."""
 
-    kind: BreakKind
     left: Place
     at: Place
     end_lsn: Lsn
     cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(_OfSession):
+    """The log was set back, so it goes on as another from there, and as this one nowhere."""
+
+    at: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +219,7 @@ class Question(_OfSession):
     bytes_max: Size = BYTES_MAX
 
 
-Request = Sync | Ask | Append | Seal | Declare | Resend | Question
+Request = Sync | Ask | Append | Seal | Declare | Leave | Resend | Question
 
 
 # -- what it is answered ---------------------------------------------------------------------------
@@ -229,7 +240,6 @@ class CopyEnd:
     at: Place
     is_sealed: Truth
     has_end: Truth
-    high_lsn: Lsn
     begins: Lsn
     safe: Lsn = 0
     lacks: Annotated[tuple[tuple[Lsn, Size, Sha], ...], Field(max_length=AGAIN_MAX)] = ()
@@ -309,7 +319,7 @@ class Trouble(enum.Enum):
     LARGE = "too-large"
     #: the token came from another machine: a person decides
     CLONED = "cloned"
-    #: the device was set back again and again within a day: a person looks why
+    #: a log that was left goes on, too, so two machines have this token: a person looks
     HELD = "held"
     #: a newer session of the device has begun, or the hub began anew
     SUPERSEDED = "superseded"
@@ -357,7 +367,8 @@ PATHS: Final[dict[type, str]] = {
     Sync: "/sync",
     Ask: "/ask",
     Seal: "/seal",
-    Declare: "/breaks",
+    Declare: "/gaps",
+    Leave: "/leave",
     Question: "/down",
 }
 APPEND: Final = "/logs/{log_id}/segments/{segment}"
@@ -368,6 +379,7 @@ _ANSWERS: Final[dict[type, Any]] = {
     Append: Stored,
     Seal: Stored,
     Declare: Stored,
+    Leave: Stored,
     Resend: Missing,
     Question: Given,
 }

@@ -28,7 +28,6 @@ from taskq.engine import (
     Extras,
     Flag,
     Gap,
-    Identity,
     Item,
     LogConfig,
     LogReader,
@@ -42,7 +41,7 @@ from taskq.errors import TaskqError
 from taskq.hooks import Connection, off_loop
 from taskq.values import SECOND_NS
 from taskq.views import JobView
-from taskq_plugins.hub.copyfiles import IDENTITY, CopyFiles, kept
+from taskq_plugins.hub.copyfiles import IDENTITY, CopyFiles, kept, lineage
 from taskq_plugins.hub.models import (
     BYTES_MAX,
     JOB,
@@ -164,8 +163,8 @@ class CopyReader:
         self.taken: dict[str, tuple[int, int]] = {}
 
     def read(self) -> None:
-        known = Identity.read(self._disk, self._path)
-        files = Replica(self._disk, self._path, known or Identity(self._log_id, 0))
+        own = lineage(self._disk, self._path, self._log_id)
+        files = Replica(self._disk, self._path, own)
         try:
             if not files.stands(self._at):
                 self._at = self._begin(files)

@@ -18,7 +18,6 @@ from taskq_plugins.hub import models
 from taskq_plugins.hub.models import (
     NOWHERE,
     Answer,
-    BreakKind,
     CopyEnd,
     Missing,
     Refused,
@@ -43,39 +42,35 @@ class Verdict(enum.Enum):
 
     #: the hub has nothing of the log: its oldest segment comes first
     NEW = "new"
-    #: the log has again older segments that the copy lacks, since it was set back, or a power loss
-    #: undid a compaction: declare, begin with the oldest segment
-    OLDER = "older"
     #: the hub's last frame is here, too, or right before the oldest here: continue
     BEHIND = "behind"
-    #: a recovery moved the hub's last frame: seal what is left of its segment, go on with the next
-    MOVED = "moved"
-    #: the log was set back, and nothing was written since: nothing to send, but a new epoch
+    #: it is here, but so are older segments, which the copy lacks since a gap: the log was set
+    #: back, or a loss of power undid a compaction. It goes on as another log from its end
+    OLDER = "older"
+    #: the log was set back, and nothing was written since: it goes on as another from its end
     AHEAD = "ahead"
     #: the next frame is not here any more: declare, continue with the oldest segment
     GAP = "gap"
-    #: the log was set back and went on: declare, continue after the last common frame
-    FORKED = "forked"
+    #: the log was set back and went on: it goes on as another after the last common frame
+    DIFFERS = "differs"
 
 
 def compare(synced: CopyEnd, log: DurableLog) -> Verdict:
+    """Draw the verdict from what stands where the copy ends."""
     at = synced.at
     if not at.segment:
         return Verdict.NEW
-    if synced.begins and log.begins_before(synced.begins):
-        return Verdict.OLDER
-    if log.stands(at) or log.follows(at):
-        return Verdict.BEHIND
-    if log.is_moved(at):
-        return Verdict.MOVED
+    if log.stands(at) or log.follows(at) or log.is_moved(at):
+        return Verdict.OLDER if log.begins_before(synced.begins) else Verdict.BEHIND
     if synced.has_end:
         return Verdict.AHEAD
-    return Verdict.GAP if log.begins_behind(at) else Verdict.FORKED
+    return Verdict.GAP if log.begins_behind(at) else Verdict.DIFFERS
 
 
 def opening(log: DurableLog) -> models.Sync:
-    identity = log.identity
-    return models.Sync(identity.log_id, identity.created_ns, identity.incompat, log.end)
+    """Return what begins a session of a log."""
+    own = log.identity
+    return models.Sync(own.log_id, own.created_ns, own.incompat, log.end, own.parents)
 
 
 class Push:
@@ -84,9 +79,11 @@ class Push:
     Args:
         log: as it stands now: what is written meanwhile goes with the next session.
         ask: asks the hub.
-        skip: has the device's own log give no number any more below an lsn.
         part_bytes: of the next request, unless one frame is larger.
         piece_bytes: limit of any request; a larger frame goes in pieces.
+
+    Attributes:
+        parting: where the log is to go on as another; nowhere: it is the hub's.
     """
 
     #: the hub's last report about its copy
@@ -96,15 +93,15 @@ class Push:
         self,
         log: DurableLog,
         ask: Callable[[Request], Awaitable[Answer | None]],
-        skip: Callable[[int], Awaitable[None]],
         part_bytes: Callable[[], int],
         piece_bytes: Callable[[], int],
     ) -> None:
         self._log, self._log_id = log, log.identity.log_id
-        self._ask, self._skip = ask, skip
-        self._part_bytes, self._piece_bytes = part_bytes, piece_bytes
+        self._ask, self._part_bytes, self._piece_bytes = ask, part_bytes, piece_bytes
+        self.parting = NOWHERE
 
     async def run(self) -> list[Verdict]:
+        """Run a session; return its verdicts."""
         log, verdicts = self._log, list[Verdict]()
         for _ in range(_ROUNDS_MAX):
             synced = await self._ask(opening(log))
@@ -112,44 +109,31 @@ class Push:
                 continue
             self._synced, verdict = synced, compare(synced, log)
             verdicts.append(verdict)
-            if self._may_give_again(verdict):
-                await self._skip(synced.high_lsn)
-            if verdict is Verdict.AHEAD:
-                return verdicts
             if verdict is Verdict.GAP:
                 cause = "a limit of the device's log took it before it was sent"
                 if synced.at.next_lsn < log.pin:
                     cause = "the hub lost what it had"
-                await self._declare(BreakKind.GAP, Border(log.segments[0]), cause)
-            elif verdict is Verdict.OLDER:
-                cause = "the log begins before it again"
-                await self._declare(BreakKind.FORK, Border(log.segments[0]), cause)
-            elif verdict is Verdict.FORKED:
-                await self._declare(BreakKind.FORK, await self._parting(), "the log was set back")
+                await self._declare(Border(log.segments[0]), cause)
+            elif verdict is not Verdict.NEW and verdict is not Verdict.BEHIND:
+                if not log.segments:  # with its first record it differs
+                    return verdicts
+                differs = verdict is Verdict.DIFFERS
+                self.parting = await self._parting() if differs else log.end
+                ids = synced.session, self._log_id
+                if await self._ask(models.Leave(*ids, self.parting)) == Stored(synced.at):
+                    return verdicts
+                self.parting = NOWHERE
             elif await self._send(verdict):
                 return verdicts
         raise Unsettled(
-            f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see what it says of the "
-            f"device"
+            f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see there what 'taskq hub "
+            f"devices HUB NAME' says of the device"
         )
 
-    def _may_give_again(self, verdict: Verdict) -> bool:
-        """Return whether the log could reuse numbers of records that the hub has.
-
-        On any branch: a log may be set back twice, to a common place.
-        """
-        high_lsn = self._synced.high_lsn
-        if verdict is Verdict.GAP and high_lsn > self._log.segments[0]:
-            return True
-        parted = (Verdict.AHEAD, Verdict.FORKED, Verdict.OLDER)
-        return verdict in parted or high_lsn > self._log.next_lsn
-
-    async def _declare(
-        self, kind: BreakKind, at: Border, cause: str, left: Border | None = None
-    ) -> None:
+    async def _declare(self, at: Border, cause: str, left: Border | None = None) -> None:
         synced, end_lsn = self._synced, self._log.end.next_lsn
         ids = synced.session, self._log_id
-        await self._ask(models.Declare(*ids, kind, left or synced.at, at, end_lsn, cause))
+        await self._ask(models.Declare(*ids, left or synced.at, at, end_lsn, cause))
 
     # -- sending: each returns False where the hub turned out to stand elsewhere -------------------
 
@@ -159,10 +143,10 @@ class Push:
         if again and not await self._send_again(again):
             return False
         behind = at
-        if verdict is Verdict.MOVED:  # the rest of the segment is a prefix of the hub's
-            behind = log.end_of(at.segment)
-        elif verdict is Verdict.NEW or at.segment not in log.segments:
+        if verdict is Verdict.NEW or at.segment not in log.segments:
             behind = Border(log.segments[0]) if log.segments else NOWHERE
+        elif not log.stands(at):  # it was moved: the rest of the segment is a prefix of the hub's
+            behind = log.end_of(at.segment)
         is_done = synced.is_sealed and behind == at
         while behind.segment:
             if not is_done and not await self._send_segment(behind):
@@ -220,7 +204,7 @@ class Push:
     async def _not_stored(self, behind: Border, answer: Answer | None) -> None:
         if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
             cause = "a segment before it is missing"
-            await self._declare(BreakKind.GAP, Border(behind.segment), cause, answer.at)
+            await self._declare(Border(behind.segment), cause, answer.at)
         if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
             raise LogDamaged(
                 f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
@@ -228,13 +212,13 @@ class Push:
                 f"repair; then the rest goes"
             )
 
-    # -- where a fork parts -----------------------------------------------------------------------
+    # -- where two logs part -----------------------------------------------------------------------
 
     async def _parting(self) -> Border:
         """Return the last place that the hub has, too; at worst the start of the log.
 
-        The hub is asked, since to declare is to act: a place that merely fits would be taken. With
-        the newest ends of segments first, then with frames of the first segment that differs.
+        The hub is asked: with the newest ends of segments first, then with frames of the first
+        segment that differs.
         """
         log, most = self._log, models.ASKED_MAX
         parting, differs = Border(log.segments[0]), log.segments[0]

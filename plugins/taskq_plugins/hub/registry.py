@@ -32,6 +32,9 @@ from taskq.values import SECOND_NS
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from uuid import UUID
+
+    from taskq.engine import Identity
 
 _NAME: Final = r"([a-z0-9][a-z0-9-]{0,62})"
 _DEVICE: Final = re.compile(_NAME + r"\Z")
@@ -42,8 +45,6 @@ _CODE_BYTES: Final = 10
 #: Valid tokens of a device: the one in use, and the next.
 _TOKENS_MAX: Final = 2
 _DAY_NS: Final = 86_400 * SECOND_NS
-#: Limit of a device's forks within a day.
-_FORKS_MAX: Final = 3
 #: Directory with the jobs for devices.
 OUTBOX: Final = "outbox"
 _FILE: Final = "registry.db"
@@ -104,7 +105,7 @@ class Registry:
         token = f"tq1.{checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
         with self._changed(device) as facts:
             hashes = [*facts.get("tokens", []), _hash(token)][-_TOKENS_MAX:]
-            facts.update(tokens=hashes, machine=machine, code=None, state="active", forks=[])
+            facts.update(tokens=hashes, machine=machine, code=None, state="active")
             facts["enrolled_ns"] = time.time_ns()
         return token
 
@@ -142,7 +143,7 @@ class Registry:
     def replace(self, device: str) -> None:
         """End a device's tokens: the next machine with its name may be another."""
         with self._changed(self.known(device)) as facts:
-            facts.update(tokens=[], code=None, machine="", forks=[], state="active")
+            facts.update(tokens=[], code=None, machine="", left=[], state="active")
 
     def retire(self, device: str) -> None:
         with self._changed(self.known(device)) as facts:
@@ -160,13 +161,18 @@ class Registry:
         for table, column in (("hints", "device"), ("devices", "name")):
             self.run(f"DELETE FROM {table} WHERE {column} = ?", device)  # noqa: S608 - of ours
 
-    def may_fork(self, device: str) -> bool:
-        now_ns = time.time_ns()
+    def leave(self, device: str, log_id: UUID) -> None:
+        """Note that a log goes on as another: as this one it goes on nowhere."""
         with self._changed(device) as facts:
-            forks = [at for at in facts.get("forks", []) if abs(now_ns - at) < _DAY_NS]
-            is_held = len(forks) >= _FORKS_MAX
-            facts.update({"state": "held"} if is_held else {"forks": [*forks, now_ns]})
-        return not is_held
+            facts["left"] = sorted({*facts.get("left", ()), str(log_id)})
+
+    def holds(self, device: str, log_id: UUID) -> bool:
+        """Hold a device if this log of it was left."""
+        if str(log_id) not in self._facts(device).get("left", ()):
+            return False
+        with self._changed(device) as facts:
+            facts.update(state="held", held=str(log_id))
+        return True
 
     # -- who they are, and how they stand ---------------------------------------------------------
 
@@ -198,16 +204,29 @@ class Registry:
         for name, facts, heard in rows:
             noted = json.loads(heard or "{}")
             known = json.loads(facts)
-            added = {name: known[name] for name in ("enrolled_ns",) if name in known}
-            behind = _records(noted.get("at_lsn", 0), noted.get("end_lsn", 0))
-            state = known.get("state", "active")
-            standing[name] = added | noted | {"state": state, "behind": behind}
+            added = {name: known[name] for name in ("enrolled_ns", "held") if name in known}
+            ends = noted.pop("ends", {}).values()
+            behind = sum(_records(*each) for each in ends)
+            added |= {"at_lsn": max((at for at, _ in ends), default=0), "behind": behind}
+            standing[name] = added | noted | {"state": known.get("state", "active")}
         return standing
 
     def note(self, device: str, **values: Any) -> None:
+        """Note how a device stands."""
         hint = Hint(self, device, _HEARD)
         with self._turn:
             hint.write((hint.read() or {}) | values)
+
+    def note_end(
+        self, device: str, log: Identity, at_lsn: int, end_lsn: int, **values: Any
+    ) -> None:
+        """Note how far the copy of a log is, and the log itself; its parents go on nowhere."""
+        with self._turn:
+            ends = (self.hinted(device, _HEARD) or {}).get("ends", {})
+            for parent in log.parents:
+                ends.pop(str(parent.log_id), None)
+            ends[str(log.log_id)] = [at_lsn, end_lsn]
+            self.note(device, heard_ns=time.time_ns(), ends=ends, **values)
 
     def groups(self) -> dict[str, list[str]]:
         members: dict[str, list[str]] = {}

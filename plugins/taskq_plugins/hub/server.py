@@ -303,8 +303,8 @@ def _blocks(size: int) -> int:
 KEEP_SECONDS: Final = 30 * 86_400.0
 _KEEP_EVERY_SECONDS: Final = 3_600.0
 _THREADS: Final = 16
-#: Disk space of a break, without the copied bytes.
-_BREAK_BYTES: Final = 64 * 1024
+#: Disk space of a gap.
+_GAP_BYTES: Final = 64 * 1024
 #: How often it is noted when a device was heard of, unless it came to its end.
 _NOTED_SECONDS: Final = 10.0
 _ANEW: Final = Refused(Trouble.SUPERSEDED, NOWHERE)
@@ -354,13 +354,13 @@ class Server:
         self._registry = Registry(path)
         self._copies = Copies(
             PatientDisk, str(path), self._registry,
-            disk_of=self._disk_of, may_fork=self._registry.may_fork,
+            disk_of=self._disk_of,
         )  # fmt: skip
         self._outbox = OutboxServer(path, self._registry)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
         self._accounts: dict[str, Account] = {}
-        self._noted: dict[str, tuple[float, int]] = {}
+        self._noted: dict[tuple[str, UUID], tuple[float, int]] = {}
         self._threads = CapacityLimiter(_THREADS)
         self.site = self._routes()
         self.app = self._gate = Gate(
@@ -383,7 +383,8 @@ class Server:
         known = [Depends(HTTPBearer(auto_error=False, description="a device's token"))]
         for kind, answer in (
             (models.Sync, self._sync), (models.Ask, self._ask), (models.Seal, self._seal),
-            (models.Declare, self._declare), (models.Question, self._down),
+            (models.Declare, self._declare), (models.Leave, self._leave),
+            (models.Question, self._down),
         ):  # fmt: skip
             app.post(models.PATHS[kind], dependencies=known)(answer)
         for path, added in ((models.APPEND, self._append), (models.AGAIN, self._resend)):
@@ -471,7 +472,11 @@ class Server:
         return await self._answer(device, lambda: asked, models.Stored)
 
     async def _declare(self, asked: models.Declare, device: Device) -> models.Stored:
-        """Declare a break."""
+        """Declare a gap."""
+        return await self._answer(device, lambda: asked, models.Stored)
+
+    async def _leave(self, asked: models.Leave, device: Device) -> models.Stored:
+        """Leave a log, which goes on as another."""
         return await self._answer(device, lambda: asked, models.Stored)
 
     async def _append(
@@ -549,8 +554,7 @@ class Server:
         if isinstance(asked, models.Sync) and registry.standing(device)["state"] == "held":
             return Refused(Trouble.HELD, NOWHERE)
         if isinstance(asked, models.Declare):
-            # A declared break is carried out as a whole, with a copy of the segment's beginning.
-            self._account(device).require(asked.at.offset + _BREAK_BYTES)
+            self._account(device).require(_GAP_BYTES)  # it is carried out as a whole
         answer = self._copies.answer(device, asked)
         if isinstance(answer, models.CopyEnd | models.Stored):
             self._note(device, asked, answer)
@@ -558,19 +562,17 @@ class Server:
 
     def _note(self, device: str, asked: Any, answer: models.CopyEnd | models.Stored) -> None:
         now, lsn = time.monotonic(), answer.at.next_lsn if answer.at.stem else 0
-        noted, end = self._noted.get(device, (-_NOTED_SECONDS, 0))
+        key = device, asked.log_id
+        noted, end = self._noted.get(key, (-_NOTED_SECONDS, 0))
         if isinstance(asked, models.Sync):
             end = asked.end.next_lsn
         elif now - noted < _NOTED_SECONDS and lsn < end:
             return
-        self._noted[device] = now, end
+        self._noted[key] = now, end
         tells = isinstance(asked, models.Sync) and asked.clock_ns
         clock = {"clock_ns": tells - time.time_ns()} if tells else {}
-        breaks, forks = self._copies.breaks(device, asked.log_id)
-        self._registry.note(
-            device, heard_ns=time.time_ns(), log_id=str(asked.log_id), end_lsn=end, at_lsn=lsn,
-            breaks=breaks, forks=forks, **clock,
-        )  # fmt: skip
+        log, gaps = self._copy(device, asked.log_id).identity, self._copies.gaps(*key)
+        self._registry.note_end(device, log, lsn, end, gaps=gaps, **clock)
 
     # -- what a device reads of its own logs, for a restore ---------------------------------------
 
@@ -587,7 +589,7 @@ class Server:
         seals = copy.seals
         with copy.files() as files:
             held = [[lsn, files.size(lsn), seals.get(lsn, {}).get("sha256")] for lsn in files.lsns]
-        return {"segments": held, "high_lsn": copy.high_lsn}
+        return {"segments": held}
 
     def _bytes_of(self, device: Device, log_id: UUID, segment: _Segment) -> FileResponse:
         return _file(Path(self._copy(device, log_id).path, LOG, f"{segment}.log"))

@@ -18,7 +18,7 @@ from anyio import create_task_group, sleep_forever, to_thread
 from anyio.from_thread import start_blocking_portal
 
 from taskq.conditions.network import has_route
-from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader
+from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, fork
 from taskq.errors import LogError, ReaderBusy, SourceMoved
 from taskq.hooks import HubSettings, load_settings
 from taskq_plugins.hub.device_outbox import (
@@ -30,6 +30,7 @@ from taskq_plugins.hub.device_outbox import (
 )
 from taskq_plugins.hub.line import HubWaits, Line, check_url, line_to, note
 from taskq_plugins.hub.models import (
+    NOWHERE,
     WAIT_SECONDS_MAX,
     Answer,
     Append,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from taskq.engine import Border, Disk, LogConfig, Store
 
 _log: Final = logging.getLogger("taskq")
+#: Limit of forks in one call: one is what there is to expect.
+_FORKS_MAX: Final = 3
 #: With less free space everything sent may be removed at once.
 _PRESSED_BYTES: Final = 64 * 1024 * 1024
 #: After trouble the next try comes after up to this time, doubled each time.
@@ -103,6 +106,24 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
 
 
 async def _sync_once(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
+    """Run a session; a log that was set back goes on as another, which is sent then."""
+    try:
+        verdicts = list[Verdict]()
+        for _ in range(_FORKS_MAX):
+            done, parting = await _synced(path, line, is_dry=is_dry)
+            verdicts += done.verdicts
+            if not parting.segment or is_dry:
+                return done._replace(verdicts=verdicts)
+            await to_thread.run_sync(fork, path, parting.next_lsn)
+            line.taken.pop(path, None)
+            _log.warning("%s: it was set back, so it goes on as another log", path)
+    except LogError as error:
+        note(path, error=str(error))
+        raise
+    raise HubError(f"{path} was set back again and again while it was sent: try again")
+
+
+async def _synced(path: str, line: Line, *, is_dry: bool) -> tuple[SyncResult, Border]:
     disk = LocalDisk()
     identity = Identity.read(disk, path)
     if identity is None:
@@ -117,23 +138,26 @@ async def _sync_once(path: str, line: Line, *, is_dry: bool = False) -> SyncResu
         log = DurableLog(disk, path)
         with contextlib.closing(log):
             session = _Session(disk, path, line, log, hold)
-            return await (session.told() if is_dry else session.run())
-    except LogError as error:
-        note(path, error=str(error))
-        raise
+            done = await (session.told() if is_dry else session.run())
+            return done, session.parting
     finally:
         hold.release()
 
 
 class _Session:
-    """Run one session of a log, over a line to its hub."""
+    """Run one session of a log, over a line to its hub.
+
+    Attributes:
+        parting: where the log is to go on as another; nowhere: it is the hub's.
+    """
 
     def __init__(
         self, disk: Disk, path: str, line: Line, log: DurableLog, hold: NamedReader
     ) -> None:
         self._disk, self._path, self._line = disk, path, line
-        self._log, self._hold, self._own = log, hold, Own(path, line.config, log.identity.tag)
+        self._log, self._hold, self._own = log, hold, Own(path, line.config)
         self._number = self._gone = self._whole = 0
+        self.parting = NOWHERE
 
     async def told(self) -> SyncResult:
         log, answer = self._log, await self._line.ask(opening(self._log))
@@ -145,12 +169,14 @@ class _Session:
         log, line = self._log, self._line
         known, before = self._hold.load(), line.sent_bytes
         log.pin = known.lsn if known else 0
-        if line.pins and known is None and log.segments:
+        if known is None and log.segments:
             self._pin(log.segments[0])  # from now on nothing goes unsent
         sizes = line.part_bytes, line.piece_bytes
-        verdicts = await Push(log, self._ask, self._own.skip, *sizes).run()
+        push = Push(log, self._ask, *sizes)
+        verdicts = await push.run()
         done = SyncResult(verdicts, line.sent_bytes - before, log.end)
-        if not line.pins:
+        self.parting = push.parting
+        if self.parting.segment:
             return done
         if line.hub.accept:  # who takes nothing refuses nothing either
             done = await self._take(done, line.taken[self._path])
@@ -165,7 +191,7 @@ class _Session:
             self._number = answer.session
             if line.tell is not None:
                 self._whole = self._gone + log.bytes_behind(answer.at)
-            if answer.at.segment and line.pins:
+            if answer.at.segment:
                 self._pin(min(answer.safe, log.end.next_lsn))
         if isinstance(asked, Append) and isinstance(answer, Stored) and line.tell is not None:
             self._gone += len(asked.data)
@@ -194,12 +220,6 @@ class Own(NamedTuple):
 
     path: str
     config: LogConfig
-    tag: str
-
-    async def skip(self, lsn: int) -> None:
-        async with self.opened() as log:
-            port = await log.connection.port()
-            await port.skip(lsn)
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[TaskLog]:

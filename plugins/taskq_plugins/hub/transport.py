@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,7 +26,17 @@ from taskq_plugins.hub.copyfiles import (
     kept,
     opened,
 )
-from taskq_plugins.hub.models import Answer, Declare, HubError, Request
+from taskq_plugins.hub.models import (
+    NOWHERE,
+    Answer,
+    Ask,
+    CopyEnd,
+    Declare,
+    HubError,
+    Leave,
+    Request,
+    Stored,
+)
 from taskq_plugins.hub.outbox import devices, folder
 from taskq_plugins.hub.push import Push
 from taskq_plugins.hub.registry import OUTBOX, Registry
@@ -44,31 +53,30 @@ _TRIES: Final = 8
 
 def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
     """Bring a device's log, or a backup of it, into its copy; return its id and next lsn."""
-    registry = Registry(hub)
-    copies = Copies(PatientDisk, str(hub), registry)
+    registry, ends = Registry(hub), [NOWHERE]
+    copies, name = Copies(PatientDisk, str(hub), registry), registry.known(device)
     log = DurableLog(PatientDisk(), str(source))
+
+    async def ask(asked: Request) -> Answer:
+        if isinstance(asked, Ask | Declare):
+            raise LogError(
+                f"{source} and the hub's copy do not fit together: nothing of it was taken, let "
+                f"the device itself sync"
+            )
+        if isinstance(asked, Leave):  # the hub has more already
+            return Stored(ends[-1])
+        answer = copies.answer(name, asked)
+        ends.extend([answer.at] if isinstance(answer, CopyEnd | Stored) else [])
+        return answer
+
     try:
-        asyncio.run(_taken_in(copies, registry.known(device), source, log))
-        lsn = log.end.next_lsn
-        registry.note(device, heard_ns=time.time_ns(), end_lsn=lsn, at_lsn=lsn)
+        asyncio.run(Push(log, ask, lambda: _PART_BYTES, lambda: _PART_BYTES).run())
+        lsn = ends[-1].next_lsn
+        registry.note_end(name, log.identity, lsn, lsn)
         return log.identity.log_id, lsn
     finally:
         log.close()
         copies.close()
-
-
-async def _taken_in(copies: Copies, device: str, source: Path, log: DurableLog) -> None:
-    async def ask(asked: Request) -> Answer:
-        if isinstance(asked, Declare):
-            raise LogError(
-                f"{source} and the hub's copy are not one log any more ({asked.cause}): nothing "
-                f"of it was taken, let the device itself sync"
-            )
-        return copies.answer(device, asked)
-
-    async def skip(_lsn: int) -> None: ...
-
-    await Push(log, ask, skip, lambda: _PART_BYTES, lambda: _PART_BYTES).run()
 
 
 # -- back to a device ------------------------------------------------------------------------------
