@@ -134,7 +134,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def run(home: Path, *arguments: str) -> str:
     """Run a program of ours in the driver's directory, and hand back what it printed."""
-    done = run_python(*arguments, cwd=home)
+    done = run_python(*arguments, cwd=home, timeout=600)
     assert done.returncode == 0, done.stderr[-4_000:]
     return done.stdout
 

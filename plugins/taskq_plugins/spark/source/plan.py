@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.arrow import DETAILS, Break, Corrupt, Piece, SegmentDamaged, decode
+from taskq.arrow import DETAILS, Break, Corrupt, Piece, SegmentDamaged, SegmentMissing, decode
 from taskq.arrow.problems import shown
 from taskq.arrow.schema import DAMAGED
 from taskq.engine import Kind, kinds, segment_name
@@ -137,6 +137,7 @@ def _plan(
 ) -> Plan:
     sight = sight or logs.look(options.path, options.devices)
     batch = _Batch(options, sight, positions, max_bytes)
+    batch.targets = targets or {}
     batch.note_problems()
     waiting = [
         Backlog(standing, positions.get(log_id) or beginning(options, standing, is_new=True), end)
@@ -170,6 +171,7 @@ class _Batch:
         problems: why a log is not read further, by log id or device.
         skipped: what is passed over, in words.
         passes: whether missing records are passed over.
+        targets: ends to plan to, where these are not the logs'.
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class _Batch:
         self.problems: dict[str, str] = {}
         self.skipped: list[str] = []
         self.passes = options.fail_on_data_loss == "false"
+        self.targets: Mapping[str, Position] = {}
         self._options = options
         self._sight = sight
         self._before = positions
@@ -200,7 +203,6 @@ class _Batch:
             self.problems[problem.log_id or problem.device] = problem.text
             if not (self._skips or self._holds):
                 raise Unreadable(problem.error)
-            self._skip(problem.text)
         devices = {standing.log.device for standing in sight.logs.values()}
         for log_id in self._before.keys() - sight.logs.keys():
             at = self._before[log_id]
@@ -260,7 +262,7 @@ class _Batch:
 
     def _is_read(self, parent: str, at: Position | None, next_lsn: int) -> bool:
         """Return whether a parent was read to where its child goes on, as far as that is there."""
-        end = self._sight.logs[parent].latest
+        end = self.targets.get(parent) or self._sight.logs[parent].latest
         return not end.segment or (
             at is not None and (bool(at.held) or at.lsn >= min(next_lsn, end.lsn))
         )
@@ -329,6 +331,8 @@ def _readable(stretch: Stretch) -> tuple[Stretch | None, str]:
             pass
     except SegmentDamaged as error:
         end, problem = max(error.offset, stretch.start), str(error)
+    except SegmentMissing as error:
+        raise FileNotFoundError(2, "compaction took it", error.path) from error
     except LogError as error:
         end, problem = _decoded_to(stretch), str(error)
     else:
