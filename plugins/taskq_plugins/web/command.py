@@ -8,13 +8,15 @@ import re
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from taskq import engine, extras
 from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
-from taskq_plugins.web.door import SiteAddress
+
+if TYPE_CHECKING:  # help needs no package of the extra
+    from taskq_plugins.web.door import SiteAddress
 
 _SECRET_CHARACTERS_MIN: Final = 32
 _SECRET_BYTES_MAX: Final = 4_096
