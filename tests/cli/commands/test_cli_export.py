@@ -33,10 +33,6 @@ def test_each_job_is_a_line_with_its_attempts(sample: Sample) -> None:
     assert dead["payload"] == {"encoding": "base64", "data": "/wA="}
     assert dead["headers"] == {"from": "here"}
     assert [job["outcome"] for job in jobs[sample.ids["retried"]]["attempts"]] == ["retried"]
-    shown = taskq_json("show", sample.ids["dead"], "-d", sample.path)
-    process = {name: shown["attempts"][0][name] for name in ("pid", "worker", "host")}
-    assert [attempt | process for attempt in dead["attempts"]] == shown["attempts"]
-    assert process["pid"]
 
 
 def test_what_only_python_takes_for_json_is_exported_as_text_or_bytes(tmp_path: Path) -> None:
@@ -79,6 +75,24 @@ def test_records_are_exported_in_their_order(sample: Sample) -> None:
     assert [record["kind"] for record in mail] == ["enqueued"]
     assert mail[0]["payload"] == {"encoding": "json", "data": {"to": "a@b.c"}}
     assert lines("-d", sample.path, "--records", "--before", "1h") == []
+
+
+def test_a_record_is_the_same_document_in_tail_and_export(sample: Sample) -> None:
+    """Only tail names the job of each record; export does where it filters by name."""
+    tailed = taskq("tail", "-n", "10000", "--json", "-d", sample.path).stdout.splitlines()
+    unnamed = {"queue": None, "task": None}
+    exported = [record | unnamed for record in lines("-d", sample.path, "--records")]
+    assert [json.loads(line) | unnamed for line in tailed] == exported
+
+
+def test_a_job_is_the_same_document_in_show_and_export(sample: Sample) -> None:
+    own = {"pid", "worker", "host"}
+    for job in lines("-d", sample.path):
+        shown = taskq_json("show", job["id"], "-d", sample.path)
+        for attempt in (*shown["attempts"], *job["attempts"]):
+            for name in own:
+                del attempt[name]
+        assert job == {name: shown[name] for name in job}
 
 
 def test_parquet_holds_the_same_jobs(sample: Sample, tmp_path: Path) -> None:
