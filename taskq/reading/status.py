@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from taskq.log.read.timeline import JobEvent, StepView
 
 _RUNNING: Final = set(LIVE_STATES - WAITING_STATES)
-_ENDS_MAX: Final = 15
 #: Running jobs with their progress, and limits of tasks and of concurrency keys, at most.
 _RUNNING_MAX: Final = 20
 _LIMITS_MAX: Final = 100
@@ -137,11 +136,10 @@ class LogStatus:
         """Jobs that workers keep back, each with the worker."""
         return [(owner, hold) for owner, each in self.serving for hold in each.holds]
 
-    @cached_property
-    def ends(self) -> list[views.JobView]:
-        """Jobs that ended last and are still over, the latest end first."""
+    def last_ends(self, count: int) -> list[views.JobView]:
+        """Return the jobs that ended last and are still over, the latest end first."""
         jobs = (self.reader.job(lsn, body_bytes_max=0) for lsn in self.reader.last_ended())
-        return list(islice((job for job in jobs if job and job.settled_ns), _ENDS_MAX))
+        return list(islice((job for job in jobs if job and job.settled_ns), count))
 
     @cached_property
     def failures(self) -> list[FailureGroup]:

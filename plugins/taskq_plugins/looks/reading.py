@@ -392,10 +392,11 @@ class Causes:
         return self._failures
 
 
+#: Last ends on the first page.
+_ENDS_MAX: Final = 15
 #: Parts of a log's status that the first page shows.
 _NOW: Final = (
     "stats", "standing", "totals", "running", "lost", "owners", "workers", "slots", "orphans",
-    "ends",
 )  # fmt: skip
 
 
@@ -407,6 +408,7 @@ def first_of(reader: engine.LogReader, causes: Causes) -> dict[str, Any]:
     ended: Counter[str] = sum((Counter(minute.counts) for minute in minutes), Counter())
     return {
         **status.take(*_NOW),
+        "ends": status.last_ends(_ENDS_MAX),
         "hour": chart_of(minutes, totals.ready + totals.scheduled, totals.running),
         "ended": ended,
         "fares": {fare.name: fare for fare in fares},

@@ -108,7 +108,7 @@ class Watcher:
             time_ns=reader.now_ns,
             free=shutil.disk_usage(reader.path).free,
             sparks={name: tuple(line) for name, line in self._sparks.items()},
-            ended=tuple(status.ends[:_ENDS_MAX]),
+            ended=tuple(status.last_ends(_ENDS_MAX)),
             failures=tuple(self._causes.of(reader, status.totals.dead)),
         )
         return self._last

@@ -220,11 +220,7 @@ _EVENTS_MAX: Final = 200
 _RECORDS_MAX: Final = 50
 _SEGMENTS_MAX: Final = 50
 _AT_CHARACTERS_MAX: Final = 60
-#: Records among which the last ends are looked for, and ends that are shown.
-_LOOKED_MAX: Final = 1_000
-_ENDS_MAX: Final = 15
 _CAUSES_MAX: Final = 60
-_ENDS: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
 #: Fields of a form: a task may have many parameters. Our own have a dot in their names.
 _FIELDS_MAX: Final = 512
 _MINUTE_NS: Final = 60 * values.SECOND_NS

@@ -156,7 +156,6 @@ def age_ns(journal: Journal, lsn: int) -> int:
 
 MINUTES: Final = 60
 _MINUTE_NS: Final = 60 * SECOND_NS
-_DAY_NS: Final = 24 * 60 * _MINUTE_NS
 #: Bytes read for the last hour (half a second of work), and for the processes of a day.
 _READ_BYTES_MAX: Final = 32 * 1024 * 1024
 #: Jobs whose names are cached, and frames looked up for the names of other jobs.

@@ -496,7 +496,7 @@ class LogReader:
         """Return the jobs that ended in the latest 5 000 records, the latest end first."""
 
         def read(journal: Journal, _: Facets, __: int) -> list[int]:
-            cursor = journal.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
+            cursor = journal.indexes.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
             return list(dict.fromkeys(reversed(list(jobs_ended(journal, cursor)))))
 
         return self._told(read)
