@@ -19,6 +19,9 @@ from anyio import fail_after, to_thread
 from taskq import TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.segments.identity import read_identity
+from taskq_plugins.hub.copyfiles import kept
 from taskq_plugins.hub.line import Line, last_note
 from taskq_plugins.hub.models import HubError
 from taskq_plugins.hub.registry import Registry
@@ -49,6 +52,38 @@ async def test_a_worker_sends_its_log_while_it_runs_jobs(
         await to_thread.run_sync(eventually, lambda: "lsn" in last_note(path))
         await to_thread.run_sync(eventually, place.copies)
     assert last_note(path)["error"] == ""
+
+
+async def test_a_worker_of_several_logs_sends_each_as_one_of_the_devices(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("URL", url), ("TOKEN", place.token), ("EVERY", "0")):
+        monkeypatch.setenv(f"TASKQ_HUB_{name}", value)
+    app, logs = TaskQ(place.path / "a"), [place.path / "a", place.path / "b"]
+
+    @app.task
+    async def double(number: int) -> int:
+        return number * 2
+
+    other = TaskQ(place.path / "b")
+    async with other:
+        await other.enqueue_many([other.call_by_name(double.name, 1)])
+    async with app, app.worker(logs=logs, sync=True):
+        for log in logs:
+            await to_thread.run_sync(eventually, lambda log=log: "lsn" in last_note(str(log)))
+    copies = [copy for copy in kept(place.hub, device="edge-7") if copy.is_there]
+    names = {read_identity(LocalDisk(), str(log)).log_id for log in logs}  # type: ignore[union-attr]
+    assert {copy.log_id for copy in copies} == names
+
+
+async def test_what_a_device_needs_to_sync_loads_nothing_of_a_server() -> None:
+    code = (
+        "import sys, taskq_plugins.hub.sync, taskq_plugins.hub.sync_command as command\n"
+        "served = {'fastapi', 'starlette', 'uvicorn', 'httpx'}\n"
+        "print(sorted(served & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = await to_thread.run_sync(partial(run_forked, "-c", code, check=True))
+    assert done.stdout == "[]\n"
 
 
 async def test_a_worker_that_knows_no_hub_says_so(
