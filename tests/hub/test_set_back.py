@@ -16,6 +16,7 @@ from taskq_plugins.hub.models import HubStops
 from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
 from tests.hub.place import DEVICE, is_copy, run
+from tests.processes.hub_matrix import roll_back
 
 if TYPE_CHECKING:
     from tests.hub.place import Place
@@ -29,15 +30,6 @@ def _identity(path: Path) -> Identity:
 
 def _files(log: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in log.rglob("*") if file.is_file()}
-
-
-def _roll_back(log: Path, files: dict[Path, bytes]) -> None:
-    """Bring a directory back as a snapshot of its file system does: no file of it is another."""
-    for file in log.rglob("*"):
-        if file.is_file() and file not in files:
-            file.unlink()
-    for file, data in files.items():
-        file.write_bytes(data)
 
 
 async def _ids(path: Path | str) -> dict[str, bytes]:
@@ -82,7 +74,7 @@ async def test_a_file_system_that_was_rolled_back_parts_where_the_hub_has_other_
     before, old = _files(place.log), _identity(place.log)
     await place.write(5, 20)
     await place.sync()
-    _roll_back(place.log, before)
+    roll_back(place.log, before)
     if works:
         await place.write(3, 50)
         assert _identity(place.log).log_id == old.log_id, "nothing of it shows"
@@ -112,11 +104,11 @@ async def test_of_a_cloned_card_only_that_device_is_stopped_and_a_person_lets_bo
     await place.write(2, 20)
     await place.sync()
     first = _files(place.log)
-    _roll_back(place.log, card)
+    roll_back(place.log, card)
     await place.write(2, 40)  # the second machine
     assert await place.sync() == [Verdict.DIFFERS, Verdict.NEW]
     second = _files(place.log)
-    _roll_back(place.log, first)
+    roll_back(place.log, first)
     await place.write(2, 60)
     with pytest.raises(HubStops, match=r"taskq hub devices HUB NAME"):
         await place.sync()
@@ -124,11 +116,11 @@ async def test_of_a_cloned_card_only_that_device_is_stopped_and_a_person_lets_bo
     assert "two machines have this token" in shown
     assert "enroll" in shown
     first = _files(place.log)
-    _roll_back(place.log, second)
+    roll_back(place.log, second)
     with pytest.raises(HubStops):
         await place.sync()
     assert await place.sync(other) == [Verdict.NEW], "it has a name of its own from now on"
-    _roll_back(place.log, first)
+    roll_back(place.log, first)
     Registry(place.hub).replace(DEVICE)
     token = Registry(place.hub).enroll(DEVICE)
     assert await place.sync(token) == [Verdict.BEHIND]

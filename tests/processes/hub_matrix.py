@@ -1,11 +1,12 @@
 """A hub or its device is killed with -9 at each named moment, then something else goes wrong.
 
 ``python -m tests.processes.hub_kills --matrix``. Calls of the moments below are counted while a
-device, which was set back and went on, reports that to its hub, sends its log, takes jobs and
-reports their ends. One of the two is killed at the first of them, in another run at the second, and
-so on until a run has no more. Then the same requests come once more, or turned around, with another
-token, or cut; or the victim's disk is full for a while. In the end, when all are left alone,
-nothing is lost, nothing is there twice, and nobody repaired anything.
+device, whose file system was rolled back and which went on, leaves its log and goes on as another,
+sends that, takes jobs and reports their ends. One of the two is killed at the first of them, in
+another run at the second, and so on until a run has no more. Then the same requests come once
+more, or turned around, with another token, or cut; or the victim's disk is full for a while. In
+the end, when all are left alone, nothing is lost, nothing is there twice, and nobody repaired
+anything.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
+from taskq.log.segments.identity import LockMark, read_identity, write_identity
 from taskq.views import LIVE_STATES
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub import Hub
@@ -89,20 +91,20 @@ class Moment(NamedTuple):
 
 _HUB: Final = "taskq_plugins.hub"
 MOMENTS: Final = (
-    Moment("hub", "before a body", f"{_HUB}.server:BodyReader.read", "calls"),
+    Moment("hub", "before a body", f"{_HUB}.server:_read", "calls"),
     Moment("hub", "in first contact", f"{_HUB}.copies:Copies._make", "steps", "new"),
     Moment("hub", "in a part: written, not synced", f"{_HUB}.copies:Copy.append", "steps"),
     Moment("hub", "after fsync, before the answer", f"{_HUB}.copies:Copy.append", "ends"),
     Moment("hub", "in seal", f"{_HUB}.copies:Copy.seal", "steps"),
-    Moment("hub", "in set-aside of a fork", f"{_HUB}.copyfiles:Breaks.declare", "steps"),
-    Moment("hub", "in set-aside of a gap", f"{_HUB}.copyfiles:Breaks.declare", "steps", "gap"),
-    Moment("hub", "before any answer goes", f"{_HUB}.server:Server._bounded", "ends"),
+    Moment("hub", "while a log is left", f"{_HUB}.registry:Registry.leave", "steps"),
+    Moment("hub", "in set-aside of a gap", f"{_HUB}.copyfiles:Gaps.declare", "steps", "gap"),
+    Moment("hub", "before any answer goes", f"{_HUB}.server:Server._answer", "ends"),
     Moment("hub", "after handing over", f"{_HUB}.outbox:OutboxServer.given", "ends"),
     Moment("device", "before a body", f"{_HUB}.line:Line.request", "calls"),
     Moment("device", "mid-frame, and all sent", f"{_HUB}.line:Http._pieces", "pieces"),
     Moment("device", "after the answer, before the pin", f"{_HUB}.line:Line.request", "ends"),
     Moment("device", "in the pin", f"{_HUB}.sync:_Session._pin", "steps"),
-    Moment("device", "between two branches", f"{_HUB}.sync:Own.skip", "steps"),
+    Moment("device", "while it goes on as another log", f"{_HUB}.sync:fork", "steps"),
     Moment("device", "in ingestion", f"{_HUB}.device_outbox:DeviceOutbox.take", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )
@@ -307,30 +309,47 @@ async def _prepared(folder: Path, listening: socket.socket, worlds: set[str]) ->
         place.mkdir()
         (place / "token").write_text(Registry(place / "hub").enroll(_DEVICE), encoding="ascii")
         (place / "other").write_text(Registry(place / "hub").enroll(_OTHER), encoding="ascii")
-        log, yesterday = place / _DEVICE, place / "yesterday"
+        log = place / _DEVICE
         server = _started(_serve, place, listening)
         try:
             await _put(log, 12)
             if world != "new":
                 await _sync(place, port)
-            shutil.copytree(log, yesterday)
+            before = {file: file.read_bytes() for file in log.rglob("*") if file.is_file()}
             await _put(log, 9)
             if world != "new":
                 await _sync(place, port)
         finally:
             _killed(server)
         if world == "fork":
-            shutil.rmtree(log)
-            yesterday.rename(log)
+            roll_back(log, before)
         if world == "gap":
             await _run_over(log)
         ours = await _put(log, 15, large=1)
         (place / "marks").write_text("\n".join(ours), encoding="ascii")
-        shutil.rmtree(yesterday, ignore_errors=True)
         (place / "requests").write_bytes(b"")
         async with Hub(place / "hub") as hub:
             for number in range(_JOBS):
                 await hub.device(_DEVICE).enqueue(hub.call_by_name("update", version=f"7.{number}"))
+
+
+def roll_back(log: Path, files: dict[Path, bytes]) -> None:
+    """Bring a directory back as a snapshot of its file system does: no file of it is another."""
+    for file in log.rglob("*"):
+        if file.is_file() and file not in files:
+            file.unlink()
+    for file, data in files.items():
+        file.write_bytes(data)
+
+
+def _same_log(path: Path) -> None:
+    """Let a copied directory be the log itself."""
+    identity = read_identity(LocalDisk(), str(path))
+    assert identity is not None
+    lock = LocalDisk().open(str(path / "write.lock"))
+    mark = LockMark(LocalDisk().identity(lock)[1], LocalDisk().born_ns(lock))
+    write_identity(LocalDisk(), str(path), identity._replace(lock=mark))
+    LocalDisk().close(lock)
 
 
 async def _sync(place: Path, port: int) -> None:
@@ -404,6 +423,8 @@ class _Run:
         self.folder = folder
         self._listening = listening
         shutil.copytree(template, folder)
+        for log in (folder / _DEVICE, folder / "hub" / "outbox" / _DEVICE):
+            _same_log(log)
         self._before = _bytes_of(folder / "hub" / "devices" / _DEVICE)
         self._server = 0
 
@@ -501,23 +522,30 @@ class _Run:
 
     def _check(self, world: str) -> None:
         hub, log = self.folder / "hub", self.folder / _DEVICE
-        (copy,) = (hub / "devices" / _DEVICE).glob("*-*")
+        identity = read_identity(LocalDisk(), str(log))
+        assert identity is not None
+        copy = hub / "devices" / _DEVICE / str(identity.log_id)
+        logs = [str(parent.log_id) for parent in identity.parents] + [copy.name]
+        assert {each.name for each in copy.parent.glob("*-*")} == {*logs}
+        assert len(logs) == 1 + (world == "fork")
         content = content_of(log, copy)
         for mark in (self.folder / "marks").read_text(encoding="ascii").split():
             assert mark.encode() in content, mark
         left = [*hub.rglob("*.tmp"), *copy.glob("torn/*")]
         assert not left, left
         assert not list(faults(hub, deep=True))
-        self._check_breaks(copy, world)
+        if world == "fork":
+            assert self._before == _bytes_of(copy.parent / logs[0])
+        self._check_gaps(copy, world)
         self._check_jobs(log)
 
-    def _check_breaks(self, copy: Path, world: str) -> None:
+    def _check_gaps(self, copy: Path, world: str) -> None:
         file = copy / BREAKS
         lines = (
             [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
         )
         kinds = [line["kind"] for line in lines if line["step"] == "begun"]
-        assert kinds == ([] if world == "new" else [world]), kinds
+        assert kinds == (["gap"] if world == "gap" else []), kinds
         assert [line["step"] for line in lines] == ["begun", "done"] * len(kinds), lines
         for left in copy.glob("old/*"):
             assert self._before == _bytes_of(left)
