@@ -184,6 +184,10 @@ class LogStatus:
         """Return the log as a whole as a JSON document: what ``taskq stats --json`` prints."""
         return {
             "log_id": str(self.reader.log_id),
+            "parents": [
+                {"log_id": str(log_id), "next_lsn": next_lsn}
+                for log_id, next_lsn in self.reader.parents
+            ],
             "created_at": self.reader.created_at.isoformat(),
             **self.stats.as_dict(),
         }

@@ -219,7 +219,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         render.echo()
     render.echo(
         f"{render.count_of(counts.segments, 'segment')}, {render.size(counts.size)}, "
-        f"next position {counts.next_lsn}, log {reader.log_id}, plain jobs in {native.language()}"
+        f"next position {counts.next_lsn}, {reader.lineage}, plain jobs in {native.language()}"
         f"{'' if at_text is None else f', as of {at_text}'}"
     )
     if counts.uploads:
@@ -309,6 +309,8 @@ def _verify(reader: engine.LogReader, *, as_json: bool) -> bool:
         f"{render.count_of(report.records, 'record')}"
     )
     is_damaged = bool(report.damage)
+    if reader.parents:
+        render.echo(reader.lineage)
     render.echo(f"{read}: {'DAMAGED' if is_damaged else 'no damage'}")
     if report.torn_bytes:
         render.echo(

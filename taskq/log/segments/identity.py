@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from taskq.core.errors import FormatError, LogError, command, refusal
-from taskq.core.parsing import Tag, parse_json
+from taskq.core.parsing import Tag, listed, parse_json
 from taskq.core.records import TABLE
 from taskq.core.values import NamedTuple
 from taskq.log.format.frames import segment_lsn
@@ -21,6 +21,7 @@ FILE: Final = "taskq.json"
 FORMAT: Final = 1
 #: Of more than a thousand parents.
 _SIZE_MAX: Final = 256 * 1024
+_PARENTS_NAMED_MAX: Final = 5
 #: These features were written before there was any release: every taskq reads what they stand for,
 #: and none asks for them any more.
 _OLD: Final = frozenset({"records-2", "records-3", "records-4"})
@@ -122,6 +123,13 @@ class Identity(NamedTuple):
             self.log_id.hex[:8],
             tuple((parent.log_id.hex[:8], parent.next_lsn) for parent in self.parents),
         )
+
+    @property
+    def lineage(self) -> str:
+        """Return in words which log it is, and whose records it has besides its own."""
+        older = [f"log {parent.log_id} below {parent.next_lsn}" for parent in self.parents]
+        has = f", with the records of {listed(older, _PARENTS_NAMED_MAX)}" if older else ""
+        return f"log {self.log_id}{has}"
 
     @property
     def begins(self) -> int:

@@ -102,7 +102,8 @@ def _look_at(path: Path, *, with_jobs: bool) -> _Log:
                 # No restart brings it back, so liveness is unaffected.
                 losses = "; ".join(loss.explain(journal.path, again) for loss in journal.lost)
                 return _Log(Check("log", False, losses), copy_of)
-            detail = f"log {reader.tag} reads up to lsn {journal.next_lsn - 1}"
+            which = f"{reader.lineage}{',' if reader.parents else ''}"
+            detail = f"{which} reads up to lsn {journal.next_lsn - 1}"
             standing = reader.standing() if with_jobs and not copy_of else None
             readable = Check("log", True, detail, vital=True)
             return _Log(readable, copy_of, standing, journal.time_ns)

@@ -460,6 +460,12 @@ def test_cp_makes_a_child_at_the_first_writing_and_mv_does_not(tmp_path: Path) -
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert shared[1] in shown.stdout
+    for command in ("stats", "verify", "check"):
+        printed = subprocess.run(
+            [sys.executable, "-m", "taskq", command, "-d", moved],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        assert f"with the records of log {shared[0][:8]}" in " ".join(printed.stdout.split())
 
 
 def test_a_removed_directory_and_its_copy_in_its_place_are_two_logs(tmp_path: Path) -> None:
