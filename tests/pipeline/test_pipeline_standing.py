@@ -11,15 +11,14 @@ import pytest
 
 from taskq_plugins.fleet import inventory, places
 from taskq_plugins.fleet.inventory import SegmentFile
-from taskq_plugins.spark.source import snapshot
-from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source import logs as fleet_logs
 from tests.fleet.made_logs import MadeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taskq_plugins.spark.source.snapshot import LogInventory
+    from taskq_plugins.spark.source.logs import LogInventory
 
 
 def seen(hub: Path) -> tuple[list[LogInventory], int]:
@@ -27,9 +26,10 @@ def seen(hub: Path) -> tuple[list[LogInventory], int]:
     opened = mock.Mock(wraps=SegmentFile)
     with (
         mock.patch.object(inventory, "SegmentFile", opened),
-        mock.patch.object(inventory, "SegmentFile", opened),
+        mock.patch.object(fleet_logs, "SegmentFile", opened),
     ):
-        return snapshot.look(read_options({"path": str(hub)})).standings, opened.call_count
+        sight = fleet_logs.look(hub)
+        return sorted(sight.logs.values(), key=lambda log: log.log.device), opened.call_count
 
 
 def test_a_log_that_is_silent_is_not_opened_again(
@@ -40,8 +40,7 @@ def test_a_log_that_is_silent_is_not_opened_again(
         log.enqueue()
     assert seen(tmp_path)[1] > 0
     assert seen(tmp_path)[1] > 0, "what changed just now may have changed once more"
-    for module in (places, snapshot):
-        monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(places, "SETTLED_NS", -(10**18))
     before, _ = seen(tmp_path)
     again, opened = seen(tmp_path)
     assert opened == 0
@@ -85,8 +84,7 @@ def named_otherwise(log: MadeLog) -> None:
 def test_whatever_changes_in_a_log_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[MadeLog], None]
 ) -> None:
-    for module in (places, snapshot):
-        monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(places, "SETTLED_NS", -(10**18))
     log = MadeLog(tmp_path / "edge")
     log.enqueue()
     log.rotate()
