@@ -24,6 +24,7 @@ from taskq.core.model import Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, TickRecord
+from taskq.core.sources import SourceRecord, SourceState
 from taskq.log.format import codec
 from taskq.log.format.bodies import compress
 from taskq.log.format.carried import (
@@ -35,7 +36,13 @@ from taskq.log.format.carried import (
     encode_tally,
 )
 from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
-from taskq.log.format.notes import UploadProgress, encode_adopted, encode_rated, encode_ticked
+from taskq.log.format.notes import (
+    UploadProgress,
+    encode_adopted,
+    encode_moved,
+    encode_rated,
+    encode_ticked,
+)
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from tests.arrow.rows_of_log import Row, decoded_rows
 from tests.arrow.segmentfiles import (
@@ -141,6 +148,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_adopted(UploadProgress(bytes(16), 3, 9, 0, 31), 31), {}),
     (encode_ticked(TickRecord("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
     (encode_rated(("mail.send", b"a"), Times(), 0, 31), {}),
+    (encode_moved(SourceRecord("a", SourceState(b"[1]", 7)), 31), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
     (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": "8" + "0" * 15, "value": '{"pid":1}'}),
 ]  # fmt: skip
