@@ -15,11 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from taskq.connection.blocking import blocking
-from taskq.core.durations import Duration, positive_nanoseconds, utc_moment
-from taskq.core.errors import UsageError
-from taskq.core.model import SECOND_NS, TIME_NS_MAX
-from taskq.core.parsing import check_name, parse_json
-from taskq.core.schedules import RULE_BYTES_MAX, ScheduleState, jitter_ns
+from taskq.core import durations, errors, model, parsing, schedules
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.requests import Steer
 
@@ -33,11 +29,11 @@ CATCH_UP_MAX: Final = 1_000
 #: sleep of a scheduler.
 LATE_SECONDS: Final = 60.0
 #: The shortest interval, and the longest jitter of a cron schedule.
-INTERVAL_NS_MIN: Final = SECOND_NS
-JITTER_NS_MAX: Final = 3_600 * SECOND_NS
-_LATE_NS: Final = round(LATE_SECONDS * SECOND_NS)
+INTERVAL_NS_MIN: Final = model.SECOND_NS
+JITTER_NS_MAX: Final = 3_600 * model.SECOND_NS
+_LATE_NS: Final = round(LATE_SECONDS * model.SECOND_NS)
 #: How far back the latest ticks are looked for at first, and how much farther each time after.
-_LOOK_BACK_NS: Final = 3_600 * SECOND_NS
+_LOOK_BACK_NS: Final = 3_600 * model.SECOND_NS
 _LOOK_BACK_GROWTH: Final = 8
 _MINUTE: Final = 60
 _DAY: Final = 86_400
@@ -166,11 +162,11 @@ class Cron:
         return f"cron {self.expression} {self.tz}".encode()
 
     def after(self, moment_ns: int) -> Iterator[int]:
-        last = moment_ns // SECOND_NS
+        last = moment_ns // model.SECOND_NS
         for at in self._walk(last):
             if at > last:
                 last = at
-                yield at * SECOND_NS
+                yield at * model.SECOND_NS
 
     def _walk(self, start: int) -> Iterator[int]:
         """Yield its moments in seconds, from ``start`` on; some of them twice."""
@@ -219,7 +215,7 @@ class Cron:
         return end, offset
 
     def _offset(self, second: int) -> int:
-        shift = moment_in(self.zone, second * SECOND_NS).utcoffset()
+        shift = moment_in(self.zone, second * model.SECOND_NS).utcoffset()
         return 0 if shift is None else shift.days * _DAY + shift.seconds
 
     def latest(self, count: int, after_ns: int, until_ns: int) -> list[int]:
@@ -263,7 +259,7 @@ def parse_cron(expression: str, tz: object = "UTC") -> Cron:
         UsageError: it is no cron expression, never comes, or the time zone is unknown.
     """
     if not isinstance(expression, str):
-        raise UsageError(
+        raise errors.UsageError(
             f"a cron expression is text, got {expression!r:.60}: write "
             f'@app.cron("*/5 * * * *") with five fields ({_FIELDS})'
         )
@@ -273,28 +269,32 @@ def parse_cron(expression: str, tz: object = "UTC") -> Cron:
     try:
         comes = _fields(text).first(int(_SOME_DAY.timestamp())) is not None
     except (CronSimError, ValueError, TypeError, AssertionError, IndexError) as error:
-        raise UsageError(
+        raise errors.UsageError(
             f"the cron expression {text!r:.80} is wrong ({error}): it has five fields "
             f"({_FIELDS}), or six with the seconds first"
         ) from error
     if not comes:
-        raise UsageError(f"the cron expression {text!r:.80} never comes")
+        raise errors.UsageError(f"the cron expression {text!r:.80} never comes")
     name = _zone_name(tz)
     cron = Cron(text, name, _zone(name))
-    if len(cron.rule) > RULE_BYTES_MAX:
-        raise UsageError(f"the cron expression {text!r:.80} has over {RULE_BYTES_MAX} bytes")
+    if len(cron.rule) > schedules.RULE_BYTES_MAX:
+        raise errors.UsageError(
+            f"the cron expression {text!r:.80} has over {schedules.RULE_BYTES_MAX} bytes"
+        )
     return cron
 
 
-def parse_every(interval: Duration) -> Every:
+def parse_every(interval: durations.Duration) -> Every:
     """Return the rule of an interval, 1 s or more.
 
     Raises:
         UsageError: it is no such interval.
     """
-    interval_ns = positive_nanoseconds(interval, "the interval of a schedule")
+    interval_ns = durations.positive_nanoseconds(interval, "the interval of a schedule")
     if interval_ns < INTERVAL_NS_MIN:
-        raise UsageError(f"the interval of a schedule is {interval!r:.60}, it must be 1 s or more")
+        raise errors.UsageError(
+            f"the interval of a schedule is {interval!r:.60}, it must be 1 s or more"
+        )
     return Every(interval_ns)
 
 
@@ -310,7 +310,7 @@ def parse_rule(rule: bytes) -> Rule:
     if kind == "cron":
         expression, _, tz = rest.rpartition(" ")
         return parse_cron(expression, tz)
-    raise UsageError(f"{rule!r:.80} is no rule of a schedule that is known here")
+    raise errors.UsageError(f"{rule!r:.80} is no rule of a schedule that is known here")
 
 
 def due_ticks(
@@ -331,13 +331,13 @@ def due_ticks(
     moments = rule.latest(count + 1, done_ns, sure_ns)
     for at_ns in rule.after(sure_ns):
         # In their order: one whose jitter is short waits for those before it.
-        if at_ns > now_ns or at_ns + jitter_ns(name, at_ns, most_ns) > now_ns:
+        if at_ns > now_ns or at_ns + schedules.jitter_ns(name, at_ns, most_ns) > now_ns:
             break
         moments.append(at_ns)
     if not moments:
         return DueTicks()
     chosen = moments[-count:]
-    late_ns = now_ns - chosen[-1] - jitter_ns(name, chosen[-1], most_ns)
+    late_ns = now_ns - chosen[-1] - schedules.jitter_ns(name, chosen[-1], most_ns)
     if catch_up == "skip" and late_ns > _LATE_NS:
         chosen = []
     return DueTicks(tuple(chosen), moments[-1], catch_up == "all" and len(moments) > count)
@@ -346,12 +346,12 @@ def due_ticks(
 def next_due_ns(name: str, rule: Rule, most_ns: int, done_ns: int) -> int | None:
     """Return when the first tick after ``done_ns`` is due; None: never."""
     for at_ns in islice(rule.after(done_ns), 1):
-        return at_ns + jitter_ns(name, at_ns, most_ns)
+        return at_ns + schedules.jitter_ns(name, at_ns, most_ns)
     return None
 
 
 def moment_in(zone: tzinfo, moment_ns: int) -> datetime:
-    return utc_moment(moment_ns // SECOND_NS * SECOND_NS).astimezone(zone)
+    return durations.utc_moment(moment_ns // model.SECOND_NS * model.SECOND_NS).astimezone(zone)
 
 
 def _zone_name(tz: object) -> str:
@@ -359,7 +359,7 @@ def _zone_name(tz: object) -> str:
         return "UTC"
     name = getattr(tz, "key", tz)
     if not isinstance(name, str) or not name or " " in name or isinstance(tz, timezone):
-        raise UsageError(
+        raise errors.UsageError(
             f'tz is {tz!r:.60}: give the name of a time zone, such as "Europe/Berlin" or "UTC"'
         )
     return name
@@ -373,7 +373,7 @@ def _zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
-        raise UsageError(
+        raise errors.UsageError(
             f"there is no time zone {name!r:.60} here: give a name such as "
             f'"Europe/Berlin", or install the package tzdata if the machine knows none'
         ) from None
@@ -479,31 +479,31 @@ class LogSchedules:
     forget_sync = blocking(forget)
 
     async def _steer(self, name: str, action: str) -> bool:
-        check_name("schedule name", name)
+        parsing.check_name("schedule name", name)
         port = await self._connection.port()
         return await port.steer(Steer(name, action))
 
 
 def views_of(
-    schedules: Mapping[str, ScheduleState], now_ns: int, next_count: int = NEXT_COUNT
+    schedules: Mapping[str, schedules.ScheduleState], now_ns: int, next_count: int = NEXT_COUNT
 ) -> list[ScheduleView]:
     """Return the schedules of an agenda, by name."""
     return [_view(name, state, now_ns, next_count) for name, state in sorted(schedules.items())]
 
 
-def _view(name: str, state: ScheduleState, now_ns: int, next_count: int) -> ScheduleView:
+def _view(name: str, state: schedules.ScheduleState, now_ns: int, next_count: int) -> ScheduleView:
     rule, tz = "?", ""
     zone: tzinfo = UTC
     moments: list[int] = []
     try:
         known = parse_rule(state.rule)
-    except UsageError:
+    except errors.UsageError:
         pass
     else:
         rule, zone = str(known), known.zone
         tz = known.tz if isinstance(known, Cron) else ""
         start_ns = max(state.done_ns, now_ns)
-        moments = list(islice(known.after(min(start_ns, TIME_NS_MAX)), next_count))
+        moments = list(islice(known.after(min(start_ns, model.TIME_NS_MAX)), next_count))
     facts = _facts(state.details)
     jitter = facts.get("jitter_seconds")
     return ScheduleView(
@@ -524,12 +524,12 @@ def _view(name: str, state: ScheduleState, now_ns: int, next_count: int) -> Sche
 
 def _moment(zone: tzinfo, moment_ns: int) -> datetime:
     # What stands in a file may be any number.
-    return moment_in(zone, min(max(moment_ns, 0), TIME_NS_MAX))
+    return moment_in(zone, min(max(moment_ns, 0), model.TIME_NS_MAX))
 
 
 def _facts(details: bytes) -> dict[str, Any]:
     try:
-        facts = parse_json(details)
+        facts = parsing.parse_json(details)
     except ValueError:
         return {}
     return facts if isinstance(facts, dict) else {}

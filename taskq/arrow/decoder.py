@@ -11,33 +11,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.arrow import arrays
-from taskq.arrow.arrays import Ints, Mask
-from taskq.arrow.frames import DamagedBytes, PieceReader, RecordStretch
-from taskq.arrow.problems import shown
+from taskq import engine
+from taskq.arrow import arrays, frames, problems
 from taskq.arrow.rows import RecordOptions, RecordRows, headers_of
 from taskq.arrow.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, UNKNOWN, Corrupt, Piece
 from taskq.arrow.values import UNLIMITED, UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
-from taskq.core.errors import FormatError, UsageError
+from taskq.core import errors, model, parsing
 from taskq.core.folds.steps import Form
-from taskq.core.model import State
-from taskq.core.parsing import Tag
-from taskq.engine import Cause, Option, kinds
 from taskq.log.format import codec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from taskq.engine import LogReader
 
 _NUMBER_SIZE: Final = 4
 _INT: Final = pa.int32()
 _LONG: Final = pa.int64()
 _BYTES: Final = pa.binary()
 _MOMENT: Final = DETAILS.field("timestamp").type
-_KIND_NAMES: Final = pa.array([*(row.name for row in kinds.ROWS.values()), UNKNOWN])
-_WITH_CAUSE: Final = arrays.table(kinds.WITH_CAUSE)
-_BACK: Final = arrays.table(kinds.RETURNS)
+_KIND_NAMES: Final = pa.array([*(row.name for row in engine.kinds.ROWS.values()), UNKNOWN])
+_WITH_CAUSE: Final = arrays.table(engine.kinds.WITH_CAUSE)
+_BACK: Final = arrays.table(engine.kinds.RETURNS)
 
 
 def _index(members: list[Any], other: int) -> np.ndarray[Any, np.dtype[np.int8]]:
@@ -48,15 +42,15 @@ def _index(members: list[Any], other: int) -> np.ndarray[Any, np.dtype[np.int8]]
     return index
 
 
-_KIND_INDEX: Final = _index(list(kinds.ROWS), len(kinds.ROWS))
-_CAUSES: Final = sorted(Cause)
+_KIND_INDEX: Final = _index(list(engine.kinds.ROWS), len(engine.kinds.ROWS))
+_CAUSES: Final = sorted(engine.Cause)
 _CAUSE_NAMES: Final = pa.array([cause.name.lower() for cause in _CAUSES])
-_CAUSE_INDEX: Final = _index(_CAUSES, _CAUSES.index(Cause.CALLER))
-_STATES: Final = sorted(State)
+_CAUSE_INDEX: Final = _index(_CAUSES, _CAUSES.index(engine.Cause.CALLER))
+_STATES: Final = sorted(model.State)
 _STATE_NAMES: Final = pa.array([state.name.lower() for state in _STATES])
 _STATE_INDEX: Final = _index(_STATES, 0)
 _FORM_NAMES: Final = pa.array([form.name.lower() for form in Form])
-_DONE_STEPS: Final = frozenset({int(kinds.STEP)})
+_DONE_STEPS: Final = frozenset({int(engine.kinds.STEP)})
 
 
 def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
@@ -68,13 +62,13 @@ def _repeated(name: str) -> Callable[[Piece, int], pa.Array]:
 
 def _name(rows: RecordRows, *, is_task: bool) -> pa.Array:
     (start, end), valid = rows.route[is_task : is_task + 2], rows.is_birth
-    if rows.has(kinds.OF_QUEUES) and not is_task:
-        named = rows.is_among(kinds.OF_QUEUES)
+    if rows.has(engine.kinds.OF_QUEUES) and not is_task:
+        named = rows.is_among(engine.kinds.OF_QUEUES)
         body = rows.at + arrays.FIXED_SIZES[rows.kind]
         start, end = np.where(named, body, start), np.where(named, rows.end, end)
         valid = valid | named
-    if rows.has(kinds.OF_LANES):
-        tallied = rows.is_among(kinds.OF_LANES)
+    if rows.has(engine.kinds.OF_LANES):
+        tallied = rows.is_among(engine.kinds.OF_LANES)
         body = rows.at + arrays.FIXED_SIZES[rows.kind] + 2
         size = rows.data[np.where(tallied, body - 2, 0)]
         middle = np.minimum(body + size, rows.end)
@@ -84,7 +78,7 @@ def _name(rows: RecordRows, *, is_task: bool) -> pa.Array:
     return arrays.slices(rows.data, start, end, valid & (end > start), is_text=True)
 
 
-def _option_bytes(option: Option, holder: str) -> Callable[[RecordRows], pa.Array]:
+def _option_bytes(option: engine.Option, holder: str) -> Callable[[RecordRows], pa.Array]:
     def build(rows: RecordRows) -> pa.Array:
         options: RecordOptions = getattr(rows, holder)
         count = len(rows)
@@ -99,7 +93,7 @@ def _option_bytes(option: Option, holder: str) -> Callable[[RecordRows], pa.Arra
 
 
 def _option_number(
-    option: Option, holder: str, *, strict: bool = False
+    option: engine.Option, holder: str, *, strict: bool = False
 ) -> Callable[[RecordRows], pa.Array]:
     """Take the first number of each row; with ``strict`` none may have another size."""
 
@@ -121,8 +115,8 @@ def _attempt(rows: RecordRows) -> pa.Array:
 
 def _priority(rows: RecordRows) -> pa.Array:
     valid = rows.is_birth
-    if rows.has(kinds.OF_LANES):
-        valid = valid | rows.is_among(kinds.OF_LANES)
+    if rows.has(engine.kinds.OF_LANES):
+        valid = valid | rows.is_among(engine.kinds.OF_LANES)
     return arrays.numbers(rows.birth["byte"].astype(np.int32), valid, _INT)
 
 
@@ -142,32 +136,34 @@ def _attempts_max(rows: RecordRows) -> pa.Array:
     return arrays.somewhere(attempts, _INT)
 
 
-def _due(rows: RecordRows) -> tuple[Ints, Mask]:
+def _due(rows: RecordRows) -> tuple[arrays.Ints, arrays.Mask]:
     due, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
-    for step in rows.birth_options.each(Option.DUE, Option.DUE_WALL):
+    for step in rows.birth_options.each(engine.Option.DUE, engine.Option.DUE_WALL):
         due[step.row] = arrays.numbers_at(rows.data, step.at, "<i8")
-        is_wall[step.row] |= step.tag == Option.DUE_WALL
+        is_wall[step.row] |= step.tag == engine.Option.DUE_WALL
     if rows.carries:
         due[rows.is_carrying], is_wall[rows.is_carrying] = 0, False
         np.copyto(due, rows.of_job["due_ns"], where=rows.is_carrying)
-        _carried_only(rows, Option.DUE_WALL, due, is_wall)
+        _carried_only(rows, engine.Option.DUE_WALL, due, is_wall)
     np.copyto(due, rows.of_job["due_ns"], where=_BACK[rows.kind])
     return due, is_wall
 
 
-def _expires(rows: RecordRows) -> tuple[Ints, Mask]:
+def _expires(rows: RecordRows) -> tuple[arrays.Ints, arrays.Mask]:
     expires, is_wall = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
-    for step in rows.birth_options.each(Option.EXPIRES, Option.EXPIRES_RELATIVE):
+    for step in rows.birth_options.each(engine.Option.EXPIRES, engine.Option.EXPIRES_RELATIVE):
         expires[step.row] = arrays.numbers_at(rows.data, step.at, "<i8")
-        is_wall[step.row] |= step.tag == Option.EXPIRES
+        is_wall[step.row] |= step.tag == engine.Option.EXPIRES
     if rows.carries:
         later = np.zeros(len(rows), np.int64)
-        _carried_only(rows, Option.EXPIRES_RELATIVE, later)
+        _carried_only(rows, engine.Option.EXPIRES_RELATIVE, later)
         np.copyto(expires, later, where=later != 0)
     return expires, is_wall
 
 
-def _carried_only(rows: RecordRows, option: Option, out: Ints, had: Mask | None = None) -> None:
+def _carried_only(
+    rows: RecordRows, option: engine.Option, out: arrays.Ints, had: arrays.Mask | None = None
+) -> None:
     """Write the option's numbers, of records that hold another, over those in ``out``."""
     value, has = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     rows.carried_options.numbers(option, value, has)
@@ -197,12 +193,12 @@ def _state(rows: RecordRows) -> pa.Array:
 
 def _step(rows: RecordRows) -> pa.Array:
     count = len(rows)
-    if not rows.has(kinds.OF_STEPS):
+    if not rows.has(engine.kinds.OF_STEPS):
         return arrays.nothing(pa.string(), count)
     start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
     valid = np.zeros(count, np.bool_)
-    rows.plain_options.bytes_of(Option.STEP, start, end, valid)
-    valid &= (end - start >= _NUMBER_SIZE) & rows.is_among(kinds.OF_STEPS)
+    rows.plain_options.bytes_of(engine.Option.STEP, start, end, valid)
+    valid &= (end - start >= _NUMBER_SIZE) & rows.is_among(engine.kinds.OF_STEPS)
     names = arrays.slices(rows.data, start + _NUMBER_SIZE, end, valid, is_text=True)
     number = arrays.numbers_at(rows.data, np.where(valid, start, 0), "<u4")
     titles = pc.binary_join_element_wise(names, pa.array(number).cast(pa.string()), "#")
@@ -210,11 +206,11 @@ def _step(rows: RecordRows) -> pa.Array:
 
 
 def _began_ns(rows: RecordRows) -> pa.Array:
-    if not rows.has(kinds.OF_STEPS):
+    if not rows.has(engine.kinds.OF_STEPS):
         return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
-    rows.plain_options.find_numbers(Option.BEGAN, out)
-    return arrays.numbers(out, (out != 0) & rows.is_among(kinds.OF_STEPS))
+    rows.plain_options.find_numbers(engine.Option.BEGAN, out)
+    return arrays.numbers(out, (out != 0) & rows.is_among(engine.kinds.OF_STEPS))
 
 
 def _enqueued_ns(rows: RecordRows) -> pa.Array:
@@ -227,27 +223,27 @@ def _ended_ns(rows: RecordRows) -> pa.Array:
     if not rows.carries:
         return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
-    _carried_only(rows, Option.ENDED, out)
+    _carried_only(rows, engine.Option.ENDED, out)
     return arrays.somewhere(out)
 
 
 def _step_ns(rows: RecordRows) -> pa.Array:
-    if not rows.has(kinds.STEPS):
+    if not rows.has(engine.kinds.STEPS):
         return arrays.nothing(_LONG, len(rows))
-    return arrays.numbers(rows.field("step_ns"), rows.is_among(kinds.STEPS))
+    return arrays.numbers(rows.field("step_ns"), rows.is_among(engine.kinds.STEPS))
 
 
 def _lease_ns(rows: RecordRows) -> pa.Array:
     if not rows.plain_options and not rows.carries:
         return arrays.nothing(_LONG, len(rows))
     out = np.zeros(len(rows), np.int64)
-    rows.plain_options.find_numbers(Option.LEASE, out)
+    rows.plain_options.find_numbers(engine.Option.LEASE, out)
     if rows.carries:
-        _carried_only(rows, Option.LEASE, out)
+        _carried_only(rows, engine.Option.LEASE, out)
     return arrays.somewhere(out)
 
 
-def _job_ids(tag: Tag, job: npt.NDArray[np.uint64]) -> pa.Array:
+def _job_ids(tag: parsing.Tag, job: npt.NDArray[np.uint64]) -> pa.Array:
     """Return the id of each row's job, with the tag of the log that enqueued it."""
     ids = arrays.ids(str(tag), job)
     for older, next_lsn in reversed(tag.parents):
@@ -271,7 +267,7 @@ BUILDERS: Final[dict[str, Callable[[RecordRows], pa.Array]]] = {
     "queue": partial(_name, is_task=False),
     "timestamp": lambda rows: arrays.numbers(rows.time_ns // 1_000, None, _MOMENT),
     "ts_ns": lambda rows: arrays.numbers(rows.time_ns),
-    "key": _option_bytes(Option.KEY, "birth_options"),
+    "key": _option_bytes(engine.Option.KEY, "birth_options"),
     "attempt": _attempt,
     "priority": _priority,
     "owner": lambda rows: arrays.hexadecimal(rows.owner, rows.owner != 0),
@@ -289,10 +285,10 @@ BUILDERS: Final[dict[str, Callable[[RecordRows], pa.Array]]] = {
     "enqueued_ns": _enqueued_ns,
     "ended_ns": _ended_ns,
     "step_ns": _step_ns,
-    "history": _option_bytes(Option.HISTORY, "carried_options"),
-    "key_hash": _option_number(Option.KEY_HASH, "plain_options", strict=True),
-    "replaces": _option_number(Option.REPLACES, "birth_options"),
-    "concurrency_key": _option_bytes(Option.CONCURRENCY_KEY, "birth_options"),
+    "history": _option_bytes(engine.Option.HISTORY, "carried_options"),
+    "key_hash": _option_number(engine.Option.KEY_HASH, "plain_options", strict=True),
+    "replaces": _option_number(engine.Option.REPLACES, "birth_options"),
+    "concurrency_key": _option_bytes(engine.Option.CONCURRENCY_KEY, "birth_options"),
     "lease_ns": _lease_ns,
     "step": _step,
     "place": lambda rows: arrays.numbers(rows.field("place"), rows.is_among(_DONE_STEPS)),
@@ -362,7 +358,9 @@ class _Decoder:
     ) -> None:
         unknown = sorted(set(schema.names) - set(DETAILS.names))
         if unknown:
-            raise UsageError(f"there is no column {unknown[0]!r}: {', '.join(DETAILS.names)}")
+            raise errors.UsageError(
+                f"there is no column {unknown[0]!r}: {', '.join(DETAILS.names)}"
+            )
         self._piece = piece
         self._schema = schema
         self._corrupt = Corrupt(corrupt)
@@ -375,15 +373,15 @@ class _Decoder:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         try:
-            with PieceReader(self._piece) as reader:
+            with frames.PieceReader(self._piece) as reader:
                 yield from self._batches(reader)
-        except FormatError as error:
-            path = shown(self._piece.path)
-            raise error if path in str(error) else FormatError(f"{path}: {error}") from error
+        except errors.FormatError as error:
+            path = problems.shown(self._piece.path)
+            raise error if path in str(error) else errors.FormatError(f"{path}: {error}") from error
 
-    def _batches(self, reader: PieceReader) -> Iterator[pa.RecordBatch]:
+    def _batches(self, reader: frames.PieceReader) -> Iterator[pa.RecordBatch]:
         for item in reader.items():
-            if not isinstance(item, DamagedBytes):
+            if not isinstance(item, frames.DamagedBytes):
                 yield from self._decoded(item)
                 continue
             if self._corrupt is Corrupt.FAIL:
@@ -393,7 +391,7 @@ class _Decoder:
             if item.salvaged is not None:
                 yield from self._decoded(item.salvaged)
 
-    def _decoded(self, records: RecordStretch) -> Iterator[pa.RecordBatch]:
+    def _decoded(self, records: frames.RecordStretch) -> Iterator[pa.RecordBatch]:
         count = len(records.at)
         # Batches of equal size, so that none of a few rows remains of each chunk.
         step = -(-count // -(-count // self._rows_max)) if count else 1
@@ -432,7 +430,7 @@ class _Decoder:
             array = self._constants[name] = CONSTANTS[name](self._piece, count)
         return array if len(array) == count else array[:count]
 
-    def _damaged(self, damage: DamagedBytes, raw: bytes) -> pa.RecordBatch:
+    def _damaged(self, damage: frames.DamagedBytes, raw: bytes) -> pa.RecordBatch:
         gap, piece = damage.gap, self._piece
         problem = damage.what
         if len(raw) < gap.resume - gap.offset:
@@ -466,7 +464,7 @@ def _assembled(columns: list[pa.Array], schema: pa.Schema, count: int) -> pa.Rec
     return pa.RecordBatch.from_struct_array(nothing)
 
 
-def _cut(sizes: Ints) -> Iterator[tuple[int, int]]:
+def _cut(sizes: arrays.Ints) -> Iterator[tuple[int, int]]:
     """Yield (begin, end) of runs of rows of no more than UNPACKED_BYTES_MAX together."""
     begin = total = 0
     for row, size in enumerate(sizes.tolist()):
@@ -477,7 +475,7 @@ def _cut(sizes: Ints) -> Iterator[tuple[int, int]]:
     yield begin, len(sizes)
 
 
-def batches_of(reader: LogReader) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def batches_of(reader: engine.LogReader) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return (schema, batches) of every record up to the reader's known end, as it reads them.
 
     The device is called what the directory is.
@@ -489,7 +487,7 @@ def batches_of(reader: LogReader) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     return DETAILS, _batches(reader)
 
 
-def _batches(reader: LogReader) -> Iterator[pa.RecordBatch]:
+def _batches(reader: engine.LogReader) -> Iterator[pa.RecordBatch]:
     journal = reader.journal
     end, files, identity = journal.end(), journal.files, journal.identity
     device = Path(journal.path).resolve().name

@@ -10,38 +10,17 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 
-from taskq.arrow import arrays
-from taskq.arrow.arrays import (
-    FIXED_SIZES,
-    IS_KNOWN,
-    PAD_SIZE,
-    Bytes,
-    Ints,
-    Mask,
-    heads,
-    numbers_at,
-)
-from taskq.arrow.problems import (
-    SegmentDamaged,
-    SegmentMissing,
-    SegmentUnreadable,
-    WrongSegment,
-    shown,
-)
-from taskq.core.errors import FormatError
-from taskq.core.model import TIME_NS_MAX
+from taskq.arrow import arrays, problems, schema
+from taskq.core import errors, model
 from taskq.engine import Gap, Scanner, open_file
 from taskq.log.format import codec
 from taskq.log.format.salvage import salvage
-
-if TYPE_CHECKING:
-    from taskq.arrow.schema import Piece
 
 #: Records of a stretch, about.
 _STRETCH_RECORDS: Final = 32
@@ -54,11 +33,13 @@ _WINDOW_BYTES: Final = 256
 _HOPS: Final = 2
 #: With fewer stretches left, a step for all of them costs more than one for each.
 _STRETCHES_MIN: Final = 12
-_SMALLEST: Final = int(FIXED_SIZES[0])
+_SMALLEST: Final = int(arrays.FIXED_SIZES[0])
 _KIND_AT: Final = 4
 
 
-def walk_in_stretches(data: Bytes, starts: Ints, sizes: Ints, counts: Ints) -> list[Ints | None]:
+def walk_in_stretches(
+    data: arrays.Bytes, starts: arrays.Ints, sizes: arrays.Ints, counts: arrays.Ints
+) -> list[arrays.Ints | None]:
     """Return the places of each frame's records, None for a frame that needs another walk.
 
     Args:
@@ -88,13 +69,15 @@ def walk_in_stretches(data: Bytes, starts: Ints, sizes: Ints, counts: Ints) -> l
     ]
 
 
-def _walk(data: Bytes, frame: Ints, place: Ints, limit: Ints) -> tuple[Ints, Mask]:
+def _walk(
+    data: arrays.Bytes, frame: arrays.Ints, place: arrays.Ints, limit: arrays.Ints
+) -> tuple[arrays.Ints, arrays.Mask]:
     bad = np.zeros(int(frame[-1]) + 1, np.bool_)
     last = len(data) - 8
-    steps: list[Ints] = []
+    steps: list[arrays.Ints] = []
     while len(place) >= _STRETCHES_MIN:
         steps.append(place)
-        length = numbers_at(data, place, "<u4")
+        length = arrays.numbers_at(data, place, "<u4")
         place = np.minimum(place + length, last)
         goes_on = (place < limit) & (length >= _SMALLEST)
         if not goes_on.all():
@@ -112,7 +95,9 @@ def _walk(data: Bytes, frame: Ints, place: Ints, limit: Ints) -> tuple[Ints, Mas
     return np.concatenate(steps), bad
 
 
-def _guesses(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def _guesses(
+    data: arrays.Bytes, starts: arrays.Ints, ends: arrays.Ints, counts: arrays.Ints
+) -> tuple[arrays.Ints, arrays.Ints]:
     """Return (frame, place) of likely records, about one for each stretch."""
     stretches = np.maximum(counts // _STRETCH_RECORDS, 1)
     points = stretches - 1
@@ -123,7 +108,7 @@ def _guesses(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> tuple[Ints,
     frame, point = frame[fits], point[fits]
     if not len(point):
         return frame, point
-    window = heads(data, point, _WINDOW_BYTES + _KIND_AT).view(np.uint8)
+    window = arrays.heads(data, point, _WINDOW_BYTES + _KIND_AT).view(np.uint8)
     window = window.reshape(len(point), _WINDOW_BYTES + _KIND_AT)
     # The upper bytes of sizes below 64 KiB are 0, and no kind is 0.
     looks = (window[:, 2:-2] == 0) & (window[:, 3:-1] == 0) & (window[:, 4:] != 0)
@@ -131,9 +116,9 @@ def _guesses(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> tuple[Ints,
     place = candidate = point[row] + column
     for _ in range(_HOPS + 1):
         kind = data[candidate + _KIND_AT]
-        length = numbers_at(data, candidate, "<u4").astype(np.int64)
+        length = arrays.numbers_at(data, candidate, "<u4").astype(np.int64)
         behind = candidate + length
-        fits = IS_KNOWN[kind] & (length >= FIXED_SIZES[kind])
+        fits = arrays.IS_KNOWN[kind] & (length >= arrays.FIXED_SIZES[kind])
         fits &= behind + _SMALLEST <= ends[frame[row]]
         row, place, candidate = row[fits], place[fits], behind[fits]
     row, index = np.unique(row, return_index=True)
@@ -150,7 +135,13 @@ _WALK_MAX: Final = 65_536
 _NO_RECORD: Final = codec.PREFIX.size
 
 
-def places(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, lsns: Ints) -> tuple[Ints, Ints]:
+def places(
+    data: arrays.Bytes,
+    starts: arrays.Ints,
+    sizes: arrays.Ints,
+    counts: arrays.Ints,
+    lsns: arrays.Ints,
+) -> tuple[arrays.Ints, arrays.Ints]:
     """Return (place, length) of each record, frame by frame.
 
     Args:
@@ -169,22 +160,29 @@ def places(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, lsns: Ints) -> 
     at = np.zeros(int(ends[-1]) if len(ends) else 0, np.int64)
     _walk_all(data, starts, sizes, room, ends - room, at)
     # After a wrong length, which the check reports, a place may be anywhere.
-    np.minimum(at, len(data) - PAD_SIZE, out=at)
-    length = numbers_at(data, at, "<u4").astype(np.int64)
-    least = FIXED_SIZES[data[at + 4]]
+    np.minimum(at, len(data) - arrays.PAD_SIZE, out=at)
+    length = arrays.numbers_at(data, at, "<u4").astype(np.int64)
+    least = arrays.FIXED_SIZES[data[at + 4]]
     limit = np.repeat(starts + sizes, room)
     wrong = (at + length > limit) | (length < least)
     if wrong.any() or not np.array_equal(room, counts):
         index = int(np.argmax(wrong))
         frame = int(np.searchsorted(ends, index, side="right"))
         lsn = int(lsns[frame] + index - (ends[frame] - room[frame]))
-        raise FormatError(
+        raise errors.FormatError(
             f"record at lsn {lsn} has an impossible length of {int(length[index])} bytes"
         )
     return at, length
 
 
-def _walk_all(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints, out: Ints) -> None:
+def _walk_all(
+    data: arrays.Bytes,
+    starts: arrays.Ints,
+    sizes: arrays.Ints,
+    counts: arrays.Ints,
+    first: arrays.Ints,
+    out: arrays.Ints,
+) -> None:
     """Write the places of frame ``n`` to ``out[first[n]:]``; beyond a wrong length anything."""
     is_long = counts >= RECORDS_MIN
     if is_long.any():
@@ -199,7 +197,7 @@ def _walk_all(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints,
     while active >= _IN_STEP_MIN:
         place, slot = place[:active], slot[:active]
         out[slot] = place
-        place = np.minimum(place + numbers_at(data, place, "<u4"), last)
+        place = np.minimum(place + arrays.numbers_at(data, place, "<u4"), last)
         slot = slot + 1
         step += 1
         active = int(np.searchsorted(-left, -step, side="left"))
@@ -209,7 +207,12 @@ def _walk_all(data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints,
 
 
 def _walk_long(
-    data: Bytes, starts: Ints, sizes: Ints, counts: Ints, first: Ints, out: Ints
+    data: arrays.Bytes,
+    starts: arrays.Ints,
+    sizes: arrays.Ints,
+    counts: arrays.Ints,
+    first: arrays.Ints,
+    out: arrays.Ints,
 ) -> None:
     slots = [out[begin : begin + count] for begin, count in zip(first, counts, strict=True)]
     left: list[int] = []
@@ -232,7 +235,7 @@ def _walk_long(
             slots[index][:] = reached
 
 
-def _walk_one(data: Bytes, at: int, out: Ints) -> None:
+def _walk_one(data: arrays.Bytes, at: int, out: arrays.Ints) -> None:
     """Write the places of one frame's records from ``at`` on."""
     done, count, last = 0, len(out), len(data) - 8
     length_at = codec.LENGTH.unpack_from
@@ -262,7 +265,7 @@ def _walk_one(data: Bytes, at: int, out: Ints) -> None:
     out[done:] = min(at, last)
 
 
-def _run(data: Bytes, at: int, length: int, most: int) -> int:
+def _run(data: arrays.Bytes, at: int, length: int, most: int) -> int:
     """Return how many records of this length follow each other from ``at`` on, up to ``most``."""
     if most < 2 or length < _NO_RECORD:  # noqa: PLR2004 - a run of one
         return 1
@@ -292,13 +295,13 @@ class RecordStretch(NamedTuple):
     file.
     """
 
-    data: Bytes
+    data: arrays.Bytes
     base: int
-    at: Ints
-    length: Ints
-    lsn: Ints
-    epoch: Ints
-    time_ns: Ints
+    at: arrays.Ints
+    length: arrays.Ints
+    lsn: arrays.Ints
+    epoch: arrays.Ints
+    time_ns: arrays.Ints
 
 
 class DamagedBytes(NamedTuple):
@@ -319,7 +322,7 @@ class PieceReader:
         SegmentUnreadable: it cannot be opened.
     """
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: schema.Piece) -> None:
         self.piece = piece
         self._log_id = UUID(piece.log_id)
         self._seed = codec.segment_seed(self._log_id, piece.segment)
@@ -327,9 +330,9 @@ class PieceReader:
         try:
             self._descriptor = open_file(piece.path)
         except FileNotFoundError:
-            raise SegmentMissing(piece.path) from None
+            raise problems.SegmentMissing(piece.path) from None
         except OSError as error:
-            raise SegmentUnreadable(piece.path, error.strerror or str(error)) from error
+            raise problems.SegmentUnreadable(piece.path, error.strerror or str(error)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -356,12 +359,12 @@ class PieceReader:
                 yield damage
             offset = _HEAD
         # Thousands of small segments need a small buffer each.
-        chunk = np.zeros(min(CHUNK_BYTES, max(end - offset, 0)) + PAD_SIZE, np.uint8)
+        chunk = np.zeros(min(CHUNK_BYTES, max(end - offset, 0)) + arrays.PAD_SIZE, np.uint8)
         wanted = CHUNK_BYTES
         while offset < end:
             asked = min(wanted, end - offset)
-            if asked > len(chunk) - PAD_SIZE:
-                chunk = np.zeros(asked + PAD_SIZE, np.uint8)
+            if asked > len(chunk) - arrays.PAD_SIZE:
+                chunk = np.zeros(asked + arrays.PAD_SIZE, np.uint8)
             filled = self._fill(chunk, asked, offset)
             records, size, needed = self._whole_frames(chunk, filled, offset)
             if records is not None:
@@ -376,7 +379,7 @@ class PieceReader:
                 if item is not None:
                     yield item
 
-    def _fill(self, chunk: Bytes, count: int, offset: int) -> int:
+    def _fill(self, chunk: arrays.Bytes, count: int, offset: int) -> int:
         view = chunk.data[:count]
         done = 0
         while done < count:
@@ -405,7 +408,9 @@ class PieceReader:
                 part = os.pread(self._descriptor, size, offset)
             except OSError as error:
                 if error.errno != errno.EIO:
-                    raise SegmentUnreadable(self.piece.path, str(error.strerror)) from error
+                    raise problems.SegmentUnreadable(
+                        self.piece.path, str(error.strerror)
+                    ) from error
                 if not by_block:
                     by_block = True
                     continue
@@ -420,7 +425,7 @@ class PieceReader:
     # -- frames -----------------------------------------------------------------------------------
 
     def _whole_frames(
-        self, data: Bytes, filled: int, base: int
+        self, data: arrays.Bytes, filled: int, base: int
     ) -> tuple[RecordStretch | None, int, int]:
         """Return (records of the frames that the data begins with, their bytes, bytes needed).
 
@@ -489,14 +494,14 @@ class PieceReader:
 
     def _check_header(self) -> DamagedBytes | None:
         data = self._read(_HEAD, 0)
-        header = codec.decode_segment_header(data, shown(self.piece.path))
+        header = codec.decode_segment_header(data, problems.shown(self.piece.path))
         segment = self.piece.segment
         if header is None:
             is_ours = data[:8] == codec.SEGMENT_MAGIC
             what = "the header is damaged" if is_ours else "this is no segment of a task log"
         elif header.first_lsn != segment or header.log_id != self._log_id.bytes:
             whose = UUID(bytes=header.log_id)
-            raise WrongSegment(
+            raise problems.WrongSegment(
                 self.piece.path,
                 f"segment {header.first_lsn} of log {whose}",
                 f"segment {segment} of log {self._log_id}",
@@ -508,7 +513,7 @@ class PieceReader:
     def _opened(self) -> tuple[int, int]:
         """Return (epoch, time) from the segment's header, or else from its first frame."""
         data = self._read(_HEAD + _FRAME, 0)
-        header = codec.decode_segment_header(data, shown(self.piece.path))
+        header = codec.decode_segment_header(data, problems.shown(self.piece.path))
         if header is not None and header.first_lsn == self.piece.segment:
             return header.epoch, header.created_ns
         frame = codec.decode_frame_header(data, _HEAD, self._seed, _HEAD)
@@ -539,16 +544,18 @@ class PieceReader:
             )
         return DamagedBytes(gap, epoch, time_ns, what, salvaged)
 
-    def error(self, damage: DamagedBytes) -> SegmentDamaged:
+    def error(self, damage: DamagedBytes) -> problems.SegmentDamaged:
         gap = damage.gap
-        return SegmentDamaged(self.piece.path, gap.offset, gap.resume, gap.first_lsn, damage.what)
+        return problems.SegmentDamaged(
+            self.piece.path, gap.offset, gap.resume, gap.first_lsn, damage.what
+        )
 
     def raw(self, gap: Gap, size_max: int) -> bytes:
         return self._read(min(gap.resume - gap.offset, size_max), gap.offset)
 
 
-def _padded(data: bytes) -> Bytes:
-    return np.frombuffer(data + bytes(PAD_SIZE), np.uint8)
+def _padded(data: bytes) -> arrays.Bytes:
+    return np.frombuffer(data + bytes(arrays.PAD_SIZE), np.uint8)
 
 
 def _chain(view: memoryview, filled: int) -> list[int]:
@@ -576,14 +583,16 @@ def _crc_table() -> npt.NDArray[np.uint32]:
 _CRC_TABLE: Final = _crc_table()
 
 
-def place_seeds(seed: int, offset: Ints) -> npt.NDArray[np.uint32]:
+def place_seeds(seed: int, offset: arrays.Ints) -> npt.NDArray[np.uint32]:
     state = np.full(len(offset), seed ^ 0xFFFFFFFF, np.uint32)
     for byte in offset.astype("<u8").view(np.uint8).reshape(-1, 8).T:
         state = _CRC_TABLE[(state ^ byte) & 0xFF] ^ (state >> np.uint32(8))
     return ~state
 
 
-def _found(data: Bytes, base: int, at: Ints, heads: npt.NDArray[np.void]) -> RecordStretch:
+def _found(
+    data: arrays.Bytes, base: int, at: arrays.Ints, heads: npt.NDArray[np.void]
+) -> RecordStretch:
     count = heads["count"].astype(np.int64)
     lsn = heads["first_lsn"].astype(np.int64)
     place, length = places(data, at + _FRAME, heads["size"].astype(np.int64), count, lsn)
@@ -595,5 +604,5 @@ def _found(data: Bytes, base: int, at: Ints, heads: npt.NDArray[np.void]) -> Rec
         length,
         np.repeat(lsn - (behind - count), count) + np.arange(len(place)),
         np.repeat(heads["epoch"].view(np.int64), count),
-        np.repeat(np.clip(heads["time_ns"], 0, TIME_NS_MAX), count),
+        np.repeat(np.clip(heads["time_ns"], 0, model.TIME_NS_MAX), count),
     )

@@ -5,23 +5,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from taskq.arrow import arrays
-from taskq.arrow.arrays import CHECKED, CRC_SIZE, Bytes, Ints, Mask, heads, numbers_at
-from taskq.arrow.schema import DETAILS, Piece
-from taskq.core.errors import FormatError
-from taskq.core.model import State
-from taskq.core.records import PACKED
+from taskq.arrow import arrays, frames, schema
+from taskq.core import errors, model, records
 from taskq.engine import Flag, Option, kinds
 from taskq.log.format.options import decode_extras
-
-if TYPE_CHECKING:
-    from taskq.arrow.frames import RecordStretch
 
 #: Tag and length; ``taskq.log.format.options`` has it as a struct.
 _OPTION: Final = struct.Struct("<BH")
@@ -31,10 +24,10 @@ _I64: Final = struct.Struct("<q")
 class OptionColumn(NamedTuple):
     """An option of each of some rows: row, tag, place and length of its value."""
 
-    row: Ints
-    tag: Bytes
-    at: Ints
-    size: Ints
+    row: arrays.Ints
+    tag: arrays.Bytes
+    at: arrays.Ints
+    size: arrays.Ints
 
 
 class RecordOptions:
@@ -46,14 +39,16 @@ class RecordOptions:
         at, end: places of the options of each of these rows.
     """
 
-    def __init__(self, data: Bytes, row: Ints, at: Ints, end: Ints) -> None:
+    def __init__(
+        self, data: arrays.Bytes, row: arrays.Ints, at: arrays.Ints, end: arrays.Ints
+    ) -> None:
         self._data = data
         self._steps: list[OptionColumn] = []
         some = at + _OPTION.size <= end
         row, at, end = row[some], at[some], end[some]
         while len(row):
             tag = data[at]
-            size = numbers_at(data, at + 1, "<u2").astype(np.int64)
+            size = arrays.numbers_at(data, at + 1, "<u2").astype(np.int64)
             at = at + _OPTION.size
             # A value that is cut short is read as far as it goes.
             self._steps.append(OptionColumn(row, tag, at, np.minimum(size, end - at)))
@@ -75,7 +70,7 @@ class RecordOptions:
                     step.row[chosen], step.tag[chosen], step.at[chosen], step.size[chosen]
                 )
 
-    def numbers(self, option: Option, out: Ints, had: Mask | None = None) -> None:
+    def numbers(self, option: Option, out: arrays.Ints, had: arrays.Mask | None = None) -> None:
         """Write each row's last number of the option to ``out``, and mark the row in ``had``.
 
         Raises:
@@ -83,11 +78,11 @@ class RecordOptions:
         """
         for step in self.each(option):
             self._check_sizes(step)
-            out[step.row] = numbers_at(self._data, step.at, "<i8")
+            out[step.row] = arrays.numbers_at(self._data, step.at, "<i8")
             if had is not None:
                 had[step.row] = True
 
-    def find_numbers(self, option: Option, out: Ints, *, strict: bool = False) -> None:
+    def find_numbers(self, option: Option, out: arrays.Ints, *, strict: bool = False) -> None:
         """Write the option's numbers to ``out``, the first of each row that has the right size.
 
         Raises:
@@ -97,9 +92,11 @@ class RecordOptions:
             if strict:
                 self._check_sizes(step)
             fits = step.size == _I64.size
-            out[step.row[fits]] = numbers_at(self._data, step.at[fits], "<i8")
+            out[step.row[fits]] = arrays.numbers_at(self._data, step.at[fits], "<i8")
 
-    def bytes_of(self, option: Option, start: Ints, end: Ints, had: Mask) -> None:
+    def bytes_of(
+        self, option: Option, start: arrays.Ints, end: arrays.Ints, had: arrays.Mask
+    ) -> None:
         for step in self.each(option):
             start[step.row] = step.at
             end[step.row] = step.at + step.size
@@ -119,18 +116,18 @@ class RecordOptions:
         wrong = step.size != _I64.size
         if wrong.any():
             index = int(np.argmax(wrong))
-            raise FormatError(
+            raise errors.FormatError(
                 f"option {step.tag[index]} has {step.size[index]} bytes, this taskq knows it with "
                 f"{_I64.size}: use a newer one"
             )
 
 
-_TYPE: Final = DETAILS.field("headers").type
+_TYPE: Final = schema.DETAILS.field("headers").type
 #: Length of a text, in front of it.
 _SIZE_SIZE: Final = 2
 
 
-def headers_of(data: Bytes, options: RecordOptions, count: int) -> pa.Array:
+def headers_of(data: arrays.Bytes, options: RecordOptions, count: int) -> pa.Array:
     """Return the headers of ``count`` rows, null for rows without headers."""
     if not options:
         return arrays.nothing(_TYPE, count)
@@ -164,25 +161,27 @@ def headers_of(data: Bytes, options: RecordOptions, count: int) -> pa.Array:
     return pa.Array.from_buffers(_TYPE, count, buffers, children=[entries])
 
 
-def _texts(data: Bytes, row: Ints, at: Ints, end: Ints) -> list[tuple[Ints, Ints, Ints]]:
-    texts: list[tuple[Ints, Ints, Ints]] = []
+def _texts(
+    data: arrays.Bytes, row: arrays.Ints, at: arrays.Ints, end: arrays.Ints
+) -> list[tuple[arrays.Ints, arrays.Ints, arrays.Ints]]:
+    texts: list[tuple[arrays.Ints, arrays.Ints, arrays.Ints]] = []
     while True:
         more = at + _SIZE_SIZE <= end
         row, at, end = row[more], at[more], end[more]
         if not len(row):
             return texts
-        size = numbers_at(data, at, "<u2").astype(np.int64)
+        size = arrays.numbers_at(data, at, "<u2").astype(np.int64)
         at = at + _SIZE_SIZE
         texts.append((row, at, np.minimum(at + size, end)))
         at = at + size
 
 
-def _has_doubles(row: Ints, names: pa.Array) -> bool:
+def _has_doubles(row: arrays.Ints, names: pa.Array) -> bool:
     code = names.dictionary_encode().indices.to_numpy().astype(np.int64)
     return len(np.unique(row * len(names) + code)) < len(names)
 
 
-def _one_by_one(data: Bytes, start: Ints, end: Ints, count: int) -> pa.Array:
+def _one_by_one(data: arrays.Bytes, start: arrays.Ints, end: arrays.Ints, count: int) -> pa.Array:
     headers: list[list[tuple[str, str]] | None] = [None] * count
     for row in np.flatnonzero(end).tolist():
         value = data[start[row] : end[row]].tobytes()
@@ -192,7 +191,7 @@ def _one_by_one(data: Bytes, start: Ints, end: Ints, count: int) -> pa.Array:
 
 
 _BORN_SIZE: Final = kinds.ROWS[kinds.BIRTH].layout.struct.size
-_STATES: Final = np.isin(np.arange(256), [int(state) for state in State])
+_STATES: Final = np.isin(np.arange(256), [int(state) for state in model.State])
 _CLAIM_SIZE: Final = 16
 #: Numbers among the options of a record that brings a job.
 _BIRTH_NUMBERS: Final = (
@@ -204,9 +203,9 @@ _BIRTH_NUMBERS: Final = (
 class Slices(NamedTuple):
     """Bytes from ``start`` to ``end`` of the data, of the rows that are ``valid``."""
 
-    start: Ints
-    end: Ints
-    valid: Mask
+    start: arrays.Ints
+    end: arrays.Ints
+    valid: arrays.Mask
 
 
 class RecordRows:
@@ -216,24 +215,26 @@ class RecordRows:
         FormatError: a record's type is unknown and may not be skipped.
     """
 
-    def __init__(self, piece: Piece, stretch: RecordStretch, first: int, last: int) -> None:
+    def __init__(
+        self, piece: schema.Piece, stretch: frames.RecordStretch, first: int, last: int
+    ) -> None:
         self.piece = piece
-        self.data: Bytes = stretch.data
+        self.data: arrays.Bytes = stretch.data
         self.base = stretch.base
         self.at = stretch.at[first:last]
         self.length = stretch.length[first:last]
         self.lsn = stretch.lsn[first:last]
         self.epoch = stretch.epoch[first:last]
         self.time_ns = stretch.time_ns[first:last]
-        self._heads = heads(self.data, self.at)
+        self._heads = arrays.heads(self.data, self.at)
         self.of_job = self._heads.view(arrays.OF_JOB)
-        self.kind: Bytes = np.ascontiguousarray(self.of_job["kind"])
+        self.kind: arrays.Bytes = np.ascontiguousarray(self.of_job["kind"])
         #: how many there are of each kind
         self.counts = np.bincount(self.kind, minlength=arrays.KINDS)
         if self.counts[: arrays.SKIPPABLE][~arrays.IS_KNOWN[: arrays.SKIPPABLE]].any():
             strange = ~arrays.IS_KNOWN[self.kind] & (self.kind < arrays.SKIPPABLE)
             index = int(np.argmax(strange))
-            raise FormatError(
+            raise errors.FormatError(
                 f"record type {self.kind[index]} at lsn {self.lsn[index]} is unknown: a newer "
                 f"taskq wrote it"
             )
@@ -244,10 +245,10 @@ class RecordRows:
     def has(self, among: frozenset[int]) -> bool:
         return any(self.counts[kind] for kind in among)
 
-    def is_among(self, among: frozenset[int]) -> Mask:
+    def is_among(self, among: frozenset[int]) -> arrays.Mask:
         return arrays.table(among)[self.kind]
 
-    def field(self, name: str) -> Ints:
+    def field(self, name: str) -> arrays.Ints:
         numbers = np.zeros(len(self), np.int64)
         for has_it, head in arrays.with_field(name):
             if self.counts[has_it].any():
@@ -258,15 +259,15 @@ class RecordRows:
     # -- what every record has --------------------------------------------------------------------
 
     @cached_property
-    def flags(self) -> Ints:
+    def flags(self) -> arrays.Ints:
         return self.of_job["flags"].astype(np.int64)
 
     @cached_property
-    def end(self) -> Ints:
-        return self.at + self.length - np.where(self.flags & CHECKED, CRC_SIZE, 0)
+    def end(self) -> arrays.Ints:
+        return self.at + self.length - np.where(self.flags & arrays.CHECKED, arrays.CRC_SIZE, 0)
 
     @cached_property
-    def is_of_job(self) -> Mask:
+    def is_of_job(self) -> arrays.Mask:
         """Return which records concern a job that an earlier one brought into being."""
         return arrays.IS_OF_JOB[self.kind]
 
@@ -277,7 +278,7 @@ class RecordRows:
         return numbers
 
     @cached_property
-    def is_carrying(self) -> Mask:
+    def is_carrying(self) -> arrays.Mask:
         return arrays.IS_CARRYING[self.kind]
 
     @cached_property
@@ -287,21 +288,21 @@ class RecordRows:
     # -- the ENQUEUED record, be it inside another ------------------------------------------------
 
     @cached_property
-    def is_birth(self) -> Mask:
+    def is_birth(self) -> arrays.Mask:
         return arrays.IS_BIRTH[self.kind]
 
     @cached_property
-    def _births(self) -> tuple[npt.NDArray[np.void], Ints, Ints]:
+    def _births(self) -> tuple[npt.NDArray[np.void], arrays.Ints, arrays.Ints]:
         """Return (head, place, end) of the ENQUEUED records; anything in other rows."""
         whole_end = self.at + self.length
         if not self.carries:
             return self._heads.view(arrays.OF_BIRTH), self.at, whole_end
         carrying, options_size = self.is_carrying, self.of_job["options_size"]
         at = np.where(carrying, self.at + arrays.HEAD_SIZE + options_size, self.at)
-        end = whole_end - np.where(carrying, CRC_SIZE, 0)
+        end = whole_end - np.where(carrying, arrays.CRC_SIZE, 0)
         self._check_carried(carrying & (at + _BORN_SIZE > end))
         at = np.where(carrying & (at + _BORN_SIZE > end), self.at, at)
-        births = heads(self.data, at).view(arrays.OF_BIRTH)
+        births = arrays.heads(self.data, at).view(arrays.OF_BIRTH)
         born_end = at + births["length"]
         self._check_carried(
             carrying
@@ -314,9 +315,9 @@ class RecordRows:
         )
         return births, at, np.where(carrying, born_end, whole_end)
 
-    def _check_carried(self, wrong: Mask) -> None:
+    def _check_carried(self, wrong: arrays.Mask) -> None:
         if wrong.any():
-            raise FormatError(
+            raise errors.FormatError(
                 f"the record at lsn {self.lsn[int(np.argmax(wrong))]} carries none that fits"
             )
 
@@ -325,12 +326,12 @@ class RecordRows:
         return self._births[0]
 
     @cached_property
-    def birth_flags(self) -> Ints:
-        flags: Ints = self.birth["flags"].astype(np.int64)
+    def birth_flags(self) -> arrays.Ints:
+        flags: arrays.Ints = self.birth["flags"].astype(np.int64)
         return flags
 
     @cached_property
-    def route(self) -> tuple[Ints, Ints, Ints]:
+    def route(self) -> tuple[arrays.Ints, arrays.Ints, arrays.Ints]:
         """Return (start of the queue's name, of the task's, of the options) in ENQUEUED records."""
         birth, at, end = self._births
         queue = at + _BORN_SIZE
@@ -355,7 +356,7 @@ class RecordRows:
     def carried_options(self) -> RecordOptions:
         return self._options(self.is_carrying)
 
-    def _options(self, chosen: Mask) -> RecordOptions:
+    def _options(self, chosen: arrays.Mask) -> RecordOptions:
         sizes = self.of_job["options_size"]
         row = np.flatnonzero(chosen & (sizes != 0))
         start = self.at[row] + arrays.FIXED_SIZES[self.kind[row]]
@@ -367,14 +368,14 @@ class RecordRows:
     @cached_property
     def payload(self) -> Slices:
         birth, _, whole_end = self._births
-        end = whole_end - np.where(self.birth_flags & CHECKED, CRC_SIZE, 0)
+        end = whole_end - np.where(self.birth_flags & arrays.CHECKED, arrays.CRC_SIZE, 0)
         start = self.route[2] + birth["options_size"]
         return Slices(np.minimum(start, end), end, self.is_birth)
 
     @cached_property
-    def has_body(self) -> Mask:
+    def has_body(self) -> arrays.Mask:
         """Other records that hold something: a result, a reason, the description of an owner."""
-        of_job: Mask = self.is_of_job & ((self.flags & CHECKED) != 0)
+        of_job: arrays.Mask = self.is_of_job & ((self.flags & arrays.CHECKED) != 0)
         if self.carries:
             of_job &= ~self.is_carrying
         others = kinds.INTRODUCTIONS
@@ -399,29 +400,31 @@ class RecordRows:
         )
 
     @cached_property
-    def value_packing(self) -> Ints:
-        return np.where(self.is_birth | self.is_of_job, self.birth_flags & PACKED, 0)
+    def value_packing(self) -> arrays.Ints:
+        return np.where(self.is_birth | self.is_of_job, self.birth_flags & records.PACKED, 0)
 
     @cached_property
     def result(self) -> Slices:
-        end = self.at + self.length - CRC_SIZE
+        end = self.at + self.length - arrays.CRC_SIZE
         start = np.minimum(self._births[2], end)
         has_one = self.is_carrying & ((self.flags & Flag.DROP_RESULT) == 0)
         return Slices(start, end, has_one)
 
     @cached_property
-    def result_packing(self) -> Ints:
-        return np.where(self.result.valid, self.flags & PACKED, 0)
+    def result_packing(self) -> arrays.Ints:
+        return np.where(self.result.valid, self.flags & records.PACKED, 0)
 
     # -- claims -----------------------------------------------------------------------------------
 
     @cached_property
-    def owner(self) -> Ints:
+    def owner(self) -> arrays.Ints:
         """Return the owner that claimed the job or that the record names; 0 for none."""
         owner = self.field("owner")
         if self.carries:
             for step in self.carried_options.each(Option.CLAIM):
                 if (step.size != _CLAIM_SIZE).any():
-                    raise FormatError(f"a claim is told in {step.size[0]} bytes: use a newer taskq")
+                    raise errors.FormatError(
+                        f"a claim is told in {step.size[0]} bytes: use a newer taskq"
+                    )
                 owner[step.row] = arrays.numbers_at(self.data, step.at + 8, "<i8")
         return owner

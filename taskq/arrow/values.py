@@ -11,18 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.arrow import arrays
-from taskq.arrow.problems import shown
-from taskq.core.errors import TaskqError
-from taskq.core.views import AttemptView
+from taskq.arrow import arrays, problems
+from taskq.core import errors, views
 from taskq.engine import LogConfig
-from taskq.log.format.bodies import original_size
-from taskq.log.format.carried import ATTEMPTS_KEPT, decode_history, encode_history
+from taskq.log.format import bodies, carried
 from taskq.log.segments.bodystore import BodyStore
 
 if TYPE_CHECKING:
-    from taskq.arrow.arrays import Ints
-    from taskq.arrow.rows import RecordRows, Slices
+    from taskq.arrow import rows
 
 #: A batch is ended before its compressed bodies would come to more, but for its first.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -58,15 +54,15 @@ class Bodies:
         """Return (the body or None, why it is missing)."""
         try:
             body = self._store.unpack(stored, flags, what) if flags else stored
-        except TaskqError as error:
-            return None, shown(str(error))
+        except errors.TaskqError as error:
+            return None, problems.shown(str(error))
         if len(body) > self.bytes_max:
             return left_out(sha256(body).digest(), len(body)), ""
         return body, ""
 
     def size(self, stored: bytes, flags: int) -> int:
         """Return bytes that a body may take, unpacked, in a batch."""
-        return min(original_size(stored, flags), _CONFIG.decompressed_bytes_max)
+        return min(bodies.original_size(stored, flags), _CONFIG.decompressed_bytes_max)
 
 
 def left_out(digest: bytes, size: int) -> bytes:
@@ -83,7 +79,7 @@ class Values:
         payload: whether payloads are given; else they are null.
     """
 
-    def __init__(self, rows: RecordRows, bodies: Bodies, *, payload: bool) -> None:
+    def __init__(self, rows: rows.RecordRows, bodies: Bodies, *, payload: bool) -> None:
         self._rows = rows
         self._bodies = bodies
         self._payload = payload
@@ -136,7 +132,7 @@ class Values:
             return arrays.nothing(pa.binary(), len(rows)), {}
         return self._built(rows.result, rows.result_packing)
 
-    def _built(self, slices: Slices, packing: Ints) -> tuple[pa.Array, dict[int, str]]:
+    def _built(self, slices: rows.Slices, packing: arrays.Ints) -> tuple[pa.Array, dict[int, str]]:
         rows, (start, end, valid) = self._rows, slices
         is_large = end - start > self._bodies.bytes_max
         packed = np.flatnonzero(valid & ((packing != 0) | is_large))
@@ -167,19 +163,21 @@ def _parted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     return pc.if_else(is_text, values, none).cast(pa.string()), pc.if_else(is_text, none, values)
 
 
-def attempts_in(history: bytes) -> tuple[list[AttemptView], bool]:
+def attempts_in(history: bytes) -> tuple[list[views.AttemptView], bool]:
     """Return the attempts in a value of the column history, and whether the list is complete."""
-    attempts = decode_history(history)
-    is_whole = bool(attempts) and attempts[0].number == 1 and len(attempts) < ATTEMPTS_KEPT
+    attempts = carried.decode_history(history)
+    is_whole = bool(attempts) and attempts[0].number == 1 and len(attempts) < carried.ATTEMPTS_KEPT
     return attempts, is_whole
 
 
 def without_reasons(history: bytes) -> bytes:
     """Return a value of the column history with the same attempts, without their reasons."""
-    return encode_history([replace(attempt, reason="") for attempt in decode_history(history)])
+    return carried.encode_history(
+        [replace(attempt, reason="") for attempt in carried.decode_history(history)]
+    )
 
 
-def unpacked_sizes(rows: RecordRows, bodies: Bodies) -> Ints | None:
+def unpacked_sizes(rows: rows.RecordRows, bodies: Bodies) -> arrays.Ints | None:
     """Return bytes that the packed bodies of each row come to, None if there are none."""
     sizes = np.zeros(len(rows), np.int64)
     any_packed = False

@@ -8,9 +8,8 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, get_args
 
-from taskq.core.errors import UsageError
+from taskq.core import errors, model
 from taskq.core.folds.moments import STARVATION_NS
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, Durability
 from taskq.core.values import dataclass
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_compression
 from taskq.log.machine.access import Mode
@@ -45,11 +44,11 @@ KEEP_PARTS: Final = 8
 #: A short retention never seals segments more often than this.
 SEAL_SECONDS_MIN: Final = 10.0
 #: A job that waits longer rises one priority, unless another window is given.
-STARVATION_SECONDS: Final = STARVATION_NS / SECOND_NS
+STARVATION_SECONDS: Final = STARVATION_NS / model.SECOND_NS
 #: Dedup keys that are held at a time, unless another limit is given.
 KEYS_MAX: Final = 50_000_000
 #: Stands for None in places where that means the log's own figure.
-ALWAYS_SECONDS: Final = TIME_NS_MAX / SECOND_NS
+ALWAYS_SECONDS: Final = model.TIME_NS_MAX / model.SECOND_NS
 
 
 #: Options that are above 0 where they are given.
@@ -66,7 +65,7 @@ def check_dead_max(dead_max: int | None) -> None:
         UsageError: it is below 0.
     """
     if dead_max is not None and dead_max < 0:
-        raise UsageError(f"dead_max is {dead_max}, it must be 0 (keep none) or more")
+        raise errors.UsageError(f"dead_max is {dead_max}, it must be 0 (keep none) or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,7 @@ class QueuePolicy:
         for name in ("keep_seconds", "keep_dead_seconds"):
             value = getattr(self, name)
             if value is not None and not (type(value) in {int, float} and value >= 0):
-                raise UsageError(
+                raise errors.UsageError(
                     f"{name} of a queue is {value!r:.60}, it must be a number, 0 or more"
                 )
 
@@ -105,7 +104,7 @@ class LogConfig:
     ``segment_age_seconds`` and ``mode`` then follow the disk, or the retention.
     """
 
-    durability: Durability = Durability.FSYNC
+    durability: model.Durability = model.Durability.FSYNC
     interval_seconds: float = 0.05
     segment_bytes: int = 64 * 1024 * 1024
     segment_age_seconds: float | None = None
@@ -151,25 +150,29 @@ class LogConfig:
     def __post_init__(self) -> None:
         check_compression(self.compress)
         if self.mode is not None and self.mode not in get_args(Mode):
-            raise UsageError(f"mode is {self.mode!r:.60}, it must be private or group")
+            raise errors.UsageError(f"mode is {self.mode!r:.60}, it must be private or group")
         check_dead_max(self.dead_max)
         object.__setattr__(self, "queues", MappingProxyType(dict(self.queues)))
         for name in _SIZES:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise UsageError(f"{name} is {limit}, it must be above 0")
+                raise errors.UsageError(f"{name} is {limit}, it must be above 0")
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
-            raise UsageError(
+            raise errors.UsageError(
                 f"segment_bytes is {self.segment_bytes}, it must be {SEGMENT_BYTES_MIN} to "
                 f"{SEGMENT_BYTES_MAX}"
             )
         if self.starvation_seconds is not None and self.starvation_seconds < 0:
-            raise UsageError(f"starvation is {self.starvation_seconds} s, it must be 0 or above")
+            raise errors.UsageError(
+                f"starvation is {self.starvation_seconds} s, it must be 0 or above"
+            )
         if min(self.interval_seconds, self.lock_wait_seconds, self.segment_age_of(1)) <= 0:
-            raise UsageError("interval, lock_wait and segment_age must be above 0")
+            raise errors.UsageError("interval, lock_wait and segment_age must be above 0")
         for name, size in (("min_free", self.min_free_bytes), ("reserve", self.reserve_bytes)):
             if size is not None and size < 0:
-                raise UsageError(f"{name} is {size}, it must be 0 (none) or a number of bytes")
+                raise errors.UsageError(
+                    f"{name} is {size}, it must be 0 (none) or a number of bytes"
+                )
 
     @property
     def is_plain(self) -> bool:

@@ -1,8 +1,4 @@
-"""Requests of callers to the storage thread, and their answers.
-
-A request is a tuple ``(op, port, future, operand)``: one more object for each job would cost as
-much as encoding it.
-"""
+"""Requests of callers to the storage thread, and their answers."""
 
 from __future__ import annotations
 
@@ -11,17 +7,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from taskq.core import model, parsing, records
 from taskq.core.errors import UsageError
-from taskq.core.model import (
-    ATTEMPTS_DEFAULT,
-    ATTEMPTS_MAX,
-    PRIORITY_DEFAULT,
-    PRIORITY_MAX,
-    Extras,
-    State,
-)
-from taskq.core.parsing import Tag, check_name, whole
-from taskq.core.records import PACKED, Cause, Flag, Kind
+from taskq.core.model import ATTEMPTS_MAX, PRIORITY_MAX
+from taskq.core.parsing import check_name, whole
+from taskq.core.records import PACKED, Flag
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, decompress
@@ -29,10 +19,8 @@ from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.options import enqueue_extras
 
 if TYPE_CHECKING:
-    from taskq.core.folds.claims import Weights
-    from taskq.core.folds.lanes import Lane
-    from taskq.core.rates import Limit
-    from taskq.core.sources import Move
+    from taskq.core import rates, sources
+    from taskq.core.folds import claims, lanes
 
 
 class Trait(enum.IntFlag):
@@ -55,7 +43,11 @@ class Trait(enum.IntFlag):
 
 
 class Op(enum.IntEnum):
-    """The operations of the mailbox; ``operations`` decides them, ``sizes`` counts their bytes."""
+    """The operations of the mailbox; ``operations`` decides them, ``sizes`` counts their bytes.
+
+    A request is a tuple ``(op, port, future, operand)``: one more object for each job would cost as
+    much as encoding it.
+    """
 
     _value_: int
     traits: Trait
@@ -180,8 +172,8 @@ class EnqueueSpec:
         self,
         queue: str = "default",
         task: str = "",
-        priority: int = PRIORITY_DEFAULT,
-        attempts: int = ATTEMPTS_DEFAULT,
+        priority: int = model.PRIORITY_DEFAULT,
+        attempts: int = model.ATTEMPTS_DEFAULT,
         flags: int = 0,
     ) -> None:
         priority, attempts = whole(priority, "priority"), whole(attempts, "attempts")
@@ -221,7 +213,7 @@ class EnqueueSpec:
 
 
 #: (what its task fixes, payload, what this call adds)
-Item = tuple[EnqueueSpec, bytes, "Extras | None"]
+Item = tuple[EnqueueSpec, bytes, model.Extras | None]
 
 
 class Duplicate(NamedTuple):
@@ -244,7 +236,7 @@ class Ingest(NamedTuple):
     A move to an empty position, without jobs, forgets the source.
     """
 
-    move: Move
+    move: sources.Move
     items: list[Item] | Plain
 
 
@@ -295,8 +287,8 @@ class ClaimRequest:
     tasks: frozenset[str] | None = None
     wait_until_ns: int | None = None
     lease_ns: int = 0
-    limits: Mapping[str, Limit] | None = None
-    weights: Weights | None = None
+    limits: Mapping[str, rates.Limit] | None = None
+    weights: claims.Weights | None = None
 
     def is_over(self, steady_ns: int) -> bool:
         """Return whether it waits no longer."""
@@ -307,12 +299,12 @@ _ENQUEUED_HEAD: Final = struct.Struct("<IBBHIHBB")
 
 
 class _DeliveryFields(NamedTuple):
-    tag: Tag
+    tag: parsing.Tag
     job: int
     token: int
     epoch: int
     attempt: int
-    lane: Lane
+    lane: lanes.Lane
     record: bytes
 
 
@@ -381,7 +373,7 @@ class Delivery(_DeliveryFields):
         return codec.enqueue_body(record)
 
     @property
-    def extras(self) -> Extras:
+    def extras(self) -> model.Extras:
         """Key, headers, due time and expiry as they stand in the record."""
         return enqueue_extras(self.record)
 
@@ -403,11 +395,11 @@ class Settlement(NamedTuple):
     the attempt's log.
     """
 
-    kind: Kind
+    kind: records.Kind
     delivery: Delivery
     body: bytes | None = None
     delay_ns: int = 0
-    cause: Cause = Cause.CALLER
+    cause: records.Cause = records.Cause.CALLER
     children: tuple[Item, ...] = ()
     flags: int = 0
     lines: bytes = b""
@@ -437,7 +429,7 @@ class Outcome(NamedTuple):
     ``flags`` are how the result is stored; 0: unchanged.
     """
 
-    state: State
+    state: model.State
     body: bytes | None
     flags: int = 0
 
@@ -466,7 +458,7 @@ class Withdrawal(NamedTuple):
     """Waiting jobs to be cancelled, and why; or ``expired``, as if their time had passed."""
 
     jobs: list[int]
-    cause: Cause = Cause.CALLER
+    cause: records.Cause = records.Cause.CALLER
     expired: bool = False
 
 
@@ -558,7 +550,7 @@ class Rewrite(NamedTuple):
 
     job: int
     location: int
-    state: State
+    state: model.State
     born: bytes
     enqueued_ns: int
     attempt: int = 0

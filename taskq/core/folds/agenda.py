@@ -7,44 +7,33 @@ from collections.abc import Sequence
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final
 
+from taskq.core import kinds
 from taskq.core.flows import Flows
+from taskq.core.folds import jobtable, lanes, steps
 from taskq.core.folds.claims import ClaimOrder, LaneQueues
 from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
     META_BACK,
     META_EXPIRES,
-    META_FLOW,
     META_STEPS,
     RUN_MIN,
     STATE_MASK,
     JobTable,
 )
-from taskq.core.folds.lanes import Lane, LimitGroup
 from taskq.core.folds.moments import STALE_MAX, Ages, Leases, Timetable
-from taskq.core.folds.steps import Form, Signal, Steps, shifted
-from taskq.core.kinds import (
-    BY_TIME,
-    CANCEL,
-    DEATHS,
-    ENDS,
-    READY,
-    RUNNING,
-    SCHEDULED,
-    SUCCESS,
-    after,
-)
+from taskq.core.folds.steps import Steps, shifted
+from taskq.core.kinds import CANCEL, DEATHS, READY, RUNNING, SCHEDULED, SUCCESS
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
 
 if TYPE_CHECKING:
-    from taskq.core.schedules import ScheduleState
-    from taskq.core.sources import SourceState
+    from taskq.core import schedules, sources
 
-_NOW_DUE: Final = int(BY_TIME[State.SCHEDULED])
+_NOW_DUE: Final = int(kinds.BY_TIME[State.SCHEDULED])
 #: Attribute of a lane that counts the jobs of this ending.
-_COUNTED: Final = {kind: str(after(State.RUNNING, kind)) for kind in ENDS}
+_COUNTED: Final = {kind: str(kinds.after(State.RUNNING, kind)) for kind in kinds.ENDS}
 _ALL: Final = 2**62
-_TIED: Final = META_FLOW | META_STEPS
+_TIED: Final = jobtable.META_FLOW | META_STEPS
 #: Flags of jobs whose success must also forget an expiry or steps.
 _SPECIAL: Final = META_EXPIRES | META_STEPS
 #: Jobs that turn ready in one batch, so that a million of one moment do not hold the writer lock.
@@ -92,8 +81,8 @@ class Agenda:
         self.flows = Flows()
         self.times = Timetable()
         self.ages = Ages()
-        self.schedules: dict[str, ScheduleState] = {}
-        self.sources: dict[str, SourceState] = {}
+        self.schedules: dict[str, schedules.ScheduleState] = {}
+        self.sources: dict[str, sources.SourceState] = {}
         self.queues = LaneQueues(self.ages)
         self.order = ClaimOrder(self.table, self.queues, self.ages, self.times)
         self.floor_lsn = self.edits = 0
@@ -110,7 +99,7 @@ class Agenda:
 
     # -- apply ------------------------------------------------------------------------------------
 
-    def apply_enqueued(self, job: int, location: int, lane: Lane, meta: int) -> None:
+    def apply_enqueued(self, job: int, location: int, lane: lanes.Lane, meta: int) -> None:
         """Add a job that is ready at once; ``meta`` holds flags only."""
         self.table.add(job, location, lane.number, meta | READY)
         lane.push(job)
@@ -119,7 +108,7 @@ class Agenda:
             self.queues.open(lane)
 
     def apply_enqueued_run(
-        self, first: int, locations: Sequence[int], lane: Lane, meta: int
+        self, first: int, locations: Sequence[int], lane: lanes.Lane, meta: int
     ) -> None:
         self.table.extend(first, locations, lane.number, meta | READY)
         lane.push_run(first, len(locations))
@@ -128,14 +117,14 @@ class Agenda:
             self.queues.open(lane)
 
     def apply_scheduled(
-        self, job: int, location: int, lane: Lane, meta: int, due_ns: int, is_wall: bool
+        self, job: int, location: int, lane: lanes.Lane, meta: int, due_ns: int, is_wall: bool
     ) -> None:
         """Add a job that waits until ``due_ns`` of wall time."""
         self.table.add(job, location, lane.number, meta | SCHEDULED)
         lane.scheduled += 1
         self.note_scheduled(job, due_ns, is_wall)
 
-    def apply_held(self, job: int, location: int, lane: Lane, meta: int, needs: int) -> None:
+    def apply_held(self, job: int, location: int, lane: lanes.Lane, meta: int, needs: int) -> None:
         """Add a job that waits for others; ``needs`` is their count, with the policy above it."""
         self.table.insert(job, location, lane.number, meta | SCHEDULED)
         lane.scheduled += 1
@@ -227,7 +216,7 @@ class Agenda:
         self,
         job: int,
         location: int,
-        lane: Lane,
+        lane: lanes.Lane,
         state: State,
         due: tuple[int, bool],
         since_ns: int,
@@ -477,7 +466,7 @@ class Agenda:
         if needs is not None:
             self.flows.hold(job, needs)
 
-    def enter_ready(self, lane: Lane, job: int, moment: int | None = None) -> None:
+    def enter_ready(self, lane: lanes.Lane, job: int, moment: int | None = None) -> None:
         """A job of the table may be claimed, in its old place; it waits since ``moment``.
 
         That is in shifted time; None: from now on. Its meta has META_BACK.
@@ -489,7 +478,7 @@ class Agenda:
         if not lane.blocked and (lane.ready == 1 or lane.family is not None):
             self.queues.open(lane)
 
-    def enter_ready_run(self, lane: Lane, jobs: list[int], moments: list[int]) -> None:
+    def enter_ready_run(self, lane: lanes.Lane, jobs: list[int], moments: list[int]) -> None:
         if min(moments) < 0:
             moments = [max(moment, 0) for moment in moments]
         self.ages.note_ready(min(moments))
@@ -509,7 +498,7 @@ class Agenda:
     ) -> int:
         """Claim the jobs from ``number`` on that are ready in one lane; returns how many."""
         find, table, running = self.table.find, self.table, self.running
-        lane: Lane | None = None
+        lane: lanes.Lane | None = None
         start = number
         for job in islice(jobs, start, None):
             chunk = find(job)
@@ -550,7 +539,7 @@ class Agenda:
             self.times.forget_at(moment, job)
         return was_held or moment is not None
 
-    def _leave(self, lane: Lane, job: int, meta: int) -> None:
+    def _leave(self, lane: lanes.Lane, job: int, meta: int) -> None:
         state = meta & STATE_MASK
         if state == RUNNING:
             lane.running -= 1
@@ -570,7 +559,7 @@ class Agenda:
             self._scheduled -= 1
             self._count_left()
 
-    def _succeeded_in_group(self, lane: Lane, group: LimitGroup) -> None:
+    def _succeeded_in_group(self, lane: lanes.Lane, group: lanes.LimitGroup) -> None:
         home = lane.home
         home.succeeded += 1
         self.groups.left(group)
@@ -613,7 +602,7 @@ def apply_carried(
     agenda: Agenda,
     job: int,
     location: int,
-    lane: Lane,
+    lane: lanes.Lane,
     meta: int,
     state: State,
     expires: tuple[int, bool],
@@ -664,7 +653,7 @@ def apply_carried(
 
 
 def _run_carried(
-    agenda: Agenda, job: int, lane: Lane, claim: tuple[int, int, int], lease_ns: int
+    agenda: Agenda, job: int, lane: lanes.Lane, claim: tuple[int, int, int], lease_ns: int
 ) -> None:
     agenda.queues.note_running(lane, 1)
     agenda.running[job] = claim
@@ -676,7 +665,7 @@ def apply_carried_run(
     agenda: Agenda,
     jobs: list[int],
     locations: list[int],
-    lane: Lane,
+    lane: lanes.Lane,
     meta: int,
     since_ns: list[int],
 ) -> None:
@@ -694,7 +683,9 @@ def apply_carried_run(
     agenda.enter_ready_run(lane, jobs, [since - shift for since in since_ns])
 
 
-def _apply_carried_dead(agenda: Agenda, job: int, location: int, lane: Lane, ended_ns: int) -> None:
+def _apply_carried_dead(
+    agenda: Agenda, job: int, location: int, lane: lanes.Lane, ended_ns: int
+) -> None:
     dead = agenda.dead
     chunk = dead.find(job)
     if chunk is not None:
@@ -709,7 +700,7 @@ def apply_requeued(
     agenda: Agenda,
     job: int,
     location: int,
-    lane: Lane,
+    lane: lanes.Lane,
     meta: int,
 ) -> None:
     """A dead letter is ready again, no attempt counted; ``meta`` holds flags only."""
@@ -732,7 +723,7 @@ def forget_dead(agenda: Agenda, job: int) -> bool:
     return True
 
 
-def apply_tallied(lane: Lane, succeeded: int, cancelled: int, expired: int) -> None:
+def apply_tallied(lane: lanes.Lane, succeeded: int, cancelled: int, expired: int) -> None:
     """Set the lane's totals of ended jobs; a fold may have seen only some of their records.
 
     Dead letters are left out: each is carried by a record of its own, and counted.
@@ -751,7 +742,7 @@ def apply_step(
     once: bytes,
     title: tuple[str, int] | None = None,
     called: tuple[int, int] | None = None,
-    form: int = Form.STEP,
+    form: int = steps.Form.STEP,
 ) -> None:
     """A step of a job is done; see ``Steps.apply_step``.
 
@@ -773,7 +764,7 @@ def apply_begun(agenda: Agenda, job: int, packed: bytes) -> None:
     _mark(agenda, job)
 
 
-def apply_signal(agenda: Agenda, job: int, signal: Signal) -> None:
+def apply_signal(agenda: Agenda, job: int, signal: steps.Signal) -> None:
     agenda.steps.apply_signal(job, signal)
     _mark(agenda, job)
 

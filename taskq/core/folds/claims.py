@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import filterfalse, islice, takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.errors import UsageError
 from taskq.core.folds.jobtable import (
@@ -20,14 +20,11 @@ from taskq.core.folds.jobtable import (
     JobTable,
 )
 from taskq.core.folds.lanes import BLOCKED_BY_PAUSE, Family, Lane, LimitGroups
-from taskq.core.folds.moments import NO_JOB
+from taskq.core.folds.moments import NO_JOB, Ages, Bounds, Timetable
 from taskq.core.kinds import READY, RUNNING
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.parsing import whole
 from taskq.core.views import QueueStats
-
-if TYPE_CHECKING:
-    from taskq.core.folds.moments import Ages, Bounds, Timetable
 
 #: Free numbers of forgotten lanes beyond twice the lanes, before the list is trimmed.
 _FREE_MAX: Final = 1_024

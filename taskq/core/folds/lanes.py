@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import chain, islice
 from itertools import count as counting
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from taskq.core.folds.moments import LATEST, NO_JOB, Returned
+from taskq.core.folds.moments import LATEST, NO_JOB, Ages, Returned
 from taskq.core.rates import Limit, Times
-
-if TYPE_CHECKING:
-    from taskq.core.folds.moments import Ages
 
 _BLOCK: Final = 1_024
 #: Why a lane is blocked.

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.errors import JobNotFound, LogFailed, TaskqError, refusal
 from taskq.core.kinds import SUCCESS
 from taskq.core.model import Durability
+from taskq.log.journal.journal import Journal
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import Answer, ClaimRequest, Op, Outcome, Request, Settlement
 from taskq.log.segments.segments import Extent, SegmentGone
 from taskq.log.state.facets import NO_JOB, Facets
 from taskq.log.state.job_history import find_end, job_not_found, read_outcome
-
-if TYPE_CHECKING:
-    from taskq.log.journal.journal import Journal
 
 #: Settlements that nobody waits for: tried again while the disk is full.
 NOWAIT: Final = frozenset({int(Op.SETTLE_NOWAIT), int(Op.SUCCEED_NOWAIT)})

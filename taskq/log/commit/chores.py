@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.model import SECOND_NS
+from taskq.log.journal.journal import Journal
+from taskq.log.requests import Answer, Op, Request
 
-if TYPE_CHECKING:
-    from taskq.log.journal.journal import Journal
-    from taskq.log.requests import Answer, Op, Request
+Steps = Generator["InnerRequest | None", None, None]
 
-if TYPE_CHECKING:
-    Steps = Generator["InnerRequest | None", None, None]
 
 #: Seconds between two looks whether another process is done, for a caller that waits for it.
 _TURN_NS: Final = SECOND_NS // 20

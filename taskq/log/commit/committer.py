@@ -1,13 +1,8 @@
-"""Group commit: a batch becomes one frame, and answers that are as durable as their source.
-
-No thread here: the storage thread calls ``commit``, then ``sync`` when it must, and hands the
-answers out; a simulation does the same step by step, with several committers on one simulated
-disk.
-"""
+"""Group commit: a batch becomes one frame, and answers that are as durable as their source."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.errors import (
     AppendFailed,
@@ -36,6 +31,7 @@ from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.decide.context import Batch, BatchNeeds
 from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
+from taskq.log.journal.journal import Journal
 from taskq.log.machine.ports import INTEREST_GROWTH, Peers
 from taskq.log.machine.threads import Reporter
 from taskq.log.read.gauges import Gauges
@@ -43,9 +39,6 @@ from taskq.log.requests import ClaimRequest, Op, Request, Trait, ops_that
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.facets import Facets, LogView
 from taskq.log.state.uploads import UploadsSeen
-
-if TYPE_CHECKING:
-    from taskq.log.journal.journal import Journal
 
 #: How often a claimer looks whether they still live: a killed worker's jobs run again in a second.
 CHECK_NS: Final = 250_000_000
@@ -130,6 +123,10 @@ _BEHIND: Final = ops_that(Trait.BEHIND)
 
 class Committer:
     """The storage side of one process.
+
+    No thread here: the storage thread calls ``commit``, then ``sync`` when it must, and hands the
+    answers out; a simulation does the same step by step, with several committers on one simulated
+    disk.
 
     Attributes:
         answers: answers on their way out.

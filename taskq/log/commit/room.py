@@ -1,14 +1,4 @@
-"""Room on the disk: new jobs are refused before it is full, and jobs still end.
-
-Three things stand between the log and a full disk. Enqueues are refused while fewer than
-``min_free`` bytes are free. Settlements, cancels, expiry, releases and upkeep still append, since
-they let the log shrink. When the disk takes nothing at all, the reserve is freed for them: a file
-whose only use is its removal. It is made again once there is room for it besides ``min_free``;
-until then enqueues are refused, or they would take the space that was freed for the others.
-
-Nothing here needs the writer lock, and a crash at any step leaves a whole log: the next look finds
-the reserve there, too small, or gone.
-"""
+"""Room on the disk: new jobs are refused before it is full, and jobs still end."""
 
 from __future__ import annotations
 
@@ -16,23 +6,16 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from taskq.core.errors import AppendFailed, DiskFull
 from taskq.core.model import SECOND_NS
+from taskq.log import config
 from taskq.log.commit.answers import NOWAIT, refusals
-from taskq.log.config import (
-    MIN_FREE_BYTES,
-    MIN_FREE_FILES,
-    RESERVE_BYTES,
-    TINY_DISK_PARTS,
-    LogConfig,
-)
+from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
 from taskq.log.decide.context import BatchNeeds
+from taskq.log.machine.ports import Clock, Disk
 from taskq.log.requests import Answer, Op, Request, Trait, ops_that
-
-if TYPE_CHECKING:
-    from taskq.log.machine.ports import Clock, Disk
 
 
 def parted(requests: list[Request]) -> list[Request]:
@@ -71,6 +54,16 @@ _MARGIN_BYTES: Final = 16 * 1024
 class Room:
     """Watch the room on the log's disk, for one process.
 
+    Three things stand between the log and a full disk. Enqueues are refused while fewer than
+    ``min_free`` bytes are free. Settlements, cancels, expiry, releases and upkeep still append,
+    since they let the log shrink. When the disk takes nothing at all, the reserve is freed for
+    them: a file whose only use is its removal. It is made again once there is room for it besides
+    ``min_free``; until then enqueues are refused, or they would take the space that was freed for
+    the others.
+
+    Nothing here needs the writer lock, and a crash at any step leaves a whole log: the next look
+    finds the reserve there, too small, or gone.
+
     Attributes:
         free_bytes: when last looked at; None before that.
         limit_bytes: bytes that enqueues must leave free.
@@ -79,7 +72,7 @@ class Room:
         look_at_ns: steady time at which it is asked in any case; 0 while it is short.
     """
 
-    def __init__(self, disk: Disk, clock: Clock, path: str, config: LogConfig) -> None:
+    def __init__(self, disk: Disk, clock: Clock, path: str, config: config.LogConfig) -> None:
         self._disk = disk
         self._clock = clock
         self._path = path

@@ -1,13 +1,9 @@
-"""Jobs that are written again: those needed from a segment that is about to go, and edited ones.
-
-They were read without the lock. So each is looked at again here, under it, and written only if it
-has not changed meanwhile; the others are left to the next pass.
-"""
+"""Jobs that are written again: those needed from a segment that is about to go, and edited ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import KeyHeld, NotWaiting, UsageError
 from taskq.core.folds.agenda import Agenda
@@ -24,6 +20,7 @@ from taskq.core.model import LIVE_STATES, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.records import TABLE
 from taskq.core.schedules import TickRecord
 from taskq.core.sources import SourceRecord
+from taskq.log.decide import context, enqueue, steps
 from taskq.log.format.carried import (
     Carried,
     encode_carried,
@@ -33,17 +30,11 @@ from taskq.log.format.carried import (
     key_hash_of,
 )
 from taskq.log.format.flows import again, fold_step
-from taskq.log.format.notes import encode_moved, encode_rated, encode_ticked
+from taskq.log.format.notes import GroupKey, encode_moved, encode_rated, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, rerouted, unexpiring
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Edit, Floor, Rewrite
 from taskq.log.state.fold import fold_carried
-
-if TYPE_CHECKING:
-    from taskq.log.decide.context import Batch, Context
-    from taskq.log.decide.enqueue import Keys
-    from taskq.log.decide.steps import Again
-    from taskq.log.format.notes import GroupKey
 
 #: States that a job may have after an edit.
 _READY: Final = after(State.READY, EDIT)
@@ -51,13 +42,17 @@ _SCHEDULED: Final = after(State.READY, EDIT, waits=True)
 
 
 class Rewrites:
-    """The decisions of compaction."""
+    """The decisions of compaction.
 
-    def __init__(self, context: Context) -> None:
+    They were read without the lock. So each is looked at again here, under it, and written only if
+    it has not changed meanwhile; the others are left to the next pass.
+    """
+
+    def __init__(self, context: context.Context) -> None:
         self._context = context
         self._journal = context.journal
 
-    def carry(self, batch: Batch, items: list[Rewrite | Again]) -> int:
+    def carry(self, batch: context.Batch, items: list[Rewrite | steps.Again]) -> int:
         """Write these again; returns how many had changed and must be looked at once more."""
         agenda, dedup = self._context.agenda, self._context.dedup
         missed = 0
@@ -79,7 +74,7 @@ class Rewrites:
             self._context.recent.add(item.job, carried.born)
         return missed
 
-    def _write_again(self, batch: Batch, item: Again) -> bool:
+    def _write_again(self, batch: context.Batch, item: steps.Again) -> bool:
         """Write a step or signal again that stands where it was seen; else nobody needs it.
 
         Returns whether its job has ended since it was found.
@@ -97,7 +92,7 @@ class Rewrites:
         fold_step(record, lsn, location, agenda)
         return False
 
-    def tally(self, batch: Batch, lanes: range | list[tuple[str, bytes]]) -> None:
+    def tally(self, batch: context.Batch, lanes: range | list[tuple[str, bytes]]) -> None:
         """Write down how many jobs of these lanes ended so far, what is paused.
 
         And all schedules and sources.
@@ -119,7 +114,7 @@ class Rewrites:
             for source, stand in sorted(agenda.sources.items()):
                 batch.add(encode_moved(SourceRecord(source, stand), batch.lsn))
 
-    def finish(self, batch: Batch, floor: Floor) -> None:
+    def finish(self, batch: context.Batch, floor: Floor) -> None:
         """Record that nothing before ``floor.lsn`` is needed any more."""
         agenda = self._context.agenda
         seen = self._context.facets.uploads
@@ -168,11 +163,11 @@ class Rewrites:
 class Edits:
     """The decisions about how waiting jobs wait."""
 
-    def __init__(self, context: Context, keys: Keys) -> None:
+    def __init__(self, context: context.Context, keys: enqueue.Keys) -> None:
         self._context = context
         self._keys = keys
 
-    def edit(self, batch: Batch, wish: Edit) -> bool | None:
+    def edit(self, batch: context.Batch, wish: Edit) -> bool | None:
         """Let a job wait as somebody wants it; False if it does, None if it is not as it was found.
 
         Raises:
@@ -298,7 +293,7 @@ def _key_until(dedup: Dedup, item: Rewrite) -> int:
     return 0 if until == UNTIL_SETTLED else until
 
 
-def write_rated(batch: Batch, agenda: Agenda, keys: Iterable[GroupKey]) -> None:
+def write_rated(batch: context.Batch, agenda: Agenda, keys: Iterable[GroupKey]) -> None:
     """Write down when the claims of these groups were made."""
     shift_ns = agenda.times.shift_ns
     for key in keys:

@@ -1,37 +1,26 @@
-"""Claims: jobs are handed out, held for longer, and taken back when their claims are over.
-
-A claim is over when its lease has ended, or its owner's process is gone. A lease is a deadline of
-one claim. It is moved by ``extend``; once it has passed, a claimer takes the job back, and only
-then is the claim over: a holder that is late, but comes before any claimer, may still settle or
-extend. The token decides, never the clock alone.
-"""
+"""Claims: jobs are handed out, held for longer, and taken back when their claims are over."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import compress, repeat
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import taskq._native as native
+from taskq.core import parsing, rates
 from taskq.core.errors import JobCancelled, LogDamaged
-from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.claims import JobColumns
+from taskq.core.folds import agenda, claims, lanes
 from taskq.core.folds.jobtable import META_DURABLE_CLAIM, RUN_MIN, STATE_MASK
-from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import CANCEL, CLAIM, DEATH, EXTENSION, RELEASE
 from taskq.core.model import State
-from taskq.core.parsing import Tag
-from taskq.core.rates import Limit
 from taskq.core.records import Cause
+from taskq.log.decide.context import Batch, Context
 from taskq.log.decide.ends import Ends, check_claim
 from taskq.log.format import codec
 from taskq.log.format.carried import encode_lease
 from taskq.log.format.columns import plain_records
 from taskq.log.format.notes import _RATE, _RATE_OPTION, _RATE_TAG
 from taskq.log.requests import ClaimRequest, Delivery
-
-if TYPE_CHECKING:
-    from taskq.log.decide.context import Batch, Context
 
 #: Most jobs that one claim gets, however many it asks for.
 CLAIMED_MAX: Final = 4_096
@@ -42,6 +31,11 @@ _PLAIN_JOB: Final = codec.JOB.size
 
 class Claims:
     """The decisions of one process about claims.
+
+    A claim is over when its lease has ended, or its owner's process is gone. A lease is a deadline
+    of one claim. It is moved by ``extend``; once it has passed, a claimer takes the job back, and
+    only then is the claim over: a holder that is late, but comes before any claimer, may still
+    settle or extend. The token decides, never the clock alone.
 
     Args:
         description: of this process, written to the log before its first claim.
@@ -79,7 +73,7 @@ class Claims:
             self._introduced = True
 
     def _claim_each(
-        self, batch: Batch, taken: JobColumns, request: ClaimRequest
+        self, batch: Batch, taken: claims.JobColumns, request: ClaimRequest
     ) -> tuple[list[Delivery], bool]:
         agenda = self._context.agenda
         deliveries: list[Delivery] = []
@@ -118,7 +112,7 @@ class Claims:
             )
         return deliveries, must_sync
 
-    def _records(self, taken: JobColumns) -> list[bytes] | None:
+    def _records(self, taken: claims.JobColumns) -> list[bytes] | None:
         """Return the enqueue records of jobs that were taken, or None if one of them is damaged."""
         recent, jobs = self._recent.records, taken.jobs
         near = list(map(recent.pop, jobs, repeat(b""))) if recent else []
@@ -136,7 +130,7 @@ class Claims:
         return [record or next(far) for record in near]
 
     def _claim_run(
-        self, batch: Batch, taken: JobColumns, records: list[bytes]
+        self, batch: Batch, taken: claims.JobColumns, records: list[bytes]
     ) -> tuple[list[Delivery], bool]:
         jobs, attempts, owner = taken.jobs, taken.attempts, self._owner
         place = self._tag, batch.epoch, owner, batch.lsn
@@ -222,13 +216,13 @@ class Claims:
 
 
 def claimed(
-    tag: Tag,
+    tag: parsing.Tag,
     epoch: int,
     owner: int,
     token: int,
     jobs: list[int],
     attempts: list[int],
-    lanes: list[Lane],
+    lanes: list[lanes.Lane],
     records: list[bytes],
     running: dict[int, tuple[int, int, int]],
 ) -> list[Delivery]:
@@ -245,7 +239,7 @@ def claimed(
     return list(map(tuple.__new__, repeat(Delivery), rows))
 
 
-def _take(agenda: Agenda, request: ClaimRequest) -> JobColumns:
+def _take(agenda: agenda.Agenda, request: ClaimRequest) -> claims.JobColumns:
     if request.limits is not None:
         agenda.groups.tell(request.limits, agenda.moment)
     count = min(request.count, CLAIMED_MAX)
@@ -254,7 +248,9 @@ def _take(agenda: Agenda, request: ClaimRequest) -> JobColumns:
     return agenda.order.take(count, request.queues, request.tasks)
 
 
-def mark_rated(batch: Batch, taken: JobColumns, limits: Mapping[str, Limit] | None) -> None:
+def mark_rated(
+    batch: Batch, taken: claims.JobColumns, limits: Mapping[str, rates.Limit] | None
+) -> None:
     """Mark the last claims of a batch that count against a rate."""
     if not limits:
         return

@@ -6,20 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.model import SIGNAL_BYTES_MAX, Conflict, Extras
+from taskq.log import requests
 from taskq.log.format import codec
 from taskq.log.format.codec import FRAME_HEADER_SIZE
 from taskq.log.format.notes import UploadProgress, encode_adopted
-from taskq.log.requests import (
-    Bundle,
-    Item,
-    Op,
-    Plain,
-    Request,
-    Rewrite,
-    Settlement,
-    Trait,
-    ops_that,
-)
+from taskq.log.requests import Op, Plain, Rewrite
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
@@ -185,7 +176,7 @@ _MOVED_BYTES: Final = 48
 _STEP_BYTES: Final = 640
 
 
-def bundle_size(bundle: Bundle) -> int:
+def bundle_size(bundle: requests.Bundle) -> int:
     """Return bytes of a transaction's records."""
     size = sum(map(_settlement_size, bundle.settlements)) + sum(map(_enqueue_size, bundle.items))
     # Each may free a key, or take one over from a job that is cancelled for it.
@@ -196,11 +187,11 @@ def _plain_size(jobs: Plain) -> int:
     return sum(map(len, jobs.bodies)) + len(jobs.spec.tail) * len(jobs.bodies)
 
 
-def _jobs_size(jobs: list[Item] | Plain) -> int:
+def _jobs_size(jobs: list[requests.Item] | Plain) -> int:
     return _plain_size(jobs) if isinstance(jobs, Plain) else sum(map(_enqueue_size, jobs))
 
 
-def _enqueue_size(item: Item) -> int:
+def _enqueue_size(item: requests.Item) -> int:
     spec, body, extras = item
     return len(body) + len(spec.tail) + (extras_size(extras) if extras is not None else 0)
 
@@ -213,7 +204,7 @@ def extras_size(extras: Extras) -> int:
     return keys + headers + _OPTIONS_BYTES + flow
 
 
-def _settlement_size(item: Settlement) -> int:
+def _settlement_size(item: requests.Settlement) -> int:
     own = len(item.body or b"") + len(item.lines) + codec.BACK.size
     return own + sum(map(_enqueue_size, item.children))
 
@@ -259,8 +250,8 @@ _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 #: Most batches hold nothing else: their size is all there is to know.
 _PLAIN: Final = frozenset(map(int, (Op.SUCCEED_NOWAIT, Op.CLAIM)))
-_NEEDS_AGENDA: Final = ops_that(Trait.AGENDA)
-_NEEDS_KEYS: Final = ops_that(Trait.KEYS)
+_NEEDS_AGENDA: Final = requests.ops_that(requests.Trait.AGENDA)
+_NEEDS_KEYS: Final = requests.ops_that(requests.Trait.KEYS)
 
 
 class BatchNeeds:
@@ -280,7 +271,7 @@ class BatchNeeds:
         self.agenda = self.keyed = False
         self.size = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: requests.Request) -> None:
         op, _, _, operand = request
         self.ops.add(op)
         if op == _ENQUEUE_RUN:
@@ -316,7 +307,7 @@ class BatchNeeds:
         elif op in (Op.TRANSACT, Op.TICK):
             self._look_at(operand.items)
 
-    def _look_at(self, items: Iterable[Item]) -> None:
+    def _look_at(self, items: Iterable[requests.Item]) -> None:
         for _, _, extras in items:
             if extras is not None:
                 self._look(extras)
@@ -328,7 +319,7 @@ class BatchNeeds:
                 self.agenda = True  # it may take its key from another job
 
     @classmethod
-    def of(cls, requests: list[Request]) -> BatchNeeds:
+    def of(cls, requests: list[requests.Request]) -> BatchNeeds:
         needs = cls()
         for request in requests:
             needs.add(request)

@@ -1,9 +1,4 @@
-"""The common part of every end of a job: its record, and the key and jobs that it frees.
-
-A job ends by its delivery (``settle``), or without one: cancelled, expired, taken back for the last
-time, replaced by another job of its key. An end frees the job's key, and jobs of its flow that
-waited for it. A job that does not end goes back.
-"""
+"""The common part of every end of a job: its record, and the key and jobs that it frees."""
 
 from __future__ import annotations
 
@@ -58,7 +53,12 @@ def check_claim(agenda: Agenda, delivery: Delivery) -> None:
 
 
 class Ends:
-    """The ends of jobs, of any kind."""
+    """The ends of jobs, of any kind.
+
+    A job ends by its delivery (``settle``), or without one: cancelled, expired, taken back for the
+    last time, replaced by another job of its key. An end frees the job's key, and jobs of its flow
+    that waited for it. A job that does not end goes back.
+    """
 
     def __init__(self, context: Context, deaths: Deaths) -> None:
         self._context = context

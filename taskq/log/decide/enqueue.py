@@ -24,8 +24,7 @@ from taskq.log.requests import Duplicate, EnqueueSpec, Item, Plain, Slice
 from taskq.log.state.fold import enqueued_meta
 
 if TYPE_CHECKING:
-    from taskq.log.decide.context import Batch, Context
-    from taskq.log.decide.ends import Ends
+    from taskq.log.decide import context, ends
 
 #: About what a record takes besides its payload.
 _RECORD_BYTES: Final = 48
@@ -178,13 +177,13 @@ class Wanted:
 class Keys:
     """Decide which job keeps a dedup key that two jobs want."""
 
-    def __init__(self, context: Context, ends: Ends) -> None:
+    def __init__(self, context: context.Context, ends: ends.Ends) -> None:
         self._context = context
         self._ends = ends
         self._keys_max = context.journal.config.keys_max
 
     def check(
-        self, batch: Batch, wanted: Iterable[Wanted], ending: frozenset[int] = _NOBODY
+        self, batch: context.Batch, wanted: Iterable[Wanted], ending: frozenset[int] = _NOBODY
     ) -> None:
         """Refuse jobs that are to be enqueued together, before anything of them is added.
 
@@ -209,7 +208,7 @@ class Keys:
         if count:
             self.check_room(batch, count)
 
-    def check_room(self, batch: Batch, count: int) -> None:
+    def check_room(self, batch: context.Batch, count: int) -> None:
         """Refuse ``count`` more keys.
 
         Raises:
@@ -217,7 +216,7 @@ class Keys:
         """
         self._context.dedup.check_room(batch.time_ns, count, self._keys_max)
 
-    def make_way(self, batch: Batch, wanted: Wanted) -> tuple[int | None, int]:
+    def make_way(self, batch: context.Batch, wanted: Wanted) -> tuple[int | None, int]:
         """(the job that keeps the key, the job that gives it up); None and 0 for nobody.
 
         A holder that is to give the key up does so unless it runs; if it waits, it is cancelled.
@@ -234,7 +233,7 @@ class Keys:
         self._context.dedup.apply_dropped(wanted.hashed, holder)
         return None, holder
 
-    def take(self, batch: Batch, wanted: Wanted, job: int, location: int) -> None:
+    def take(self, batch: context.Batch, wanted: Wanted, job: int, location: int) -> None:
         self._context.dedup.apply_taken(
             wanted.hashed, job, location, wanted.window_ns, batch.time_ns,
             until_settled=wanted.until_settled,
@@ -244,7 +243,9 @@ class Keys:
         job_id = "" if holder is None else self._context.tag.id(holder)
         return DuplicateKey(wanted.queue.decode("utf-8", "replace"), wanted.key, job_id)
 
-    def _holder(self, batch: Batch, wanted: Wanted, ending: frozenset[int] = _NOBODY) -> int | None:
+    def _holder(
+        self, batch: context.Batch, wanted: Wanted, ending: frozenset[int] = _NOBODY
+    ) -> int | None:
         return self.holder(wanted.queue, wanted.key, wanted.hashed, batch.time_ns, ending)
 
     def holder(
@@ -325,13 +326,13 @@ class Prepared:
 class Enqueues:
     """The enqueues of one process."""
 
-    def __init__(self, context: Context, keys: Keys) -> None:
+    def __init__(self, context: context.Context, keys: Keys) -> None:
         self._journal = context.journal
         self._facets = context.facets
         self._recent = context.recent
         self._keys = keys
 
-    def one(self, batch: Batch, item: Item) -> int | Duplicate:
+    def one(self, batch: context.Batch, item: Item) -> int | Duplicate:
         """Enqueue a job: its lsn, or the job that holds its key.
 
         Raises:
@@ -343,14 +344,14 @@ class Enqueues:
             return self.many(batch, [item])[0]
         return self._add(batch, spec, spec.tail, body)
 
-    def many(self, batch: Batch, items: list[Item] | Plain) -> list[int | Duplicate]:
+    def many(self, batch: context.Batch, items: list[Item] | Plain) -> list[int | Duplicate]:
         if isinstance(items, Plain):
             first = self.enqueue_run(batch, *items)
             return list(range(first, batch.lsn))
         return self.add(batch, items, self.prepared(batch, items))
 
     def prepared(
-        self, batch: Batch, items: Sequence[Item], ending: frozenset[int] = frozenset()
+        self, batch: context.Batch, items: Sequence[Item], ending: frozenset[int] = frozenset()
     ) -> list[Prepared | None]:
         """Check enqueues before anything is added; None for items without a check.
 
@@ -366,7 +367,7 @@ class Enqueues:
         return checked
 
     def add(
-        self, batch: Batch, items: Iterable[Item], prepared: list[Prepared | None]
+        self, batch: context.Batch, items: Iterable[Item], prepared: list[Prepared | None]
     ) -> list[int | Duplicate]:
         return [
             self._add(batch, spec, spec.tail, body)
@@ -375,7 +376,7 @@ class Enqueues:
             for (spec, body, _), ready in zip(items, prepared, strict=True)
         ]
 
-    def _add(self, batch: Batch, spec: EnqueueSpec, tail: bytes, body: bytes) -> int:
+    def _add(self, batch: context.Batch, spec: EnqueueSpec, tail: bytes, body: bytes) -> int:
         """Return the hot path: a plain job that is ready at once."""
         lsn = batch.lsn
         record = codec.pack_length(len(tail) + len(body) + 8) + tail + body
@@ -393,7 +394,7 @@ class Enqueues:
         batch.interest |= INTEREST_READY
         return lsn
 
-    def run(self, batch: Batch, run: Run) -> range:
+    def run(self, batch: context.Batch, run: Run) -> range:
         if any(future.done() for future in run.futures):
             run.drop_withdrawn()
         first, specs = batch.lsn, run.specs
@@ -404,7 +405,7 @@ class Enqueues:
                 self.enqueue_run(batch, spec, bodies)
         return range(first, batch.lsn)
 
-    def enqueue_run(self, batch: Batch, spec: EnqueueSpec, bodies: Sequence[bytes]) -> int:
+    def enqueue_run(self, batch: context.Batch, spec: EnqueueSpec, bodies: Sequence[bytes]) -> int:
         """Enqueue plain jobs of one spec in one go; return the first one's lsn.
 
         Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
@@ -426,7 +427,7 @@ class Enqueues:
         return first
 
     def _add_prepared(
-        self, batch: Batch, spec: EnqueueSpec, body: bytes, ready: Prepared
+        self, batch: context.Batch, spec: EnqueueSpec, body: bytes, ready: Prepared
     ) -> int | Duplicate:
         wanted, replaced = ready.wanted, 0
         if wanted is not None:
@@ -471,12 +472,12 @@ class Uploads:
     Jobs and the upload's progress go into one frame, so a crash neither skips nor repeats a job.
     """
 
-    def __init__(self, context: Context, enqueues: Enqueues) -> None:
+    def __init__(self, context: context.Context, enqueues: Enqueues) -> None:
         self._clock = context.journal.clock
         self._facets = context.facets
         self._enqueues = enqueues
 
-    def adopt(self, batch: Batch, piece: Slice) -> UploadProgress:
+    def adopt(self, batch: context.Batch, piece: Slice) -> UploadProgress:
         """Enqueue as many of these as time allows; returns how far the upload has come.
 
         Nothing is done if it has not come to where the slice begins: somebody else was there.
@@ -503,7 +504,7 @@ class Uploads:
                 raise
         return self._note(batch, before, done, duplicates)
 
-    def _progress(self, batch: Batch, piece: Slice) -> UploadProgress:
+    def _progress(self, batch: context.Batch, piece: Slice) -> UploadProgress:
         begun = batch.adopted.get(piece.upload)
         if begun is not None:
             return begun
@@ -515,13 +516,13 @@ class Uploads:
         return UploadProgress(piece.upload, 0, piece.total, 0, batch.first_lsn)
 
     def _note(
-        self, batch: Batch, before: UploadProgress, done: int, duplicates: int
+        self, batch: context.Batch, before: UploadProgress, done: int, duplicates: int
     ) -> UploadProgress:
         after = before._replace(done=before.done + done, duplicates=before.duplicates + duplicates)
         batch.adopted[before.upload] = after
         return after
 
-    def _add(self, batch: Batch, run: Plain | list[Item], start: int, stop: int) -> int:
+    def _add(self, batch: context.Batch, run: Plain | list[Item], start: int, stop: int) -> int:
         if isinstance(run, Plain):
             self._enqueues.enqueue_run(batch, run.spec, run.bodies[start:stop])
             return 0

@@ -1,11 +1,4 @@
-"""Listeners of a program for its jobs: deaths, and requests to stop a job.
-
-Listeners get all deaths that this process records: of its own deliveries, and of jobs that it took
-back from dead processes. They get them once the record is as durable as any answer, and perhaps
-twice: a loss of power can bring a job back to life, and it may die again.
-
-A job about a death is in the frame of that death: both are on disk, or neither is.
-"""
+"""Listeners of a program for its jobs: deaths, and requests to stop a job."""
 
 from __future__ import annotations
 
@@ -82,6 +75,12 @@ class _Listeners(Generic[T]):
 
 class Deaths:
     """Deliver deaths to listeners once the present batch is in the log.
+
+    Listeners get all deaths that this process records: of its own deliveries, and of jobs that it
+    took back from dead processes. They get them once the record is as durable as any answer, and
+    perhaps twice: a loss of power can bring a job back to life, and it may die again.
+
+    A job about a death is in the frame of that death: both are on disk, or neither is.
 
     Args:
         tag: prefix of every job id of the log.

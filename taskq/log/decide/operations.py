@@ -1,17 +1,11 @@
-"""From a request to records in the batch, and the same change applied to the facets.
-
-The writer lock is held and the facets are caught up, so every decision sees the whole log. A
-decider either raises before it has added anything, or adds everything of its request. Each holds
-the ``Context`` and the deciders above it in ``Operations.__init__``, none below. The deciders of
-queues, schedules and dead letters are here, too.
-"""
+"""From a request to records in the batch, and the same change applied to the facets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from taskq.core import sources
+from taskq.core import kinds, model, records, sources
 from taskq.core.errors import (
     KeyHeld,
     LogDamaged,
@@ -23,9 +17,7 @@ from taskq.core.errors import (
 )
 from taskq.core.folds.agenda import forget_dead
 from taskq.core.folds.dedup import UNTIL_SETTLED, key_hash
-from taskq.core.kinds import PAUSE, REMOVAL, RESUME, REVIVAL, after
-from taskq.core.model import State
-from taskq.core.records import Flag
+from taskq.core.kinds import PAUSE, REMOVAL, RESUME, REVIVAL
 from taskq.core.schedules import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
@@ -46,14 +38,11 @@ from taskq.log.format.carried import Carried, encode_carried, encode_queue
 from taskq.log.format.flows import is_of_flow
 from taskq.log.format.notes import encode_moved, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, unexpiring
+from taskq.log.journal.journal import Journal
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
-from taskq.log.requests import Op
+from taskq.log.requests import Duplicate, Enrolment, Ingest, Letter, Op, Steer, Turn
+from taskq.log.state.facets import Facets
 from taskq.log.state.fold import fold_carried
-
-if TYPE_CHECKING:
-    from taskq.log.journal.journal import Journal
-    from taskq.log.requests import Duplicate, Enrolment, Ingest, Letter, Steer, Turn
-    from taskq.log.state.facets import Facets
 
 
 class Queues:
@@ -218,8 +207,8 @@ class Sources:
             )
 
 
-_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
-_AGAIN: Final = after(State.DEAD, REVIVAL)
+_KEYED: Final = int(records.Flag.KEY_UNTIL_SETTLED)
+_AGAIN: Final = kinds.after(model.State.DEAD, REVIVAL)
 
 
 class DeadLetters:
@@ -334,6 +323,11 @@ class DeadLetters:
 
 class Operations:
     """The deciders of one process.
+
+    The writer lock is held and the facets are caught up, so every decision sees the whole log. A
+    decider either raises before it has added anything, or adds everything of its request. Each
+    holds the ``Context`` and the deciders above it in ``Operations.__init__``, none below. The
+    deciders of queues, schedules and dead letters are here, too.
 
     Attributes:
         table: operation -> decider. Claims and settlements without an answer are missing: they have

@@ -23,29 +23,19 @@ from taskq.core.kinds import (
 )
 from taskq.core.model import REASON_BYTES_MAX, TRANSACTION_BYTES_MAX, WAITING_STATES
 from taskq.core.records import Cause, Flag
+from taskq.log import requests
+from taskq.log.decide import context, ends
 from taskq.log.decide.context import bundle_size
-from taskq.log.decide.ends import Ends, check_claim
+from taskq.log.decide.ends import check_claim
 from taskq.log.format import codec
 from taskq.log.format.carried import OPTIONS_BYTES_MAX
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.format.columns import plain_records
 from taskq.log.machine.ports import INTEREST_CANCEL, INTEREST_OUTCOME
-from taskq.log.requests import (
-    Bundle,
-    Cancel,
-    Delivery,
-    Done,
-    Duplicate,
-    Op,
-    Settlement,
-    Withdrawal,
-)
+from taskq.log.requests import Cancel, Done, Op, Settlement
 
 if TYPE_CHECKING:
-    from taskq.log.decide.context import Batch, Context
-    from taskq.log.decide.enqueue import Enqueues
-    from taskq.log.decide.listeners import Deaths
-    from taskq.log.decide.steps import Steps
+    from taskq.log.decide import enqueue, listeners, steps
     from taskq.log.state.facets import Facets
 
 #: Children cancelled in one batch with the jobs that called them; the others follow in the next.
@@ -55,7 +45,7 @@ EXPIRED_MAX: Final = 2_048
 _TOO_LATE: Final = Cancel.TOO_LATE
 
 
-def is_asked(facets: Facets, delivery: Delivery) -> bool:
+def is_asked(facets: Facets, delivery: requests.Delivery) -> bool:
     """Return whether somebody wants the job of this very claim cancelled."""
     agenda = facets.need_agenda()
     claim = agenda.running.get(delivery.job)
@@ -75,11 +65,11 @@ class Cancels:
     nothing to do with it.
     """
 
-    def __init__(self, context: Context, ends: Ends) -> None:
+    def __init__(self, context: context.Context, ends: ends.Ends) -> None:
         self._context = context
         self._ends = ends
 
-    def cancel(self, batch: Batch, job: int) -> Cancel:
+    def cancel(self, batch: context.Batch, job: int) -> Cancel:
         """Withdraw a waiting job, or ask the owner of a running one to stop it.
 
         Raises:
@@ -101,14 +91,14 @@ class Cancels:
             batch.interest |= INTEREST_CANCEL
         return Cancel.ASKED
 
-    def withdraw(self, batch: Batch, what: Withdrawal) -> list[int]:
+    def withdraw(self, batch: context.Batch, what: requests.Withdrawal) -> list[int]:
         """Cancel or expire these jobs, those among them that still wait; returns which."""
         agenda = self._context.agenda
         withdrawn = [job for job in what.jobs if agenda.table.state(job) in WAITING_STATES]
         kind = EXPIRY if what.expired else CANCEL
         return [job for job in withdrawn if self._withdraw(batch, job, what.cause, kind)]
 
-    def follow(self, batch: Batch) -> None:
+    def follow(self, batch: context.Batch) -> None:
         orphans, left = self._context.agenda.steps.orphans, ORPHANS_MAX
         while orphans and left:
             left -= 1
@@ -116,7 +106,7 @@ class Cancels:
             self.cancel(batch, child)
             orphans.pop(child, None)
 
-    def expire(self, batch: Batch) -> bool:
+    def expire(self, batch: context.Batch) -> bool:
         """Record some of the jobs whose time has passed; True if there are more."""
         agenda = self._context.agenda
         self._expire(batch, agenda.expired(batch.time_ns, EXPIRED_MAX))
@@ -126,17 +116,17 @@ class Cancels:
             return False
         return True
 
-    def expire_passed(self, batch: Batch) -> None:
+    def expire_passed(self, batch: context.Batch) -> None:
         order, table = self._context.agenda.order, self._context.agenda.table
         passed, order.passed = order.passed, []
         self._expire(batch, [job for job in passed if table.state(job) in WAITING_STATES])
 
-    def _expire(self, batch: Batch, jobs: list[int]) -> None:
+    def _expire(self, batch: context.Batch, jobs: list[int]) -> None:
         attempt = self._context.agenda.attempt
         for job in jobs:
             self._ends.end(batch, EXPIRY, Cause.CALLER, job, 0, attempt(job), None)
 
-    def _withdraw(self, batch: Batch, job: int, cause: Cause, kind: int = CANCEL) -> bool:
+    def _withdraw(self, batch: context.Batch, job: int, cause: Cause, kind: int = CANCEL) -> bool:
         attempt = self._context.agenda.attempt(job)
         return self._ends.end(batch, kind, cause, job, 0, attempt, None)
 
@@ -154,7 +144,12 @@ class Settles:
     """The decisions of one process about the ends of deliveries."""
 
     def __init__(
-        self, context: Context, ends: Ends, enqueues: Enqueues, deaths: Deaths, steps: Steps
+        self,
+        context: context.Context,
+        ends: ends.Ends,
+        enqueues: enqueue.Enqueues,
+        deaths: listeners.Deaths,
+        steps: steps.Steps,
     ) -> None:
         self._context = context
         self._steps = steps
@@ -166,7 +161,7 @@ class Settles:
         self._unwind = ends.unwind
 
     def settle_soon(
-        self, batch: Batch, op: int, items: list[Any]
+        self, batch: context.Batch, op: int, items: list[Any]
     ) -> list[tuple[Settlement, TaskqError]]:
         """End deliveries without an answer; return the refused ones."""
         if op == Op.SUCCEED_NOWAIT:
@@ -179,7 +174,9 @@ class Settles:
                 refused.append((item, error))
         return refused
 
-    def _succeed(self, batch: Batch, deliveries: list[Delivery]) -> list[Delivery]:
+    def _succeed(
+        self, batch: context.Batch, deliveries: list[requests.Delivery]
+    ) -> list[requests.Delivery]:
         """End deliveries whose success concerns nobody else, all in one go, or none of them.
 
         None if the claim of any is over, or it comes twice. Returns the deliveries still to settle.
@@ -197,17 +194,17 @@ class Settles:
         self._facets.note_ends(jobs, location, _PLAIN_JOB)
         return []
 
-    def settle_each(self, batch: Batch, items: list[Settlement]) -> list[Any]:
+    def settle_each(self, batch: context.Batch, items: list[Settlement]) -> list[Any]:
         """End deliveries one by one: for each None, what its children became, or its error."""
         return [self._answer(batch, item) for item in items]
 
-    def _answer(self, batch: Batch, item: Settlement) -> Any:
+    def _answer(self, batch: context.Batch, item: Settlement) -> Any:
         try:
             return self.settle(batch, item) or None
         except TaskqError as error:
             return error
 
-    def settle(self, batch: Batch, item: Settlement) -> list[int | Duplicate]:
+    def settle(self, batch: context.Batch, item: Settlement) -> list[int | requests.Duplicate]:
         """End a delivery; returns what its children became.
 
         Raises:
@@ -257,7 +254,7 @@ class Settles:
 
 
 def unclaimed(
-    deliveries: list[Delivery], owner: int, running: dict[int, tuple[int, int, int]]
+    deliveries: list[requests.Delivery], owner: int, running: dict[int, tuple[int, int, int]]
 ) -> tuple[list[int], list[int], list[int]] | None:
     """Take the claims of deliveries out of ``running``: (jobs, attempts, tokens).
 
@@ -291,14 +288,18 @@ class Transactions:
     """
 
     def __init__(
-        self, context: Context, enqueues: Enqueues, cancels: Cancels, settles: Settles
+        self,
+        context: context.Context,
+        enqueues: enqueue.Enqueues,
+        cancels: Cancels,
+        settles: Settles,
     ) -> None:
         self._context = context
         self._enqueues = enqueues
         self._cancels = cancels
         self._settles = settles
 
-    def transact(self, batch: Batch, bundle: Bundle) -> Done:
+    def transact(self, batch: context.Batch, bundle: requests.Bundle) -> Done:
         """Carry all of it out; nothing of it was added if this raises.
 
         Raises:
@@ -316,7 +317,7 @@ class Transactions:
         cancelled = [self._cancels.cancel(batch, job) for job in cancels]
         return Done(cancelled, self._enqueues.add(batch, items, prepared))
 
-    def _check(self, batch: Batch, bundle: Bundle) -> frozenset[int]:
+    def _check(self, batch: context.Batch, bundle: requests.Bundle) -> frozenset[int]:
         size = bundle_size(bundle)
         if size > TRANSACTION_BYTES_MAX:
             raise PayloadTooLarge("the transaction", size, TRANSACTION_BYTES_MAX, "make it smaller")

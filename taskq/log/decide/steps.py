@@ -1,9 +1,4 @@
-"""Steps of jobs that go on where they were: what is done, what is waited for, and signals.
-
-A step is written by the claim that runs the job, and by no other. Waiting and the end of the claim
-are one record. A signal that comes first is kept; of a signal and the end of a wait the first in
-the log decides.
-"""
+"""Steps of jobs that go on where they were: what is done, what is waited for, and signals."""
 
 from __future__ import annotations
 
@@ -87,7 +82,12 @@ class Again(NamedTuple):
 
 
 class Steps:
-    """The decisions of one process about steps, waits within a run, and signals."""
+    """The decisions of one process about steps, waits within a run, and signals.
+
+    A step is written by the claim that runs the job, and by no other. Waiting and the end of the
+    claim are one record. A signal that comes first is kept; of a signal and the end of a wait the
+    first in the log decides.
+    """
 
     def __init__(self, context: Context, ends: Ends, enqueues: Enqueues) -> None:
         self._context = context

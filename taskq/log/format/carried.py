@@ -1,18 +1,15 @@
-"""Records that stand in for others: a job written again, totals, and how far the log was compacted.
-
-A CARRIED record holds the job's whole ENQUEUED record, byte for byte, so
-payload, key and headers are read from there as from the original.
-"""
+"""Records that stand in for others: rewritten jobs, totals, and how far compaction has come."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.errors import FormatError
 from taskq.core.folds.dedup import key_hash
+from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import CARRYING
 from taskq.core.model import LINES_BYTES_MAX, State
 from taskq.core.records import Flag, Kind, Option
@@ -22,9 +19,6 @@ from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, KIND_AT, OPTION, QUEUE_SIZE_AT, option
 from taskq.log.format.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks
 from taskq.log.format.options import decode_key_hash, each_option, encode_key_hash
-
-if TYPE_CHECKING:
-    from taskq.core.folds.lanes import Lane
 
 #: Attempts that are kept, bytes of them together, and bytes of one reason.
 ATTEMPTS_KEPT: Final = 20
@@ -99,6 +93,9 @@ class Carried(NamedTuple):
 
     ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, and belong
     to the time of the record's frame; with an eta, ``due_ns`` is wall time (``due_is_wall``).
+
+    A CARRIED record holds the job's whole ENQUEUED record, byte for byte, so payload, key and
+    headers are read from there as from the original.
     """
 
     job: int

@@ -1,151 +1,4 @@
-"""The format of the log: this docstring is its specification, and tests pin its bytes.
-
-All numbers are little-endian. Constants never change, they only grow.
-
-**Segment** (file ``log/<first lsn, 20 digits>.log``): a header of 64 bytes, then frames.
-
-====== ===== ==========================================================
-offset bytes segment header
-====== ===== ==========================================================
-0      8     magic ``taskqlog``
-8      2     version: 1; the CRC is where it is in every version
-10     2     size of this header: 64
-12     4     where the last frame of the segment before it starts; 0: no segment
-             was before it; 1: its end was lost before this one was made
-16     8     first lsn: no record of the segment has a lower one
-24     8     epoch of its first frame
-32     16    log id (UUID)
-48     8     log time when it was created: that of the last frame before it
-56     4     CRC-32 of bytes 0 to 55, started from bytes 60 to 63
-60     4     CRC of that frame's header (its bytes 52 to 55), or 0
-====== ===== ==========================================================
-
-So each segment names the end of the one before it, and a segment that is lost, or cut, is told from
-one that compaction took: only the first of a log may name one that is not there, and only if a
-COMPACTED record says that all before it may be gone. A segment without frames counts for nothing;
-the next one names what it named. In the copy that a repair makes, headers name what is there.
-
-**Frame**: one group commit, one append, the unit of atomicity. It starts at a multiple of 8.
-
-====== ===== ==========================================================
-offset bytes frame header
-====== ===== ==========================================================
-0      4     magic 0xF3_51_4B_54 (``TKQ`` and 0xF3)
-4      4     size of the body, without header and padding; at most 34 MiB
-8      4     number of records; 0: a sync point, without a body
-12     2     flags, 0
-14     2     0
-16     8     lsn of the first record; the others follow one by one
-24     8     epoch
-32     8     time, nanoseconds of wall time: of every record in the frame; one
-             before 1970 or behind what dates can tell is read as the nearest
-40     8     synced through: every record below this lsn was on disk when
-             the frame was written
-48     4     CRC-32 of the body
-52     4     CRC-32 of bytes 0 to 51
-====== ===== ==========================================================
-
-The body follows, then zeros up to a multiple of 8. Both CRCs start from a seed: the CRC-32 of (log
-id, first lsn of the segment u64, offset of the frame u64). So a frame that is copied into a
-payload, or read at the wrong place, is never taken for one.
-
-A **sync point** says that all before it was whole and on disk. It takes no lsn (its first one is
-that of the next record), and has the time of the frame before it. A writer that closes, or had
-nothing to do for a second, leaves one: so the last frame of a log that rests can be told from a
-write that was cut short.
-
-**Record**: ``length u32`` (whole record), ``type u8``, one byte of its type, ``options length
-u16``, ``flags u32``, then the fixed fields of its type, its options, its body, and with flag 1 a
-CRC-32 over all before it, seeded with the low 32 bits of its lsn (used to salvage it from a damaged
-frame, and to check what a worker is about to run).
-
-============ ==== ================================================================================
-type         size what it says; its byte, its fixed fields and its body
-============ ==== ================================================================================
-ENQUEUED     16   a job came into being; byte: priority; attempts_max u16, queue_size u8,
-                  task_size u8; body: queue, task (before the options); payload
-CLAIMED      32   a worker took it; counts an attempt; byte: 0; attempt u32, job u64, owner u64
-SUCCEEDED    32   it ran to its end; byte: 0; attempt u32, job u64, token u64; body: result
-RETRIED      40   it failed, and is due again later; byte: cause; attempt u32, job u64, token u64,
-                  due_ns i64; body: reason
-DEAD         32   it failed for good; byte: cause; attempt u32, job u64, token u64; body: reason
-RELEASED     40   it was given back, or what it waited for is there: the cause says why, and the
-                  attempt count whether one was burnt; byte: cause; attempt u32, job u64, token
-                  u64, due_ns i64; body: reason
-CANCELLED    32   it was withdrawn before it ran (token 0), or stopped while it did: the cause
-                  tells; byte: cause; attempt u32, job u64, token u64; body: reason
-EXPIRED      32   its time had passed before it ran; the token is 0; byte: cause; attempt u32, job
-                  u64, token u64; body: reason
-CARRIED      48   the job as it stands, written again by compaction; of a ready one due is since
-                  when it waits, 0: since its enqueue; byte: state; attempt u32, job u64, token
-                  u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
-                  seeded with the job's number); its result or reason
-REQUEUED     48   a dead letter is ready again, as if new; byte: state; attempt u32, job u64,
-                  token u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
-                  seeded with the job's number); its result or reason
-EDITED       48   a job waits otherwise, elsewhere or until another moment: its ENQUEUED record is
-                  as if it had been enqueued so; its attempts so far are all told; byte: state;
-                  attempt u32, job u64, token u64, due_ns i64, enqueued_ns i64; body: the job's
-                  ENQUEUED record (its CRC seeded with the job's number); its result or reason
-PURGED       32   a dead letter is forgotten; the token is 0; byte: 0; attempt u32, job u64, token
-                  u64
-EXTENDED     32   the deadline of a claim was moved; byte: 0; attempt u32, job u64, token u64
-CANCEL_ASKED 32   somebody wants the running job cancelled: its owner stops it, and it never runs
-                  again; byte: 0; attempt u32, job u64, token u64
-STEPPED      36   a step of the job is done, and is not done again; its name and number are an
-                  option; byte: 0 step, 1 sleep, 2 event, 3 event that timed out, 4 jobs, 5 which
-                  of them failed, 6 failed try of a step, 7 which wait came first, 8 version of
-                  the code, 9 step that may undo, 10 why such steps run; attempt u32, job u64,
-                  token u64, place u32; body: JSON of the value
-SIGNALLED    32   somebody signals the job; written again, it names its first record; byte: 0;
-                  attempt u32, job u64, signal u64; body: JSON of the value
-WAIT_BEGUN   32   the job waits for these within its run, which goes on: their time counts from
-                  here; byte: 0; attempt u32, job u64, token u64
-PAUSED       16   the queue's jobs wait until it is resumed; byte: 0; zero u32; body: name of the
-                  queue
-RESUMED      16   they may be claimed again; byte: 0; zero u32; body: name of the queue
-TALLIED      48   how many jobs of a lane ended so far, and how; byte: priority; zero u32,
-                  succeeded u64, dead u64, cancelled u64, expired u64; body: length of queue u8,
-                  length of task u8, queue, task
-COMPACTED    24   all that is needed from segments before the lsn in token was written again: they
-                  may be gone; byte: 0; zero u32, token u64
-CLOCK        24   wall time made a step, in nanoseconds; relative times shift by it; always with
-                  its CRC; byte: 0; zero u32, step_ns i64
-ADOPTED      64   how far an upload has come, in the frame of the jobs that brought it there: jobs
-                  that are decided, in all of it, left out; first_lsn is of the frame that began
-                  it; always with its CRC; byte: 0; zero u32, upload 16, done u64, total u64,
-                  duplicates u64, first_lsn u64
-TICKED       32   how far a schedule has ticked, in the frame of the jobs of its ticks, in wall
-                  time; always with its CRC; byte: 1 paused, 2 forgotten; zero u32, last_ns i64,
-                  done_ns i64; body: name of the schedule
-INGESTED     24   how far a source was taken, in the frame of the jobs that lead there, and when;
-                  always with its CRC; byte: 0; zero u32, moved_ns i64; body: length u16 of the
-                  source's name, the name; JSON of its position, none if forgotten
-RATED        32   when the claims of a group were made that count against a rate, the oldest
-                  first, relative; always with its CRC; byte: 0; zero u32, most i64, window_ns
-                  i64; body: length u16 of (length of task u8, task, concurrency key), these;
-                  (moment i64, claims u32)
-OWNER        24   who an owner is, for people who read the log later; byte: 0; zero u32, owner
-                  u64; body: JSON
-============ ==== ================================================================================
-
-A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
-count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
-A moment that is relative moves with every CLOCK record behind it; that of a job that was carried is
-the one in its CARRIED record (due in the fixed fields, or an option DUE_WALL; EXPIRES_RELATIVE).
-The dead of TALLIED are those that are neither requeued nor purged; no fold goes by them, since it
-sees each letter. A kind or an option that is added later, and that a taskq without it must not pass
-over, is written only once ``taskq.json`` names an incompatible feature for it.
-
-ADOPTED records stand at the end of a frame, and what they say of an upload holds for the log up to
-there: the jobs that the frame brings from it are among the decided ones. The latest counts.
-
-A payload or result may be stored otherwise than it was given. With flag 16 it is its original size
-u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878).
-
-Flag 128 is on jobs of flows: ``taskq.log.format.flows`` specifies their options. A record that ends
-such a job begins its options with UNLOCKS.
-"""
+"""The format of the log; a comment in it is the specification, and tests pin its bytes."""
 
 from __future__ import annotations
 
@@ -176,6 +29,156 @@ FRAME_HEADER: Final = struct.Struct("<IIIHHQQqQII")
 FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
 FRAME_BODY_MAX: Final = 34 * 1024 * 1024
 LSN_MAX: Final = 2**63
+
+# The specification of the format.
+#
+# All numbers are little-endian. Constants never change, they only grow.
+#
+# **Segment** (file ``log/<first lsn, 20 digits>.log``): a header of 64 bytes, then frames.
+#
+# ====== ===== ==========================================================
+# offset bytes segment header
+# ====== ===== ==========================================================
+# 0      8     magic ``taskqlog``
+# 8      2     version: 1; the CRC is where it is in every version
+# 10     2     size of this header: 64
+# 12     4     where the last frame of the segment before it starts; 0: no segment
+#              was before it; 1: its end was lost before this one was made
+# 16     8     first lsn: no record of the segment has a lower one
+# 24     8     epoch of its first frame
+# 32     16    log id (UUID)
+# 48     8     log time when it was created: that of the last frame before it
+# 56     4     CRC-32 of bytes 0 to 55, started from bytes 60 to 63
+# 60     4     CRC of that frame's header (its bytes 52 to 55), or 0
+# ====== ===== ==========================================================
+#
+# So each segment names the end of the one before it, and a segment that is lost, or cut, is told
+# from one that compaction took: only the first of a log may name one that is not there, and only if
+# a COMPACTED record says that all before it may be gone. A segment without frames counts for
+# nothing; the next one names what it named. In the copy that a repair makes, headers name what is
+# there.
+#
+# **Frame**: one group commit, one append, the unit of atomicity. It starts at a multiple of 8.
+#
+# ====== ===== ==========================================================
+# offset bytes frame header
+# ====== ===== ==========================================================
+# 0      4     magic 0xF3_51_4B_54 (``TKQ`` and 0xF3)
+# 4      4     size of the body, without header and padding; at most 34 MiB
+# 8      4     number of records; 0: a sync point, without a body
+# 12     2     flags, 0
+# 14     2     0
+# 16     8     lsn of the first record; the others follow one by one
+# 24     8     epoch
+# 32     8     time, nanoseconds of wall time: of every record in the frame; one
+#              before 1970 or behind what dates can tell is read as the nearest
+# 40     8     synced through: every record below this lsn was on disk when
+#              the frame was written
+# 48     4     CRC-32 of the body
+# 52     4     CRC-32 of bytes 0 to 51
+# ====== ===== ==========================================================
+#
+# The body follows, then zeros up to a multiple of 8. Both CRCs start from a seed: the CRC-32 of
+# (log id, first lsn of the segment u64, offset of the frame u64). So a frame that is copied into a
+# payload, or read at the wrong place, is never taken for one.
+#
+# A **sync point** says that all before it was whole and on disk. It takes no lsn (its first one is
+# that of the next record), and has the time of the frame before it. A writer that closes, or had
+# nothing to do for a second, leaves one: so the last frame of a log that rests can be told from a
+# write that was cut short.
+#
+# **Record**: ``length u32`` (whole record), ``type u8``, one byte of its type, ``options length
+# u16``, ``flags u32``, then the fixed fields of its type, its options, its body, and with flag 1 a
+# CRC-32 over all before it, seeded with the low 32 bits of its lsn (used to salvage it from a
+# damaged frame, and to check what a worker is about to run).
+#
+# ============ ==== ================================================================================
+# type         size what it says; its byte, its fixed fields and its body
+# ============ ==== ================================================================================
+# ENQUEUED     16   a job came into being; byte: priority; attempts_max u16, queue_size u8,
+#                   task_size u8; body: queue, task (before the options); payload
+# CLAIMED      32   a worker took it; counts an attempt; byte: 0; attempt u32, job u64, owner u64
+# SUCCEEDED    32   it ran to its end; byte: 0; attempt u32, job u64, token u64; body: result
+# RETRIED      40   it failed, and is due again later; byte: cause; attempt u32, job u64, token u64,
+#                   due_ns i64; body: reason
+# DEAD         32   it failed for good; byte: cause; attempt u32, job u64, token u64; body: reason
+# RELEASED     40   it was given back, or what it waited for is there: the cause says why, and the
+#                   attempt count whether one was burnt; byte: cause; attempt u32, job u64, token
+#                   u64, due_ns i64; body: reason
+# CANCELLED    32   it was withdrawn before it ran (token 0), or stopped while it did: the cause
+#                   tells; byte: cause; attempt u32, job u64, token u64; body: reason
+# EXPIRED      32   its time had passed before it ran; the token is 0; byte: cause; attempt u32, job
+#                   u64, token u64; body: reason
+# CARRIED      48   the job as it stands, written again by compaction; of a ready one due is since
+#                   when it waits, 0: since its enqueue; byte: state; attempt u32, job u64, token
+#                   u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
+#                   seeded with the job's number); its result or reason
+# REQUEUED     48   a dead letter is ready again, as if new; byte: state; attempt u32, job u64,
+#                   token u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
+#                   seeded with the job's number); its result or reason
+# EDITED       48   a job waits otherwise, elsewhere or until another moment: its ENQUEUED record is
+#                   as if it had been enqueued so; its attempts so far are all told; byte: state;
+#                   attempt u32, job u64, token u64, due_ns i64, enqueued_ns i64; body: the job's
+#                   ENQUEUED record (its CRC seeded with the job's number); its result or reason
+# PURGED       32   a dead letter is forgotten; the token is 0; byte: 0; attempt u32, job u64, token
+#                   u64
+# EXTENDED     32   the deadline of a claim was moved; byte: 0; attempt u32, job u64, token u64
+# CANCEL_ASKED 32   somebody wants the running job cancelled: its owner stops it, and it never runs
+#                   again; byte: 0; attempt u32, job u64, token u64
+# STEPPED      36   a step of the job is done, and is not done again; its name and number are an
+#                   option; byte: 0 step, 1 sleep, 2 event, 3 event that timed out, 4 jobs, 5 which
+#                   of them failed, 6 failed try of a step, 7 which wait came first, 8 version of
+#                   the code, 9 step that may undo, 10 why such steps run; attempt u32, job u64,
+#                   token u64, place u32; body: JSON of the value
+# SIGNALLED    32   somebody signals the job; written again, it names its first record; byte: 0;
+#                   attempt u32, job u64, signal u64; body: JSON of the value
+# WAIT_BEGUN   32   the job waits for these within its run, which goes on: their time counts from
+#                   here; byte: 0; attempt u32, job u64, token u64
+# PAUSED       16   the queue's jobs wait until it is resumed; byte: 0; zero u32; body: name of the
+#                   queue
+# RESUMED      16   they may be claimed again; byte: 0; zero u32; body: name of the queue
+# TALLIED      48   how many jobs of a lane ended so far, and how; byte: priority; zero u32,
+#                   succeeded u64, dead u64, cancelled u64, expired u64; body: length of queue u8,
+#                   length of task u8, queue, task
+# COMPACTED    24   all that is needed from segments before the lsn in token was written again: they
+#                   may be gone; byte: 0; zero u32, token u64
+# CLOCK        24   wall time made a step, in nanoseconds; relative times shift by it; always with
+#                   its CRC; byte: 0; zero u32, step_ns i64
+# ADOPTED      64   how far an upload has come, in the frame of the jobs that brought it there: jobs
+#                   that are decided, in all of it, left out; first_lsn is of the frame that began
+#                   it; always with its CRC; byte: 0; zero u32, upload 16, done u64, total u64,
+#                   duplicates u64, first_lsn u64
+# TICKED       32   how far a schedule has ticked, in the frame of the jobs of its ticks, in wall
+#                   time; always with its CRC; byte: 1 paused, 2 forgotten; zero u32, last_ns i64,
+#                   done_ns i64; body: name of the schedule
+# INGESTED     24   how far a source was taken, in the frame of the jobs that lead there, and when;
+#                   always with its CRC; byte: 0; zero u32, moved_ns i64; body: length u16 of the
+#                   source's name, the name; JSON of its position, none if forgotten
+# RATED        32   when the claims of a group were made that count against a rate, the oldest
+#                   first, relative; always with its CRC; byte: 0; zero u32, most i64, window_ns
+#                   i64; body: length u16 of (length of task u8, task, concurrency key), these;
+#                   then each as moment i64, claims u32
+# OWNER        24   who an owner is, for people who read the log later; byte: 0; zero u32, owner
+#                   u64; the body is JSON
+# ============ ==== ================================================================================
+#
+# A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
+# count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
+# A moment that is relative moves with every CLOCK record behind it; that of a job that was carried
+# is the one in its CARRIED record (due in the fixed fields, or an option DUE_WALL;
+# EXPIRES_RELATIVE). The dead of TALLIED are those that are neither requeued nor purged; no fold
+# goes by them, since it sees each letter. A kind or an option that is added later, and that a taskq
+# without it must not pass over, is written only once ``taskq.json`` names an incompatible feature
+# for it.
+#
+# ADOPTED records stand at the end of a frame, and what they say of an upload holds for the log up
+# to there: the jobs that the frame brings from it are among the decided ones. The latest counts.
+#
+# A payload or result may be stored otherwise than it was given. With flag 16 it is its original
+# size u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878).
+#
+# Flag 128 is on jobs of flows: ``taskq.log.format.flows`` specifies their options. A record that
+# ends such a job begins its options with UNLOCKS.
 
 #: Sizes of the fixed fields of each kind; see ``core.records``.
 BORN: Final = records.BORN.struct

@@ -8,11 +8,11 @@ policy if it is to be cancelled; ``FLOW`` is (jobs u32, ends u32, shape); for ``
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.flows import FlowPart, Policy, needs_of
-from taskq.core.folds.agenda import apply_begun, apply_signal, apply_step
+from taskq.core.folds.agenda import Agenda, apply_begun, apply_signal, apply_step
 from taskq.core.folds.jobtable import META_FLOW
 from taskq.core.folds.steps import Form, Signal
 from taskq.core.kinds import SIGNAL, STEP
@@ -21,9 +21,6 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, FLAGS_AT, KIND_AT, option
 from taskq.log.format.options import each_option, find_option
-
-if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
 
 #: All options of a record together: their length is a u16.
 OPTIONS_BYTES_MAX: Final = 2**16 - 1

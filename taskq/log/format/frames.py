@@ -1,12 +1,4 @@
-"""Reading a segment: whole frames in order, and a verdict on whatever is not one.
-
-A bad frame with no whole frame behind it is a torn tail: a write that was cut short. So is one with
-whole frames behind it after a loss of power, unless one of those declares it synced: a disk may
-write pages in any order, nobody was promised any of these frames, and whoever was promised one
-behind them was promised all before it. Any other bad frame is damage, and what stands behind it
-stays: a frame is only written behind whole ones. A frame is looked for behind a bad one by its
-magic and its header's CRC, whose seed fits only its own place.
-"""
+"""Reading a segment: whole frames in order, and a verdict on whatever is not one."""
 
 from __future__ import annotations
 
@@ -81,6 +73,13 @@ class Scanner:
 
     A header is checked by its CRC, whose seed fits only its own place. So a frame can be looked for
     backwards or forwards, and a large segment is cut, or its end judged, with one or two reads.
+
+    A bad frame with no whole frame behind it is a torn tail: a write that was cut short. So is one
+    with whole frames behind it after a loss of power, unless one of those declares it synced: a
+    disk may write pages in any order, nobody was promised any of these frames, and whoever was
+    promised one behind them was promised all before it. Any other bad frame is damage, and what
+    stands behind it stays: a frame is only written behind whole ones. A frame is looked for behind
+    a bad one by its magic and its header's CRC, whose seed fits only its own place.
 
     Args:
         read: ``(count, offset) -> bytes``.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import FormatError
+from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.lanes import pack_group, unpack_group
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.rates import Times
@@ -20,9 +21,6 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, option
 from taskq.log.format.options import each_option
-
-if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
 
 #: Bytes of a whole record.
 ADOPTED_SIZE: Final = codec.UPLOAD.size + 4
@@ -147,8 +145,7 @@ def decode_moved(record: bytes) -> SourceRecord:
 # without its task. Compaction writes the times again (RATED): the claims may
 # be in a segment that goes, or their jobs, which name their group.
 
-if TYPE_CHECKING:
-    GroupKey = tuple[str, bytes]
+GroupKey = tuple[str, bytes]
 
 _RATE: Final = struct.Struct("<Iq")
 #: The whole option.

@@ -1,11 +1,4 @@
-"""Salvage a damaged frame: the records whose own CRC fits.
-
-Records follow one another by their lengths. After a bad length the next is found
-by its CRC alone: for bytes that look like the head of a record, the number (lsn) is computed for
-which their CRC fits, and it must be possible there. All CRCs are derived from the CRCs
-of the frame's beginnings, so a guess costs the same however long the record would be: a CRC
-is linear, which gives the CRC of any stretch (zlib's ``crc32_combine``), and its seed.
-"""
+"""Salvage a damaged frame: the records whose own CRC fits."""
 
 from __future__ import annotations
 
@@ -41,6 +34,12 @@ _HEAD: Final = re.compile(
 
 def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
     """(lsn, place, record) of each record in a damaged body whose own CRC fits.
+
+    Records follow one another by their lengths. After a bad length the next is found by its CRC
+    alone: for bytes that look like the head of a record, the number (lsn) is computed for which
+    their CRC fits, and it must be possible there. All CRCs are derived from the CRCs of the frame's
+    beginnings, so a guess costs the same however long the record would be: a CRC is linear, which
+    gives the CRC of any stretch (zlib's ``crc32_combine``), and its seed.
 
     Args:
         data: the body, or the bytes in its place.

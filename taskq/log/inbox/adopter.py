@@ -12,46 +12,41 @@ import functools
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from taskq.core.errors import AppendFailed, LogClosed, LogError, TaskqError, UploadDamaged
-from taskq.core.model import SECOND_NS
-from taskq.log.commit.answers import failure
-from taskq.log.commit.chores import Chore
-from taskq.log.commit.room import with_reserve
+from taskq.core import errors, model
+from taskq.log.commit import answers, chores, room
 from taskq.log.format.notes import UploadProgress
-from taskq.log.inbox.directory import Ended, Inbox, Part, Upload
-from taskq.log.inbox.parts import PartFile, UploadReader
+from taskq.log.inbox import directory, parts
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import AdoptOrder, Op
 
 if TYPE_CHECKING:
-    from taskq.log.commit.chores import Steps
-    from taskq.log.commit.committer import Committer
+    from taskq.log.commit import committer
 
 T = TypeVar("T")
 
 _log: Final = Reporter("taskq")
 #: Seconds between two looks for uploads, in a log that had some, and in another; a publisher wakes
 #: the process besides.
-_LOOK_NS: Final = SECOND_NS
-_IDLE_LOOK_NS: Final = 10 * SECOND_NS
+_LOOK_NS: Final = model.SECOND_NS
+_IDLE_LOOK_NS: Final = 10 * model.SECOND_NS
 #: Seconds to wait after trouble: with a full disk, and with anything else.
-_FULL_NS: Final = SECOND_NS
-_TROUBLE_NS: Final = 30 * SECOND_NS
+_FULL_NS: Final = model.SECOND_NS
+_TROUBLE_NS: Final = 30 * model.SECOND_NS
 #: Files of writers that died are looked for this often.
-_SWEEP_NS: Final = 3_600 * SECOND_NS
+_SWEEP_NS: Final = 3_600 * model.SECOND_NS
 
 
-class Adopter(Chore):
+class Adopter(chores.Chore):
     """Adopt uploads from the inbox, for one process."""
 
-    def __init__(self, committer: Committer) -> None:
+    def __init__(self, committer: committer.Committer) -> None:
         journal = committer.journal
-        self._inbox = Inbox(journal.disk, journal.clock, journal.path)
+        self._inbox = directory.Inbox(journal.disk, journal.clock, journal.path)
         super().__init__(journal, f"{self._inbox.path}/adopt.lock")
         self._committer = committer
         self._orders: list[tuple[AdoptOrder, int]] = []
         self._jobs = 0
-        self._refused: list[UploadDamaged] = []
+        self._refused: list[errors.UploadDamaged] = []
         #: token of the upload whose parts were read last
         self._checked = ""
         self._sweep_at_ns = 0
@@ -65,7 +60,7 @@ class Adopter(Chore):
 
     def close(self) -> None:
         self._stop(0)
-        self._answer(LogClosed(f"{self._journal.path}: the log was closed"))
+        self._answer(errors.LogClosed(f"{self._journal.path}: the log was closed"))
 
     # -- as a chore -------------------------------------------------------------------------------
 
@@ -75,7 +70,7 @@ class Adopter(Chore):
     def _is_asked(self) -> bool:
         return bool(self._orders)
 
-    def _next_steps(self) -> Steps | None:
+    def _next_steps(self) -> chores.Steps | None:
         return self._work() if self._orders or self._wants_to_look() else None
 
     def _finished(self) -> None:
@@ -99,21 +94,21 @@ class Adopter(Chore):
         return signal is not None
 
     def _trouble(self, error: Exception) -> None:
-        self._stop(_FULL_NS if isinstance(error, (AppendFailed, OSError)) else _TROUBLE_NS)
+        self._stop(_FULL_NS if isinstance(error, (errors.AppendFailed, OSError)) else _TROUBLE_NS)
         what = type(error).__name__
         if what not in self._complained:
             self._complained.add(what)
-            is_known = isinstance(error, (TaskqError, OSError))
+            is_known = isinstance(error, (errors.TaskqError, OSError))
             _log.warning(
                 "%s: uploads wait a while: %s", self._inbox.path, error,
                 exc_info=None if is_known else error,
             )  # fmt: skip
         if isinstance(error, OSError):
             where = f"{error.filename or self._inbox.path}: {error.strerror or error}"
-            error = LogError(f"{where}; what was adopted stands, and the rest waits")
-        self._answer(failure(error))
+            error = errors.LogError(f"{where}; what was adopted stands, and the rest waits")
+        self._answer(answers.failure(error))
 
-    def _answer(self, error: TaskqError | None) -> None:
+    def _answer(self, error: errors.TaskqError | None) -> None:
         orders, self._orders = self._orders, []
         for (port, future), before in orders:
             answer = self._jobs - before if error is None else error
@@ -121,7 +116,7 @@ class Adopter(Chore):
 
     # -- the work ---------------------------------------------------------------------------------
 
-    def _work(self) -> Steps:
+    def _work(self) -> chores.Steps:
         self._refused.clear()
         while self._inbox.count_waiting():
             if self._lock < 0 and not (yield from self._wait_for_turn()):
@@ -129,7 +124,7 @@ class Adopter(Chore):
             waiting = yield from self._holding(self._inbox.published)
             self._committer.facets.uploads.keep_only(each.id for each in waiting.uploads)
             for name, problem in waiting.damaged.items():
-                yield from self._refuse(name, None, UploadDamaged(problem))
+                yield from self._refuse(name, None, errors.UploadDamaged(problem))
             for upload in waiting.uploads:
                 yield from self._adopt(upload)
             yield None
@@ -160,13 +155,13 @@ class Adopter(Chore):
         finally:
             self._inbox.let_go()
 
-    def _adopt(self, upload: Upload) -> Steps:
+    def _adopt(self, upload: directory.Upload) -> chores.Steps:
         try:
             yield from self._adopt_whole(upload)
-        except UploadDamaged as error:
+        except errors.UploadDamaged as error:
             yield from self._refuse(upload.name, upload, error)
 
-    def _adopt_whole(self, upload: Upload) -> Steps:
+    def _adopt_whole(self, upload: directory.Upload) -> chores.Steps:
         inbox, seen = self._inbox, self._committer.facets.uploads
         if not inbox.is_done(upload):
             self._journal.refresh()
@@ -181,20 +176,20 @@ class Adopter(Chore):
         ended = self._ended(upload, lsn, latest)
         # On a full disk, too: it gives back the space of the files.
         finish = functools.partial(inbox.finish, upload, ended)
-        yield from self._holding(lambda: with_reserve(inbox.disk, self._journal.path, finish))
+        yield from self._holding(lambda: room.with_reserve(inbox.disk, self._journal.path, finish))
 
-    def _check(self, upload: Upload) -> Steps:
+    def _check(self, upload: directory.Upload) -> chores.Steps:
         """Read all parts; not once more after each pause that a full disk makes."""
         if self._checked == upload.token:
             return
         for part in upload.parts:
-            file = PartFile(self._inbox.disk, f"{self._inbox.path}/{part.name}")
+            file = parts.PartFile(self._inbox.disk, f"{self._inbox.path}/{part.name}")
             for _ in file.check_steps(part):
                 yield None
         self._checked = upload.token
 
-    def _adopt_slices(self, upload: Upload) -> Steps:
-        reader = UploadReader(self._inbox.disk, self._inbox.path, upload)
+    def _adopt_slices(self, upload: directory.Upload) -> chores.Steps:
+        reader = parts.UploadReader(self._inbox.disk, self._inbox.path, upload)
         done = self._progress(upload).done
         while done < upload.jobs:
             piece = reader.slice(done, self._age_ns(upload))
@@ -209,19 +204,21 @@ class Adopter(Chore):
             if before.done == piece.start < done:
                 self._jobs += done - piece.start - (adopted.duplicates - before.duplicates)
 
-    def _progress(self, upload: Upload) -> UploadProgress:
+    def _progress(self, upload: directory.Upload) -> UploadProgress:
         latest = self._committer.facets.uploads.progress(upload.id)
         return _nothing(upload) if latest is None else latest[1]
 
-    def _make_durable(self, upload: Upload) -> None:
+    def _make_durable(self, upload: directory.Upload) -> None:
         latest = self._committer.facets.uploads.progress(upload.id)
         if latest is None or latest[0] < self._journal.durable_lsn:
             return
         self._committer.sync()
         if latest[0] >= self._journal.durable_lsn:
-            raise LogError(f"{self._journal.path}: what was adopted could not be made durable")
+            raise errors.LogError(
+                f"{self._journal.path}: what was adopted could not be made durable"
+            )
 
-    def _age_ns(self, upload: Upload) -> int:
+    def _age_ns(self, upload: directory.Upload) -> int:
         """Return how long ago it was published; a step of the wall clock since does not count.
 
         Unless the machine was started anew, too: then the wall clock is all there is.
@@ -231,17 +228,23 @@ class Adopter(Chore):
             return max(clock.steady_ns() - upload.steady_ns, 0)
         return max(clock.wall_ns() - upload.published_ns, 0)
 
-    def _ended(self, upload: Upload, lsn: int, latest: UploadProgress, problem: str = "") -> Ended:
-        return Ended(
+    def _ended(
+        self, upload: directory.Upload, lsn: int, latest: UploadProgress, problem: str = ""
+    ) -> directory.Ended:
+        return directory.Ended(
             upload.name, upload.token, upload.jobs, latest.done - latest.duplicates,
             latest.duplicates, latest.first_lsn, lsn + 1 if lsn else 0,
             self._journal.clock.wall_ns(), problem,
         )  # fmt: skip
 
-    def _refuse(self, name: str, upload: Upload | None, error: UploadDamaged) -> Steps:
+    def _refuse(
+        self, name: str, upload: directory.Upload | None, error: errors.UploadDamaged
+    ) -> chores.Steps:
         if upload is None:
-            ended = Ended(name, "", 0, 0, 0, 0, 0, self._journal.clock.wall_ns(), str(error))
-            parts: tuple[Part, ...] = ()
+            ended = directory.Ended(
+                name, "", 0, 0, 0, 0, 0, self._journal.clock.wall_ns(), str(error)
+            )
+            parts: tuple[directory.Part, ...] = ()
         else:
             known = self._committer.facets.uploads.progress(upload.id)
             lsn, latest = known or (0, _nothing(upload))
@@ -253,8 +256,10 @@ class Adopter(Chore):
             "%s: the upload %s was refused and set aside in %s/refused: %s",
             self._journal.path, name, self._inbox.path, ended.problem,
         )  # fmt: skip
-        self._refused.append(UploadDamaged(f"the upload {name} was refused: {ended.problem}"))
+        self._refused.append(
+            errors.UploadDamaged(f"the upload {name} was refused: {ended.problem}")
+        )
 
 
-def _nothing(upload: Upload) -> UploadProgress:
+def _nothing(upload: directory.Upload) -> UploadProgress:
     return UploadProgress(upload.id, 0, upload.jobs, 0, 0)

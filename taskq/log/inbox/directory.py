@@ -25,15 +25,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from taskq.core.errors import FormatError, LogError, TaskqError, UploadDamaged, UsageError
-from taskq.core.model import SECOND_NS, TIME_NS_MAX
-from taskq.core.parsing import parse_json
+from taskq.core import errors, model, parsing
 from taskq.core.values import NamedTuple
-from taskq.log.format import codec
-from taskq.log.format.frames import segment_lsn
-from taskq.log.machine.access import NotAFile
-from taskq.log.machine.ports import Clock, Disk, write_all, write_file
-from taskq.log.machine.threads import Reporter
+from taskq.log.format import codec, frames
+from taskq.log.machine import access, ports, threads
 from taskq.log.segments.identity import check_writable
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
 
@@ -130,12 +125,14 @@ def check_upload_name(name: str, what: str = "upload", limit: int = UPLOAD_CHARA
         UsageError: it is not one; the message says why.
     """
     if not _NAME.fullmatch(str(name)):
-        raise UsageError(
+        raise errors.UsageError(
             f"{what} name {name!r:.60} becomes a file's name: it may have ASCII letters, digits "
             f"and any of ._@=+- and must begin with a letter or digit"
         )
     if len(name) > limit:
-        raise UsageError(f"{what} name {name[:40]!r}… has {len(name)} characters, at most {limit}")
+        raise errors.UsageError(
+            f"{what} name {name[:40]!r}… has {len(name)} characters, at most {limit}"
+        )
     return name
 
 
@@ -162,12 +159,12 @@ def check_part(part: Part) -> Part:
     """
     name, jobs, size, digest = part
     if _PART_NAME.fullmatch(str(name)) is None:
-        raise UsageError(f"{name!r:.80} is no name of a part")
+        raise errors.UsageError(f"{name!r:.80} is no name of a part")
     for what, number, limit in (("jobs", jobs, JOBS_MAX), ("bytes", size, PART_BYTES_MAX)):
         if type(number) is not int or not 0 <= number <= limit:
-            raise UsageError(f"part {name}: {number!r:.40} {what}, it must be 0 to {limit}")
+            raise errors.UsageError(f"part {name}: {number!r:.40} {what}, it must be 0 to {limit}")
     if not _is_hex(digest, _SHA256_DIGITS):
-        raise UsageError(f"part {name}: {digest!r:.80} is no SHA-256 in hex")
+        raise errors.UsageError(f"part {name}: {digest!r:.80} is no SHA-256 in hex")
     return Part(str(name), jobs, size, digest)
 
 
@@ -187,7 +184,7 @@ def encode_upload(upload: Upload) -> bytes:
     values = upload._asdict() | {"version": VERSION, "parts": [list(part) for part in upload.parts]}
     data = _seal(values)
     if len(data) > MANIFEST_BYTES_MAX:
-        raise UsageError(
+        raise errors.UsageError(
             f"{upload.name}: {len(upload.parts)} parts are too many, write larger ones"
         )
     return data
@@ -206,11 +203,11 @@ def decode_upload(data: bytes, name: str, what: str) -> Upload:
         numbers = (_number(values[field]) for field in Upload._fields[2:-1])
         upload = Upload._make((values["name"], values["token"], *numbers, parts))
         if not _is_hex(upload.token, _ID_DIGITS) or len(parts) > PARTS_MAX:
-            raise UsageError("its token or its parts are none")
-    except (KeyError, TypeError, ValueError, TaskqError) as error:
-        raise UploadDamaged(f"{what}: no manifest ({error})") from error
+            raise errors.UsageError("its token or its parts are none")
+    except (KeyError, TypeError, ValueError, errors.TaskqError) as error:
+        raise errors.UploadDamaged(f"{what}: no manifest ({error})") from error
     if upload.name != name:
-        raise UploadDamaged(f"{what}: it is that of {upload.name!r:.80}")
+        raise errors.UploadDamaged(f"{what}: it is that of {upload.name!r:.80}")
     return upload
 
 
@@ -231,13 +228,13 @@ def decode_ended(data: bytes, what: str) -> Ended:
         texts = (str(values[field]) for field in ("name", "token", "problem"))
         name, token, problem = texts
         return Ended._make((name, token, *numbers, problem))
-    except (KeyError, TypeError, ValueError, TaskqError) as error:
-        raise UploadDamaged(f"{what}: not readable ({error})") from error
+    except (KeyError, TypeError, ValueError, errors.TaskqError) as error:
+        raise errors.UploadDamaged(f"{what}: not readable ({error})") from error
 
 
 def _number(value: object) -> int:
     if type(value) is not int or not 0 <= value < _NUMBER_END:
-        raise UsageError(f"{value!r:.40} is no number of 64 bits")
+        raise errors.UsageError(f"{value!r:.40} is no number of 64 bits")
     return value
 
 
@@ -248,20 +245,20 @@ def _seal(values: dict[str, Any]) -> bytes:
 
 def _open(data: bytes, what: str) -> dict[str, Any]:
     try:
-        outer = parse_json(data)
+        outer = parsing.parse_json(data)
         values: dict[str, Any] = outer["upload"]
         crc, version = outer["crc32"], values["version"]
         text = json.dumps(values, sort_keys=True)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UploadDamaged(f"{what}: not readable ({error})") from error
+        raise errors.UploadDamaged(f"{what}: not readable ({error})") from error
     if crc != codec.crc32(text.encode()):
-        raise UploadDamaged(f"{what}: its CRC-32 does not fit")
+        raise errors.UploadDamaged(f"{what}: its CRC-32 does not fit")
     if version != VERSION:
-        raise FormatError(f"{what}: version {version!r:.20} is unknown: use a newer taskq")
+        raise errors.FormatError(f"{what}: version {version!r:.20} is unknown: use a newer taskq")
     return values
 
 
-_log: Final = Reporter("taskq")
+_log: Final = threads.Reporter("taskq")
 #: Uploads that wait at a time; more are refused until somebody adopts some.
 WAITING_MAX: Final = 1_000
 #: Batches of each stream (``stream@12``) whose files in ``done`` are kept.
@@ -285,7 +282,7 @@ class Waiting(NamedTuple):
 class Inbox:
     """The directory as one process sees it."""
 
-    def __init__(self, disk: Disk, clock: Clock, path: str) -> None:
+    def __init__(self, disk: ports.Disk, clock: ports.Clock, path: str) -> None:
         self.disk = disk
         self._clock = clock
         self._log_path = path
@@ -342,7 +339,7 @@ class Inbox:
         check_publication_name(name)
         checked = tuple(check_part(part) for part in parts)
         if len({part.name for part in checked}) != len(checked) or len(checked) > PARTS_MAX:
-            raise UsageError(f"{name}: a part is named twice, or there are over {PARTS_MAX}")
+            raise errors.UsageError(f"{name}: a part is named twice, or there are over {PARTS_MAX}")
         with self._locked() as lock:
             if self._was_published(name):
                 # Its publisher or adopter may have died before that was on disk.
@@ -356,7 +353,7 @@ class Inbox:
                 name, os.urandom(16).hex(), sequence, self._clock.wall_ns(),
                 self._clock.steady_ns(), self.disk.boot_id(), self._last_segment(), checked,
             )  # fmt: skip
-            write_all(self.disk, lock, sequence.to_bytes(_SEQUENCE_BYTES, "little"), 0)
+            ports.write_all(self.disk, lock, sequence.to_bytes(_SEQUENCE_BYTES, "little"), 0)
             self._write(f"{self.path}/{name}{MANIFEST}", encode_upload(upload))
             # Adopters look at the time of this file. It stands as published, even if this fails.
             with contextlib.suppress(OSError):
@@ -371,7 +368,7 @@ class Inbox:
         if place is not None:
             kept = [batch for stream, batch in self._done_batches() if stream == place[0]]
             if len(kept) >= STREAM_DONE_MAX and place[1] < min(kept):
-                raise LogError(
+                raise errors.LogError(
                     f"{name}: whether it was published is not known any more: of {place[0]!r} the "
                     f"batches from {min(kept)} on are remembered. Give its jobs another name if "
                     f"they are new"
@@ -379,14 +376,18 @@ class Inbox:
         if self._is_there(f"{REFUSED}/{name}{MANIFEST}"):
             file = f"{self.path}/{REFUSED}/{name}{MANIFEST}"
             problem = self.refusal(name)
-            raise LogError(f"{name} was refused: {problem}. Remove {file} to publish it again")
+            raise errors.LogError(
+                f"{name} was refused: {problem}. Remove {file} to publish it again"
+            )
         if len(waiting_uploads(self.disk, self._log_path)) >= WAITING_MAX:
-            raise LogError(f"{self.path}: {WAITING_MAX} uploads wait: start a worker to adopt them")
+            raise errors.LogError(
+                f"{self.path}: {WAITING_MAX} uploads wait: start a worker to adopt them"
+            )
         for part in parts:
             size = self._size_of(part.name)
             if size != part.size_bytes:
                 what = "is missing" if size is None else f"has {size} bytes"
-                raise UploadDamaged(
+                raise errors.UploadDamaged(
                     f"{self.path}/{part.name} {what}, {part.size_bytes} were written: "
                     f"nothing was published, write the upload again"
                 )
@@ -418,9 +419,9 @@ class Inbox:
                     continue
                 file = f"{self.path}/{name}{MANIFEST}"
                 waiting.uploads.append(decode_upload(data, name, file))
-            except NotAFile as error:
+            except access.NotAFile as error:
                 waiting.damaged[name] = f"{self.path}/{name}{MANIFEST}: {error.strerror}"
-            except UploadDamaged as error:
+            except errors.UploadDamaged as error:
                 waiting.damaged[name] = str(error)
         waiting.uploads.sort(key=lambda upload: (upload.sequence, upload.name))
         return waiting
@@ -448,7 +449,7 @@ class Inbox:
             return False
         try:
             ended = decode_ended(data, f"{self.path}/{DONE}/{upload.name}{MANIFEST}")
-        except UploadDamaged as error:
+        except errors.UploadDamaged as error:
             _log.warning("%s", error)
             return False
         return ended.token == upload.token
@@ -460,7 +461,7 @@ class Inbox:
             return ""
         try:
             return decode_ended(data, name).problem
-        except TaskqError as error:
+        except errors.TaskqError as error:
             return str(error)
 
     def ended(self, name: str) -> Ended | None:
@@ -507,7 +508,7 @@ class Inbox:
 
     def sweep(self) -> None:
         """Remove parts of writers that died, once they are a week old."""
-        limit_ns = self._clock.wall_ns() - round(STRAY_SECONDS * SECOND_NS)
+        limit_ns = self._clock.wall_ns() - round(STRAY_SECONDS * model.SECOND_NS)
         with self._locked():
             published = self._published_parts()
             for file in self.disk.names(self.path):
@@ -534,7 +535,7 @@ class Inbox:
     # -- files ------------------------------------------------------------------------------------
 
     def _write(self, path: str, data: bytes) -> None:
-        write_file(self.disk, f"{path}{TEMPORARY}", data)
+        ports.write_file(self.disk, f"{path}{TEMPORARY}", data)
         self.disk.rename(f"{path}{TEMPORARY}", path)
         try:
             self.disk.sync_directory(path.rpartition("/")[0])
@@ -588,9 +589,11 @@ class Inbox:
     def _last_sequence(self, lock: int) -> int:
         sequence = int.from_bytes(self.disk.read(lock, _SEQUENCE_BYTES, 0), "little")
         return (
-            sequence if sequence <= TIME_NS_MAX else 0
+            sequence if sequence <= model.TIME_NS_MAX else 0
         )  # else nobody wrote it: they begin at the time
 
     def _last_segment(self) -> int:
         names = self.disk.names(f"{self._log_path}/log")
-        return max((lsn for name in names if (lsn := segment_lsn(name)) is not None), default=0)
+        return max(
+            (lsn for name in names if (lsn := frames.segment_lsn(name)) is not None), default=0
+        )

@@ -15,26 +15,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import FormatError, UploadDamaged, UsageError
-from taskq.core.kinds import BIRTH
-from taskq.core.model import (
-    HEADERS_BYTES_MAX,
-    KEY_BYTES_MAX,
-    PAYLOAD_BYTES_MAX,
-    PRIORITY_MAX,
-    TIME_NS_MAX,
-    Extras,
-)
-from taskq.core.records import Flag, Option
+from taskq.core import errors, kinds, model, records
 from taskq.core.values import NamedTuple
-from taskq.log.format import codec
-from taskq.log.format.options import decode_extras, each_option, encode_extras
+from taskq.log.format import codec, options
 from taskq.log.inbox.directory import VERSION, Part, Upload
-from taskq.log.machine.access import NotAFile
+from taskq.log.machine import access, ports
 from taskq.log.requests import EnqueueSpec, Item, Plain, Slice
-
-if TYPE_CHECKING:
-    from taskq.log.machine.ports import Disk
 
 CHUNK_HEADER: Final = struct.Struct("<IHHIIII")
 _CHUNK_MAGIC: Final = 0x49514B54
@@ -42,29 +28,29 @@ _CHUNK_MAGIC: Final = 0x49514B54
 CHUNK_BYTES: Final = 192 * 1024
 CHUNK_JOBS_MAX: Final = 4_096
 #: No entry is larger: a payload with its names, key and headers.
-ENTRY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + 64 * 1024
+ENTRY_BYTES_MAX: Final = model.PAYLOAD_BYTES_MAX + 64 * 1024
 _CHUNK_BYTES_MAX: Final = CHUNK_BYTES + ENTRY_BYTES_MAX
 _TAIL_BYTES_MIN: Final = codec.BORN_TAIL.size + 1
 _U64: Final = struct.Struct("<Q")
-_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+_KEYED: Final = int(records.Flag.KEY_UNTIL_SETTLED)
 _KNOWN_FLAGS: Final = int(
-    Flag.CHECKED
-    | Flag.DROP_RESULT
-    | Flag.DURABLE_CLAIM
-    | Flag.KEY_UNTIL_SETTLED
-    | Flag.ZLIB
-    | Flag.ZSTD
+    records.Flag.CHECKED
+    | records.Flag.DROP_RESULT
+    | records.Flag.DURABLE_CLAIM
+    | records.Flag.KEY_UNTIL_SETTLED
+    | records.Flag.ZLIB
+    | records.Flag.ZSTD
 )
 #: Options that a job of an upload may have, and the least and the most bytes of each.
 _KNOWN_OPTIONS: Final[dict[int, tuple[int, int]]] = {
-    Option.DUE: (8, 8),
-    Option.DUE_WALL: (8, 8),
-    Option.EXPIRES: (8, 8),
-    Option.EXPIRES_RELATIVE: (8, 8),
-    Option.KEY: (1, KEY_BYTES_MAX),
-    Option.WINDOW: (8, 8),
-    Option.HEADERS: (0, HEADERS_BYTES_MAX),
-    Option.KEEP: (8, 8),
+    records.Option.DUE: (8, 8),
+    records.Option.DUE_WALL: (8, 8),
+    records.Option.EXPIRES: (8, 8),
+    records.Option.EXPIRES_RELATIVE: (8, 8),
+    records.Option.KEY: (1, model.KEY_BYTES_MAX),
+    records.Option.WINDOW: (8, 8),
+    records.Option.HEADERS: (0, model.HEADERS_BYTES_MAX),
+    records.Option.KEEP: (8, 8),
 }
 _SPECS_MAX: Final = 1_024
 
@@ -73,10 +59,10 @@ class Job(NamedTuple):
     """Job as its tail says; ``extras`` None: nothing but what the spec does."""
 
     spec: EnqueueSpec
-    extras: Extras | None
+    extras: model.Extras | None
 
 
-def encode_tail(spec: EnqueueSpec, extras: Extras | None = None) -> bytes:
+def encode_tail(spec: EnqueueSpec, extras: model.Extras | None = None) -> bytes:
     """Return the tail of an entry. Spans (a delay, an expiry) count from the publication.
 
     Raises:
@@ -89,7 +75,7 @@ def encode_tail(spec: EnqueueSpec, extras: Extras | None = None) -> bytes:
         flags |= _KEYED
     return codec.enqueue_tail(
         spec.priority, flags, spec.attempts, spec.lane_key[0], spec.lane_key[1], spec.route,
-        encode_extras(extras, 0),
+        options.encode_extras(extras, 0),
     )  # fmt: skip
 
 
@@ -100,16 +86,18 @@ def decode_tail(tail: bytes) -> Job:
         UsageError: it is not a tail, or has options that no upload may have.
     """
     if len(tail) < _TAIL_BYTES_MIN:
-        raise UsageError(f"the tail of a job has {len(tail)} bytes: make it with encode_tail")
+        raise errors.UsageError(
+            f"the tail of a job has {len(tail)} bytes: make it with encode_tail"
+        )
     kind, priority, options_size, flags, attempts, queue_size, task_size = (
         codec.BORN_TAIL.unpack_from(tail)
     )
     names = codec.BORN_TAIL.size
     at = names + queue_size + task_size
-    if kind != BIRTH or at + options_size != len(tail) or priority > PRIORITY_MAX:
-        raise UsageError("the tail of a job is no ENQUEUED record: make it with encode_tail")
+    if kind != kinds.BIRTH or at + options_size != len(tail) or priority > model.PRIORITY_MAX:
+        raise errors.UsageError("the tail of a job is no ENQUEUED record: make it with encode_tail")
     if flags & ~_KNOWN_FLAGS:
-        raise UsageError(
+        raise errors.UsageError(
             f"a job of an upload has flags {flags & ~_KNOWN_FLAGS:#x}: payloads in files of their "
             f"own cannot be uploaded, compress them or pass a path"
         )
@@ -122,25 +110,27 @@ def _spec(priority: int, flags: int, attempts: int, names: bytes, queue_size: in
     try:
         queue, task = names[:queue_size].decode(), names[queue_size:].decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"the names in the tail of a job are no UTF-8: {error}") from error
+        raise errors.UsageError(f"the names in the tail of a job are no UTF-8: {error}") from error
     return EnqueueSpec(queue, task, priority, attempts, flags)
 
 
-def _decode_options(tail: bytes, at: int, size: int, flags: int) -> Extras:
-    for tag, value in each_option(tail, at, size):
+def _decode_options(tail: bytes, at: int, size: int, flags: int) -> model.Extras:
+    for tag, value in options.each_option(tail, at, size):
         least, most = _KNOWN_OPTIONS.get(tag, (1, 0))
         if not least <= len(value) <= most:
-            raise UsageError(
+            raise errors.UsageError(
                 f"a job of an upload has option {tag} of {len(value)} bytes, which none may have: "
                 f"make its tail with encode_tail"
             )
-    extras = decode_extras(tail, at, size)
+    extras = options.decode_extras(tail, at, size)
     moments = extras.due_ns, extras.expires_ns, extras.window_ns, extras.keep_ns
-    if not 0 <= min(moments) <= max(moments) <= TIME_NS_MAX:
-        raise UsageError("a span or moment of a job of an upload is negative or over 146 years")
+    if not 0 <= min(moments) <= max(moments) <= model.TIME_NS_MAX:
+        raise errors.UsageError(
+            "a span or moment of a job of an upload is negative or over 146 years"
+        )
     if extras.headers:
         # Undecodable text would read as longer text: refused now, or its adopter could not go on.
-        encode_extras(Extras(headers=extras.headers), 0)
+        options.encode_extras(model.Extras(headers=extras.headers), 0)
     extras.until_settled = bool(extras.window_ns and flags & _KEYED)
     return extras
 
@@ -173,10 +163,10 @@ def decode_chunk(header: bytes, offset: int, what: str) -> Chunk:
         seed = codec.crc32(_U64.pack(offset))
         if magic == _CHUNK_MAGIC and crc == codec.crc32(header[:-4], seed):
             if version != VERSION:
-                raise FormatError(f"{what}: version {version} is unknown: use a newer taskq")
+                raise errors.FormatError(f"{what}: version {version} is unknown: use a newer taskq")
             if 0 < jobs <= CHUNK_JOBS_MAX and jobs <= size <= _CHUNK_BYTES_MAX:
                 return Chunk(jobs, size, body_crc)
-    raise UploadDamaged(f"{what}: no chunk begins at offset {offset}")
+    raise errors.UploadDamaged(f"{what}: no chunk begins at offset {offset}")
 
 
 def check_chunk(chunk: Chunk, body: bytes, offset: int, what: str) -> None:
@@ -186,7 +176,7 @@ def check_chunk(chunk: Chunk, body: bytes, offset: int, what: str) -> None:
         UploadDamaged: they are not what was written.
     """
     if len(body) != chunk.size or codec.crc32(body) != chunk.crc:
-        raise UploadDamaged(f"{what}: the chunk at offset {offset} does not read back")
+        raise errors.UploadDamaged(f"{what}: the chunk at offset {offset} does not read back")
 
 
 def each_entry(body: bytes, what: str) -> Iterator[tuple[int, int]]:
@@ -199,7 +189,7 @@ def each_entry(body: bytes, what: str) -> Iterator[tuple[int, int]]:
     while at < end:
         size = unpack(body, at)[0] if at + 4 <= end else 0
         if size < _TAIL_BYTES_MIN + 4 or at + size > end:
-            raise UploadDamaged(f"{what}: a job has an impossible size of {size} bytes")
+            raise errors.UploadDamaged(f"{what}: a job has an impossible size of {size} bytes")
         yield at + 4, at + size
         at += size
 
@@ -213,14 +203,14 @@ def tail_size(body: bytes, at: int, end: int, what: str) -> int:
     _, _, options_size, _, _, queue_size, task_size = codec.BORN_TAIL.unpack_from(body, at)
     size: int = codec.BORN_TAIL.size + queue_size + task_size + options_size
     if at + size > end:
-        raise UploadDamaged(f"{what}: the names of a job are longer than the job")
+        raise errors.UploadDamaged(f"{what}: the names of a job are longer than the job")
     return size
 
 
 # Reading the parts of an upload: are they what was written, and the jobs from any place on.
 
 if TYPE_CHECKING:
-    _Item = tuple[EnqueueSpec, bytes, Extras]
+    _Item = tuple[EnqueueSpec, bytes, model.Extras]
 
 _PIECE_BYTES: Final = 256 * 1024
 #: Headers of chunks that are read in one step.
@@ -238,7 +228,7 @@ _OPTIONS_BYTES: Final = 64
 class PartFile:
     """A part on the disk; opened anew for each read, so that none stays open by mistake."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: ports.Disk, path: str) -> None:
         self._disk = disk
         self.path = path
 
@@ -251,9 +241,9 @@ class PartFile:
         try:
             descriptor = self._disk.open(self.path, write=False)
         except FileNotFoundError:
-            raise UploadDamaged(f"{self.path} is missing, and was published") from None
-        except NotAFile as error:
-            raise UploadDamaged(f"{self.path}: {error.strerror}") from error
+            raise errors.UploadDamaged(f"{self.path} is missing, and was published") from None
+        except access.NotAFile as error:
+            raise errors.UploadDamaged(f"{self.path}: {error.strerror}") from error
         try:
             return self._disk.read(descriptor, count, offset), self._disk.size(descriptor)
         finally:
@@ -295,9 +285,13 @@ class PartFile:
             if not data or offset > part.size_bytes:
                 break
         if size != part.size_bytes or offset != size:
-            raise UploadDamaged(f"{self.path} has {size} bytes, {part.size_bytes} were published")
+            raise errors.UploadDamaged(
+                f"{self.path} has {size} bytes, {part.size_bytes} were published"
+            )
         if hashed.hexdigest() != part.sha256:
-            raise UploadDamaged(f"{self.path} is not what was published: its SHA-256 differs")
+            raise errors.UploadDamaged(
+                f"{self.path} is not what was published: its SHA-256 differs"
+            )
         yield from self._check_jobs(part)
 
     def _check_jobs(self, part: Part) -> Iterator[None]:
@@ -310,7 +304,7 @@ class PartFile:
             if not number % _STEP_CHUNKS:
                 yield
         if jobs != part.jobs or offset != part.size_bytes:
-            raise UploadDamaged(f"{self.path} holds {jobs} jobs, {part.jobs} were published")
+            raise errors.UploadDamaged(f"{self.path} holds {jobs} jobs, {part.jobs} were published")
 
 
 class _ChunkPlace(NamedTuple):
@@ -325,7 +319,7 @@ class _ChunkPlace(NamedTuple):
 class UploadReader:
     """The jobs of an upload from any place on."""
 
-    def __init__(self, disk: Disk, path: str, upload: Upload) -> None:
+    def __init__(self, disk: ports.Disk, path: str, upload: Upload) -> None:
         self._disk = disk
         self._path = path
         self._upload = upload
@@ -379,7 +373,9 @@ class UploadReader:
         """Have the entries of the next chunk; of those before ``start`` not even that."""
         number, offset, row = self._next
         if number >= len(self._upload.parts):
-            raise UploadDamaged(f"{self._path}: {self._upload.name} holds fewer jobs than it says")
+            raise errors.UploadDamaged(
+                f"{self._path}: {self._upload.name} holds fewer jobs than it says"
+            )
         part = self._upload.parts[number]
         if row + part.jobs <= start and not offset:
             self._next = _ChunkPlace(number + 1, 0, row + part.jobs)
@@ -393,7 +389,9 @@ class UploadReader:
         if self._end > start:
             self._runs = self._parse(file.entries(chunk, offset), file.path)
             if sum(map(_length, self._runs)) != chunk.jobs:
-                raise UploadDamaged(f"{file.path}: the chunk at offset {offset} has not its jobs")
+                raise errors.UploadDamaged(
+                    f"{file.path}: the chunk at offset {offset} has not its jobs"
+                )
 
     def _parse(self, body: bytes, what: str) -> list[Plain | list[_Item]]:
         """Return the jobs of a chunk, those together that are of one kind."""
@@ -424,8 +422,8 @@ class UploadReader:
         if job is None:
             try:
                 job = decode_tail(tail)
-            except UsageError as error:
-                raise UploadDamaged(f"{what}: {error}") from error
+            except errors.UsageError as error:
+                raise errors.UploadDamaged(f"{what}: {error}") from error
             if job.extras is None:
                 if len(self._tails) >= _TAILS_MAX:
                     self._tails.clear()
@@ -449,7 +447,7 @@ def _weight(run: Plain | list[_Item]) -> int:
     return 1 if isinstance(run, Plain) else _ITEM_WEIGHT
 
 
-def _aged(extras: Extras, age_ns: int) -> Extras:
+def _aged(extras: model.Extras, age_ns: int) -> model.Extras:
     """The same job, enqueued ``age_ns`` ago; what has passed since is due or over at once."""
     if extras.due_ns and not extras.due_is_wall:
         extras = replace(extras, due_ns=max(extras.due_ns - age_ns, 0))

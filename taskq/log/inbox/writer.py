@@ -27,32 +27,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Self
 
-from taskq.core.errors import AppendFailed, DiskFull, LogClosed, PayloadTooLarge
-from taskq.core.model import PAYLOAD_BYTES_MAX, Extras
+from taskq.core import errors, model
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
 from taskq.log.format.codec import pack_length
-from taskq.log.inbox.directory import (
-    DONE,
-    PART,
-    REFUSED,
-    TEMPORARY,
-    Ended,
-    Inbox,
-    Part,
-    check_upload_name,
-)
-from taskq.log.inbox.parts import (
-    CHUNK_BYTES,
-    CHUNK_JOBS_MAX,
-    decode_tail,
-    encode_chunk,
-    encode_tail,
-)
+from taskq.log.inbox import directory, parts
+from taskq.log.inbox.parts import CHUNK_JOBS_MAX
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
+from taskq.log.machine import peers, ports
 from taskq.log.machine.disk import PatientDisk, SystemClock
-from taskq.log.machine.peers import poke_owners
-from taskq.log.machine.ports import Clock, Disk, write_all
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.identity import read_identity
 from taskq.log.state.uploads import INBOX, MANIFEST, waiting_uploads
@@ -84,16 +67,16 @@ class PartWriter:
         upload: str,
         *,
         trusted: bool = False,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
+        disk: ports.Disk | None = None,
+        clock: ports.Clock | None = None,
     ) -> None:
-        check_upload_name(upload)
+        directory.check_upload_name(upload)
         self._log_path = os.path.realpath(data_dir)
         self._disk = disk or PatientDisk()
         self._clock = clock or SystemClock()
-        self._inbox = Inbox(self._disk, self._clock, self._log_path)
+        self._inbox = directory.Inbox(self._disk, self._clock, self._log_path)
         #: of the file that it becomes
-        self.name = f"{upload}.{os.urandom(8).hex()}{PART}"
+        self.name = f"{upload}.{os.urandom(8).hex()}{directory.PART}"
         self._path = f"{self._log_path}/{INBOX}/{self.name}"
         self._hash = hashlib.sha256()
         self._entries: list[bytes] = []
@@ -104,24 +87,26 @@ class PartWriter:
         self._descriptor = -1
         try:
             self._inbox.keep()
-            self._descriptor = self._disk.open(f"{self._path}{TEMPORARY}", create=True)
+            self._descriptor = self._disk.open(f"{self._path}{directory.TEMPORARY}", create=True)
         except OSError as error:
-            raise AppendFailed(self._log_path, error) from error
+            raise errors.AppendFailed(self._log_path, error) from error
 
     @staticmethod
-    def tail(spec: EnqueueSpec, extras: Extras) -> bytes:
+    def tail(spec: EnqueueSpec, extras: model.Extras) -> bytes:
         """Return what ``add`` takes of a job beside its payload, as ``encode_tail``.
 
         Raises:
             UsageError: there can be no such job.
         """
-        return encode_tail(spec, extras)
+        return parts.encode_tail(spec, extras)
 
     @staticmethod
-    def published(disk: Disk, path: str) -> dict[str, bool]:
+    def published(disk: ports.Disk, path: str) -> dict[str, bool]:
         """Return the names that were published to a log, and whether each may wait still."""
         names = dict.fromkeys(waiting_uploads(disk, path), True)
-        over = (disk.names(f"{path}/{INBOX}/{folder}") for folder in (DONE, REFUSED))
+        over = (
+            disk.names(f"{path}/{INBOX}/{folder}") for folder in (directory.DONE, directory.REFUSED)
+        )
         ended = (name.removesuffix(MANIFEST) for name in chain(*over) if name.endswith(MANIFEST))
         return dict.fromkeys(ended, False) | names
 
@@ -134,7 +119,7 @@ class PartWriter:
         part = self.close()
         published = publish_with(self._disk, self._clock, self._log_path, name, [part])
         if published:
-            poke_owners(Path(self._log_path) / "owners")
+            peers.poke_owners(Path(self._log_path) / "owners")
         return published
 
     def add(self, tail: bytes, payload: bytes) -> None:
@@ -149,13 +134,15 @@ class PartWriter:
         if tail is not self._tail:
             self._use(tail)
         size = len(payload)
-        if size > PAYLOAD_BYTES_MAX:
-            raise PayloadTooLarge("the payload of an uploaded job", size, PAYLOAD_BYTES_MAX)
+        if size > model.PAYLOAD_BYTES_MAX:
+            raise errors.PayloadTooLarge(
+                "the payload of an uploaded job", size, model.PAYLOAD_BYTES_MAX
+            )
         size += len(tail) + 4
         entries = self._entries
         entries.append(pack_length(size) + tail + payload)
         self._size += size
-        if self._size >= CHUNK_BYTES or len(entries) >= CHUNK_JOBS_MAX:
+        if self._size >= parts.CHUNK_BYTES or len(entries) >= CHUNK_JOBS_MAX:
             self._flush()
 
     def add_many(self, tail: bytes, payloads: Sequence[bytes]) -> None:
@@ -170,9 +157,11 @@ class PartWriter:
             piece = payloads[at : at + room]
             sizes = list(map(len, piece))
             largest = max(sizes)
-            if largest > PAYLOAD_BYTES_MAX:
-                raise PayloadTooLarge("the payload of an uploaded job", largest, PAYLOAD_BYTES_MAX)
-            fit = max((CHUNK_BYTES - self._size) // (largest + extra), 1)
+            if largest > model.PAYLOAD_BYTES_MAX:
+                raise errors.PayloadTooLarge(
+                    "the payload of an uploaded job", largest, model.PAYLOAD_BYTES_MAX
+                )
+            fit = max((parts.CHUNK_BYTES - self._size) // (largest + extra), 1)
             piece, sizes = piece[:fit], sizes[:fit]
             self._entries += [
                 pack(size + extra) + tail + payload
@@ -180,10 +169,10 @@ class PartWriter:
             ]
             self._size += sum(sizes) + extra * len(piece)
             at += len(piece)
-            if self._size + extra >= CHUNK_BYTES or len(self._entries) >= CHUNK_JOBS_MAX:
+            if self._size + extra >= parts.CHUNK_BYTES or len(self._entries) >= CHUNK_JOBS_MAX:
                 self._flush()
 
-    def close(self) -> Part:
+    def close(self) -> directory.Part:
         """Put the part on disk, under its name; return its entry for a manifest.
 
         Raises:
@@ -195,19 +184,19 @@ class PartWriter:
             self._flush()
             self._disk.sync(self._descriptor)
             self._close_file()
-            self._disk.rename(f"{self._path}{TEMPORARY}", self._path)
+            self._disk.rename(f"{self._path}{directory.TEMPORARY}", self._path)
             self._disk.sync_directory(self._inbox.path)
         except OSError as error:
             self.abort()
-            raise AppendFailed(self._log_path, error) from error
-        return Part(self.name, self._jobs, self._offset, self._hash.hexdigest())
+            raise errors.AppendFailed(self._log_path, error) from error
+        return directory.Part(self.name, self._jobs, self._offset, self._hash.hexdigest())
 
     def abort(self) -> None:
         """Remove what was written. Legal twice, and after ``close``, which then stands."""
         if self._descriptor >= 0:
             self._close_file()
             with contextlib.suppress(OSError):
-                self._disk.remove(f"{self._path}{TEMPORARY}")
+                self._disk.remove(f"{self._path}{directory.TEMPORARY}")
 
     def __enter__(self) -> Self:
         return self
@@ -218,27 +207,27 @@ class PartWriter:
     def _use(self, tail: bytes) -> None:
         self._check_open()
         if not self._trusted and tail not in self._known:
-            job = decode_tail(tail)
+            job = parts.decode_tail(tail)
             if job.extras is None:  # others seldom come again
                 self._known.add(tail)
         self._tail = tail
 
     def _check_open(self) -> None:
         if self._descriptor < 0:
-            raise LogClosed(f"{self._path} is closed: begin another part")
+            raise errors.LogClosed(f"{self._path} is closed: begin another part")
 
     def _flush(self) -> None:
         self._check_open()
         if not self._entries:
             return
-        data = encode_chunk(self._entries, self._offset)
+        data = parts.encode_chunk(self._entries, self._offset)
         try:
             if self._offset >= self._look_at:
                 self._look_for_room(len(data))
-            write_all(self._disk, self._descriptor, data, self._offset)
+            ports.write_all(self._disk, self._descriptor, data, self._offset)
         except OSError as error:
             self.abort()
-            raise AppendFailed(self._log_path, error) from error
+            raise errors.AppendFailed(self._log_path, error) from error
         self._hash.update(data)
         self._offset += len(data)
         self._jobs += len(self._entries)
@@ -253,7 +242,7 @@ class PartWriter:
         if free - size < least:
             self.abort()
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise DiskFull(path, full, free, least)
+            raise errors.DiskFull(path, full, free, least)
 
     def _close_file(self) -> None:
         self._disk.close(self._descriptor)
@@ -261,7 +250,7 @@ class PartWriter:
         self._tail = None
 
 
-def publish(data_dir: Path, name: str, parts: Sequence[Part]) -> bool:
+def publish(data_dir: Path, name: str, parts: Sequence[directory.Part]) -> bool:
     """Let the jobs of these parts be enqueued: all of them, from the moment that this returns.
 
     Atomic and durable. The log is made if it is missing. A name like ``stream@12`` counts as
@@ -278,22 +267,24 @@ def publish(data_dir: Path, name: str, parts: Sequence[Part]) -> bool:
     path = os.path.realpath(data_dir)
     published = publish_with(PatientDisk(), SystemClock(), path, name, parts)
     if published:
-        poke_owners(Path(path) / "owners")
+        peers.poke_owners(Path(path) / "owners")
     return published
 
 
-def publish_with(disk: Disk, clock: Clock, path: str, name: str, parts: Sequence[Part]) -> bool:
+def publish_with(
+    disk: ports.Disk, clock: ports.Clock, path: str, name: str, parts: Sequence[directory.Part]
+) -> bool:
     try:
         if read_identity(disk, path) is None:
             _make_log(disk, clock, path)
-        inbox = Inbox(disk, clock, path)
+        inbox = directory.Inbox(disk, clock, path)
         inbox.keep()
         return inbox.publish(name, parts)
     except OSError as error:
-        raise AppendFailed(path, error) from error
+        raise errors.AppendFailed(path, error) from error
 
 
-def outcome(data_dir: Path, name: str) -> Ended | None:
+def outcome(data_dir: Path, name: str) -> directory.Ended | None:
     """Return the end of a publication: adopted, or refused for a reason.
 
     None: it still waits, or was forgotten.
@@ -301,7 +292,7 @@ def outcome(data_dir: Path, name: str) -> Ended | None:
     Raises:
         LogError: its file does not read.
     """
-    return Inbox(PatientDisk(), SystemClock(), os.path.realpath(data_dir)).ended(name)
+    return directory.Inbox(PatientDisk(), SystemClock(), os.path.realpath(data_dir)).ended(name)
 
 
 def discard(data_dir: Path, upload: str) -> int:
@@ -314,16 +305,16 @@ def discard(data_dir: Path, upload: str) -> int:
         AppendFailed: the disk refuses.
     """
     path = os.path.realpath(data_dir)
-    check_upload_name(upload)
+    directory.check_upload_name(upload)
     if not (Path(path) / INBOX).is_dir():
         return 0
     try:
-        return Inbox(PatientDisk(), SystemClock(), path).discard(upload)
+        return directory.Inbox(PatientDisk(), SystemClock(), path).discard(upload)
     except OSError as error:
-        raise AppendFailed(path, error) from error
+        raise errors.AppendFailed(path, error) from error
 
 
-def _make_log(disk: Disk, clock: Clock, path: str) -> None:
+def _make_log(disk: ports.Disk, clock: ports.Clock, path: str) -> None:
     config = LogConfig()
     disk.make_directory(f"{path}/log")
     writer = WriterLock(disk, path, os.getpid())

@@ -1,8 +1,4 @@
-"""One process's hold on the log: where it ends, append, sync, and reading along.
-
-No thread, no requests, no jobs: bytes and positions. The storage thread drives it, simulations
-drive it step by step.
-"""
+"""One process's hold on the log: where it ends, append, sync, and reading along."""
 
 from __future__ import annotations
 
@@ -190,6 +186,9 @@ class Tail:
 
 class Journal:
     """The log as one process sees it: its files, and where it ends.
+
+    No thread, no requests, no jobs: bytes and positions. The storage thread drives it, simulations
+    drive it step by step.
 
     Attributes:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.

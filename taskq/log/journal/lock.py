@@ -1,15 +1,4 @@
-"""The writer lock, and the few numbers that its file carries.
-
-``write.lock`` is locked with flock. Writers first pass a turnstile (``turnstile.lock``): flock
-alone let one writer in a tight loop keep the others out for 200 ms, with the turnstile the longest
-wait was 4 ms. A process that nobody else shares the log with passes it now and then only.
-
-The file's first 8 bytes name the last holder: whoever finds himself there knows that nobody has
-come since, for who opens the log takes the lock. Behind them stands where the log ends: with it a
-process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names the
-boot and the file that it was written in, and is believed only if the segment's size agrees. A
-copy of the directory goes on as another log, see ``Journal.open``.
-"""
+"""The writer lock, and the few numbers that its file carries."""
 
 from __future__ import annotations
 
@@ -23,14 +12,10 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Final, TypeAlias
 
-from taskq.core.errors import LogLocked
-from taskq.core.model import TIME_NS_MAX
+from taskq.core import errors, model
 from taskq.core.values import NamedTuple
 from taskq.log.format.codec import LSN_MAX, PREFIX, SEGMENT_HEADER, crc32
-from taskq.log.machine.access import read_file
-from taskq.log.machine.meters import Histogram
-from taskq.log.machine.ports import Disk, write_all
-from taskq.log.machine.threads import Reporter
+from taskq.log.machine import access, meters, ports, threads
 from taskq.log.segments.identity import LockMark, check_writable
 
 #: boot, generation, durable lsn
@@ -44,7 +29,7 @@ _LOOK_SECONDS: Final = 0.000_25
 class SyncTurn:
     """The file ``sync.lock``: locked during a sync, it holds the end of the last one."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: ports.Disk, path: str) -> None:
         self._disk = disk
         self._file = disk.open(f"{path}/sync.lock", create=True)
         #: whether enough others have the log open for turns to be worth their cost
@@ -73,7 +58,9 @@ class SyncTurn:
         with contextlib.suppress(OSError):
             if durable_lsn > self._published(boot, generation):
                 packed = _MARK.pack(boot, generation, durable_lsn)
-                write_all(self._disk, self._file, packed + crc32(packed).to_bytes(4, "little"), 0)
+                ports.write_all(
+                    self._disk, self._file, packed + crc32(packed).to_bytes(4, "little"), 0
+                )
         self.give_up()
 
     def give_up(self) -> None:
@@ -93,7 +80,7 @@ class SyncTurn:
         return lsn if (marked_boot, marked_generation) == (boot, generation) else 0
 
 
-_log: Final = Reporter("taskq")
+_log: Final = threads.Reporter("taskq")
 LOCK_FILE: Final = "write.lock"
 _HOLDER: Final = struct.Struct("<II")
 _TAIL: Final = struct.Struct("<IIQQQQQQQQqQQq")
@@ -152,7 +139,7 @@ class TailHint(NamedTuple):
             and not (self.offset | self.last_frame) % _ALIGNMENT
             and (self.next_lsn - self.segment) * PREFIX.size <= self.offset
             and self.durable_lsn <= self.next_lsn
-            and 0 <= self.time_ns <= TIME_NS_MAX >= abs(self.clock_base_ns)
+            and 0 <= self.time_ns <= model.TIME_NS_MAX >= abs(self.clock_base_ns)
         )
 
     def fits(self, home: Home, segment: int, size: int) -> bool:
@@ -162,6 +149,17 @@ class TailHint(NamedTuple):
 
 class WriterLock:
     """The lock of one process; one thread uses it.
+
+    ``write.lock`` is locked with flock. Writers first pass a turnstile (``turnstile.lock``): flock
+    alone let one writer in a tight loop keep the others out for 200 ms, with the turnstile the
+    longest wait was 4 ms. A process that nobody else shares the log with passes it now and then
+    only.
+
+    The file's first 8 bytes name the last holder: whoever finds himself there knows that nobody has
+    come since, for who opens the log takes the lock. Behind them stands where the log ends: with it
+    a process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names
+    the boot and the file that it was written in, and is believed only if the segment's size agrees.
+    A copy of the directory goes on as another log, see ``Journal.open``.
 
     Attributes:
         home: what a hint names that was written here, on this boot.
@@ -179,7 +177,7 @@ class WriterLock:
         LogError: as ``check_writable``; nothing was written.
     """
 
-    def __init__(self, disk: Disk, path: str, pid: int) -> None:
+    def __init__(self, disk: ports.Disk, path: str, pid: int) -> None:
         check_writable(disk, path)
         self._disk = disk
         self._path = path
@@ -209,7 +207,7 @@ class WriterLock:
         self.is_alone = False
         self._cut_in = 0
         self.waiting_since = 0.0
-        self.waits = Histogram()
+        self.waits = meters.Histogram()
         self.longest_hold_ns = self._taken_ns = self._excused_ns = 0
         #: called before this thread waits in line, so that somebody watches the time
         self.on_wait: Callable[[], None] = lambda: None
@@ -268,7 +266,7 @@ class WriterLock:
         me = self._mine if self.exclusive else self._me
         if data[:8] != me:
             self.is_alone = False
-            write_all(self._disk, self._file, me, 0)
+            ports.write_all(self._disk, self._file, me, 0)
         self._left = me + data[_HOLDER.size :]
         hint = self._decoded(data[_HOLDER.size :])
         if self._is_strange:
@@ -302,14 +300,14 @@ class WriterLock:
         packed = _TAIL.pack(*hint)
         data = packed + crc32(packed).to_bytes(4, "little")
         if self._disk.write(self._file, data, _HOLDER.size) < len(data):
-            write_all(self._disk, self._file, data, _HOLDER.size)
+            ports.write_all(self._disk, self._file, data, _HOLDER.size)
         self._hint_data, self._hint = data, hint
         self._left = (self._mine if self.exclusive else self._me) + data
 
     def void_hint(self) -> None:
         """Make the hint unbelievable, before a step that could be cut short."""
         self._is_signed = False
-        write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
+        ports.write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
 
     def peek(self, tries: int = 1) -> TailHint | None:
         """Return the hint, None if it cannot be believed; needs no lock.
@@ -340,7 +338,7 @@ class WriterLock:
         """Sync the file: after a power loss its hint names an earlier boot."""
         self._disk.sync(self._file)
 
-    def locked_error(self, waited_seconds: float) -> LogLocked:
+    def locked_error(self, waited_seconds: float) -> errors.LogLocked:
         """Return the error for callers that waited too long; any thread may call.
 
         The culprit has the lock, or is the next in line and does not pass the turnstile. If the
@@ -349,16 +347,16 @@ class WriterLock:
         path = Path(self._path)
         try:
             # Read past the disk port, which serves the storage thread alone.
-            last = read_file(path / "write.lock", _HOLDER.size)
+            last = access.read_file(path / "write.lock", _HOLDER.size)
         except OSError:
             last = b""
         holders = flock_holders(path / "write.lock", path / "turnstile.lock")
         pid = next(filter(None, holders), 0) or _HOLDER.unpack(last.ljust(_HOLDER.size, b"\0"))[0]
-        return LogLocked(self._path, pid, process_state(pid), waited_seconds)
+        return errors.LogLocked(self._path, pid, process_state(pid), waited_seconds)
 
     def close(self) -> None:
         if self.exclusive and self.held:
-            write_all(self._disk, self._file, self._me, 0)
+            ports.write_all(self._disk, self._file, self._me, 0)
         self.exclusive = False
         self.release()
         self._disk.close(self._file)
@@ -418,7 +416,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def give_back(disk: Disk, descriptor: int) -> None:
+def give_back(disk: ports.Disk, descriptor: int) -> None:
     """Unlock a file. Work under the lock stands, so an error is only retried.
 
     Should the system refuse again and again, this process keeps the lock until it gives it back the
@@ -434,12 +432,12 @@ def give_back(disk: Disk, descriptor: int) -> None:
             return
 
 
-def read_hint(disk: Disk, descriptor: int) -> TailHint | None:
+def read_hint(disk: ports.Disk, descriptor: int) -> TailHint | None:
     """Return the hint in the lock's file, None if it cannot be believed; needs no lock."""
     return _decode(disk.read(descriptor, _TAIL_SIZE, _HOLDER.size))
 
 
-def boot_of(disk: Disk, path: str, hint: TailHint, boot: int) -> int:
+def boot_of(disk: ports.Disk, path: str, hint: TailHint, boot: int) -> int:
     """Return the number of this boot, from the hint while a process of that boot lives.
 
     Where the system has no number each process guesses, and a clock that is set changes the guess.
@@ -447,7 +445,7 @@ def boot_of(disk: Disk, path: str, hint: TailHint, boot: int) -> int:
     return hint.boot if hint.boot != boot and disk.has_living_owners(path) else boot
 
 
-def find_hint(disk: Disk, path: str, boot: int) -> tuple[TailHint | None, bool, Home]:
+def find_hint(disk: ports.Disk, path: str, boot: int) -> tuple[TailHint | None, bool, Home]:
     try:
         descriptor = disk.open(f"{path}/{LOCK_FILE}", write=False)
     except OSError:

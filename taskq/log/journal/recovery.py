@@ -9,17 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import LogError, command
-from taskq.core.kinds import FLOORS
-from taskq.core.parsing import parse_json
+from taskq.core import errors, kinds, parsing, views
 from taskq.core.values import NamedTuple
-from taskq.core.views import Damage
 from taskq.log.config import LSN_SKIP
-from taskq.log.format import codec
-from taskq.log.format.carried import encode_compacted
-from taskq.log.format.codec import KIND_AT, LOST, NO_LINK, Link
+from taskq.log.format import carried, codec, record
 from taskq.log.format.frames import Frame, Gap, Scanner, segment_lsn, segment_name
-from taskq.log.format.record import places
 from taskq.log.machine.ports import Disk, write_all, write_file
 from taskq.log.segments.identity import Identity, write_identity
 from taskq.log.segments.segments import FLOOR, SegmentFiles, SegmentGone
@@ -110,7 +104,7 @@ def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int,
 def left_damaged(path: str, segment: int) -> str:
     return (
         f"{segment_name(segment)} is damaged: what is whole behind that stays, and new records go "
-        f"to another segment; see: {command(path, 'verify')}"
+        f"to another segment; see: {errors.command(path, 'verify')}"
     )
 
 
@@ -167,7 +161,7 @@ def mark_failed(
     was_held = writer.held
     try:
         hint = writer.acquire()
-    except (OSError, LogError):
+    except (OSError, errors.LogError):
         _write_marker(disk, path, marker)
         return False
     try:
@@ -234,7 +228,7 @@ def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
     except OSError:
         return {}
     try:
-        values = parse_json(disk.read(descriptor, _MARKER_BYTES_MAX, 0))
+        values = parsing.parse_json(disk.read(descriptor, _MARKER_BYTES_MAX, 0))
     except (ValueError, OSError):
         return {}
     finally:
@@ -430,7 +424,7 @@ def finish_fork(disk: Disk, path: str, identity: Identity) -> Identity:
 
 _HEAD: Final = codec.SEGMENT_HEADER.size
 #: Start of every COMPACTED record.
-_FLOOR_HEAD: Final = encode_compacted(0, 0)[: codec.PREFIX.size]
+_FLOOR_HEAD: Final = carried.encode_compacted(0, 0)[: codec.PREFIX.size]
 _INDEX_SUFFIX: Final = ".idx"
 _SNAPSHOTS: Final = ("snapshot", ".snap")
 #: The headers of indexes and snapshots, and the id of their log in them, are shorter.
@@ -439,13 +433,13 @@ _HEADER_BYTES: Final = 256
 _LOOKS_MAX: Final = 8
 
 
-def link_to(files: SegmentFiles, segment: int, last_frame: int) -> Link:
+def link_to(files: SegmentFiles, segment: int, last_frame: int) -> codec.Link:
     """Return how a segment made now names the end of this one, or what this one itself names."""
     if not last_frame:
         header = files.header(segment)
-        return NO_LINK if header is None else header.link
+        return codec.NO_LINK if header is None else header.link
     frame = files.frame_header(segment, last_frame)
-    return NO_LINK if frame is None else Link(last_frame, frame.crc)
+    return codec.NO_LINK if frame is None else codec.Link(last_frame, frame.crc)
 
 
 def said_lsn(place: Place, boot: int, hint: TailHint | None) -> int:
@@ -469,7 +463,7 @@ def _is_as_long(files: SegmentFiles, hint: TailHint) -> bool:
         return files.size(hint.segment) >= hint.offset
     except SegmentGone:
         return False
-    except (LogError, OSError):
+    except (errors.LogError, OSError):
         return True
 
 
@@ -493,9 +487,9 @@ def read_start(disk: Disk, path: str) -> bytes:
         disk.close(descriptor)
 
 
-def find_losses(place: Place, said: int) -> tuple[Damage, ...]:
+def find_losses(place: Place, said: int) -> tuple[views.Damage, ...]:
     """Each gap in the log up to its known end, in order; empty for a log that lacks nothing."""
-    losses: list[Damage] = []
+    losses: list[views.Damage] = []
     for _ in range(_LOOKS_MAX):
         losses.clear()
         try:
@@ -504,14 +498,14 @@ def find_losses(place: Place, said: int) -> tuple[Damage, ...]:
         except SegmentGone:  # compaction took the oldest meanwhile
             place.files.refresh()
             continue
-        except (LogError, OSError):
+        except (errors.LogError, OSError):
             # An unreadable file: its readers get the error, opening the log does not.
             pass
         break
     return tuple(losses)
 
 
-def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[Damage]:
+def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[views.Damage]:
     floor = files.floor
     for before, lsn in seams(files):
         if lsn > floor and is_broken(files, before, lsn):
@@ -541,10 +535,10 @@ def seams(files: SegmentFiles) -> Iterator[tuple[int, int]]:
 
 def is_broken(files: SegmentFiles, before: int, lsn: int) -> bool:
     header = files.header(lsn)
-    link = NO_LINK if header is None else header.link
-    if link == NO_LINK:
+    link = codec.NO_LINK if header is None else header.link
+    if link == codec.NO_LINK:
         return False
-    if not before or link == LOST:
+    if not before or link == codec.LOST:
         return True
     frame = files.frame_header(before, link.offset)
     if frame is None or frame.crc != link.crc:
@@ -553,7 +547,7 @@ def is_broken(files: SegmentFiles, before: int, lsn: int) -> bool:
     return link.offset + codec.FRAME_HEADER_SIZE + frame.body_size > files.sealed_size(before)
 
 
-def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> Damage | None:
+def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> views.Damage | None:
     """Return what stood between two segments, the first of them 0 for none; None if no lsn did."""
     header = files.header(lsn)
     assert header is not None
@@ -575,15 +569,17 @@ def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> Damage | No
     # The first lsns of an epoch are left out; which of these they are is known of the last only.
     is_one = header.epoch == epoch or header.log_id != files.owner(before)
     skipped = 0 if is_one else LSN_SKIP
-    if header.link == LOST:
+    if header.link == codec.LOST:
         lsn, skipped = lsn - skipped, 0
     if next_lsn + skipped >= lsn:
         return None
     return _gap(segment_name(before), size, next_lsn, lsn, skipped)
 
 
-def _gap(segment: str, offset: int, first_lsn: int, next_lsn: int, skipped: int = 0) -> Damage:
-    return Damage(
+def _gap(
+    segment: str, offset: int, first_lsn: int, next_lsn: int, skipped: int = 0
+) -> views.Damage:
+    return views.Damage(
         segment=segment,
         offset=offset,
         size=0,
@@ -593,9 +589,9 @@ def _gap(segment: str, offset: int, first_lsn: int, next_lsn: int, skipped: int 
     )
 
 
-def link_to_end(files: SegmentFiles, segment: int) -> Link:
+def link_to_end(files: SegmentFiles, segment: int) -> codec.Link:
     if not segment:
-        return NO_LINK
+        return codec.NO_LINK
     last = 0
     scanner = files.scanner(segment, files.size(segment), segment, sealed=True)
     for item in scanner.frames(_HEAD):
@@ -616,7 +612,7 @@ def moving_frames(files: SegmentFiles) -> Iterator[None]:
             if looked.size(lsn) <= _HEAD and not is_broken(looked, before, lsn):
                 last = lsn
     if last:
-        files.relink(last, NO_LINK)
+        files.relink(last, codec.NO_LINK)
     yield
     files.refresh()
     if last:
@@ -638,6 +634,6 @@ def compactions(frame: Frame) -> list[tuple[int, int]]:
         return []
     return [
         (lsn, codec.MARK.unpack_from(frame.data, at)[6])
-        for lsn, at, _ in places(frame)
-        if frame.data[at + KIND_AT] in FLOORS
+        for lsn, at, _ in record.places(frame)
+        if frame.data[at + codec.KIND_AT] in kinds.FLOORS
     ]

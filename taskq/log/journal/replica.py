@@ -1,7 +1,4 @@
-"""The segments of a log as a copy of it has them: they grow by whole frames that came from there.
-
-The copy's own caller decides what may come; here stands how bytes become frames on a disk.
-"""
+"""The segments of a log in a copy of it: they grow by whole frames of the original."""
 
 from __future__ import annotations
 
@@ -15,16 +12,8 @@ from taskq.core.errors import FormatError, LogDamaged, LogError, LogFailed
 from taskq.core.values import NamedTuple
 from taskq.log.config import LSN_SKIP
 from taskq.log.format import codec
-from taskq.log.format.codec import LOST, NO_LINK, FrameHeader, Link, SegmentHeader
 from taskq.log.format.frames import Frame, Gap, segment_name
-from taskq.log.journal.lock import find_hint
-from taskq.log.journal.recovery import (
-    compactions,
-    failed_lsn,
-    is_marked_failed,
-    walk_to_end,
-    write_once_more,
-)
+from taskq.log.journal import lock, recovery
 from taskq.log.machine.ports import Disk, replace_file, write_all
 from taskq.log.segments.identity import FILE, Identity, read_identity
 from taskq.log.segments.segments import SegmentFiles, hop, sweep_gone
@@ -48,14 +37,14 @@ class Border(NamedTuple):
     stem: bytes = b""
 
     @property
-    def header(self) -> FrameHeader | None:
+    def header(self) -> codec.FrameHeader | None:
         """Return the decoded stem; its CRC was checked by its reader, or is compared."""
         if len(self.stem) != _FRAME_HEAD:
             return None
         _, size, count, _, _, first, epoch, time_ns, synced, body_crc, crc = (
             codec.FRAME_HEADER.unpack(self.stem)
         )
-        return FrameHeader(size, count, first, epoch, time_ns, synced, body_crc, crc)
+        return codec.FrameHeader(size, count, first, epoch, time_ns, synced, body_crc, crc)
 
     @property
     def next_lsn(self) -> int:
@@ -64,20 +53,20 @@ class Border(NamedTuple):
         return self.segment if header is None else header.next_lsn
 
     @property
-    def link(self) -> Link:
+    def link(self) -> codec.Link:
         """Return how a segment names this as the end of the one before it."""
         header = self.header
-        return NO_LINK if header is None else Link(self.frame, header.crc)
+        return codec.NO_LINK if header is None else codec.Link(self.frame, header.crc)
 
-    def is_named_by(self, following: SegmentHeader) -> bool:
+    def is_named_by(self, following: codec.SegmentHeader) -> bool:
         """Return whether that segment names this as the end of the one before it."""
         return following.link == self.link
 
-    def may_precede(self, following: SegmentHeader) -> bool:
+    def may_precede(self, following: codec.SegmentHeader) -> bool:
         """Return whether that segment names no other end: none, but this one's time, or a loss."""
         header = self.header
         is_near = header is not None and following.created_ns == header.time_ns
-        return following.link == LOST or (following.link == NO_LINK and is_near)
+        return following.link == codec.LOST or (following.link == codec.NO_LINK and is_near)
 
     def as_list(self) -> list[Any]:
         """Return the same for JSON."""
@@ -126,6 +115,8 @@ _OFFSET: Final = struct.Struct("<Q")
 
 class Replica(SegmentFiles):
     """Segment files of one log, for copying and comparing.
+
+    The copy's own caller decides what may come; here stands how bytes become frames on a disk.
 
     Args:
         disk: of this machine.
@@ -194,11 +185,13 @@ class Replica(SegmentFiles):
 
         Frames that nothing declares synced are about to be moved then.
         """
-        return failed_lsn(disk, path)
+        return recovery.failed_lsn(disk, path)
 
     def compacted_below(self, segment: int) -> int:
         """Return what the newest COMPACTED record of a segment says, 0 if it has none."""
-        floors = (below for frame in self.frames_of(segment) for _, below in compactions(frame))
+        floors = (
+            below for frame in self.frames_of(segment) for _, below in recovery.compactions(frame)
+        )
         return max(floors, default=0)
 
     # -- growing ----------------------------------------------------------------------------------
@@ -220,11 +213,11 @@ class Replica(SegmentFiles):
         elif size < end.offset:
             write_all(disk, descriptor, bytes(end.offset - size), size)
         # A failed fsync leaves pages that read back and are written by nobody.
-        write_once_more(disk, descriptor, known.offset, end.offset)
+        recovery.write_once_more(disk, descriptor, known.offset, end.offset)
         disk.sync(descriptor)
         return end
 
-    def header_in(self, segment: int, data: bytes) -> SegmentHeader | None:
+    def header_in(self, segment: int, data: bytes) -> codec.SegmentHeader | None:
         """Return the header that a segment of this log is to begin with; None if it is no such."""
         try:
             header = codec.decode_segment_header(data, segment_name(segment))
@@ -366,19 +359,19 @@ class DurableLog:
 
     def _look(self) -> tuple[Border, list[int]]:
         files, last_frame = self._files, 0
-        hint, never_had_one, home = find_hint(self._disk, self._path, self._disk.boot_id())
+        hint, never_had_one, home = lock.find_hint(self._disk, self._path, self._disk.boot_id())
         files.refresh()
         usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
         if last := next(usable, 0):
             in_order = never_had_one if hint is None else hint.boot == home[0]
-            known, walk = walk_to_end(
+            known, walk = recovery.walk_to_end(
                 files, last, None if hint is None or hint.failed else hint, home, in_order=in_order
             )
             self._segment, self.next_lsn = last, walk.next_lsn
             last_frame = walk.last_offset or known.last_frame
             # Whole frames that were seen before this are durable after it.
             self._disk.sync(files.descriptor(last))
-        if is_marked_failed(self._disk, self._path):
+        if recovery.is_marked_failed(self._disk, self._path):
             raise LogFailed(self._path, "an fsync failed in one of its processes")
         older = [
             lsn
@@ -405,7 +398,7 @@ class DurableLog:
         if not self.begins_behind(at) or not self.segments:
             return False
         header = self._files.header(self.segments[0])
-        return header is not None and header.link == at.link != NO_LINK
+        return header is not None and header.link == at.link != codec.NO_LINK
 
     def begins_behind(self, at: Border) -> bool:
         """Return whether the log has no segment that old."""

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
-from taskq.core.errors import LogError, UsageError, refusal
-from taskq.core.parsing import listed
+from taskq.core import errors, parsing
 
 #: Opening a pipe that nobody writes to would wait for ever; files do not mind.
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -266,21 +265,21 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
             refuse_foreign(directory)
         if mode is not None and is_shared(status.st_mode) != (mode == "group"):
             if not is_new and (mode == "private" or (directory / "taskq.json").exists()):
-                raise UsageError(_other_mode(path, mode, status))
+                raise errors.UsageError(_other_mode(path, mode, status))
             directory.chmod(DIRECTORY_SHARED)
             status = directory.stat()
             if not is_shared(status.st_mode):
-                raise LogError(f"{path}: this user is not in its group {_group(status)}")
+                raise errors.LogError(f"{path}: this user is not in its group {_group(status)}")
     except PermissionError as error:
-        raise LogError(denied(path, error)) from error
+        raise errors.LogError(denied(path, error)) from error
     except OSError as error:
-        raise refusal(path, error) from error
+        raise errors.refusal(path, error) from error
     # A file system that nobody may write to is none of the user's doing.
     needed = os.R_OK | os.X_OK | (0 if os.statvfs(directory).f_flag & os.ST_RDONLY else os.W_OK)
     if not os.access(directory, needed):
-        raise LogError(denied(path))
+        raise errors.LogError(denied(path))
     if _is_left_open(status):
-        raise LogError(
+        raise errors.LogError(
             f"{path} belongs to {_user(status.st_uid)} (mode {stat.S_IMODE(status.st_mode):o}), "
             f"who can read and change all of it: give the log a directory of its own, or make this "
             f"one yours: chown -R {os.geteuid()} {shlex.quote(path)}"
@@ -308,9 +307,11 @@ def read_private(file: Path, limit: int) -> str:
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as opened:  # noqa: PTH123
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{file} is no regular file: give one that holds the secret alone")
+            raise errors.UsageError(
+                f"{file} is no regular file: give one that holds the secret alone"
+            )
         if status.st_uid not in (os.geteuid(), _ROOT):
-            raise UsageError(
+            raise errors.UsageError(
                 f"{file} belongs to {_user(status.st_uid)}: give a file of your own, since its "
                 f"owner could have put any secret there"
             )
@@ -325,7 +326,7 @@ def refuse_links(path: str) -> None:
     """
     for name in _DIRECTORIES:
         if os.path.islink(f"{path}/{name}"):  # noqa: PTH114 - text, maybe no UTF-8
-            raise LogError(
+            raise errors.LogError(
                 f"{path}/{name} is a symbolic link, and nothing inside a task log may be one: "
                 f"move it back, or put all of {path} elsewhere and link that"
             )
@@ -343,10 +344,10 @@ def refuse_foreign(directory: Path) -> None:
         others = sorted({*others, _SEGMENTS})
     # Looked for last: another process may be making the log at this very moment.
     if others and not any((directory / name).exists() for name in _MARKS):
-        raise LogError(
+        raise errors.LogError(
             f"{directory} is no task log, and has other files in it: "
-            f"{listed(map(repr, others), _NAMED_MAX)}. Give the log a directory of its own, such "
-            f"as {directory / 'taskq-data'}"
+            f"{parsing.listed(map(repr, others), _NAMED_MAX)}. Give the log a directory of its "
+            f"own, such as {directory / 'taskq-data'}"
         )
 
 
@@ -357,7 +358,7 @@ def denied(path: str, error: OSError | None = None) -> str:
     while not os.access(seen, os.F_OK) and seen != seen.parent:
         seen = seen.parent
     if os.statvfs(seen).f_flag & os.ST_RDONLY:
-        return str(refusal(path, OSError(errno.EROFS, os.strerror(errno.EROFS))))
+        return str(errors.refusal(path, OSError(errno.EROFS, os.strerror(errno.EROFS))))
     status = seen.stat()
     return (
         f"{path} cannot be used{reason}: {seen} belongs to {_user(status.st_uid)} "

@@ -16,8 +16,7 @@ from _blake2 import blake2b
 from pathlib import Path
 from typing import Final
 
-from taskq.log.machine import forks, syscalls
-from taskq.log.machine.access import make_directory, open_file
+from taskq.log.machine import access, forks, syscalls
 
 #: Reads up to this size keep the GIL.
 _SMALL_READ: Final = 16 * 1024
@@ -52,8 +51,10 @@ class LocalDisk(syscalls.Pace):
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """A descriptor that no child inherits; a forked one may read on with those for reading."""
         if not write:
-            return open_file(path)
-        return forks.open_unshared(open_file, path, os.O_RDWR | (os.O_CREAT if create else 0))
+            return access.open_file(path)
+        return forks.open_unshared(
+            access.open_file, path, os.O_RDWR | (os.O_CREAT if create else 0)
+        )
 
     def close(self, descriptor: int) -> None:
         """Give the descriptor back."""
@@ -101,7 +102,7 @@ class LocalDisk(syscalls.Pace):
 
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents."""
-        make_directory(path)
+        access.make_directory(path)
 
     def names(self, path: str) -> list[str]:
         """Return sorted names in a directory; empty for a missing one."""

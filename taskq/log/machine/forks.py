@@ -1,9 +1,4 @@
-"""First steps of a forked child: close inherited files and forget them.
-
-A lock that lives on in a child outlives its owner; a storage thread does not exist in a child at
-all. So files that are written or locked are opened and closed here, where a fork waits for them:
-the child knows each of them, whatever other threads did when it was made.
-"""
+"""First steps of a forked child: close inherited files and forget them."""
 
 from __future__ import annotations
 
@@ -26,6 +21,9 @@ def on_fork(action: Callable[[], object]) -> None:
     _actions.append(action)
 
 
+# A lock that lives on in a child outlives its owner; a storage thread does not exist in a child at
+# all. So files that are written or locked are opened and closed here, where a fork waits for them:
+# the child knows each of them, whatever other threads did when it was made.
 def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
     with _guard:
         descriptor = opener(*args, **kwargs)

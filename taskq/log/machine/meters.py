@@ -1,8 +1,4 @@
-"""Count what the engine of one process did, in plain numbers.
-
-Nothing here is done for every job: a batch, an fsync or a wait for the lock is one ``record``,
-which only notes the number. They are counted when somebody asks, and once a second.
-"""
+"""Count what the engine of one process did, in plain numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from taskq.core.model import SECOND_NS
-from taskq.core.views import Spread
+from taskq.core import model, views
 
 #: An fsync that takes longer is counted as slow, and logged.
-SLOW_SYNC_NS: Final = SECOND_NS
+SLOW_SYNC_NS: Final = model.SECOND_NS
 #: Values have a bucket each up to twice this; every doubling above has this many buckets.
 _PER_OCTAVE: Final = 4
 _MANTISSA_BITS: Final = 3
@@ -84,9 +79,9 @@ class Histogram:
                 return min((first + following - 1) / 2, self.largest)
         return 0.0
 
-    def spread(self, unit: int = 1) -> Spread:
+    def spread(self, unit: int = 1) -> views.Spread:
         """Return the distribution, its numbers divided by ``unit``."""
-        return Spread(
+        return views.Spread(
             count=self.count,
             mean=self.total / self.count / unit if self.count else 0.0,
             p50=self.quantile(0.50) / unit,
@@ -111,6 +106,9 @@ def _bounds(index: int) -> tuple[int, int]:
 
 class Meters:
     """The counters of one process's hold on a log; its storage thread writes them.
+
+    Nothing here is done for every job: a batch, an fsync or a wait for the lock is one ``record``,
+    which only notes the number. They are counted when somebody asks, and once a second.
 
     Attributes:
         sizes: records of each frame that this process appended.

@@ -1,8 +1,4 @@
-"""Files of a process for its peers: its workers' queues (``owners/<owner>.serves``), progress.
-
-It only explains to people why a job does not run: the file is written when
-workers start or stop or keep jobs back, is not synced, and counts only while its owner lives.
-"""
+"""Files of a process for its peers: its workers' queues (``owners/<owner>.serves``), progress."""
 
 from __future__ import annotations
 
@@ -15,27 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from taskq.core.errors import UsageError
-from taskq.core.parsing import parse_json
-from taskq.core.rates import Limit, Rate
+from taskq.core import errors, parsing, rates, views
 from taskq.core.values import dataclass
-from taskq.core.views import Hold, OwnerView, ProgressView, Serving
-from taskq.log.machine.access import read_file, replace_file
-from taskq.log.machine.peers import (
-    PROGRESS,
-    PROGRESS_NEW,
-    SERVES,
-    SERVES_NEW,
-    STALL,
-    STALL_NEW,
-    describe_owner,
-    known_owners,
-    owner_alive,
-)
-from taskq.log.machine.threads import Reporter
+from taskq.log.machine import access, peers, threads
+from taskq.log.machine.access import replace_file
 
 
-def limits_told(limits: Mapping[str, Limit] | None) -> dict[str, list[object]]:
+def limits_told(limits: Mapping[str, rates.Limit] | None) -> dict[str, list[object]]:
     """A limit by the name of its task: scope, concurrency, count and nanoseconds of the rate."""
     return {
         task: [
@@ -47,29 +29,32 @@ def limits_told(limits: Mapping[str, Limit] | None) -> dict[str, list[object]]:
     }
 
 
-def limits_read(document: object) -> dict[str, Limit] | None:
-    limits: dict[str, Limit] = {}
+def limits_read(document: object) -> dict[str, rates.Limit] | None:
+    limits: dict[str, rates.Limit] = {}
     for task, values in document.items() if isinstance(document, dict) else ():
         match values:
             case [str(scope), int(concurrency), int(count), int(window_ns)]:
                 try:
-                    rate = Rate(count, window_ns) if count else None
-                except UsageError:
+                    rate = rates.Rate(count, window_ns) if count else None
+                except errors.UsageError:
                     continue
-                limits[task] = Limit(concurrency=concurrency, rate=rate, scope=scope)
+                limits[task] = rates.Limit(concurrency=concurrency, rate=rate, scope=scope)
     return limits or None
 
 
-_log: Final = Reporter("taskq")
+_log: Final = threads.Reporter("taskq")
 _BYTES_MAX: Final = 1024 * 1024
 
 
-def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
+def publish(directory: Path, owner: int, servings: Iterable[views.Serving]) -> None:
     """Write what an owner's workers claim; remove it without workers.
 
     Raises nothing: if the disk refuses it, only the answers of ``why`` are poorer.
+
+    It only explains to people why a job does not run: the file is written when workers start or
+    stop or keep jobs back, is not synced, and counts only while its owner lives.
     """
-    target = directory / f"{owner:016x}{SERVES}"
+    target = directory / f"{owner:016x}{peers.SERVES}"
     document = [
         {
             "queues": _listed(serving.queues),
@@ -84,7 +69,7 @@ def publish(directory: Path, owner: int, servings: Iterable[Serving]) -> None:
         if not document:
             target.unlink(missing_ok=True)
             return
-        replace_file(target, target.with_suffix(SERVES_NEW), json.dumps(document).encode())
+        replace_file(target, target.with_suffix(peers.SERVES_NEW), json.dumps(document).encode())
     except OSError as error:
         _log.warning("%s: what the workers here claim could not be told: %s", directory, error)
 
@@ -109,13 +94,13 @@ def publish_stall(directory: Path, owner: int, stall: Stall | None) -> None:
 
     Not on the storage thread, which may be what stands still.
     """
-    target = directory / f"{owner:016x}{STALL}"
+    target = directory / f"{owner:016x}{peers.STALL}"
     try:
         if stall is None:
             target.unlink(missing_ok=True)
             return
         document = json.dumps([stall.text, stall.since_ns, stall.is_engine]).encode()
-        replace_file(target, target.with_suffix(STALL_NEW), document)
+        replace_file(target, target.with_suffix(peers.STALL_NEW), document)
     except OSError as error:
         _log.warning("%s: a standstill could not be written: %s", directory, error)
 
@@ -123,7 +108,9 @@ def publish_stall(directory: Path, owner: int, stall: Stall | None) -> None:
 def read_stall(directory: Path, owner: int) -> Stall | None:
     """Return why nothing moves in an owner's process; None if it does, or is not known."""
     try:
-        document = parse_json(read_file(directory / f"{owner:016x}{STALL}", _BYTES_MAX))
+        document = parsing.parse_json(
+            access.read_file(directory / f"{owner:016x}{peers.STALL}", _BYTES_MAX)
+        )
     except (OSError, ValueError):
         return None
     match document:
@@ -132,7 +119,7 @@ def read_stall(directory: Path, owner: int) -> Stall | None:
     return None
 
 
-def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
+def read_servings(directory: Path, owner: int) -> tuple[views.Serving, ...]:
     """Return what an owner's workers claim, as far as known; empty without workers.
 
     The first one holds all jobs back while nothing moves in the process.
@@ -140,14 +127,16 @@ def read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
     servings, stall = _read_servings(directory, owner), read_stall(directory, owner)
     if stall is None or not servings:
         return servings
-    hold = Hold(is_stuck=True, is_breaker=False, text=stall.text, since_ns=stall.since_ns)
+    hold = views.Hold(is_stuck=True, is_breaker=False, text=stall.text, since_ns=stall.since_ns)
     first = replace(servings[0], holds=(*servings[0].holds, hold))
     return (first, *servings[1:])
 
 
-def _read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
+def _read_servings(directory: Path, owner: int) -> tuple[views.Serving, ...]:
     try:
-        document = parse_json(read_file(directory / f"{owner:016x}{SERVES}", _BYTES_MAX))
+        document = parsing.parse_json(
+            access.read_file(directory / f"{owner:016x}{peers.SERVES}", _BYTES_MAX)
+        )
     except (OSError, ValueError):
         return ()
     if not isinstance(document, list):
@@ -155,8 +144,8 @@ def _read_servings(directory: Path, owner: int) -> tuple[Serving, ...]:
     return tuple(_serving(row) for row in document if isinstance(row, dict))
 
 
-def _serving(document: dict[str, Any]) -> Serving:
-    return Serving(
+def _serving(document: dict[str, Any]) -> views.Serving:
+    return views.Serving(
         queues=_names(document.get("queues")),
         tasks=_names(document.get("tasks")),
         slots=_number(document.get("slots")),
@@ -165,7 +154,7 @@ def _serving(document: dict[str, Any]) -> Serving:
     )
 
 
-def _told(hold: Hold) -> dict[str, Any]:
+def _told(hold: views.Hold) -> dict[str, Any]:
     return {
         "queues": _listed(hold.queues),
         "tasks": _listed(hold.tasks),
@@ -176,14 +165,14 @@ def _told(hold: Hold) -> dict[str, Any]:
     }
 
 
-def _holds(rows: object) -> tuple[Hold, ...]:
+def _holds(rows: object) -> tuple[views.Hold, ...]:
     if not isinstance(rows, list):
         return ()
     return tuple(_hold(row) for row in rows if isinstance(row, dict))
 
 
-def _hold(document: dict[str, Any]) -> Hold:
-    return Hold(
+def _hold(document: dict[str, Any]) -> views.Hold:
+    return views.Hold(
         queues=_names(document.get("queues")),
         tasks=_names(document.get("tasks")),
         is_breaker=document.get("is_breaker") is True,
@@ -201,29 +190,29 @@ def _names(value: object) -> frozenset[str] | None:
     return frozenset(map(str, value)) if isinstance(value, list) else None
 
 
-def owner_views(directory: Path, running: Mapping[int, int]) -> list[OwnerView]:
+def owner_views(directory: Path, running: Mapping[int, int]) -> list[views.OwnerView]:
     """Return every owner with a file here or a job in hand, the oldest first."""
-    owners = {*known_owners(directory), *running}
+    owners = {*peers.known_owners(directory), *running}
     views = [owner_view(directory, owner, running.get(owner, 0)) for owner in owners]
     return sorted(views, key=lambda view: (view.started_ns, view.owner))
 
 
-def owner_view(directory: Path, owner: int, running: int = 0) -> OwnerView:
+def owner_view(directory: Path, owner: int, running: int = 0) -> views.OwnerView:
     return replace(
-        owner_of(owner, describe_owner(directory, owner)),
-        alive=owner_alive(directory, owner),
+        owner_of(owner, peers.describe_owner(directory, owner)),
+        alive=peers.owner_alive(directory, owner),
         running=running,
         serves=read_servings(directory, owner),
     )
 
 
-def owner_of(owner: int, description: bytes) -> OwnerView:
-    return OwnerView(owner=owner, alive=False, **decode_description(description))
+def owner_of(owner: int, description: bytes) -> views.OwnerView:
+    return views.OwnerView(owner=owner, alive=False, **decode_description(description))
 
 
 def decode_description(description: bytes) -> dict[str, Any]:
     try:
-        values = parse_json(description)
+        values = parsing.parse_json(description)
     except ValueError:
         values = {}
     if not isinstance(values, dict):
@@ -258,15 +247,15 @@ class ProgressBoard:
     """
 
     def __init__(self, directory: Path, owner: int) -> None:
-        self._path = directory / f"{owner:016x}{PROGRESS}"
+        self._path = directory / f"{owner:016x}{peers.PROGRESS}"
         self._guard = threading.Condition()
         self._ended = threading.Event()
         #: (job, token) -> its runner, and its last report
-        self._told: dict[tuple[int, int], tuple[weakref.ref[Any], ProgressView]] = {}
+        self._told: dict[tuple[int, int], tuple[weakref.ref[Any], views.ProgressView]] = {}
         self._has_news = False
         self._thread: threading.Thread | None = None
 
-    def tell(self, runner: object, job: int, token: int, view: ProgressView) -> None:
+    def tell(self, runner: object, job: int, token: int, view: views.ProgressView) -> None:
         """Note what a job told, until ``runner`` is gone. From any thread; returns at once."""
         with self._guard:
             if self._ended.is_set():
@@ -316,13 +305,13 @@ class ProgressBoard:
             self._ended.wait(PAUSE_SECONDS)
 
     def _write(self, rows: list[list[object]]) -> None:
-        temporary = self._path.with_suffix(PROGRESS_NEW)
+        temporary = self._path.with_suffix(peers.PROGRESS_NEW)
         replace_file(self._path, temporary, json.dumps(rows).encode())
 
 
-def read_told(path: Path, job: int, token: int) -> ProgressView | None:
+def read_told(path: Path, job: int, token: int) -> views.ProgressView | None:
     try:
-        rows = parse_json(read_file(path, _BOARD_BYTES_MAX))
+        rows = parsing.parse_json(access.read_file(path, _BOARD_BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return None
     for row in rows if isinstance(rows, list) else ():
@@ -331,7 +320,7 @@ def read_told(path: Path, job: int, token: int) -> ProgressView | None:
     return None
 
 
-def _progress_view(fraction: object, message: object, at_ns: object) -> ProgressView | None:
+def _progress_view(fraction: object, message: object, at_ns: object) -> views.ProgressView | None:
     if isinstance(fraction, int | float) and isinstance(message, str) and isinstance(at_ns, int):
-        return ProgressView(float(fraction), message, at_ns)
+        return views.ProgressView(float(fraction), message, at_ns)
     return None

@@ -1,15 +1,4 @@
-"""System calls that keep the GIL, where giving it up costs far more than the call.
-
-A thread that gives the GIL up for a microsecond's call waits for it afterwards: up to a switch
-interval (5 ms) while another thread computes. Measured beside one CPU-bound thread: the writer
-lock was held 10 ms with plain calls and 13 µs with these. And a sender that pokes the storage
-thread with a plain ``os.write`` hands it the GIL after its first request, which makes a batch of
-one.
-
-They go through ``ctypes.PyDLL``; where that is not to be had, plain ``os`` calls do the same. So
-they do behind a call that took long (``Pace``): on a slow disk a call that keeps the GIL would stop
-every thread of the program, again and again.
-"""
+"""System calls that keep the GIL, where giving it up costs far more than the call."""
 
 from __future__ import annotations
 
@@ -57,7 +46,18 @@ _encoded: Final = functools.lru_cache(16)(os.fsencode)
 
 
 def _load() -> Any:
-    """Return the C library, if its calls do as Python's do."""
+    """Return the C library, if its calls do as Python's do.
+
+    A thread that gives the GIL up for a microsecond's call waits for it afterwards: up to a switch
+    interval (5 ms) while another thread computes. Measured beside one CPU-bound thread: the writer
+    lock was held 10 ms with plain calls and 13 µs with these. And a sender that pokes the storage
+    thread with a plain ``os.write`` hands it the GIL after its first request, which makes a batch
+    of one.
+
+    They go through ``ctypes.PyDLL``; where that is not to be had, plain ``os`` calls do the same.
+    So they do behind a call that took long (``Pace``): on a slow disk a call that keeps the GIL
+    would stop every thread of the program, again and again.
+    """
     try:
         library = ctypes.PyDLL(None, use_errno=True)
         for name in ("pread", "pwrite", "lseek"):

@@ -1,8 +1,4 @@
-"""Threads for blocking work and for the reports of the storage thread.
-
-The threads are our own, as a program may fill its loop's executor. A worker whose task keeps all
-threads of asyncio's default executor busy must end all the same.
-"""
+"""Threads for blocking work and for the reports of the storage thread."""
 
 from __future__ import annotations
 
@@ -36,6 +32,8 @@ _THREADS_MAX: Final = min(32, (os.cpu_count() or 1) + 4)
 _pools: list[ThreadPoolExecutor] = []
 
 
+# The threads are our own, as a program may fill its loop's executor. A worker whose task keeps all
+# threads of asyncio's default executor busy must end all the same.
 def pool() -> ThreadPoolExecutor:
     if not _pools:
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few need it at once

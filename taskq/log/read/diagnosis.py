@@ -9,11 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from taskq.core.durations import spoken
-from taskq.core.folds.steps import unpack_waits
-from taskq.core.model import SECOND_NS, State
+from taskq.core import durations, model, views
+from taskq.core.folds import agenda, steps
 from taskq.core.values import NamedTuple, dataclass
-from taskq.core.views import JobView, OwnerView, ProgressView, QueueStats, Waiting
 from taskq.core.why import (
     AHEAD_MAX,
     JobFacts,
@@ -27,13 +25,11 @@ from taskq.core.why import (
     why,
 )
 from taskq.log.journal.lock import flock_holders, process_state
-from taskq.log.machine.owners import owner_view, owner_views, read_told
-from taskq.log.machine.peers import PROGRESS
+from taskq.log.machine import owners, peers
 from taskq.log.read.flows import awaited, failed_inputs
 from taskq.log.state.job_history import Story, job_not_found, read_job
 
 if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
     from taskq.log.journal.journal import Journal
 
 #: "bad": jobs wait in vain, or more; "slow": they wait for something that passes or was wished.
@@ -77,9 +73,9 @@ class Standing:
 
 
 def standing(
-    queues: Iterable[QueueStats],
-    owners: Iterable[OwnerView],
-    waiting: Mapping[tuple[str, str], Waiting],
+    queues: Iterable[views.QueueStats],
+    owners: Iterable[views.OwnerView],
+    waiting: Mapping[tuple[str, str], views.Waiting],
     waits: Mapping[str, int],
     *,
     problems: Iterable[str] = (),
@@ -130,7 +126,7 @@ def standing(
     return Standing(remarks=tuple(remarks), strays=strays, workers=len(awake))
 
 
-def past_standing(queues: Iterable[QueueStats]) -> Standing:
+def past_standing(queues: Iterable[views.QueueStats]) -> Standing:
     """Return how a log stood at a moment: which processes there were then nobody wrote down."""
     queues = tuple(queues)
     running, ready = (sum(getattr(q, name) for q in queues) for name in ("running", "ready"))
@@ -138,7 +134,7 @@ def past_standing(queues: Iterable[QueueStats]) -> Standing:
     return Standing(remarks=(Remark("well", text),), strays=Strays({}, {}), workers=0)
 
 
-def copied_standing(queues: Iterable[QueueStats], copy_of: str) -> Standing:
+def copied_standing(queues: Iterable[views.QueueStats], copy_of: str) -> Standing:
     """Return how a log stands by a hub's copy: which processes run is known on the device alone."""
     queues = tuple(queues)
     running = sum(queue.running for queue in queues)
@@ -149,7 +145,7 @@ def copied_standing(queues: Iterable[QueueStats], copy_of: str) -> Standing:
 
 
 def _unworked(
-    queues: tuple[QueueStats, ...], ready: int, lost: int, waits: Mapping[str, int]
+    queues: tuple[views.QueueStats, ...], ready: int, lost: int, waits: Mapping[str, int]
 ) -> Iterator[Remark]:
     ended = f"{lost:,} {'was' if lost == 1 else 'were'} running when theirs died" if lost else ""
     waiting = _jobs(ready, "waits", "wait") if ready else ""
@@ -179,14 +175,14 @@ def _astray(strays: Strays, due: Strays) -> Iterator[Remark]:
         yield from (Remark(level, _sentence(text)) for text in Strays({}, strays.by_queue).told())
 
 
-def _paused(queues: tuple[QueueStats, ...]) -> Iterator[Remark]:
+def _paused(queues: tuple[views.QueueStats, ...]) -> Iterator[Remark]:
     paused = sorted((q for q in queues if q.paused), key=lambda q: -q.ready)
     for queue in paused[:_NAMED_MAX]:
         wait = f": {_jobs(queue.ready, 'waits', 'wait')}" if queue.ready else ""
         yield Remark("slow", f"Queue {queue.queue} is paused{wait}")
 
 
-def _worked(queues: tuple[QueueStats, ...], workers: list[OwnerView]) -> Remark:
+def _worked(queues: tuple[views.QueueStats, ...], workers: list[views.OwnerView]) -> Remark:
     waiting = waiting_in(queues)
     running = sum(owner.running for owner in workers)
     count = len(workers)
@@ -197,7 +193,9 @@ def _worked(queues: tuple[QueueStats, ...], workers: list[OwnerView]) -> Remark:
     text += f", {waiting.told() or 'none waits'}"
     if oldest < _LONG_SECONDS:
         return Remark("well", text)
-    return Remark("slow", f"{text}, the oldest for {spoken(int(oldest * SECOND_NS))}")
+    return Remark(
+        "slow", f"{text}, the oldest for {durations.spoken(int(oldest * model.SECOND_NS))}"
+    )
 
 
 def _holding(running: int) -> str:
@@ -218,28 +216,28 @@ _LOOK_SECONDS: Final = 0.02
 _STOPPED: Final = "stopped"
 
 
-def live_workers(path: str) -> tuple[OwnerView, ...]:
+def live_workers(path: str) -> tuple[views.OwnerView, ...]:
     """Return the live processes that claim jobs of the log in a directory."""
-    views = owner_views(Path(path) / "owners", {})
+    views = owners.owner_views(Path(path) / "owners", {})
     return tuple(view for view in views if view.alive and view.serves)
 
 
 def facts_of(
     journal: Journal,
-    agenda: Agenda,
+    agenda: agenda.Agenda,
     lsn: int,
-    workers: tuple[OwnerView, ...],
+    workers: tuple[views.OwnerView, ...],
     story: Story | None = None,
 ) -> JobFacts | None:
     """Return all facts of a job but those about the writer lock; None if there is no such job."""
     now_ns = journal.clock.wall_ns()
     story = story or read_job(journal, lsn)
-    if story is None or story.state is State.ABSENT:
+    if story is None or story.state is model.State.ABSENT:
         return None
     job = story.view(now_ns)
     running = Counter(owner for _, _, owner in agenda.running.values())
     claim = agenda.running.get(lsn)
-    owner = None if claim is None else owner_view(Path(journal.path) / "owners", claim[2])
+    owner = None if claim is None else owners.owner_view(Path(journal.path) / "owners", claim[2])
     higher, older = _ahead(agenda, job, workers)
     return JobFacts(
         job=job,
@@ -249,10 +247,10 @@ def facts_of(
         paused=job.queue in agenda.queues.paused,
         ahead_higher=higher,
         ahead_older=older,
-        waits=tuple(unpack_waits(agenda.steps.waits.get(lsn, b""), agenda.times.shift_ns)),
+        waits=tuple(steps.unpack_waits(agenda.steps.waits.get(lsn, b""), agenda.times.shift_ns)),
         tag=journal.tag,
         awaited=awaited(journal.tag, story.ties, agenda, lsn),
-        failed=failed_inputs(journal, story) if job.state is State.CANCELLED else None,
+        failed=failed_inputs(journal, story) if job.state is model.State.CANCELLED else None,
         used_up=_used_up(agenda, job, workers, now_ns),
         workers=tuple(replace(worker, running=running[worker.owner]) for worker in workers),
     )
@@ -273,7 +271,7 @@ def decide(facts: JobFacts, path: str) -> Reason:
     return why(replace(facts, holder=state, holder_pid=pid))
 
 
-def _stopped(reason: Reason, workers: Iterable[OwnerView]) -> Reason:
+def _stopped(reason: Reason, workers: Iterable[views.OwnerView]) -> Reason:
     pids = sorted({worker.pid for worker in workers})
     if not pids or not all(process_state(pid).startswith(_STOPPED) for pid in pids):
         return reason
@@ -282,9 +280,11 @@ def _stopped(reason: Reason, workers: Iterable[OwnerView]) -> Reason:
     return replace(reason, text=text)
 
 
-def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tuple[int, int]:
+def _ahead(
+    agenda: agenda.Agenda, job: views.JobView, workers: tuple[views.OwnerView, ...]
+) -> tuple[int, int]:
     """(jobs of a higher level, older ones of the same) that its workers would claim before it."""
-    if job.state is not State.READY:
+    if job.state is not model.State.READY:
         return 0, 0
     able = [
         serving
@@ -301,10 +301,10 @@ def _ahead(agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...]) -> tupl
 
 
 def _used_up(
-    agenda: Agenda, job: JobView, workers: tuple[OwnerView, ...], now_ns: int
+    agenda: agenda.Agenda, job: views.JobView, workers: tuple[views.OwnerView, ...], now_ns: int
 ) -> UsedLimit | None:
     """Return the limit, declared by workers, that keeps a ready job from running."""
-    if job.state is not State.READY:
+    if job.state is not model.State.READY:
         return None
     limited = (serving.limits or {} for worker in workers for serving in worker.serves)
     limit = next((limits[job.task] for limits in limited if job.task in limits), None)
@@ -324,7 +324,7 @@ def _keeper(path: Path) -> tuple[int, str]:
     return pid, process_state(pid)
 
 
-def find_progress(journal: Journal, job: int) -> ProgressView | None:
+def find_progress(journal: Journal, job: int) -> views.ProgressView | None:
     """Return what a job that runs told last; None if it does not run, or told nothing yet.
 
     Raises:
@@ -333,10 +333,12 @@ def find_progress(journal: Journal, job: int) -> ProgressView | None:
     return progress_of(journal, read_job(journal, job), job)
 
 
-def progress_of(journal: Journal, story: Story | None, job: int) -> ProgressView | None:
+def progress_of(journal: Journal, story: Story | None, job: int) -> views.ProgressView | None:
     if story is None:
         raise job_not_found(journal, job)
     if story.claim is None:
         return None
     token, owner = story.claim
-    return read_told(Path(journal.path) / "owners" / f"{owner:016x}{PROGRESS}", job, token)
+    return owners.read_told(
+        Path(journal.path) / "owners" / f"{owner:016x}{peers.PROGRESS}", job, token
+    )

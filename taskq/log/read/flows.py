@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import JobNotFound, LogError
+from taskq.core import errors, kinds, model, parsing, records
 from taskq.core.flows import HeldInputs
 from taskq.core.folds.steps import Wait
-from taskq.core.kinds import ENDS, SUCCESS, after
-from taskq.core.model import SETTLED_STATES, State
-from taskq.core.parsing import Tag
-from taskq.core.records import Cause
 from taskq.core.values import NamedTuple
-from taskq.log.format import codec
-from taskq.log.format.codec import JOB_AT, KIND_AT
-from taskq.log.format.flows import Stepped, Takes, decode_step
+from taskq.log.format import codec, flows
 from taskq.log.state.job_history import Story, find_end, job_view, read_job, read_outcome
 
 if TYPE_CHECKING:
@@ -34,7 +28,7 @@ STATES_MAX: Final = 8_192
 _NAMED_MAX: Final = 5
 #: Inputs of a cancelled job that are checked for a failure.
 _LOOKED_AT_MAX: Final = 16
-_FAILED: Final = SETTLED_STATES - {after(State.RUNNING, SUCCESS)}
+_FAILED: Final = model.SETTLED_STATES - {kinds.after(model.State.RUNNING, kinds.SUCCESS)}
 
 
 class InputEnd(NamedTuple):
@@ -42,26 +36,26 @@ class InputEnd(NamedTuple):
 
     job: int
     #: ABSENT: nothing is known of it any more
-    state: State
+    state: model.State
     body: bytes | None = None
     flags: int = 0
     #: where the record of its end stands
     location: int = 0
 
 
-def look_at_ties(sight: LogView, job: int) -> Takes | None:
+def look_at_ties(sight: LogView, job: int) -> flows.Takes | None:
     story = read_job(sight.journal, job)
     return None if story is None else story.ties
 
 
-def awaited(tag: Tag, ties: Takes, agenda: Agenda, job: int) -> HeldInputs | None:
+def awaited(tag: parsing.Tag, ties: flows.Takes, agenda: Agenda, job: int) -> HeldInputs | None:
     held = agenda.flows.remaining(job)
     if held is None:
         return None
     left: list[tuple[str, str]] = []
     for needed in ties.inputs:
         state = agenda.table.state(needed)
-        if state is State.ABSENT and agenda.dead.find(needed) is None:
+        if state is model.State.ABSENT and agenda.dead.find(needed) is None:
             continue
         left.append((tag.id(needed), state.name.lower() if state else "dead"))
         if len(left) >= _NAMED_MAX:
@@ -74,14 +68,14 @@ def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...]
 
     Only the first inputs are checked, and none after compaction has moved the job.
     """
-    if story.end is None or story.end.cause != str(Cause.UPSTREAM):
+    if story.end is None or story.end.cause != str(records.Cause.UPSTREAM):
         return None
     views = [job_view(journal, needed, 0) for needed in story.ties.inputs[:_LOOKED_AT_MAX]]
     failed = [view for view in views if view is not None and view.state in _FAILED]
     return tuple((view.job_id, view.state.name.lower()) for view in failed[:_NAMED_MAX])
 
 
-def look_at_states(sight: LogView, first: int, count: int) -> list[State]:
+def look_at_states(sight: LogView, first: int, count: int) -> list[model.State]:
     agenda = sight.facets.need_agenda()
     return [agenda.table.state(job) for job in range(first, first + min(count, STATES_MAX))]
 
@@ -91,7 +85,7 @@ def look_at_ends(sight: LogView, jobs: list[int]) -> list[InputEnd]:
     ends: list[InputEnd] = []
     for job in jobs[:ENDS_MAX]:
         state = agenda.table.state(job)
-        if state is not State.ABSENT:
+        if state is not model.State.ABSENT:
             ends.append(InputEnd(job, state))
             continue
         ends.append(_end(sight, job))
@@ -106,21 +100,21 @@ def _end(sight: LogView, job: int) -> InputEnd:
         try:
             if _is_end_of(journal.files.unchecked_record(location), job):
                 return InputEnd(job, *read_outcome(journal, location), location)
-        except (LogError, IndexError):
+        except (errors.LogError, IndexError):
             pass  # compaction took its segment: it was written again
     try:
         end = find_end(journal, job)
         if end is not None:
             return InputEnd(job, *read_outcome(journal, end), end)
-    except JobNotFound:
+    except errors.JobNotFound:
         pass
-    return InputEnd(job, State.ABSENT)
+    return InputEnd(job, model.State.ABSENT)
 
 
 def _is_end_of(record: bytes, job: int) -> bool:
-    if len(record) < codec.JOB.size or record[KIND_AT] not in ENDS:
+    if len(record) < codec.JOB.size or record[codec.KIND_AT] not in kinds.ENDS:
         return False
-    return int.from_bytes(record[JOB_AT : JOB_AT + 8], "little") == job
+    return int.from_bytes(record[codec.JOB_AT : codec.JOB_AT + 8], "little") == job
 
 
 #: Steps that one look reads, and bytes of them: some 5 ms of work.
@@ -135,7 +129,7 @@ SIGNALS_BYTES_MAX: Final = 1 << 20
 class StepsSeen(NamedTuple):
     """Some steps of a job, and every wait that it began."""
 
-    steps: tuple[Stepped, ...]
+    steps: tuple[flows.Stepped, ...]
     #: places of those whose bodies are large: ``look_at_body`` reads one
     large: frozenset[int]
     waits: tuple[Wait, ...]
@@ -148,7 +142,7 @@ class StepsSeen(NamedTuple):
 def look_at_steps(sight: LogView, job: int, place: int = 0) -> StepsSeen:
     agenda, files = sight.facets.need_agenda(), sight.journal.files
     places = agenda.steps.places.get(job, ())
-    steps: list[Stepped] = []
+    steps: list[flows.Stepped] = []
     large: set[int] = set()
     size, end = 0, place
     while end < len(places) and end < place + READ_MAX and size < READ_BYTES_MAX:
@@ -156,7 +150,7 @@ def look_at_steps(sight: LogView, job: int, place: int = 0) -> StepsSeen:
         if not location:
             continue
         record = files.unchecked_record(location, _WHOLE_BYTES_MAX)
-        step = decode_step(record)
+        step = flows.decode_step(record)
         if codec.LENGTH.unpack_from(record)[0] > len(record):
             step = step._replace(body=b"")
             large.add(step.place)
@@ -176,8 +170,8 @@ def look_at_body(sight: LogView, job: int, place: int) -> bytes:
     """
     places = sight.facets.need_agenda().steps.places.get(job, ())
     if place >= len(places):
-        raise JobNotFound(f"job {sight.journal.tag.id(job)} has no step {place} any more")
-    return decode_step(sight.journal.files.unchecked_record(places[place])).body
+        raise errors.JobNotFound(f"job {sight.journal.tag.id(job)} has no step {place} any more")
+    return flows.decode_step(sight.journal.files.unchecked_record(places[place])).body
 
 
 class SignalSeen(NamedTuple):
@@ -194,7 +188,7 @@ def look_at_signals(sight: LogView, job: int, name: bytes, after: int = 0) -> li
     files, seen, size = sight.journal.files, list[SignalSeen](), 0
     for signal in sight.facets.need_agenda().steps.signals.get(job, ()):
         if signal.name == name and signal.number > after:
-            sent = decode_step(files.unchecked_record(signal.location))
+            sent = flows.decode_step(files.unchecked_record(signal.location))
             seen.append(SignalSeen(signal.number, signal.location, sent.body, sent.flags))
             size += len(sent.body)
             if size > SIGNALS_BYTES_MAX:

@@ -1,8 +1,4 @@
-"""Reading whole frames in order, as the log grows: in pieces, off the event loop.
-
-Files are read about 1 MiB at a time and cut at the end of a frame; ``Scanner`` checks the frames.
-Damage is read again from the file itself, since a piece does not show the end of the damage.
-"""
+"""Reading whole frames in order, as the log grows: in pieces, off the event loop."""
 
 from __future__ import annotations
 
@@ -10,19 +6,14 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from taskq.core.errors import LogError, LogGone, ReaderFellBehind
-from taskq.log.format import codec
-from taskq.log.format.codec import SEGMENT_HEADER
-from taskq.log.format.frames import READ_SIZE, Cursor, Frame, Gap, Scanner
-from taskq.log.journal.lock import LOCK_FILE, read_hint
+from taskq.log.format import codec, frames
+from taskq.log.journal import journal, lock
 from taskq.log.machine.threads import on_thread, pool
 from taskq.log.read.positions import created_ns, follows
 from taskq.log.segments.segments import Extent, SegmentFiles
-
-if TYPE_CHECKING:
-    from taskq.log.journal.journal import Journal
 
 T = TypeVar("T")
 
@@ -77,6 +68,10 @@ class FrameReader:
 
     A call of ``next`` that is cancelled loses nothing: the read goes on, and the next call has it.
 
+    Files are read about 1 MiB at a time and cut at the end of a frame; ``Scanner`` checks the
+    frames. Damage is read again from the file itself, since a piece does not show the end of the
+    damage.
+
     Args:
         files: of its own, for reading.
         cursor: moves to the end of the last frame returned.
@@ -87,9 +82,9 @@ class FrameReader:
     def __init__(
         self,
         files: SegmentFiles,
-        cursor: Cursor,
+        cursor: frames.Cursor,
         reader: str,
-        on_gap: Callable[[int, Gap], None],
+        on_gap: Callable[[int, frames.Gap], None],
     ) -> None:
         self.files = files
         self.cursor = cursor
@@ -97,12 +92,12 @@ class FrameReader:
         self.time_ns = 0
         self._reader = reader
         self._on_gap = on_gap
-        self._items: Iterator[Frame | Gap] = iter(())
-        self._loading: Lasting[Iterator[Frame | Gap] | None] = Lasting()
+        self._items: Iterator[frames.Frame | frames.Gap] = iter(())
+        self._loading: Lasting[Iterator[frames.Frame | frames.Gap] | None] = Lasting()
         self._file: Any = None
         self._is_closed = False
 
-    async def next(self, extent: Extent) -> Frame | None:
+    async def next(self, extent: Extent) -> frames.Frame | None:
         """Return the next frame; None at the extent.
 
         Raises:
@@ -116,7 +111,7 @@ class FrameReader:
             if item is None:
                 if not await self._load_more(extent):
                     return None
-            elif isinstance(item, Gap):
+            elif isinstance(item, frames.Gap):
                 self._items = iter(())
                 self._on_gap(cursor.segment, item)
                 cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
@@ -156,7 +151,7 @@ class FrameReader:
         self._items = items
         return True
 
-    async def _load(self, extent: Extent) -> Iterator[Frame | Gap] | None:
+    async def _load(self, extent: Extent) -> Iterator[frames.Frame | frames.Gap] | None:
         cursor = self.cursor
         if self._is_closed:
             return None
@@ -222,7 +217,7 @@ class FrameReader:
     async def _read_piece(self, limit: int) -> tuple[bytes, int]:
         """(bytes from the cursor on, how many of them are frames with whole headers)."""
         offset = self.cursor.offset
-        piece = await self._read(min(READ_SIZE, limit - offset))
+        piece = await self._read(min(frames.READ_SIZE, limit - offset))
         whole, wanted = self._measure(piece)
         if not whole and len(piece) < wanted <= limit - offset:
             piece = await self._read(wanted)
@@ -231,7 +226,7 @@ class FrameReader:
             # A recovery put another file in the place of this one.
             self.files.forget()
             await self._open()
-            piece = await self._read(min(max(READ_SIZE, wanted), limit - offset))
+            piece = await self._read(min(max(frames.READ_SIZE, wanted), limit - offset))
             whole, wanted = self._measure(piece)
         return piece, whole
 
@@ -264,7 +259,7 @@ class FrameReader:
             at += header.size
         return at, at + codec.FRAME_HEADER_SIZE
 
-    def _scan(self, piece: bytes, end: int) -> Iterator[Frame | Gap]:
+    def _scan(self, piece: bytes, end: int) -> Iterator[frames.Frame | frames.Gap]:
         cursor = self.cursor
         base = cursor.offset
 
@@ -272,14 +267,14 @@ class FrameReader:
             return piece[offset - base : offset - base + count]
 
         seed = self.files.seed(cursor.segment)
-        yield from Scanner(read, seed, end, cursor.next_lsn, sealed=True).frames(base)
+        yield from frames.Scanner(read, seed, end, cursor.next_lsn, sealed=True).frames(base)
         # Frames that were seen in another segment are passed over.
         cursor.offset = max(cursor.offset, end)
 
-    def _judge(self, limit: int) -> Iterator[Frame | Gap]:
+    def _judge(self, limit: int) -> Iterator[frames.Frame | frames.Gap]:
         cursor = self.cursor
         scanner = self.files.scanner(cursor.segment, limit, cursor.next_lsn, sealed=True)
-        nothing = Gap(cursor.offset, limit, cursor.next_lsn, cursor.next_lsn, torn=False)
+        nothing = frames.Gap(cursor.offset, limit, cursor.next_lsn, cursor.next_lsn, torn=False)
         return iter((next(scanner.frames(cursor.offset), nothing),))
 
 
@@ -292,9 +287,9 @@ class Onlooker:
         journal: one for reading; it is closed with this.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: journal.Journal) -> None:
         self.journal = journal
-        self._hint_path = f"{journal.path}/{LOCK_FILE}"
+        self._hint_path = f"{journal.path}/{lock.LOCK_FILE}"
         try:
             self._hint_file = journal.disk.open(self._hint_path, write=False)
             self._home = (journal.boot, *journal.disk.identity(self._hint_file))
@@ -331,7 +326,7 @@ class Onlooker:
 
     def _believe_hint(self) -> bool:
         journal = self.journal
-        hint = read_hint(journal.disk, self._hint_file) if self._hint_file >= 0 else None
+        hint = lock.read_hint(journal.disk, self._hint_file) if self._hint_file >= 0 else None
         if hint is None or hint.failed or hint.home != self._home:
             return False
         if hint.segment not in journal.files:
@@ -351,7 +346,7 @@ class Onlooker:
         files.refresh()
         newest = files.lsns[-1] if files.lsns else 0
         if newest > journal.segment and files.header(newest) is not None:
-            journal.segment, journal.offset = newest, SEGMENT_HEADER.size
+            journal.segment, journal.offset = newest, codec.SEGMENT_HEADER.size
             journal.next_lsn = max(journal.next_lsn, newest)
         try:
             size = files.size(journal.segment)

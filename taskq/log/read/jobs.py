@@ -10,35 +10,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from heapq import merge, nlargest
 from itertools import chain, groupby, islice
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
-from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.jobtable import STATE_MASK, JobTable
-from taskq.core.folds.lanes import Lane
-from taskq.core.kinds import (
-    BEGINNINGS,
-    BIRTH,
-    BIRTHS,
-    CARRYING,
-    DEATH,
-    EDIT,
-    EDITS,
-    ENDING,
-    ENDS,
-    LAST,
-    OF_JOBS,
-    REPEATS,
-    STEPS,
-    after,
-)
-from taskq.core.model import LIVE_STATES, State
-from taskq.core.records import TABLE
+from taskq.core import kinds, model, records
+from taskq.core.folds import agenda, jobtable, lanes
 from taskq.core.values import NamedTuple
 from taskq.core.views import JobView
-from taskq.log.format import codec
-from taskq.log.format.carried import born_in
-from taskq.log.format.codec import JOB_AT, KIND_AT, STATE_AT
-from taskq.log.format.frames import Cursor, Gap
+from taskq.log.format import carried, codec, frames
 from taskq.log.format.record import (
     BORN,
     ENDINGS,
@@ -51,13 +29,11 @@ from taskq.log.format.record import (
     records_in,
 )
 from taskq.log.format.salvage import salvage
+from taskq.log.journal.journal import Journal
 from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import hop
 from taskq.log.state.facets import Facets
 from taskq.log.state.job_history import Story, job_view
-
-if TYPE_CHECKING:
-    from taskq.log.journal.journal import Journal
 
 _JOB: Final = struct.Struct("<Q")
 
@@ -73,7 +49,7 @@ class JobFilter(NamedTuple):
     is a job's number: only lower ones.
     """
 
-    states: frozenset[State] | None = None
+    states: frozenset[model.State] | None = None
     queue: str | None = None
     task: str | None = None
     limit: int = EVERY
@@ -96,7 +72,7 @@ class JobFilter(NamedTuple):
         )
 
     def fits_carried(self, record: bytes) -> bool:
-        return self.fits_birth(born_in(record), 0, codec.WHOLE.unpack_from(record)[9])
+        return self.fits_birth(carried.born_in(record), 0, codec.WHOLE.unpack_from(record)[9])
 
     def fits_time(self, enqueued_ns: int) -> bool:
         return (self.since_ns is None or enqueued_ns >= self.since_ns) and (
@@ -108,21 +84,21 @@ def records_of(journal: Journal, jobs: list[int]) -> Iterator[Record]:
     """Yield every record that concerns one of these jobs, and every step of the clock."""
     wanted = frozenset(jobs)
     for _, item in journal.frames(journal.cursor_at(min(jobs))):
-        if isinstance(item, Gap):
+        if isinstance(item, frames.Gap):
             continue
         for record in records_in(item):
-            if record.job in wanted or record.type in STEPS:
+            if record.job in wanted or record.type in kinds.STEPS:
                 yield record
             else:
                 check_known(record.type, record.lsn)
 
 
 def entries(
-    journal: Journal, start: Cursor | None = None, *, salvages: bool = True
+    journal: Journal, start: frames.Cursor | None = None, *, salvages: bool = True
 ) -> Iterator[Record]:
     """Yield every record from a place on; of damaged frames those whole by their own CRC."""
     for base, item in journal.frames(start or journal.start()):
-        if not isinstance(item, Gap):
+        if not isinstance(item, frames.Gap):
             yield from records_in(item, base)
             continue
         damaged = journal.files.damaged_frame(base, item) if salvages else None
@@ -133,13 +109,13 @@ def entries(
                 yield Record(record, lsn, header.epoch, header.time_ns, location)
 
 
-def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
+def jobs_ended(journal: Journal, cursor: frames.Cursor) -> Iterator[int]:
     for _, item in journal.frames(cursor):
-        if isinstance(item, Gap):
+        if isinstance(item, frames.Gap):
             continue
         for _, at, _ in places(item):
-            if item.data[at + KIND_AT] in ENDS:
-                yield _JOB.unpack_from(item.data, at + JOB_AT)[0]
+            if item.data[at + codec.KIND_AT] in kinds.ENDS:
+                yield _JOB.unpack_from(item.data, at + codec.JOB_AT)[0]
 
 
 # Every job of the log with its attempts and end, in one walk and bounded memory.
@@ -147,7 +123,7 @@ def jobs_ended(journal: Journal, cursor: Cursor) -> Iterator[int]:
 # A job is yielded at its end. Until then the walk holds the places of its records, 24 bytes each,
 # and reads the records again for the view.
 #: Last records of a job, and the job's state after them.
-_ENDS: Final = {kind: after(State.RUNNING, kind) for kind in LAST}
+_ENDS: Final = {kind: kinds.after(model.State.RUNNING, kind) for kind in kinds.LAST}
 _OVER: Final = frozenset(_ENDS.values())
 #: Numbers that are held of each record: its lsn, time and location.
 _PLACE: Final = 3
@@ -185,15 +161,15 @@ class _Walk:
             files.descriptor(segment)  # an open file stays readable after compaction removes it
         for entry in entries(self._journal):
             kind = entry.type
-            if kind == BIRTH:
+            if kind == kinds.BIRTH:
                 if self._wanted.fits_birth(entry.data, 0, entry.time_ns):
                     self._births.add(entry.lsn, entry.time_ns, entry.location)
-            elif kind in OF_JOBS:
+            elif kind in kinds.OF_JOBS:
                 job = entry.job
                 state = self._add(entry, kind, job)
                 if state in _OVER:
                     yield from self._tell(job, self._open.pop(job), state)
-            elif kind in STEPS:
+            elif kind in kinds.STEPS:
                 self._steps.append((entry.lsn, entry.step_ns))
             else:
                 check_known(kind, entry.lsn)
@@ -202,41 +178,41 @@ class _Walk:
         for job, stands in merge(waiting, others, key=lambda pair: pair[0]):
             yield from self._tell(job, stands, None)
 
-    def _add(self, entry: Record, kind: int, job: int) -> State | None:
+    def _add(self, entry: Record, kind: int, job: int) -> model.State | None:
         places = self._open.get(job)
         if places is None:
             places = self._births.take(job)
             if places is None:
-                return self._begin_carried(entry, kind, job) if kind in CARRYING else None
+                return self._begin_carried(entry, kind, job) if kind in kinds.CARRYING else None
             self._open[job] = places
-        if kind in EDITS and not self._is_of_queue(entry):
+        if kind in kinds.EDITS and not self._is_of_queue(entry):
             del self._open[job]
             return None
-        if kind not in REPEATS:
+        if kind not in kinds.REPEATS:
             places.extend((entry.lsn, entry.time_ns, entry.location))
         return _ENDS.get(kind)
 
     def _is_of_queue(self, entry: Record) -> bool:
-        born = born_in(entry.data)
+        born = carried.born_in(entry.data)
         return is_named(born, 0, encoded(self._wanted.queue), encoded(self._wanted.task))
 
-    def _begin_carried(self, entry: Record, kind: int, job: int) -> State | None:
+    def _begin_carried(self, entry: Record, kind: int, job: int) -> model.State | None:
         """A job that began in a segment which is gone was written again; or was moved here."""
-        is_moved = kind in EDITS and self._wanted.queue is not None
+        is_moved = kind in kinds.EDITS and self._wanted.queue is not None
         if not is_moved and (job >= self._oldest or job in self._told):
             return None  # yielded before, or filtered out
         record = entry.data
         if not self._wanted.fits_carried(record):
             return None
         self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
-        state = State(record[STATE_AT]) if kind in REPEATS else None
+        state = model.State(record[codec.STATE_AT]) if kind in kinds.REPEATS else None
         if state in _OVER and entry.lsn < self._second:
             self._told.add(job)
         return state
 
-    def _tell(self, job: int, places: array[int], over: State | None) -> Iterator[JobView]:
+    def _tell(self, job: int, places: array[int], over: model.State | None) -> Iterator[JobView]:
         states = self._wanted.states
-        if over is State.ABSENT or (over is not None and states and over not in states):
+        if over is model.State.ABSENT or (over is not None and states and over not in states):
             return
         story: Story | None = None
         read = self._journal.files.unchecked_record
@@ -307,7 +283,7 @@ class _Newborns:
 class PastJob(NamedTuple):
     """A job, and what became of it."""
 
-    state: State
+    state: model.State
     #: its ENQUEUED record, or a record that carries it
     record: Record
 
@@ -324,9 +300,9 @@ def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
     jobs, ends = settled.chosen()
     yielded: set[int] = set()
     for entry in _undamaged(journal, start) if jobs else ():
-        if entry.type not in BEGINNINGS:
+        if entry.type not in kinds.BEGINNINGS:
             continue
-        job, is_first = entry.job, entry.type in BIRTHS
+        job, is_first = entry.job, entry.type in kinds.BIRTHS
         # The first record counts, if the job's first segment is still there.
         if not is_first and (job >= oldest or job in yielded):
             continue
@@ -335,7 +311,7 @@ def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
             continue
         if not is_first:
             yielded.add(job)
-        yield PastJob(State(ends[place]), entry)
+        yield PastJob(model.State(ends[place]), entry)
 
 
 class _Ends:
@@ -351,12 +327,12 @@ class _Ends:
 
     def look_at(self, entry: Record) -> None:
         kind = entry.type
-        if kind in BIRTHS:
+        if kind in kinds.BIRTHS:
             if self._wanted.fits_birth(entry.data, 0, entry.time_ns):
                 self._jobs.append(entry.lsn)
                 self._ends.append(BORN)
             return
-        if kind in CARRYING and entry.job < self._oldest:
+        if kind in kinds.CARRYING and entry.job < self._oldest:
             record = entry.data
             if self._wanted.fits_carried(record):
                 self._carried[entry.job] = carried_state(record)
@@ -385,9 +361,9 @@ class _Ends:
         return jobs, ends
 
 
-def _undamaged(journal: Journal, start: Cursor) -> Iterator[Record]:
+def _undamaged(journal: Journal, start: frames.Cursor) -> Iterator[Record]:
     """Yield the records from a place on; skip damage, and refuse unknown kinds."""
-    start = Cursor(start.segment, start.offset, start.next_lsn)
+    start = frames.Cursor(start.segment, start.offset, start.next_lsn)
     for entry in entries(journal, start, salvages=False):
         check_known(entry.type, entry.lsn)
         yield entry
@@ -397,7 +373,7 @@ def _undamaged(journal: Journal, start: Cursor) -> Iterator[Record]:
 _WALK_BYTES: Final = 1024 * 1024
 _WALK_BYTES_A_JOB: Final = 32 * 1024
 #: States whose jobs the agenda knows.
-_IN_AGENDA: Final = LIVE_STATES | {after(State.RUNNING, DEATH)}
+_IN_AGENDA: Final = model.LIVE_STATES | {kinds.after(model.State.RUNNING, kinds.DEATH)}
 #: Records that a walk over births looks at in one step, at first and at most; bytes that it reads.
 _WINDOW: Final = 64
 _WINDOW_MAX: Final = 256 * 1024
@@ -429,7 +405,9 @@ def newest_jobs(
     return nlargest(wanted.limit, views, key=lambda view: view.lsn)
 
 
-def _ended(journal: Journal, wanted: JobFilter, agenda: Agenda, now_ns: int) -> list[JobView]:
+def _ended(
+    journal: Journal, wanted: JobFilter, agenda: agenda.Agenda, now_ns: int
+) -> list[JobView]:
     """Return jobs that are over and no dead letters."""
     assert wanted.states is not None
     names = [state.name.lower() for state in wanted.states]
@@ -438,7 +416,7 @@ def _ended(journal: Journal, wanted: JobFilter, agenda: Agenda, now_ns: int) -> 
     others = sum(count for lane, count in counts if not _is_of(lane, wanted))
     if not most:
         return []
-    if State.SUCCEEDED in wanted.states:
+    if model.State.SUCCEEDED in wanted.states:
         jobs = _named(journal, wanted, agenda)
     else:
         jobs = _Marks.of_ends(journal, wanted).newest()
@@ -447,7 +425,7 @@ def _ended(journal: Journal, wanted: JobFilter, agenda: Agenda, now_ns: int) -> 
     return _fitting(journal, jobs, wanted._replace(limit=min(wanted.limit, most)), now_ns)
 
 
-def _named(journal: Journal, wanted: JobFilter, agenda: Agenda | None) -> Iterator[int]:
+def _named(journal: Journal, wanted: JobFilter, agenda: agenda.Agenda | None) -> Iterator[int]:
     """Yield the jobs that may be of this queue and task, newest first, without the agenda's."""
     births = _Births(journal, wanted, agenda)
     if wanted.queue is None or not _has_edits(journal):
@@ -490,16 +468,16 @@ def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
         return [view for view in views if view is not None]
     stories: dict[int, Story] = {}
     for record in records_of(journal, jobs):
-        if record.type in STEPS:
+        if record.type in kinds.STEPS:
             for story in stories.values():
                 story.clock_stepped(record.lsn, record.step_ns)
         elif record.job not in stories:
-            if record.type in BEGINNINGS:
+            if record.type in kinds.BEGINNINGS:
                 stories[record.job] = Story(journal.tag, record)
         else:
             stories[record.job].add(record)
     known = [stories[job] for job in jobs if job in stories]
-    return [story.view(now_ns) for story in known if story.state is not State.ABSENT]
+    return [story.view(now_ns) for story in known if story.state is not model.State.ABSENT]
 
 
 def _is_far(journal: Journal, job: int, jobs: int) -> bool:
@@ -511,44 +489,47 @@ def _is_far(journal: Journal, job: int, jobs: int) -> bool:
 
 def _has_edits(journal: Journal) -> bool:
     identity = read_identity(journal.disk, journal.path)
-    return identity is not None and TABLE[EDIT].feature in identity.incompat
+    return identity is not None and records.TABLE[kinds.EDIT].feature in identity.incompat
 
 
 def _from_agenda(
-    facets: Facets, wanted: JobFilter, states: frozenset[State], now_ns: int
+    facets: Facets, wanted: JobFilter, states: frozenset[model.State], now_ns: int
 ) -> list[int]:
     agenda = facets.need_agenda()
     agenda.see(now_ns)
     lanes = frozenset(lane.number for lane in agenda.lanes if _is_of(lane, wanted))
-    live = frozenset(map(int, states & LIVE_STATES))
+    live = frozenset(map(int, states & model.LIVE_STATES))
     jobs: list[int] = []
-    if live == {int(State.RUNNING)}:  # few, among a million that wait
+    if live == {int(model.State.RUNNING)}:  # few, among a million that wait
         fits = (job for job in agenda.running if job < wanted.before)
         jobs = nlargest(wanted.limit, (job for job in fits if _lane(agenda, job) in lanes))
     elif live:
         jobs = _last(agenda.table, wanted, lanes, live)
-    if State.DEAD in states:
+    if model.State.DEAD in states:
         jobs += _last(agenda.dead, wanted, lanes, None)
     return jobs
 
 
-def _is_of(lane: Lane, wanted: JobFilter) -> bool:
+def _is_of(lane: lanes.Lane, wanted: JobFilter) -> bool:
     return wanted.queue in (None, lane.queue) and wanted.task in (None, lane.task)
 
 
-def _lane(agenda: Agenda, job: int) -> int:
+def _lane(agenda: agenda.Agenda, job: int) -> int:
     chunk = agenda.table.find(job)
     return -1 if chunk is None else chunk.lanes[agenda.table.index]
 
 
 def _last(
-    table: JobTable, wanted: JobFilter, lanes: frozenset[int], states: frozenset[int] | None
+    table: jobtable.JobTable,
+    wanted: JobFilter,
+    lanes: frozenset[int],
+    states: frozenset[int] | None,
 ) -> list[int]:
     fits = (
         chunk.ids[index]
         for chunk, index in table.below(wanted.before)
         if chunk.lanes[index] in lanes
-        and (states is None or chunk.metas[index] & STATE_MASK in states)
+        and (states is None or chunk.metas[index] & jobtable.STATE_MASK in states)
     )
     return list(islice(fits, wanted.limit))
 
@@ -560,7 +541,9 @@ class _Births:
         agenda: the jobs that it knows are left out: they wait, run or are dead letters.
     """
 
-    def __init__(self, journal: Journal, wanted: JobFilter, agenda: Agenda | None = None) -> None:
+    def __init__(
+        self, journal: Journal, wanted: JobFilter, agenda: agenda.Agenda | None = None
+    ) -> None:
         self._journal, self._agenda = journal, agenda
         self._before = min(wanted.before, journal.next_lsn)
         self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
@@ -619,8 +602,8 @@ class _Births:
             )
         if not self._may_name(segment, start.offset, size):
             return
-        for _, item in files.frames(start, Cursor(segment, size, until)):
-            if isinstance(item, Gap) or not self._is_named(item.data, item.at):
+        for _, item in files.frames(start, frames.Cursor(segment, size, until)):
+            if isinstance(item, frames.Gap) or not self._is_named(item.data, item.at):
                 continue
             for lsn, at, length in places(item):
                 if first <= lsn < until:
@@ -647,15 +630,15 @@ class _Births:
 
 
 def _birth(data: bytes, at: int, _length: int, lsn: int) -> tuple[int, bytes, int]:
-    return (lsn if data[at + KIND_AT] == BIRTH else 0), data, at
+    return (lsn if data[at + codec.KIND_AT] == kinds.BIRTH else 0), data, at
 
 
 def _carried(data: bytes, at: int, length: int, _lsn: int) -> tuple[int, bytes, int]:
     """Return the same of a record that holds a job's birth once more."""
-    if data[at + KIND_AT] not in CARRYING:
+    if data[at + codec.KIND_AT] not in kinds.CARRYING:
         return 0, data, at
     record = data[at : at + length]
-    return _JOB.unpack_from(record, JOB_AT)[0], born_in(record), 0
+    return _JOB.unpack_from(record, codec.JOB_AT)[0], carried.born_in(record), 0
 
 
 class _Marks:
@@ -682,15 +665,15 @@ class _Marks:
 
     @classmethod
     def of_edits(cls, journal: Journal, wanted: JobFilter) -> Self:
-        return cls(journal, wanted, [(kind, None) for kind in EDITS])
+        return cls(journal, wanted, [(kind, None) for kind in kinds.EDITS])
 
     @classmethod
     def of_ends(cls, journal: Journal, wanted: JobFilter) -> Self:
         states = wanted.states or ()
-        begins: list[tuple[int, int | None]] = [(ENDING[state], None) for state in states]
+        begins: list[tuple[int, int | None]] = [(kinds.ENDING[state], None) for state in states]
         files = journal.files.lsns
         if files and files[0] > 1:  # compaction may have written jobs again
-            begins += [(kind, state) for kind in REPEATS for state in states]
+            begins += [(kind, state) for kind in kinds.REPEATS for state in states]
         return cls(journal, wanted, begins)
 
     def newest(self) -> Iterator[int]:

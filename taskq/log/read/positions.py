@@ -1,8 +1,4 @@
-"""Finding a place in the log: by lsn, by time, or by a reader's position.
-
-The search hops from frame header to frame header and reads no records. It ends at a damaged header,
-and a reader that goes on from there meets the damage.
-"""
+"""Finding a place in the log: by lsn, by time, or by a reader's position."""
 
 from __future__ import annotations
 
@@ -10,10 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import LogError, ReaderFellBehind, ReaderMismatch
-from taskq.log.format import codec
-from taskq.log.format.codec import SEGMENT_HEADER
-from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
-from taskq.log.format.record import places
+from taskq.log.format import codec, frames, record
 from taskq.log.segments.segments import Extent, SegmentFiles, hop
 
 if TYPE_CHECKING:
@@ -21,10 +14,10 @@ if TYPE_CHECKING:
 _START: Final = codec.SEGMENT_HEADER.size
 
 
-def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> Cursor:
+def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> frames.Cursor:
     """Return the frame that holds a record, or the first frame after its place."""
     segment = max((first for first in files.lsns if first <= lsn), default=files.lsns[0])
-    cursor = Cursor(segment, _START, segment)
+    cursor = frames.Cursor(segment, _START, segment)
     for offset, header in hop(files, segment, _START, _size(files, segment, end)):
         cursor.offset, cursor.next_lsn = offset, header.first_lsn
         if header.next_lsn > lsn:
@@ -33,21 +26,24 @@ def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> Cursor:
     return cursor
 
 
-def find_time(files: SegmentFiles, time_ns: int, end: Extent) -> Cursor:
+def find_time(files: SegmentFiles, time_ns: int, end: Extent) -> frames.Cursor:
     lsns = [lsn for lsn in files.lsns if lsn <= end.segment]
     # A segment's header has the time of the last frame before it.
     first = next((n for n, lsn in enumerate(lsns) if created_ns(files, lsn) >= time_ns), len(lsns))
     for segment in lsns[max(first - 1, 0) :]:
         for offset, header in hop(files, segment, _START, _size(files, segment, end)):
             if header.time_ns >= time_ns:
-                return Cursor(segment, offset, header.first_lsn)
-    return Cursor(end.segment, end.offset, end.lsn)
+                return frames.Cursor(segment, offset, header.first_lsn)
+    return frames.Cursor(end.segment, end.offset, end.lsn)
 
 
 def find_position(
     files: SegmentFiles, path: str, reader: str, position: Position, end: Extent
-) -> Cursor:
+) -> frames.Cursor:
     """At the frame that holds the next record for a reader, or where it will stand.
+
+    The search hops from frame header to frame header and reads no records. It ends at a damaged
+    header, and a reader that goes on from there meets the damage.
 
     Raises:
         ReaderFellBehind: compaction removed it.
@@ -57,11 +53,11 @@ def find_position(
     if position.segment < oldest and position.lsn < oldest:
         if not follows(files, oldest, position.time_ns):
             raise ReaderFellBehind(path, reader, position.lsn, oldest)
-        return Cursor(oldest, _START, oldest)
+        return frames.Cursor(oldest, _START, oldest)
     if not position.offset:
         return find_lsn(files, position.lsn, end)
     if position.lsn == oldest:
-        return Cursor(oldest, _START, oldest)
+        return frames.Cursor(oldest, _START, oldest)
     places = [(position.segment, position.offset)] if position.segment in files.lsns else []
     # A recovery after a failed fsync moves frames, as they are, to a segment of their own.
     before = find_lsn(files, position.lsn - 1, end)
@@ -71,9 +67,9 @@ def find_position(
         header = next((head for _, head in hop(files, segment, offset, size)), None)
         if header is not None and _fits(position, header):
             if header.next_lsn > position.lsn:
-                return Cursor(segment, offset, header.first_lsn)
-            return Cursor(segment, offset + header.size, header.next_lsn)
-    where = f"{segment_name(position.segment)}, offset {position.offset}"
+                return frames.Cursor(segment, offset, header.first_lsn)
+            return frames.Cursor(segment, offset + header.size, header.next_lsn)
+    where = f"{frames.segment_name(position.segment)}, offset {position.offset}"
     raise ReaderMismatch(path, reader, position.lsn, f"what it had read last is not at {where}")
 
 
@@ -81,7 +77,9 @@ def follows(files: SegmentFiles, segment: int, time_ns: int) -> bool:
     return time_ns > 0 and created_ns(files, segment) == time_ns
 
 
-def count_behind(files: SegmentFiles, cursor: Cursor, lsn: int, end: Extent) -> tuple[int, int]:
+def count_behind(
+    files: SegmentFiles, cursor: frames.Cursor, lsn: int, end: Extent
+) -> tuple[int, int]:
     """(records, bytes) from a cursor and a record of its frame up to the end.
 
     Lsns are dense but where an epoch begins, so most segments need not be looked into.
@@ -120,9 +118,9 @@ def read_record(files: SegmentFiles, lsn: int, end: Extent) -> bytes | None:
     size = _size(files, cursor.segment, end)
     scanner = files.scanner(cursor.segment, size, cursor.next_lsn, sealed=True)
     frame = next(scanner.frames(cursor.offset), None)
-    if not isinstance(frame, Frame):
+    if not isinstance(frame, frames.Frame):
         return None
-    for number, at, length in places(frame):
+    for number, at, length in record.places(frame):
         if number == lsn:
             return frame.data[at : at + length]
     return None
@@ -145,7 +143,7 @@ def _epoch(files: SegmentFiles, segment: int) -> int:
 
 def find_latest(
     files: SegmentFiles, end: Extent, count: int, wanted: Callable[[int, bytes], bool]
-) -> tuple[Cursor, int]:
+) -> tuple[frames.Cursor, int]:
     """(cursor, lsn): from there on the log holds the latest ``count`` records that are wanted.
 
     Read from its end backwards, so that a few take little of even a large log.
@@ -156,7 +154,7 @@ def find_latest(
         count: of records; all there are, if they are fewer.
         wanted: told (lsn, record).
     """
-    counted, cursor, lsn = 0, Cursor(end.segment, end.offset, end.lsn), end.lsn
+    counted, cursor, lsn = 0, frames.Cursor(end.segment, end.offset, end.lsn), end.lsn
     for segment in reversed([first for first in files.lsns if first <= end.segment]):
         if counted >= count:
             break
@@ -168,17 +166,17 @@ def find_latest(
             if frame is None:
                 continue
             data = frame.data
-            for number, at, length in reversed(list(places(frame))):
+            for number, at, length in reversed(list(record.places(frame))):
                 if counted < count and wanted(number, data[at : at + length]):
                     counted += 1
-                    cursor = Cursor(segment, offset, frame.header.first_lsn)
+                    cursor = frames.Cursor(segment, offset, frame.header.first_lsn)
                     lsn = number
     return cursor, lsn
 
 
 def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
     offsets: list[int] = []
-    reached = SEGMENT_HEADER.size
+    reached = codec.SEGMENT_HEADER.size
     for offset, header in hop(files, segment, reached, size):
         offsets.append(offset)
         reached = offset + header.size
@@ -190,14 +188,14 @@ def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
 
 def _behind(files: SegmentFiles, segment: int, offset: int, size: int) -> Iterator[int]:
     for item in files.scanner(segment, size, segment, sealed=True).frames(offset):
-        if not isinstance(item, Gap):
+        if not isinstance(item, frames.Gap):
             yield item.offset
 
 
-def _frame_at(files: SegmentFiles, segment: int, offset: int, size: int) -> Frame | None:
+def _frame_at(files: SegmentFiles, segment: int, offset: int, size: int) -> frames.Frame | None:
     header = next((head for _, head in hop(files, segment, offset, size)), None)
     if header is None:
         return None
     end = min(offset + header.size, size)
     item = next(files.scanner(segment, end, segment, sealed=True).frames(offset), None)
-    return None if item is None or isinstance(item, Gap) else item
+    return None if item is None or isinstance(item, frames.Gap) else item

@@ -1,12 +1,4 @@
-"""Named readers: how far each has come, kept beside the log, and the lock of a reader's process.
-
-``readers/<name>.place`` is the position, with the log's id, the reader's name and a CRC-32. It is
-written to another file, synced and renamed, so a kill or a loss of power leaves the last position
-or the one before it.
-
-``readers/<name>.lck`` is locked with flock for as long as a process reads under the name, and names
-the process.
-"""
+"""Named readers: how far each has come, kept beside the log, and the lock of a reader's process."""
 
 from __future__ import annotations
 
@@ -17,16 +9,13 @@ import time
 from typing import Final
 from uuid import UUID
 
-from taskq.core.errors import LogDamaged, LogError, ReaderBusy, UsageError
-from taskq.core.parsing import check_name
+from taskq.core import errors, parsing
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.codec import crc32
-from taskq.log.machine.ports import Disk, replace_file, write_all
-from taskq.log.machine.threads import Reporter
+from taskq.log.machine import ports, threads
 from taskq.log.segments.identity import Identity, read_identity
 
-_log: Final = Reporter("taskq")
+_log: Final = threads.Reporter("taskq")
 #: Longest name, in characters and in the bytes of a file's name.
 NAME_CHARACTERS_MAX: Final = 100
 NAME_BYTES_MAX: Final = 200
@@ -63,26 +52,26 @@ def check_reader_name(name: str) -> str:
         UsageError: it is not one; the message says why.
     """
     if not isinstance(name, str):
-        raise UsageError(f"a reader's name is text, not {name!r:.60}")
+        raise errors.UsageError(f"a reader's name is text, not {name!r:.60}")
     if len(name) > NAME_CHARACTERS_MAX or len(name.encode("utf-8", "replace")) > NAME_BYTES_MAX:
-        raise UsageError(
+        raise errors.UsageError(
             f"reader name {name[:40]!r}… has {len(name)} characters: it may have at most "
             f"{NAME_CHARACTERS_MAX}, and {NAME_BYTES_MAX} bytes in UTF-8"
         )
-    check_name("reader name", name)
+    parsing.check_name("reader name", name)
     if "/" in name or name.startswith("."):
-        raise UsageError(
+        raise errors.UsageError(
             f"reader name {name!r} becomes a file's name: it must not hold a / or start with a dot"
         )
     return name
 
 
-def reader_names(disk: Disk, path: str) -> list[str]:
+def reader_names(disk: ports.Disk, path: str) -> list[str]:
     names = (name for name in disk.names(f"{path}/{_FOLDER}") if name.endswith(_POSITION))
     return [stem for name in names if _is_name(stem := name.removesuffix(_POSITION))]
 
 
-def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
+def reader_positions(disk: ports.Disk, path: str) -> dict[str, tuple[int, int]]:
     """(segment, lsn) of each named reader: it has read everything before that lsn.
 
     Reads only, and works from any process. An invalid file is logged and left out; its reader gets
@@ -95,7 +84,7 @@ def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
     for name in reader_names(disk, path):
         try:
             position = read_position(disk, path, identity, name)
-        except (LogError, OSError) as error:
+        except (errors.LogError, OSError) as error:
             _log.warning("%s", error)
             continue
         if position is not None:
@@ -103,7 +92,7 @@ def reader_positions(disk: Disk, path: str) -> dict[str, tuple[int, int]]:
     return positions
 
 
-def read_position(disk: Disk, path: str, identity: Identity, name: str) -> Position | None:
+def read_position(disk: ports.Disk, path: str, identity: Identity, name: str) -> Position | None:
     """Return where a reader stands; None if there is no reader of that name.
 
     A position in a parent counts as far as its records are those of this log.
@@ -130,13 +119,13 @@ def read_position(disk: Disk, path: str, identity: Identity, name: str) -> Posit
             return position if position.lsn <= end else Position(min(position.segment, end), end)
     except (ValueError, KeyError, TypeError, RecursionError):
         """It is none of this reader."""
-    raise LogDamaged(
+    raise errors.LogDamaged(
         f"{file_path}: the position of this reader does not read back: say where it is to go on "
         f"with seek(), or start anew after forget_reader()"
     )
 
 
-def is_read(disk: Disk, path: str, name: str) -> bool:
+def is_read(disk: ports.Disk, path: str, name: str) -> bool:
     try:
         descriptor = disk.open(_file_of(path, name, _LOCK), write=False)
     except OSError:
@@ -155,6 +144,13 @@ class NamedReader:
 
     For any thread. In a forked child it does nothing: the name is its parent's.
 
+    ``readers/<name>.place`` is the position, with the log's id, the reader's name and a CRC-32. It
+    is written to another file, synced and renamed, so a kill or a loss of power leaves the last
+    position or the one before it.
+
+    ``readers/<name>.lck`` is locked with flock for as long as a process reads under the name, and
+    names the process.
+
     Attributes:
         position: as it was last read or saved; None for a new reader.
     """
@@ -162,7 +158,9 @@ class NamedReader:
     #: the name under which who sends the log elsewhere reads it
     HUB = HUB_READER
 
-    def __init__(self, disk: Disk, path: str, identity: Identity, name: str, lock: int) -> None:
+    def __init__(
+        self, disk: ports.Disk, path: str, identity: Identity, name: str, lock: int
+    ) -> None:
         self.name = name
         self.position: Position | None = None
         self._disk = disk
@@ -175,7 +173,7 @@ class NamedReader:
         self._guard = threading.Lock()
 
     @classmethod
-    def take(cls, disk: Disk, path: str, identity: Identity, name: str) -> NamedReader:
+    def take(cls, disk: ports.Disk, path: str, identity: Identity, name: str) -> NamedReader:
         """Keep everybody else from reading under the name.
 
         Raises:
@@ -209,7 +207,7 @@ class NamedReader:
         with self._guard:
             if self._is_ours and position != self.position:
                 data = _encoded(self._identity.log_id, self.name, position)
-                replace_file(self._disk, self._file_path, data)
+                ports.replace_file(self._disk, self._file_path, data)
                 if self.position is None:
                     self._disk.sync_directory(self._path)
                 self.position = position
@@ -246,7 +244,7 @@ class NamedReader:
 def _is_name(stem: str) -> bool:
     try:
         check_reader_name(stem)
-    except UsageError:
+    except errors.UsageError:
         return False
     return True
 
@@ -257,10 +255,10 @@ def _file_of(path: str, name: str, suffix: str) -> str:
 
 def _encoded(log_id: UUID, name: str, position: Position) -> bytes:
     said = {"log_id": str(log_id), "reader": name, "position": position}
-    return json.dumps(said | {"crc32": crc32(json.dumps(said).encode())}).encode() + b"\n"
+    return json.dumps(said | {"crc32": codec.crc32(json.dumps(said).encode())}).encode() + b"\n"
 
 
-def _take_lock(disk: Disk, path: str, name: str) -> int:
+def _take_lock(disk: ports.Disk, path: str, name: str) -> int:
     """Return a descriptor of the lock file, locked.
 
     Raises:
@@ -276,16 +274,16 @@ def _take_lock(disk: Disk, path: str, name: str) -> int:
             disk.close(descriptor)
             continue
         disk.truncate(descriptor, 0)
-        write_all(disk, descriptor, mark, 0)
+        ports.write_all(disk, descriptor, mark, 0)
         # Another process removed the reader, and with it the file that is locked here.
         if _read_lock(disk, file_path) == mark:
             return descriptor
         disk.close(descriptor)
     pid = _read_lock(disk, file_path).partition(b" ")[0]
-    raise ReaderBusy(path, name, int(pid) if pid.isdigit() else 0)
+    raise errors.ReaderBusy(path, name, int(pid) if pid.isdigit() else 0)
 
 
-def _read_lock(disk: Disk, file_path: str) -> bytes:
+def _read_lock(disk: ports.Disk, file_path: str) -> bytes:
     try:
         descriptor = disk.open(file_path, write=False)
     except FileNotFoundError:

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from heapq import nlargest
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from taskq.core.errors import LogDamaged, NotDead, NotWaiting, TaskqError
+from taskq.core import errors, model
+from taskq.core.folds import agenda, jobtable
 from taskq.core.folds.dedup import key_hash
-from taskq.core.folds.jobtable import STATE_MASK, Chunk
-from taskq.core.model import SECOND_NS, TIME_NS_MAX, WAITING_STATES, State
 from taskq.core.values import dataclass
 from taskq.core.views import JobView
 from taskq.log.format.carried import decode_carried, encode_history, is_carrying
@@ -25,7 +24,6 @@ from taskq.log.segments.segments import hop
 from taskq.log.state.job_history import job_not_found, job_view
 
 if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import LogView
 
@@ -36,7 +34,7 @@ _SCAN_MAX: Final = 20_000
 #: Jobs that one look reads about in the log.
 _TOLD_MAX: Final = 200
 #: States of jobs that wait.
-WAITING: Final = WAITING_STATES
+WAITING: Final = model.WAITING_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class DeadFilter:
     task: str | None = None
     error: str | re.Pattern[str] | None = None
     since_ns: int = 0
-    before_ns: int = TIME_NS_MAX
+    before_ns: int = model.TIME_NS_MAX
 
     def fits_reason(self, reason: str) -> bool:
         if self.error is None:
@@ -76,7 +74,7 @@ class WaitingFilter:
     queue: str | None = None
     task: str | None = None
     before_ns: int | None = None
-    states: frozenset[State] = WAITING
+    states: frozenset[model.State] = WAITING
 
 
 class PageEnd(NamedTuple):
@@ -92,7 +90,7 @@ class Page(NamedTuple, Generic[Item]):
 
     items: list[Item]
     #: jobs that were meant and cannot be had, and why
-    refused: list[tuple[int, TaskqError]]
+    refused: list[tuple[int, errors.TaskqError]]
     #: job to go on at; 0 when there are no more
     following: int
 
@@ -173,7 +171,7 @@ def letters(sight: LogView, jobs: list[int]) -> Page[Letter]:
                 raise _not_dead(journal, job)
             location = chunk.locations[agenda.dead.index]
             letter = _letter(journal, job, location, births)
-        except TaskqError as error:
+        except errors.TaskqError as error:
             page.refused.append((job, error))
         else:
             size += letter.size
@@ -192,30 +190,30 @@ def check_dead(sight: LogView, jobs: list[int]) -> Page[int]:
     return page
 
 
-def _not_dead(journal: Journal, job: int) -> TaskqError:
+def _not_dead(journal: Journal, job: int) -> errors.TaskqError:
     view = job_view(journal, job, journal.clock.wall_ns()) if 0 < job < journal.next_lsn else None
     job_id = journal.tag.id(job)
     if view is None:
         return job_not_found(journal, job)
-    return NotDead(job_id, view.state.name.lower(), journal.path)
+    return errors.NotDead(job_id, view.state.name.lower(), journal.path)
 
 
 def _told(journal: Journal, job: int) -> JobView | None:
     view = job_view(journal, job, journal.clock.wall_ns())
-    return view if view is not None and view.state is State.DEAD else None
+    return view if view is not None and view.state is model.State.DEAD else None
 
 
-def _fitting(agenda: Agenda, wanted: DeadFilter) -> Callable[[Chunk, int], bool]:
+def _fitting(agenda: agenda.Agenda, wanted: DeadFilter) -> Callable[[jobtable.Chunk, int], bool]:
     lanes = _lanes(agenda, wanted.queue, wanted.task)
-    since, before = wanted.since_ns // SECOND_NS, wanted.before_ns // SECOND_NS
+    since, before = wanted.since_ns // model.SECOND_NS, wanted.before_ns // model.SECOND_NS
 
-    def fits(chunk: Chunk, index: int) -> bool:
+    def fits(chunk: jobtable.Chunk, index: int) -> bool:
         return chunk.lanes[index] in lanes and since <= chunk.metas[index] < before
 
     return fits
 
 
-def _lanes(agenda: Agenda, queue: str | None, task: str | None) -> frozenset[int]:
+def _lanes(agenda: agenda.Agenda, queue: str | None, task: str | None) -> frozenset[int]:
     return frozenset(
         lane.number
         for lane in agenda.lanes
@@ -238,7 +236,9 @@ class _BirthTimes:
             size = journal.files.size(cursor.segment)
             _, header = next(hop(journal.files, cursor.segment, cursor.offset, size), (0, None))
             if header is None or not header.first_lsn <= job < header.next_lsn:
-                raise LogDamaged(f"{journal.path}: the frame of lsn {job} does not read back")
+                raise errors.LogDamaged(
+                    f"{journal.path}: the frame of lsn {job} does not read back"
+                )
             self._first_lsn, self._next_lsn, self._time_ns = (
                 header.first_lsn, header.next_lsn, header.time_ns,
             )  # fmt: skip
@@ -282,7 +282,7 @@ def waiting_page(
             break
         if number == _SCAN_MAX or len(page.items) == limit:
             return page._replace(following=job)
-        if chunk.lanes[index] in lanes and chunk.metas[index] & STATE_MASK in states:
+        if chunk.lanes[index] in lanes and chunk.metas[index] & jobtable.STATE_MASK in states:
             page.items.append(job)
     return page
 
@@ -299,14 +299,18 @@ def waiting_job(sight: LogView, job: int) -> Rewrite:
     time_ns, step_ns = journal.log_time()
     agenda.promote(time_ns - step_ns)
     chunk = agenda.table.find(job)
-    state = State.ABSENT if chunk is None else State(chunk.metas[agenda.table.index] & STATE_MASK)
+    state = (
+        model.State.ABSENT
+        if chunk is None
+        else model.State(chunk.metas[agenda.table.index] & jobtable.STATE_MASK)
+    )
     view = job_view(journal, job, time_ns) if 0 < job < journal.next_lsn else None
     job_id = journal.tag.id(job)
     if view is None:
         raise job_not_found(journal, job)
     if chunk is None or state not in WAITING:
         actual = state if chunk is not None else view.state
-        raise NotWaiting(job_id, actual.name.lower(), journal.path)
+        raise errors.NotWaiting(job_id, actual.name.lower(), journal.path)
     location, shift_ns = agenda.location(job), agenda.times.shift_ns
     is_wall = agenda.times.waits(job, view.due_ns, is_wall=True)
     return Rewrite(
@@ -335,7 +339,7 @@ def key_holder(sight: LogView, queue: bytes, key: bytes) -> int | None:
     for job, location in dedup.holders(key_hash(queue, key), journal.clock.wall_ns()):
         try:
             record = journal.files.record(location, job)
-        except LogDamaged:
+        except errors.LogDamaged:
             return job
         if queue_of(record) == queue and enqueue_extras(record).key == key:
             return job

@@ -7,28 +7,12 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from taskq.core import fingerprints, kinds, model, records
 from taskq.core import views as documents
-from taskq.core.fingerprints import failure_of
 from taskq.core.folds.steps import Form, unpack_waits, waited_for
-from taskq.core.kinds import (
-    CARRYING,
-    CLAIMS,
-    EDITS,
-    ENDS_OF_CLAIMS,
-    INTRODUCTIONS,
-    LEASING,
-    STEP,
-    WAIT,
-    WITH_CAUSE,
-)
-from taskq.core.model import LIVE_STATES, State
-from taskq.core.records import Cause
 from taskq.core.values import NamedTuple, dataclass
-from taskq.core.views import AttemptView
-from taskq.log.format import codec
+from taskq.log.format import codec, frames
 from taskq.log.format.carried import Carried, decode_history
-from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.record import Record, records_in
 from taskq.log.machine.owners import decode_description, owner_view
 from taskq.log.state.job_history import read_job
@@ -37,7 +21,7 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 #: Records that name the claim that they are about, or begin one.
-_OF_CLAIMS: Final = ENDS_OF_CLAIMS | LEASING
+_OF_CLAIMS: Final = kinds.ENDS_OF_CLAIMS | kinds.LEASING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +83,8 @@ class JobEvent:
 
         See ``AttemptView.fingerprint``.
         """
-        is_lost = self.kind == "released" and self.cause == str(Cause.OWNER_LOST)
-        return failure_of(self.task, "lost" if is_lost else self.kind, self.reason)
+        is_lost = self.kind == "released" and self.cause == str(records.Cause.OWNER_LOST)
+        return fingerprints.failure_of(self.task, "lost" if is_lost else self.kind, self.reason)
 
 
 class StepView(NamedTuple):
@@ -130,7 +114,7 @@ def steps_of(records: Iterable[Record]) -> tuple[StepView, ...]:
     steps: dict[int, StepView] = {}
     for record in records:
         step = record.step
-        if step is None or record.type != STEP:
+        if step is None or record.type != kinds.STEP:
             continue
         form = Form(step.form).name.lower() if step.form in set(Form) else str(step.form)
         value = None if step.flags else step.body
@@ -155,16 +139,16 @@ def events_of(records: Iterable[Record]) -> list[JobEvent]:
         if record.carried is not None and not events:
             events += _from_carried(record.carried)
             owner = record.carried.claim[1]
-        if record.type in CLAIMS:
+        if record.type in kinds.CLAIMS:
             owner = record.token
         event = _event(record, owner)
-        if record.type in EDITS:
+        if record.type in kinds.EDITS:
             event = replace(event, reason=_edited(record, place))
         if record.queue:
             place = record.queue, record.priority
-        if record.type != WAIT:  # the release that follows shows it
+        if record.type != kinds.WAIT:  # the release that follows shows it
             events.append(event)
-        if record.type in ENDS_OF_CLAIMS:
+        if record.type in kinds.ENDS_OF_CLAIMS:
             owner = 0
     return [replace(event, task=task) for event in events]
 
@@ -179,11 +163,13 @@ def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent
     return tuple(named)
 
 
-def name_attempts(journal: Journal, attempts: Sequence[AttemptView]) -> tuple[AttemptView, ...]:
+def name_attempts(
+    journal: Journal, attempts: Sequence[documents.AttemptView]
+) -> tuple[documents.AttemptView, ...]:
     known = _describe(
         journal, {attempt.owner for attempt in attempts if attempt.owner}, codec.LSN_MAX
     )
-    named: list[AttemptView] = []
+    named: list[documents.AttemptView] = []
     for attempt in attempts:
         pid, worker, host = known.get(attempt.owner, (0, "", ""))
         named.append(replace(attempt, pid=pid, worker=worker, host=host))
@@ -198,23 +184,23 @@ def _edited(record: Record, before: tuple[str, int | None] | None) -> str:
         changes.append(f"queue {queue}, now {record.queue}")
     if priority != record.priority:
         changes.append(f"priority {priority}, now {record.priority}")
-    if record.carried is not None and record.carried.state is State.READY:
+    if record.carried is not None and record.carried.state is model.State.READY:
         changes.append("ready")
     return "; ".join(changes)
 
 
 def _event(record: Record, owner: int) -> JobEvent:
     kind = record.type
-    reason = record.reason if kind in WITH_CAUSE else ""
+    reason = record.reason if kind in kinds.WITH_CAUSE else ""
     if record.step is not None:
         reason = record.step.title
     elif record.awaits:
         reason = f"waits for {waited_for(unpack_waits(record.awaits))}"
     due_ns = record.due_ns
-    if kind in CARRYING:
+    if kind in kinds.CARRYING:
         due_ns = 0
-    if kind in EDITS and record.carried is not None:
-        due_ns = record.carried.due_ns if record.carried.state is State.SCHEDULED else 0
+    if kind in kinds.EDITS and record.carried is not None:
+        due_ns = record.carried.due_ns if record.carried.state is model.State.SCHEDULED else 0
     return JobEvent(
         time_ns=record.time_ns,
         kind=record.kind,
@@ -243,8 +229,8 @@ def _from_carried(carried: Carried) -> Iterator[JobEvent]:
             last_ns = attempt.ended_ns
             yield replace(claimed, time_ns=last_ns, kind=attempt.outcome, reason=attempt.reason)
     state = carried.state
-    if state not in LIVE_STATES and carried.ended_ns > last_ns:
-        what = "dead" if state is State.DEAD else state.name.lower()
+    if state not in model.LIVE_STATES and carried.ended_ns > last_ns:
+        what = "dead" if state is model.State.DEAD else state.name.lower()
         yield JobEvent(time_ns=carried.ended_ns, kind=what, attempt=carried.attempt)
 
 
@@ -282,22 +268,22 @@ def _introduction(owner: int) -> bytes:
     The record's options, flags and reserved bytes are fixed, so one search finds it among records
     of a frame without a look at any.
     """
-    return codec.encode_owner(owner, b"", 0)[KIND_AT : codec.MARK.size]
+    return codec.encode_owner(owner, b"", 0)[codec.KIND_AT : codec.MARK.size]
 
 
 def _introductions(
-    journal: Journal, segment: int, end: Cursor | None, wanted: dict[int, bytes]
+    journal: Journal, segment: int, end: frames.Cursor | None, wanted: dict[int, bytes]
 ) -> Iterator[tuple[int, tuple[int, str, str]]]:
-    start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
-    through = end or Cursor(segment, journal.files.size(segment), segment)
+    start = frames.Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+    through = end or frames.Cursor(segment, journal.files.size(segment), segment)
     for _, frame in journal.files.frames(start, through):
-        if isinstance(frame, Gap):
+        if isinstance(frame, frames.Gap):
             continue
         end_at = frame.at + frame.header.body_size
         is_there = any(
             frame.data.find(pattern, frame.at, end_at) >= 0 for pattern in list(wanted.values())
         )
         for record in records_in(frame) if is_there else ():
-            if record.type in INTRODUCTIONS and record.token in wanted:
+            if record.type in kinds.INTRODUCTIONS and record.token in wanted:
                 known = decode_description(record.body or b"")
                 yield record.token, (known["pid"], known["name"], known["host"])

@@ -1,26 +1,13 @@
-"""The log as it stood at a moment: the fold of its frames up to there.
-
-A reader's journal is cut at the log's end of that time, so folds and lists on it see the past. A
-frame is atomic: an lsn inside a frame means the state after that frame.
-
-A time is by today's clock. Later steps of the clock count as corrections, so "two hours ago" holds
-even if a machine without a battery had the wrong time then.
-"""
+"""The log as it stood at a moment: the fold of its frames up to there."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.durations import moment_ns, nanoseconds, utc_moment
-from taskq.core.errors import MomentGone, UsageError
-from taskq.core.kinds import STEPS
-from taskq.core.model import SECOND_NS
-from taskq.core.parsing import whole
+from taskq.core import durations, errors, kinds, model, parsing
 from taskq.core.values import NamedTuple, dataclass
-from taskq.log.format import codec
-from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Cursor, Frame, Gap
+from taskq.log.format import codec, frames
 from taskq.log.journal.recovery import compactions
 from taskq.log.machine.ports import Clock
 
@@ -33,6 +20,12 @@ _FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") o
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """A moment in the life of a log; one of the two is given.
+
+    A reader's journal is cut at the log's end of that time, so folds and lists on it see the past.
+    A frame is atomic: an lsn inside a frame means the state after that frame.
+
+    A time is by today's clock. Later steps of the clock count as corrections, so "two hours ago"
+    holds even if a machine without a battery had the wrong time then.
 
     Attributes:
         lsn: right after the frame that holds this record, or the last before it.
@@ -50,13 +43,15 @@ class Moment:
             UsageError: it is neither.
         """
         if isinstance(at, datetime):
-            return cls(time_ns=moment_ns(at, "at"))
+            return cls(time_ns=durations.moment_ns(at, "at"))
         try:
-            lsn = whole(at, "at")
-        except UsageError:
+            lsn = parsing.whole(at, "at")
+        except errors.UsageError:
             lsn = -1
         if lsn < 0:
-            raise UsageError(f"at is {at!r:.60}: give a datetime with a time zone, or an lsn")
+            raise errors.UsageError(
+                f"at is {at!r:.60}: give a datetime with a time zone, or an lsn"
+            )
         return cls(lsn=lsn)
 
     @classmethod
@@ -70,14 +65,14 @@ class Moment:
         if text.isascii() and text.isdigit():
             return cls(lsn=int(text))
         try:
-            return cls(time_ns=moment_ns(datetime.fromisoformat(text).astimezone(), what))
+            return cls(time_ns=durations.moment_ns(datetime.fromisoformat(text).astimezone(), what))
         except (ValueError, OverflowError) as error:
-            if isinstance(error, UsageError):
+            if isinstance(error, errors.UsageError):
                 raise
         try:
-            return cls(time_ns=max(now_ns - nanoseconds(text, what), 0))
-        except UsageError:
-            raise UsageError(f"{what} is {text!r:.60}: {_FORMS}") from None
+            return cls(time_ns=max(now_ns - durations.nanoseconds(text, what), 0))
+        except errors.UsageError:
+            raise errors.UsageError(f"{what} is {text!r:.60}: {_FORMS}") from None
 
 
 class Still:
@@ -112,7 +107,7 @@ def stand_at(journal: Journal, moment: Moment) -> int:
     end = _copy(cursor)
     steps_ns = time_ns = 0
     for _, item in journal.frames(cursor):
-        if isinstance(item, Gap):
+        if isinstance(item, frames.Gap):
             if moment.lsn is not None and item.first_lsn > moment.lsn:
                 break
         else:
@@ -122,7 +117,7 @@ def stand_at(journal: Journal, moment: Moment) -> int:
             steps_ns, time_ns = sum_ns, item.header.time_ns
         end = _copy(cursor)
     if end.next_lsn <= steps.floor_lsn:
-        raise MomentGone(journal.path, steps.floor_lsn, _said(steps.floor_ns))
+        raise errors.MomentGone(journal.path, steps.floor_lsn, _said(steps.floor_ns))
     journal.segment, journal.offset, journal.next_lsn = end.segment, end.offset, end.next_lsn
     journal.time_ns = time_ns
     journal.is_past = True
@@ -133,11 +128,13 @@ def stand_at(journal: Journal, moment: Moment) -> int:
 
 def _refuse_future(journal: Journal, moment: Moment) -> None:
     if moment.lsn is not None and moment.lsn >= journal.next_lsn:
-        raise UsageError(
+        raise errors.UsageError(
             f"the log has no lsn {moment.lsn} yet: its newest is {journal.next_lsn - 1}"
         )
     if moment.time_ns is not None and moment.time_ns > journal.clock.wall_ns():
-        raise UsageError(f"{_said(moment.time_ns)} is still to come: give a moment of the past")
+        raise errors.UsageError(
+            f"{_said(moment.time_ns)} is still to come: give a moment of the past"
+        )
 
 
 def _is_beyond(moment: Moment, header: codec.FrameHeader, later_steps_ns: int) -> bool:
@@ -152,7 +149,7 @@ def _steps_of(journal: Journal) -> _Steps:
     kept = journal.files.lsns[0] if journal.files.lsns else 0
     steps_ns = floor_lsn = floor_ns = 0
     for _, item in journal.frames(journal.start()):
-        if isinstance(item, Gap):
+        if isinstance(item, frames.Gap):
             continue
         steps_ns += _step_of(item)
         for lsn, below in compactions(item):
@@ -162,17 +159,17 @@ def _steps_of(journal: Journal) -> _Steps:
     return _Steps(steps_ns, floor_lsn, floor_ns)
 
 
-def _step_of(frame: Frame) -> int:
+def _step_of(frame: frames.Frame) -> int:
     """Return the step of the clock that a frame opens with, 0 for none."""
-    if frame.data[frame.at + KIND_AT] not in STEPS:
+    if frame.data[frame.at + codec.KIND_AT] not in kinds.STEPS:
         return 0
     step_ns: int = codec.STEP.unpack_from(frame.data, frame.at)[6]
     return step_ns
 
 
-def _copy(cursor: Cursor) -> Cursor:
-    return Cursor(cursor.segment, cursor.offset, cursor.next_lsn)
+def _copy(cursor: frames.Cursor) -> frames.Cursor:
+    return frames.Cursor(cursor.segment, cursor.offset, cursor.next_lsn)
 
 
 def _said(time_ns: int) -> str:
-    return utc_moment(time_ns // SECOND_NS * SECOND_NS).isoformat()
+    return durations.utc_moment(time_ns // model.SECOND_NS * model.SECOND_NS).isoformat()

@@ -1,8 +1,4 @@
-"""Payloads and results on their way into a log and out of it: compressed or as given.
-
-Everything here may take its time, so none of it runs on the storage thread: callers pack a body
-before they hand it over, and unpack what they were handed.
-"""
+"""Payloads and results on their way into a log and out of it: compressed or as given."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from taskq.log.format.bodies import Compression, check_size, compress, decompres
 
 if TYPE_CHECKING:
     from taskq.core.views import JobView
-    from taskq.log.config import LogConfig
-    from taskq.log.requests import Delivery
+    from taskq.log import config, requests
 
 #: Bodies up to this size are packed and unpacked where they are; it takes a millisecond at most.
 QUICK_BYTES_MAX: Final = 64 * 1024
@@ -26,12 +21,15 @@ LISTED_BYTES_MAX: Final = 1024 * 1024
 class BodyStore:
     """The bodies of one log, for any number of threads.
 
+    Everything here may take its time, so none of it runs on the storage thread: callers pack a body
+    before they hand it over, and unpack what they were handed.
+
     Args:
         path: the log's directory.
         config: what limits them.
     """
 
-    def __init__(self, path: str, config: LogConfig) -> None:
+    def __init__(self, path: str, config: config.LogConfig) -> None:
         self.config = config
         self._path = path
 
@@ -78,7 +76,7 @@ class BodyStore:
             raise PayloadTooLarge(what, size, limit, where)
         return decompress(stored, flags, self.config.decompressed_bytes_max, what)
 
-    def payload(self, delivery: Delivery) -> bytes:
+    def payload(self, delivery: requests.Delivery) -> bytes:
         """Return a job's payload as it was given; raises what ``unpack`` does."""
         return self.unpack(
             delivery.stored_payload, delivery.payload_flags, f"the payload of job {delivery.job_id}"

@@ -1,24 +1,4 @@
-"""The index of one segment: the records of each job, and places from which any record is near.
-
-In memory it grows with its segment (``IndexBuilder``). Beside a sealed segment it is a file
-``log/<first lsn, 20 digits>.idx`` (``IndexFile``), which is never needed: a file that is missing,
-damaged, of another log or of another segment is made again from the segment.
-
-The file is a head, blocks, and a tail; all numbers are little-endian. ``_Head`` has the
-fields of the head. Then come four sorted columns of u64, one after the other, in blocks of 512
-numbers (the last one of a column is shorter):
-
-- pairs: the lower 32 bits of a job, above the offset u32 of a record about it in the segment. A
-  job's own ENQUEUED record is left out, as the job has its number. Jobs that share their lower bits
-  share an entry; the record that is found has the whole number.
-- lsns, times, places: the first record of the segment, and then each that starts 4 096 bytes or
-  more after the last entry. A time is the highest of a frame so far; a place is the offset of the
-  record above the offset of its frame.
-
-Tail: (lsn u64, step i64) of each step of the clock; the first number u64 of each block; the CRC-32
-of each block. A block is read and checked when it is first asked for. The file is read, not mapped:
-a mapped file that another program cuts ends the process.
-"""
+"""The index of one segment: the records of each job, and places from which any record is near."""
 
 from __future__ import annotations
 
@@ -31,13 +11,10 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Final
 
-from taskq.core.errors import FormatError
-from taskq.core.kinds import BIRTH, OF_JOBS, STEPS
+from taskq.core import errors, kinds
 from taskq.core.values import NamedTuple
-from taskq.log.format import codec
-from taskq.log.format.codec import CRC_SIZE, JOB_AT
+from taskq.log.format import codec, frames
 from taskq.log.format.columns import column, joined, lower_halves, packed, rising, run_length, view
-from taskq.log.format.frames import Frame, Gap, segment_name
 from taskq.log.format.record import check_known
 from taskq.log.machine.ports import Disk, write_all
 
@@ -129,10 +106,10 @@ def _left(numbers: Sequence[int], value: int, start: int, end: int) -> int:
 # would cost ten times as much.
 
 _SIZES: Final = codec.SIZES
-_ABOUT_JOBS: Final = OF_JOBS - {BIRTH}
+_ABOUT_JOBS: Final = kinds.OF_JOBS - {kinds.BIRTH}
 #: Part of a kind in a run: 0 none, 1 an enqueue, 2 a record about a job.
-_CLASSES: Final = [1 if kind == BIRTH else 2 * (kind in _ABOUT_JOBS) for kind in range(256)]
-_CHECKS: Final = ((), ((4, bytes((BIRTH,))),), ((4, bytes(sorted(_ABOUT_JOBS))),))
+_CLASSES: Final = [1 if kind == kinds.BIRTH else 2 * (kind in _ABOUT_JOBS) for kind in range(256)]
+_CHECKS: Final = ((), ((4, bytes((kinds.BIRTH,))),), ((4, bytes(sorted(_ABOUT_JOBS))),))
 #: Cost of a run, in single records.
 _RUN_COST: Final = 16
 #: Pairs are sorted when there are this many: a quarter of a millisecond's work.
@@ -160,7 +137,7 @@ class IndexBuilder(SegmentIndex):
         #: bytes and records of the frame at ``offset`` that are indexed already
         self._inside = (0, 0)
 
-    def feed(self, frame: Frame, records: int = sys.maxsize) -> bool:
+    def feed(self, frame: frames.Frame, records: int = sys.maxsize) -> bool:
         """Index the next whole frame, or go on with it; an indexed frame is passed over.
 
         Returns:
@@ -187,7 +164,7 @@ class IndexBuilder(SegmentIndex):
         return True
 
     def feed_damaged(
-        self, gap: Gap, readable: tuple[codec.FrameHeader, bytes, int] | None = None
+        self, gap: frames.Gap, readable: tuple[codec.FrameHeader, bytes, int] | None = None
     ) -> None:
         """Pass over bad bytes; ``readable`` is the result of ``damaged_frame`` for them."""
         if gap.offset < self.offset:
@@ -259,7 +236,9 @@ class IndexBuilder(SegmentIndex):
         while at < end and left > 0:
             length, kind, *_ = unpack(data, at)
             if length < _SIZES[kind] or at + length > end:
-                raise FormatError(f"record at lsn {lsn} has an impossible length of {length} bytes")
+                raise errors.FormatError(
+                    f"record at lsn {lsn} has an impossible length of {length} bytes"
+                )
             run = _CLASSES[kind]
             if length == last_length and run == last_class and run:
                 count = run_length(data, at, end, length, _CHECKS[run])
@@ -278,7 +257,10 @@ class IndexBuilder(SegmentIndex):
                 entry_at = self._entry_at - start
             last_length, last_class = length, run
             if run > 1:
-                self._add(int.from_bytes(data[at + JOB_AT : at + JOB_AT + 8], "little"), start + at)
+                self._add(
+                    int.from_bytes(data[at + codec.JOB_AT : at + codec.JOB_AT + 8], "little"),
+                    start + at,
+                )
             elif run != 1:
                 self._feed_other(data, at, kind, lsn)
             at += length
@@ -287,7 +269,7 @@ class IndexBuilder(SegmentIndex):
         return at, lsn
 
     def _feed_other(self, data: bytes, at: int, kind: int, lsn: int) -> None:
-        if kind in STEPS:
+        if kind in kinds.STEPS:
             self.clocks.append((lsn, codec.STEP.unpack_from(data, at)[6]))
         else:
             check_known(kind, lsn)
@@ -303,10 +285,10 @@ class IndexBuilder(SegmentIndex):
         if length % 8:
             gathered = bytearray(8 * count)
             for byte in range(8):
-                gathered[byte::8] = data[at + JOB_AT + byte : stop : length]
+                gathered[byte::8] = data[at + codec.JOB_AT + byte : stop : length]
             self._jobs += column("Q", gathered)
         else:
-            self._jobs += column("Q", data[at:stop])[JOB_AT // 8 :: length // 8]
+            self._jobs += column("Q", data[at:stop])[codec.JOB_AT // 8 :: length // 8]
         self._offsets += rising(start + at, length, count)
         if len(self._jobs) >= _SORTED_PAIRS:
             self.sort()
@@ -330,7 +312,7 @@ SUFFIX: Final = ".idx"
 _TEMPORARY: Final = ".tmp"
 _MAGIC: Final = b"taskqidx"
 _HEAD: Final = struct.Struct("<8s16s8QqIIII")
-_HEAD_CRC_AT: Final = _HEAD.size - CRC_SIZE
+_HEAD_CRC_AT: Final = _HEAD.size - codec.CRC_SIZE
 _CLOCK_STEP: Final = struct.Struct("<Qq")
 _BLOCK: Final = 512
 #: Blocks that are kept in memory: 1 MiB, of all indexes together.
@@ -370,6 +352,25 @@ class IndexFile(SegmentIndex):
     """An index in a file. All but ``close`` raises ``IndexDamaged`` or ``OSError``.
 
     ``blocks`` holds blocks of numbers that were read lately, of this and other indexes.
+
+    In memory it grows with its segment (``IndexBuilder``). Beside a sealed segment it is a file
+    ``log/<first lsn, 20 digits>.idx`` (``IndexFile``), which is never needed: a file that is
+    missing, damaged, of another log or of another segment is made again from the segment.
+
+    The file is a head, blocks, and a tail; all numbers are little-endian. ``_Head`` has the fields
+    of the head. Then come four sorted columns of u64, one after the other, in blocks of 512 numbers
+    (the last one of a column is shorter):
+
+    - pairs: the lower 32 bits of a job, above the offset u32 of a record about it in the segment. A
+      job's own ENQUEUED record is left out, as the job has its number. Jobs that share their lower
+      bits share an entry; the record that is found has the whole number.
+    - lsns, times, places: the first record of the segment, and then each that starts 4 096 bytes or
+      more after the last entry. A time is the highest of a frame so far; a place is the offset of
+      the record above the offset of its frame.
+
+    Tail: (lsn u64, step i64) of each step of the clock; the first number u64 of each block; the
+    CRC-32 of each block. A block is read and checked when it is first asked for. The file is read,
+    not mapped: a mapped file that another program cuts ends the process.
     """
 
     def __init__(self, disk: Disk, path: str, blocks: dict[tuple[str, int], Sequence[int]]) -> None:
@@ -466,7 +467,7 @@ class _Column(Sequence[int]):
 
 
 def index_name(first_lsn: int) -> str:
-    return segment_name(first_lsn).removesuffix(".log") + SUFFIX
+    return frames.segment_name(first_lsn).removesuffix(".log") + SUFFIX
 
 
 def save_steps(

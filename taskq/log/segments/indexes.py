@@ -1,30 +1,20 @@
-"""All records of one job, found through the indexes of the segments.
-
-Each sealed segment has an index beside it, written by upkeep; where one is missing or damaged, and
-for the segment that grows, the index is made in memory when it is first asked for. Finished jobs
-cost no memory: what is kept of an index that is not in use are a few numbers.
-"""
+"""All records of one job, found through the indexes of the segments."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-from taskq.core.kinds import BIRTH, OF_JOBS
-from taskq.core.records import Flag
+from taskq.core import kinds, records
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
-from taskq.log.format.codec import FLAGS_AT, JOB_AT, KIND_AT
 from taskq.log.format.frames import Cursor, Gap, segment_lsn
 from taskq.log.segments import index as index_file
-from taskq.log.segments.index import Entry, IndexBuilder, IndexDamaged, IndexFile, SegmentIndex
-from taskq.log.segments.segments import SegmentFiles, hop
+from taskq.log.segments.segments import Place, SegmentFiles, hop
 
-if TYPE_CHECKING:
-    from taskq.log.segments.segments import Place
+Answer = TypeVar("Answer")
 
-    Answer = TypeVar("Answer")
 
 #: Index files that are open at a time, and indexes of sealed segments that are held in memory.
 _OPEN_MAX: Final = 32
@@ -36,7 +26,7 @@ _STEP_RECORDS: Final = 256
 
 #: Bytes of a frame that are read to find one record.
 _WINDOW: Final = 16 * 1024
-_CHECKED: Final = int(Flag.CHECKED)
+_CHECKED: Final = int(records.Flag.CHECKED)
 #: Frames that are kept in memory after they were checked, ...
 _BODIES_MAX: Final = 8
 #: ... if they are no larger.
@@ -68,7 +58,7 @@ class Lookup:
     def forget(self) -> None:
         self._bodies.clear()
 
-    def by_lsn(self, segment: int, index: SegmentIndex, lsn: int) -> RecordFound | None:
+    def by_lsn(self, segment: int, index: index_file.SegmentIndex, lsn: int) -> RecordFound | None:
         entry = index.at_lsn(lsn)
         if entry is None:
             return None
@@ -76,7 +66,9 @@ class Lookup:
             return self._salvaged(segment, index, entry) if entry.lsn == lsn else None
         return self.from_entry(segment, entry, lsn, index.offset)
 
-    def from_entry(self, segment: int, entry: Entry, lsn: int, end: int) -> RecordFound | None:
+    def from_entry(
+        self, segment: int, entry: index_file.Entry, lsn: int, end: int
+    ) -> RecordFound | None:
         for frame, header in hop(self._files, segment, entry.frame, end):
             if header.next_lsn > lsn:
                 if header.first_lsn > lsn:
@@ -84,7 +76,9 @@ class Lookup:
                 return self._walk(segment, frame, header, entry, lsn, -1)
         return None
 
-    def by_offset(self, segment: int, index: SegmentIndex, offset: int) -> RecordFound | None:
+    def by_offset(
+        self, segment: int, index: index_file.SegmentIndex, offset: int
+    ) -> RecordFound | None:
         entry = index.at_offset(offset)
         if entry is None:
             return None
@@ -100,7 +94,7 @@ class Lookup:
         segment: int,
         frame: int,
         header: codec.FrameHeader,
-        entry: Entry,
+        entry: index_file.Entry,
         lsn: int,
         offset: int,
     ) -> RecordFound | None:
@@ -146,7 +140,9 @@ class Lookup:
             self._bodies[key] = body
         return body
 
-    def _salvaged(self, segment: int, index: SegmentIndex, entry: Entry) -> RecordFound | None:
+    def _salvaged(
+        self, segment: int, index: index_file.SegmentIndex, entry: index_file.Entry
+    ) -> RecordFound | None:
         """Return a record that stands alone in a damaged frame, by its own CRC."""
         header = index.salvaged[entry.frame]
         location = self._files.base(segment) + entry.offset
@@ -168,14 +164,19 @@ class _Summary(NamedTuple):
 
 
 class SegmentIndexes:
-    """The indexes of one log, up to its end as this process knows it, and lookups in them."""
+    """The indexes of one log, up to its end as this process knows it, and lookups in them.
+
+    Each sealed segment has an index beside it, written by upkeep; where one is missing or damaged,
+    and for the segment that grows, the index is made in memory when it is first asked for. Finished
+    jobs cost no memory: what is kept of an index that is not in use are a few numbers.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._files = place.files
         self._lookup = Lookup(place.files)
-        self._open: dict[int, IndexFile] = {}
-        self._built: dict[int, IndexBuilder] = {}
+        self._open: dict[int, index_file.IndexFile] = {}
+        self._built: dict[int, index_file.IndexBuilder] = {}
         self._summaries: dict[int, _Summary] = {}
         self._blocks: dict[tuple[str, int], Sequence[int]] = {}
         #: segments whose file is of use; whose file failed; that have damage, and get no file
@@ -206,7 +207,7 @@ class SegmentIndexes:
         if mark is not None and mark.segment == segment:
             # It is near to a frame that this process wrote: no index is needed.
             at = mark.offset + codec.FRAME_HEADER_SIZE
-            entry = Entry(mark.next_lsn, at, mark.offset, alone=False)
+            entry = index_file.Entry(mark.next_lsn, at, mark.offset, alone=False)
             return self._lookup.from_entry(segment, entry, lsn, self._end_of(segment))
         return self._ask(segment, lambda index: self._lookup.by_lsn(segment, index, lsn))
 
@@ -220,7 +221,7 @@ class SegmentIndexes:
         home = bisect_right(segments, job) - 1
         if home >= 0:
             born = self.find(job)
-            if born is None or born.record[KIND_AT] != BIRTH:
+            if born is None or born.record[codec.KIND_AT] != kinds.BIRTH:
                 return
             yield born
         latest = job
@@ -275,10 +276,10 @@ class SegmentIndexes:
     def _at(self, segment: int, offset: int) -> RecordFound | None:
         return self._ask(segment, lambda index: self._lookup.by_offset(segment, index, offset))
 
-    def _entry_at(self, segment: int, lsn: int) -> Entry | None:
+    def _entry_at(self, segment: int, lsn: int) -> index_file.Entry | None:
         return self._ask(segment, lambda index: index.at_lsn(lsn))
 
-    def _entry_before(self, segment: int, time_ns: int) -> Entry | None:
+    def _entry_before(self, segment: int, time_ns: int) -> index_file.Entry | None:
         return self._ask(segment, lambda index: index.before_time(time_ns))
 
     def _frame_at(self, time_ns: int) -> tuple[int, int, codec.FrameHeader] | None:
@@ -325,7 +326,7 @@ class SegmentIndexes:
         A segment with damage has no file, so that a new process reads it anew.
         """
         index = self._index(segment)
-        return isinstance(index, IndexBuilder) and index.gaps > 0
+        return isinstance(index, index_file.IndexBuilder) and index.gaps > 0
 
     def _lacks_file(self, segment: int) -> bool:
         if segment in self._saved or segment in self._damaged:
@@ -375,19 +376,19 @@ class SegmentIndexes:
         place = self._place
         return place.offset if segment == place.segment else self._files.size(segment)
 
-    def _ask(self, segment: int, question: Callable[[SegmentIndex], Answer]) -> Answer:
+    def _ask(self, segment: int, question: Callable[[index_file.SegmentIndex], Answer]) -> Answer:
         index = self._index(segment)
         try:
             return question(index)
-        except (IndexDamaged, OSError):
-            if not isinstance(index, IndexFile):
+        except (index_file.IndexDamaged, OSError):
+            if not isinstance(index, index_file.IndexFile):
                 raise
         self._drop_file(segment)
         self._saved.discard(segment)
         self._distrusted.add(segment)
         return question(self._index(segment))
 
-    def _index(self, segment: int) -> SegmentIndex:
+    def _index(self, segment: int) -> index_file.SegmentIndex:
         if segment == self._place.segment:
             return self._in_memory(segment, self._place.offset)
         index = self._open.pop(segment, None)
@@ -402,7 +403,7 @@ class SegmentIndexes:
         self._keep_open(segment, index)
         return index
 
-    def _in_memory(self, segment: int, end: int) -> IndexBuilder:
+    def _in_memory(self, segment: int, end: int) -> index_file.IndexBuilder:
         builder = self._builder(segment, end)
         for _ in self._feed_steps(builder, end):
             pass
@@ -417,18 +418,18 @@ class SegmentIndexes:
 
     # -- files ------------------------------------------------------------------------------------
 
-    def _open_file(self, segment: int) -> IndexFile | None:
+    def _open_file(self, segment: int) -> index_file.IndexFile | None:
         path = f"{self._place.path}/log/{index_file.index_name(segment)}"
         try:
-            index = IndexFile(self._place.disk, path, self._blocks)
-        except (IndexDamaged, OSError):
+            index = index_file.IndexFile(self._place.disk, path, self._blocks)
+        except (index_file.IndexDamaged, OSError):
             return None
         if self._fits(segment, index):
             return index
         index.close()
         return None
 
-    def _fits(self, segment: int, index: IndexFile) -> bool:
+    def _fits(self, segment: int, index: index_file.IndexFile) -> bool:
         size = self._files.size(segment)
         names = (self._files.owner(segment), segment, size)
         if (index.log_id, index.first_lsn, index.offset) != names:
@@ -439,7 +440,7 @@ class SegmentIndexes:
         last = next(hop(self._files, segment, offset, size), None)
         return last is not None and last[1].body_crc == crc
 
-    def _keep_open(self, segment: int, index: IndexFile) -> None:
+    def _keep_open(self, segment: int, index: index_file.IndexFile) -> None:
         self._saved.add(segment)
         if segment not in self._summaries:
             self._summaries[segment] = _summary(index)
@@ -458,16 +459,16 @@ class SegmentIndexes:
 
     # -- in memory --------------------------------------------------------------------------------
 
-    def _builder(self, segment: int, end: int) -> IndexBuilder:
+    def _builder(self, segment: int, end: int) -> index_file.IndexBuilder:
         builder = self._built.pop(segment, None)
         if builder is None or builder.offset > end:  # the end of the log was cut off
-            builder = IndexBuilder(segment)
+            builder = index_file.IndexBuilder(segment)
         self._built[segment] = builder  # the latest used is the last to go
         if len(self._built) > _BUILT_MAX:
             del self._built[next(other for other in self._built if other != self._place.segment)]
         return builder
 
-    def _feed_steps(self, builder: IndexBuilder, end: int) -> Iterator[None]:
+    def _feed_steps(self, builder: index_file.IndexBuilder, end: int) -> Iterator[None]:
         if builder.offset >= end:
             return
         segment = builder.first_lsn
@@ -486,17 +487,17 @@ class SegmentIndexes:
         builder.offset = max(builder.offset, end)
 
 
-def _summary(index: SegmentIndex) -> _Summary:
+def _summary(index: index_file.SegmentIndex) -> _Summary:
     return _Summary(index.job_min, index.job_max, index.top_time_ns, tuple(index.clocks))
 
 
-def _frame_of(entry: Entry | None) -> int:
+def _frame_of(entry: index_file.Entry | None) -> int:
     return codec.SEGMENT_HEADER.size if entry is None or entry.alone else entry.frame
 
 
 def _concerns(record: bytes, job: int) -> bool:
-    number = int.from_bytes(record[JOB_AT : JOB_AT + 8], "little")
-    return record[KIND_AT] in OF_JOBS and number == job
+    number = int.from_bytes(record[codec.JOB_AT : codec.JOB_AT + 8], "little")
+    return record[codec.KIND_AT] in kinds.OF_JOBS and number == job
 
 
 def _step(data: bytes, place: int, number: int, lsn: int, wanted: int) -> tuple[int, int]:
@@ -526,7 +527,7 @@ def _cut(data: bytes, place: int) -> bytes:
 
 def _checked(data: bytes, place: int, lsn: int) -> bytes:
     record = _cut(data, place)
-    if not record or not record[FLAGS_AT] & _CHECKED:
+    if not record or not record[codec.FLAGS_AT] & _CHECKED:
         return b""
     crc = codec.crc32(record[:-4], lsn & 0xFFFFFFFF)
     return record if crc == int.from_bytes(record[-4:], "little") else b""

@@ -7,16 +7,13 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskq.core.errors import FormatError, LogDamaged, LogError, refusal
+from taskq.core import errors, views
 from taskq.core.values import NamedTuple
-from taskq.log.format import codec
-from taskq.log.format.carried import born_in, is_carrying
-from taskq.log.format.columns import whole_records
+from taskq.log.format import carried, codec, columns
 from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, segment_name
 from taskq.log.machine.ports import Disk, write_all, write_file
 
 if TYPE_CHECKING:
-    from taskq.core.views import Damage
     from taskq.log.machine.meters import Meters
     from taskq.log.segments.identity import Identity
 
@@ -51,7 +48,7 @@ OFFSET_BITS: Final = 32
 _OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 
 
-class SegmentGone(LogError):
+class SegmentGone(errors.LogError):
     """Compaction removed the segment: folds begin anew, lookups look again.
 
     It is no ``LogDamaged``, for which a claim would end the job with the unreadable record.
@@ -258,7 +255,7 @@ class SegmentFiles:
             except FileNotFoundError as error:
                 raise self._gone(lsn) from error
             except OSError as error:
-                raise refusal(self.file_path(lsn), error) from error
+                raise errors.refusal(self.file_path(lsn), error) from error
         # The latest used is the last to be closed.
         self._descriptors[lsn] = descriptor
         return descriptor
@@ -463,14 +460,14 @@ class SegmentFiles:
             LogDamaged: it does not read back as it was written.
         """
         record = self.unchecked_record(location)
-        if is_carrying(record):
-            with contextlib.suppress(FormatError):
-                record = born_in(record)
+        if carried.is_carrying(record):
+            with contextlib.suppress(errors.FormatError):
+                record = carried.born_in(record)
         if not _is_whole(record, lsn):
             self._window = (-1, 0, b"")
             path = self.file_path(self.segment_at(location))
             offset = location & _OFFSET_MASK
-            raise LogDamaged(f"{path}: the record at offset {offset} does not read back")
+            raise errors.LogDamaged(f"{path}: the record at offset {offset} does not read back")
         return record
 
     def records(self, locations: Sequence[int], lsns: Sequence[int]) -> list[bytes]:
@@ -483,7 +480,7 @@ class SegmentFiles:
             ordinal, start, data = self._window
             part = slice(done, done + _READ_MANY)
             first = (ordinal << OFFSET_BITS) + start
-            run = whole_records(data, first, locations[part], lsns[part])
+            run = columns.whole_records(data, first, locations[part], lsns[part])
             # Another window, or carried, or damaged.
             records += run or [self.record(locations[done], lsns[done])]
         return records
@@ -554,7 +551,7 @@ class Place(Protocol):
     meters: Meters
 
     @property
-    def lost(self) -> tuple[Damage, ...]: ...
+    def lost(self) -> tuple[views.Damage, ...]: ...
     def start(self) -> Cursor: ...
     def end(self) -> Cursor: ...
     def mark_before(self, lsn: int) -> Cursor | None:

@@ -1,9 +1,4 @@
-"""The folds that this process needs, each built when first asked for and caught up on its own.
-
-A process that only enqueues builds none of them; a claimer builds the agenda; an enqueue with a key
-builds the table of keys; a waiter watches for its job's outcome. A fold is built from the
-newest snapshot that fits, and the frames since.
-"""
+"""The folds that this process needs, each built when first asked for and caught up on its own."""
 
 from __future__ import annotations
 
@@ -20,9 +15,8 @@ from taskq.core.folds.dedup import Dedup
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
 from taskq.core.views import Damage, JobView, OwnerView
-from taskq.log.format import codec
-from taskq.log.format.frames import Cursor, Frame, Gap, segment_name
-from taskq.log.format.notes import UploadProgress
+from taskq.log.format import codec, frames, notes
+from taskq.log.format.frames import Gap, segment_name
 from taskq.log.format.record import Record
 from taskq.log.machine.owners import owner_views
 from taskq.log.machine.threads import Reporter
@@ -56,6 +50,10 @@ _WALK_BYTES_A_JOB: Final = 16 * 1024
 class Facets:
     """Agenda, dedup table and watch of one process, with how far each has come.
 
+    A process that only enqueues builds none of them; a claimer builds the agenda; an enqueue with a
+    key builds the table of keys; a waiter watches for its job's outcome. A fold is built from the
+    newest snapshot that fits, and the frames since.
+
     Attributes:
         path: directory of the log.
         agenda, dedup: None until first needed.
@@ -84,7 +82,7 @@ class Facets:
         self._broken = 0
         self._sought: set[int] = set()
         #: how far each that was built has come
-        self.followed: dict[str, Cursor] = {}
+        self.followed: dict[str, frames.Cursor] = {}
         #: folds that are built in steps now
         self.unfinished: dict[str, Iterator[None]] = {}
         #: folds that were built in steps as far as possible
@@ -109,7 +107,7 @@ class Facets:
         self._follow(name)
         self._at_once.discard(name)
 
-    def _opened(self, name: str) -> tuple[Agenda | Dedup, Cursor]:
+    def _opened(self, name: str) -> tuple[Agenda | Dedup, frames.Cursor]:
         """Return the newest snapshot that fits, or the beginning of the log."""
         journal = self._journal
         if name == "dedup":
@@ -121,7 +119,7 @@ class Facets:
         agenda.ages.window_ns = round((window_seconds or 0) * SECOND_NS)
         return agenda, cursor
 
-    def _put(self, name: str, fold: Agenda | Dedup, cursor: Cursor) -> None:
+    def _put(self, name: str, fold: Agenda | Dedup, cursor: frames.Cursor) -> None:
         self.followed[name] = cursor
         if isinstance(fold, Agenda):
             self.agenda = fold
@@ -188,7 +186,9 @@ class Facets:
         if self.dedup is None:
             yield from self._building("dedup", None)
 
-    def _building(self, name: str, built: tuple[Agenda | Dedup, Cursor] | None) -> Iterator[None]:
+    def _building(
+        self, name: str, built: tuple[Agenda | Dedup, frames.Cursor] | None
+    ) -> Iterator[None]:
         journal = self._journal
         fold, cursor = built or self._opened(name)
         agenda, dedup = (fold, None) if isinstance(fold, Agenda) else (None, fold)
@@ -218,7 +218,7 @@ class Facets:
                 self._follow(name)
                 self._at_once.discard(name)
 
-    def stands(self, name: str) -> Cursor | None:
+    def stands(self, name: str) -> frames.Cursor | None:
         """Return how far the agenda or the dedup table has come; None if it is not built."""
         return self.followed.get(name)
 
@@ -267,14 +267,14 @@ class Facets:
             else:
                 self.watch.settled.append((job, location))
 
-    def _is_near(self, start: Cursor, jobs: int) -> bool:
+    def _is_near(self, start: frames.Cursor, jobs: int) -> bool:
         journal = self._journal
         return (
             start.segment == journal.segment
             and journal.offset - start.offset <= _WALK_BYTES + jobs * _WALK_BYTES_A_JOB
         )
 
-    def _walk_back(self, start: Cursor, sought: set[int]) -> dict[int, int | None]:
+    def _walk_back(self, start: frames.Cursor, sought: set[int]) -> dict[int, int | None]:
         alone = Watch()
         alone.jobs = {job for job in sought if is_job(self._journal, job)}
         ends: dict[int, int | None] = dict.fromkeys(sought, NO_JOB)
@@ -321,7 +321,7 @@ class Facets:
             younger = islice(self.ended.items(), ENDED_MAX // 2 + more, None)
             self.ended = dict(younger)
 
-    def appended(self, start: tuple[int, int], adopted: dict[bytes, UploadProgress]) -> None:
+    def appended(self, start: tuple[int, int], adopted: dict[bytes, notes.UploadProgress]) -> None:
         """Step over a frame of our own, which was applied while it was made.
 
         ``start`` is (segment, offset) of it. Needed where anything is followed, or adopted.
@@ -389,7 +389,7 @@ class Facets:
         dedup = self.dedup if name == "dedup" else None
         watch = self.watch if name == "watch" else None
 
-        def fold(base: int, frame: Frame) -> None:
+        def fold(base: int, frame: frames.Frame) -> None:
             fold_frame(base, frame, agenda, dedup, watch)
 
         def salvage(base: int, gap: Gap, header: codec.FrameHeader, body: bytes, at: int) -> int:
@@ -399,8 +399,8 @@ class Facets:
 
     def _walk(
         self,
-        cursor: Cursor,
-        fold: Callable[[int, Frame], None],
+        cursor: frames.Cursor,
+        fold: Callable[[int, frames.Frame], None],
         salvage: Callable[[int, Gap, codec.FrameHeader, bytes, int], int],
     ) -> None:
         for base, item in self._journal.frames(cursor):

@@ -1,8 +1,4 @@
-"""Decoding frames into ``apply_*`` calls: one walk serves recovery, catching up and reading along.
-
-A record costs a walk step (its length and type), and what the facets in use need of it. No object
-is made for any.
-"""
+"""Decode frames into ``apply_*`` calls: one walk for recovery, catching up and reading along."""
 
 from __future__ import annotations
 
@@ -10,7 +6,9 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from taskq.core import kinds, records
 from taskq.core.errors import FormatError
+from taskq.core.folds import agenda, dedup, lanes
 from taskq.core.folds.agenda import (
     apply_carried,
     apply_carried_run,
@@ -19,7 +17,7 @@ from taskq.core.folds.agenda import (
     apply_waiting,
     forget_dead,
 )
-from taskq.core.folds.dedup import Dedup, key_hash
+from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
     ATTEMPT_SHIFT,
@@ -28,27 +26,20 @@ from taskq.core.folds.jobtable import (
     META_FLOW,
     META_KEYED,
 )
-from taskq.core.folds.lanes import Lane
 from taskq.core.kinds import (
-    BIRTH,
     CARRYING,
-    CLAIM,
     CLAIMS,
     DEATH,
     DEATHS,
     EDITS,
     ENDS,
-    OF_STEPS,
-    READY,
     REMOVALS,
     REPEAT,
-    RETURNS,
     REVIVALS,
     STEPS,
-    SUCCESS,
 )
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
-from taskq.core.records import Flag, Kind, Option
+from taskq.core.records import Option
 from taskq.core.schedules import apply_ticked
 from taskq.core.sources import apply_moved
 from taskq.log.format import codec
@@ -82,18 +73,17 @@ from taskq.log.format.options import (
 from taskq.log.format.record import check_known
 
 if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
     from taskq.log.format.frames import Frame
 
     At: TypeAlias = tuple[int, int, int]
 
-_DURABLE_CLAIM: Final = int(Flag.DURABLE_CLAIM)
+_DURABLE_CLAIM: Final = int(records.Flag.DURABLE_CLAIM)
 _CARRIED_SIZE: Final = codec.WHOLE.size
 #: A CARRIED record: length, job, token, ready time, enqueue time.
 _RUN: Final = struct.Struct("<I12xQQqq")
 #: Bytes between length and job of a ready job without claims and result.
 _PLAIN_CARRIED: Final = codec.WHOLE.pack(
-    0, REPEAT, READY, 0, Flag.CHECKED | Flag.DROP_RESULT, 0, 0, 0, 0, 0
+    0, REPEAT, kinds.READY, 0, records.Flag.CHECKED | records.Flag.DROP_RESULT, 0, 0, 0, 0, 0
 )[4:16]
 #: Fields of an ENQUEUED record between length and names.
 _BORN_HEAD: Final = 12
@@ -150,7 +140,7 @@ def enqueued_meta(flags: int) -> int:
 
 
 def fold_free_key(
-    data: bytes, at: int, options_size: int, job: int, time_ns: int, dedup: Dedup
+    data: bytes, at: int, options_size: int, job: int, time_ns: int, dedup: dedup.Dedup
 ) -> None:
     """A job that ends frees its key, unless it holds it for a while longer."""
     hashed = decode_key_hash(data, at, options_size)
@@ -166,8 +156,8 @@ def fold_other(
     lsn: int,
     location: int,
     header: codec.FrameHeader,
-    agenda: Agenda | None,
-    dedup: Dedup | None,
+    agenda: agenda.Agenda | None,
+    dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> None:
     """Apply one record of a kind that the loop in ``fold`` leaves to this.
@@ -195,11 +185,11 @@ def fold_other(
         _ON_AGENDA[kind](record, agenda, (header.time_ns, lsn, location))
 
 
-def _fold_step(record: bytes, agenda: Agenda, at: At) -> None:
+def _fold_step(record: bytes, agenda: agenda.Agenda, at: At) -> None:
     fold_step(record, *at[1:], agenda)
 
 
-def _fold_back(record: bytes, agenda: Agenda, at: At) -> None:
+def _fold_back(record: bytes, agenda: agenda.Agenda, at: At) -> None:
     time_ns = at[0]
     _, _, _, options_size, _, attempt, job, _, due_ns = codec.BACK.unpack_from(record)
     if not options_size:
@@ -217,37 +207,43 @@ def _fold_back(record: bytes, agenda: Agenda, at: At) -> None:
         apply_waiting(agenda, job, attempt, due_ns, time_ns, packed, needs)
 
 
-def _fold_extension(record: bytes, agenda: Agenda, _: At) -> None:
+def _fold_extension(record: bytes, agenda: agenda.Agenda, _: At) -> None:
     options_size = codec.PREFIX.unpack_from(record)[3]
     fold_claim(record, 0, options_size, codec.JOB.unpack_from(record)[6], agenda)
 
 
-def _fold_tally(record: bytes, agenda: Agenda, _: At) -> None:
+def _fold_tally(record: bytes, agenda: agenda.Agenda, _: At) -> None:
     succeeded, _, cancelled, expired = codec.TALLY.unpack_from(record)[6:]
     lane = agenda.queues.lane(min(record[5], PRIORITY_MAX), record[codec.TALLY.size : -4])
     apply_tallied(lane, succeeded, cancelled, expired)
 
 
-def _fold_floor(record: bytes, agenda: Agenda, _: At) -> None:
+def _fold_floor(record: bytes, agenda: agenda.Agenda, _: At) -> None:
     agenda.floor_lsn = max(agenda.floor_lsn, codec.MARK.unpack_from(record)[6])
 
 
 #: Effects of records that only the agenda keeps.
-_ON_AGENDA: Final[dict[int, Callable[[bytes, Agenda, At], None]]] = {
-    **dict.fromkeys(RETURNS, _fold_back),
-    **dict.fromkeys(OF_STEPS, _fold_step),
-    Kind.EXTENDED: _fold_extension,
-    Kind.WAIT_BEGUN: lambda record, agenda, _: fold_begun(record, agenda),
-    Kind.CANCEL_ASKED: lambda record, agenda, _: agenda.apply_cancel_asked(
+_ON_AGENDA: Final[dict[int, Callable[[bytes, agenda.Agenda, At], None]]] = {
+    **dict.fromkeys(kinds.RETURNS, _fold_back),
+    **dict.fromkeys(kinds.OF_STEPS, _fold_step),
+    records.Kind.EXTENDED: _fold_extension,
+    records.Kind.WAIT_BEGUN: lambda record, agenda, _: fold_begun(record, agenda),
+    records.Kind.CANCEL_ASKED: lambda record, agenda, _: agenda.apply_cancel_asked(
         *codec.JOB.unpack_from(record)[6:]
     ),
-    Kind.PAUSED: lambda record, agenda, _: agenda.queues.apply_paused(decode_queue(record)),
-    Kind.RESUMED: lambda record, agenda, _: agenda.queues.apply_resumed(decode_queue(record)),
-    Kind.TALLIED: _fold_tally,
-    Kind.COMPACTED: _fold_floor,
-    Kind.TICKED: lambda record, agenda, _: apply_ticked(agenda.schedules, decode_ticked(record)),
-    Kind.INGESTED: lambda record, agenda, _: apply_moved(agenda.sources, decode_moved(record)),
-    Kind.RATED: lambda record, agenda, _: fold_rated(record, agenda),
+    records.Kind.PAUSED: lambda record, agenda, _: agenda.queues.apply_paused(decode_queue(record)),
+    records.Kind.RESUMED: lambda record, agenda, _: agenda.queues.apply_resumed(
+        decode_queue(record)
+    ),
+    records.Kind.TALLIED: _fold_tally,
+    records.Kind.COMPACTED: _fold_floor,
+    records.Kind.TICKED: lambda record, agenda, _: apply_ticked(
+        agenda.schedules, decode_ticked(record)
+    ),
+    records.Kind.INGESTED: lambda record, agenda, _: apply_moved(
+        agenda.sources, decode_moved(record)
+    ),
+    records.Kind.RATED: lambda record, agenda, _: fold_rated(record, agenda),
 }
 
 
@@ -258,7 +254,9 @@ def _watch_carried(kind: int, carried: Carried, location: int, watch: Watch) -> 
         watch.see(carried.job, location, DEATH if carried.state is State.DEAD else kind)
 
 
-def _fold_purged(record: bytes, location: int, agenda: Agenda | None, watch: Watch | None) -> None:
+def _fold_purged(
+    record: bytes, location: int, agenda: agenda.Agenda | None, watch: Watch | None
+) -> None:
     job = codec.JOB.unpack_from(record)[6]
     if agenda is not None:
         forget_dead(agenda, job)
@@ -275,8 +273,8 @@ def fold_carried(
     carried: Carried,
     location: int,
     time_ns: int,
-    agenda: Agenda | None,
-    dedup: Dedup | None,
+    agenda: agenda.Agenda | None,
+    dedup: dedup.Dedup | None,
 ) -> None:
     """Apply a CARRIED, REQUEUED or EDITED record that has been decoded."""
     if agenda is not None:
@@ -285,7 +283,7 @@ def fold_carried(
         _carry_key(kind, carried, location, time_ns, dedup)
 
 
-def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) -> None:
+def _carry_agenda(kind: int, carried: Carried, location: int, agenda: agenda.Agenda) -> None:
     born = carried.born
     _, _, priority, _, flags, _, queue_size, task_size = codec.BORN.unpack_from(born)
     extras = enqueue_extras(born)
@@ -323,7 +321,9 @@ def _carry_agenda(kind: int, carried: Carried, location: int, agenda: Agenda) ->
         agenda.queues.retire(lane)  # nothing came into it, if the job is dead or known
 
 
-def _carry_key(kind: int, carried: Carried, location: int, time_ns: int, dedup: Dedup) -> None:
+def _carry_key(
+    kind: int, carried: Carried, location: int, time_ns: int, dedup: dedup.Dedup
+) -> None:
     if kind in EDITS:
         dedup.edits += 1
     hashed = key_hash_of(carried.born)
@@ -338,7 +338,9 @@ def _carry_key(kind: int, carried: Carried, location: int, time_ns: int, dedup: 
         _take_key(carried, hashed, location, time_ns, dedup)
 
 
-def _take_key(carried: Carried, hashed: int, location: int, time_ns: int, dedup: Dedup) -> None:
+def _take_key(
+    carried: Carried, hashed: int, location: int, time_ns: int, dedup: dedup.Dedup
+) -> None:
     flags = carried.born[FLAGS_AT]
     until_settled = carried.state in LIVE_STATES and bool(flags & _KEYED)
     window_ns = max(carried.key_until_ns - time_ns, 0)
@@ -349,7 +351,7 @@ def _take_key(carried: Carried, hashed: int, location: int, time_ns: int, dedup:
 
 
 def fold_carried_run(
-    data: bytes, at: int, end: int, lsn: int, where: int, agenda: Agenda
+    data: bytes, at: int, end: int, lsn: int, where: int, agenda: agenda.Agenda
 ) -> tuple[int, int]:
     """Apply the carried jobs of one lane that start here and were never claimed.
 
@@ -384,13 +386,15 @@ def fold_carried_run(
         record = data[start : start + length]
         fold_carried(REPEAT, decode_carried(record), where + start, 0, agenda, None)
         return start + length, lsn + 1
-    lane: Lane = agenda.queues.lane(min(born[1], PRIORITY_MAX), born[10:])
+    lane: lanes.Lane = agenda.queues.lane(min(born[1], PRIORITY_MAX), born[10:])
     flags = int.from_bytes(born[4:8], "little")
     apply_carried_run(agenda, jobs, locations, lane, enqueued_meta(flags), since)
     return at, lsn + len(jobs)
 
 
-def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: Agenda) -> None:
+def fold_end(
+    data: bytes, at: int, room: int, job: int, location: int, agenda: agenda.Agenda
+) -> None:
     """Apply the option UNLOCKS of a record that ends a job, at ``at``, if it is the first.
 
     ``location`` is the record's, which has ``room`` bytes left there.
@@ -410,7 +414,7 @@ def fold_end(data: bytes, at: int, room: int, job: int, location: int, agenda: A
         agenda.flows.apply_end(job, location, unlocks, agenda.left_of_calls)
 
 
-def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda) -> None:
+def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: agenda.Agenda) -> None:
     """The options of a claim or an extension; ``at`` is where its record starts.
 
     Raises:
@@ -427,7 +431,7 @@ def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: Agenda
             agenda.apply_rated(job, *_RATE.unpack(value))
 
 
-def fold_rated(record: bytes, agenda: Agenda) -> None:
+def fold_rated(record: bytes, agenda: agenda.Agenda) -> None:
     """Set the times of a group's claims, including claims that were folded already."""
     key, times = decode_rated(record, agenda.times.shift_ns)
     agenda.groups.restore(key, times, agenda.moment)
@@ -442,15 +446,17 @@ def fold_rated(record: bytes, agenda: Agenda) -> None:
 #: Start of a plain record (length, type, byte, size of the options, flags), then attempt,
 #: job, and token or owner.
 _PLAIN: Final = struct.Struct("<12sIQQ")
-_PLAIN_CLAIM: Final = codec.PREFIX.pack(_PLAIN.size, CLAIM, 0, 0, 0)
-_PLAIN_SUCCESS: Final = codec.PREFIX.pack(_PLAIN.size, SUCCESS, 0, 0, 0)
+_PLAIN_CLAIM: Final = codec.PREFIX.pack(_PLAIN.size, kinds.CLAIM, 0, 0, 0)
+_PLAIN_SUCCESS: Final = codec.PREFIX.pack(_PLAIN.size, kinds.SUCCESS, 0, 0, 0)
 _SIZE: Final = _PLAIN.size
 #: Fewer are not worth the trouble; more are taken in several goes.
 _RUN_MIN: Final = 4
 _RUN_MAX: Final = 4_096
 
 
-def fold_plain_run(data: bytes, at: int, end: int, lsn: int, epoch: int, agenda: Agenda) -> int:
+def fold_plain_run(
+    data: bytes, at: int, end: int, lsn: int, epoch: int, agenda: agenda.Agenda
+) -> int:
     """Apply the run of plain claims, or of plain successes, that starts here; returns how many."""
     head = data[at : at + len(_PLAIN_CLAIM)]
     if head not in {_PLAIN_CLAIM, _PLAIN_SUCCESS}:
@@ -477,8 +483,8 @@ def fold_plain_run(data: bytes, at: int, end: int, lsn: int, epoch: int, agenda:
     return len(jobs)
 
 
-_RUNS: Final = frozenset({int(CLAIM), int(SUCCESS)})
-_BIRTH: Final = int(BIRTH)
+_RUNS: Final = frozenset({int(kinds.CLAIM), int(kinds.SUCCESS)})
+_BIRTH: Final = int(kinds.BIRTH)
 _REPEAT: Final = int(REPEAT)
 #: As a slice gives it, which of a frame without a record is empty.
 _STEPS: Final = frozenset(map(int.to_bytes, STEPS))
@@ -486,14 +492,18 @@ _STEPS: Final = frozenset(map(int.to_bytes, STEPS))
 _KEYS_A_STEP: Final = 128
 _RECORDS_A_STEP: Final = 512
 _SIZES: Final = codec.SIZES
-_KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
+_KEYED: Final = int(records.Flag.KEY_UNTIL_SETTLED)
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_ONLY: Final = struct.Struct("<Q")
 _FIELDS_AT: Final = 12
 
 
 def fold_frame(
-    base: int, frame: Frame, agenda: Agenda | None, dedup: Dedup | None, watch: Watch | None
+    base: int,
+    frame: Frame,
+    agenda: agenda.Agenda | None,
+    dedup: dedup.Dedup | None,
+    watch: Watch | None,
 ) -> None:
     """Apply a whole frame. ``base`` is the location of its segment's first byte.
 
@@ -516,7 +526,7 @@ def fold_frame(
 
 
 def fold_steps(
-    base: int, frame: Frame, agenda: Agenda | None, dedup: Dedup | None
+    base: int, frame: Frame, agenda: agenda.Agenda | None, dedup: dedup.Dedup | None
 ) -> Iterator[None]:
     data, at, header, offset = frame
     if agenda is not None and data[at + KIND_AT : at + KIND_AT + 1] not in _STEPS:
@@ -542,14 +552,16 @@ def fold_steps(
         yield
 
 
+# A record costs a walk step (its length and type), and what the facets in use need of it. No object
+# is made for any.
 def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would double it
     data: bytes,
     at: int,
     end: int,
     header: codec.FrameHeader,
     where: int,
-    agenda: Agenda | None,
-    dedup: Dedup | None,
+    agenda: agenda.Agenda | None,
+    dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> None:
     _, _, lsn, epoch, time_ns, _, _, _ = header
@@ -604,7 +616,7 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
 
 
 def _fold_run(
-    data: bytes, at: int, end: int, lsn: int, where: int, agenda: Agenda
+    data: bytes, at: int, end: int, lsn: int, where: int, agenda: agenda.Agenda
 ) -> tuple[int, int]:
     """Apply the plain enqueues of one lane that start here; returns what follows, and its lsn."""
     start = at + codec.PREFIX.size
@@ -633,8 +645,8 @@ def fold_damaged(
     offset: int,
     lsn: int,
     header: codec.FrameHeader,
-    agenda: Agenda | None,
-    dedup: Dedup | None,
+    agenda: agenda.Agenda | None,
+    dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> int:
     """Apply the records of a damaged body that are whole by their own CRC; returns how many."""
@@ -658,7 +670,7 @@ def _fold_enqueued(
     lsn: int,
     where: int,
     time_ns: int,
-    agenda: Agenda,
+    agenda: agenda.Agenda,
 ) -> None:
     names = at + 14
     start = names + 2
@@ -687,7 +699,7 @@ def _fold_key(
     lsn: int,
     where: int,
     time_ns: int,
-    dedup: Dedup,
+    dedup: dedup.Dedup,
 ) -> None:
     queue_size, task_size = data[at + 14], data[at + 15]
     start = at + codec.BORN.size

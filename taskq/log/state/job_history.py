@@ -1,7 +1,4 @@
-"""The history of one job: its records, and their fold.
-
-For people and tools; the live queue folds frames without making an object of any record.
-"""
+"""The history of one job: its records, and their fold."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from taskq.core import kinds, parsing
 from taskq.core.durations import utc_moment
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.kinds import (
@@ -20,7 +18,6 @@ from taskq.core.kinds import (
     BY_TIME,
     CARRYING,
     CLAIMS,
-    DEATH,
     ENDS,
     LAST,
     REMOVALS,
@@ -31,7 +28,6 @@ from taskq.core.kinds import (
     after,
 )
 from taskq.core.model import SETTLED_STATES, State
-from taskq.core.parsing import Tag
 from taskq.core.records import PACKED, Cause
 from taskq.core.views import AttemptView, JobView
 from taskq.log.format.carried import Carried, decode_history
@@ -42,12 +38,12 @@ from taskq.log.format.record import Record, records_in
 from taskq.log.machine.ports import replace_file
 from taskq.log.requests import Outcome
 
+Answer = TypeVar("Answer")
+
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
     from taskq.log.segments.indexes import RecordFound
 
-if TYPE_CHECKING:
-    Answer = TypeVar("Answer")
 
 #: The file that keeps when ended jobs were dropped to make room on a full disk.
 DROPPED_FILE: Final = "dropped.json"
@@ -56,7 +52,7 @@ _DROPPED_BYTES_MAX: Final = 4_096
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
 _OWNER_LOST: Final = str(Cause.OWNER_LOST)
-_OVER: Final = SETTLED_STATES - {after(State.RUNNING, DEATH)}
+_OVER: Final = SETTLED_STATES - {after(State.RUNNING, kinds.DEATH)}
 
 
 def records(
@@ -124,6 +120,8 @@ def end_of(end: Record) -> tuple[State, bytes | None, int, int]:
 class Story:
     """The fold of one job's records: what all that shows, lists or explains a job is told from.
 
+    For people and tools; the live queue folds frames without making an object of any record.
+
     Attributes:
         records, ties: what it was read from, and what that says of other jobs; by ``read_job``.
         state, attempt: as they are after the last of them.
@@ -157,7 +155,7 @@ class Story:
         "ties",
     )
 
-    def __init__(self, tag: Tag, born: Record) -> None:
+    def __init__(self, tag: parsing.Tag, born: Record) -> None:
         self._tag = tag
         self._born = born
         self.records: list[Record] = []

@@ -1,18 +1,4 @@
-"""Snapshots: a facet as it stood at an lsn, so that opening a log need not fold it from its start.
-
-Never needed: one that is damaged, cut short, of another log, of a newer taskq, or that does not fit
-the segments as they stand is passed over, and the next older one tried, then the log folded from
-its start. ``snapshotfile`` specifies the files, ``snapshots`` says when they are written.
-
-**Why it may be believed.** The position is behind a frame whose header stands in the segment as it
-did, so it is this log and not a copy that went another way; and every segment before it is there
-with the same size, but for the oldest, which compaction takes. A failed fsync makes the next opener
-move frames to another segment: those from the last position on that the failing process knew to be
-on disk, which may be older than what the snapshot's writer knew. Whatever segment lost frames by
-that is shorter now, or has a new one behind it, so the snapshot is refused if a record that it
-points to was moved. It is published only once all before its position is on disk: a power loss
-takes nothing of that, and whoever moved frames while it was made is noticed (``Snapshots``).
-"""
+"""Snapshots: a facet as it stood at an lsn, so that an opened log is not folded from its start."""
 
 from __future__ import annotations
 
@@ -23,8 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from taskq.core.errors import LogError
-from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.dedup import Dedup
+from taskq.core.folds import agenda, dedup
 from taskq.core.folds.freeze import (
     Frozen,
     Source,
@@ -43,9 +28,20 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from taskq.log.machine.ports import Disk
-    from taskq.log.segments.identity import Identity
-    from taskq.log.segments.segments import Place, SegmentFiles
+    from taskq.log.segments import identity, segments
 
+
+DIRECTORY: Final = "snapshot"
+MAGIC: Final = b"taskqsnp"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<8sHHI16sQQQQ56sqQII")
+_SEGMENT: Final = struct.Struct("<QQ")
+_COLUMN: Final = struct.Struct("<8sQ")
+_SEED: Final = struct.Struct("<16sQQ")
+_CRC_SIZE: Final = 4
+BLOCK_BYTES: Final = 1024 * 1024
+_SUFFIX: Final = ".snap"
+_NAME_DIGITS: Final = 20
 
 # The files of snapshots: this comment is the specification of their format.
 #
@@ -79,18 +75,6 @@ if TYPE_CHECKING:
 # seed is the CRC-32 of (log id, next lsn u64, number of the block u64). They are columns: type
 # ``B``, ``I``, ``Q`` or ``q`` in 8 bytes, count u64, then the numbers (u8, u32, u64, i64).
 # ``core.freeze`` says which.
-
-DIRECTORY: Final = "snapshot"
-MAGIC: Final = b"taskqsnp"
-VERSION: Final = 1
-HEADER: Final = struct.Struct("<8sHHI16sQQQQ56sqQII")
-_SEGMENT: Final = struct.Struct("<QQ")
-_COLUMN: Final = struct.Struct("<8sQ")
-_SEED: Final = struct.Struct("<16sQQ")
-_CRC_SIZE: Final = 4
-BLOCK_BYTES: Final = 1024 * 1024
-_SUFFIX: Final = ".snap"
-_NAME_DIGITS: Final = 20
 
 
 class Unusable(Exception):
@@ -165,7 +149,7 @@ def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
     ]
 
 
-def read_header(disk: Disk, descriptor: int, kind: Kind, identity: Identity) -> Header:
+def read_header(disk: Disk, descriptor: int, kind: Kind, identity: identity.Identity) -> Header:
     """Return the header of the open file, with size and CRC checked.
 
     Raises:
@@ -243,7 +227,22 @@ def _with_crc(block: bytes, header: Header, number: int) -> bytes:
 
 
 class Contents:
-    """The columns of an open file, each block checked before anything of it is used."""
+    """The columns of an open file, each block checked before anything of it is used.
+
+    Never needed: one that is damaged, cut short, of another log, of a newer taskq, or that does not
+    fit the segments as they stand is passed over, and the next older one tried, then the log folded
+    from its start. ``snapshotfile`` specifies the files, ``snapshots`` says when they are written.
+
+    **Why it may be believed.** The position is behind a frame whose header stands in the segment as
+    it did, so it is this log and not a copy that went another way; and every segment before it is
+    there with the same size, but for the oldest, which compaction takes. A failed fsync makes the
+    next opener move frames to another segment: those from the last position on that the failing
+    process knew to be on disk, which may be older than what the snapshot's writer knew. Whatever
+    segment lost frames by that is shorter now, or has a new one behind it, so the snapshot is
+    refused if a record that it points to was moved. It is published only once all before its
+    position is on disk: a power loss takes nothing of that, and whoever moved frames while it was
+    made is noticed (``Snapshots``).
+    """
 
     def __init__(self, disk: Disk, descriptor: int, header: Header, numbers: list[int]) -> None:
         self._disk = disk
@@ -334,7 +333,7 @@ class Contents:
         self._left -= size
 
 
-F = TypeVar("F", Agenda, Dedup)
+F = TypeVar("F", agenda.Agenda, dedup.Dedup)
 
 _log: Final = Reporter("taskq")
 
@@ -349,11 +348,11 @@ class Form(Generic[F]):
     thaw: Callable[[Source], F]
 
 
-AGENDA: Final = Form(Kind("agenda", 1, 7), Agenda, freeze_agenda, thaw_agenda)
-DEDUP: Final = Form(Kind("dedup", 2, 1), Dedup, freeze_dedup, thaw_dedup)
+AGENDA: Final = Form(Kind("agenda", 1, 7), agenda.Agenda, freeze_agenda, thaw_agenda)
+DEDUP: Final = Form(Kind("dedup", 2, 1), dedup.Dedup, freeze_dedup, thaw_dedup)
 
 
-def check_fit(place: Place, header: Header) -> None:
+def check_fit(place: segments.Place, header: Header) -> None:
     """Make sure that the log up to there is what the snapshot was made of.
 
     Raises:
@@ -381,7 +380,7 @@ def check_fit(place: Place, header: Header) -> None:
         raise Unusable("the log before it is not what it was made of")
 
 
-def read_frame_header(place: Place, segment: int, offset: int) -> bytes:
+def read_frame_header(place: segments.Place, segment: int, offset: int) -> bytes:
     return place.disk.read(place.files.descriptor(segment), codec.FRAME_HEADER_SIZE, offset)
 
 
@@ -392,7 +391,9 @@ class Captured(NamedTuple):
     frozen: Frozen
 
 
-def capture(place: Place, form: Form[F], facet: F, cursor: Cursor, now_ns: int) -> Captured | None:
+def capture(
+    place: segments.Place, form: Form[F], facet: F, cursor: Cursor, now_ns: int
+) -> Captured | None:
     """Copy a facet that was folded up to the cursor; None if it does not end with a whole frame.
 
     Raises:
@@ -419,7 +420,7 @@ def capture(place: Place, form: Form[F], facet: F, cursor: Cursor, now_ns: int) 
     return Captured(header, frozen)
 
 
-def _size_before(files: SegmentFiles, lsn: int, cursor: Cursor) -> int:
+def _size_before(files: segments.SegmentFiles, lsn: int, cursor: Cursor) -> int:
     if lsn > cursor.segment or lsn not in files.lsns:
         return 0
     if lsn == cursor.segment:
@@ -430,7 +431,7 @@ def _size_before(files: SegmentFiles, lsn: int, cursor: Cursor) -> int:
         return 0  # compaction took it just now
 
 
-def load_newest(place: Place, form: Form[F]) -> tuple[F, Cursor] | None:
+def load_newest(place: segments.Place, form: Form[F]) -> tuple[F, Cursor] | None:
     """A facet and how far it was folded, from the newest snapshot that fits; None without one."""
     names: list[str] = []
     try:
@@ -451,7 +452,7 @@ def load_newest(place: Place, form: Form[F]) -> tuple[F, Cursor] | None:
     return None
 
 
-def newest_stand(place: Place, form: Form[F]) -> Cursor | None:
+def newest_stand(place: segments.Place, form: Form[F]) -> Cursor | None:
     """Return how far a facet's newest snapshot has come, by its header; None without one."""
     for name in snapshot_names(place.disk, place.path, form.kind.name):
         with contextlib.suppress(OSError, Unusable):
@@ -464,7 +465,7 @@ def newest_stand(place: Place, form: Form[F]) -> Cursor | None:
     return None
 
 
-def _load(place: Place, form: Form[F], path: str) -> tuple[F, Cursor]:
+def _load(place: segments.Place, form: Form[F], path: str) -> tuple[F, Cursor]:
     disk, files = place.disk, place.files
     descriptor = disk.open(path, write=False)
     try:

@@ -1,15 +1,4 @@
-"""Commits on the caller's own thread, while the storage thread sleeps and nobody else waits.
-
-To hand a lone request to another thread, and its answer back, costs more than to commit it. So one
-lock guards the right to commit. The storage thread has it whenever it does not sleep; a caller who
-gets it without waiting is the storage thread for one request.
-
-On the main thread a signal handler may raise between any two byte codes. So a caller commits only
-where no request of another caller is on its way, and does not undo an interrupted commit: it is
-marked as in doubt, and the storage thread drops its folds and known end, and reads again. An
-ordinary exception of a handler would pass for the disk's: the storage thread commits if a handler
-may raise one. It commits as well for a caller that waits at the writer lock or for a new segment.
-"""
+"""Commits on the caller's own thread, while the storage thread sleeps and nobody else waits."""
 
 from __future__ import annotations
 
@@ -104,6 +93,17 @@ class Cycles(Protocol):
 
 class CallerCommit:
     """The right to commit: of the storage thread, which makes this, and of callers.
+
+    To hand a lone request to another thread, and its answer back, costs more than to commit it. So
+    one lock guards the right to commit. The storage thread has it whenever it does not sleep; a
+    caller who gets it without waiting is the storage thread for one request.
+
+    On the main thread a signal handler may raise between any two byte codes. So a caller commits
+    only where no request of another caller is on its way, and does not undo an interrupted commit:
+    it is marked as in doubt, and the storage thread drops its folds and known end, and reads again.
+    An ordinary exception of a handler would pass for the disk's: the storage thread commits if a
+    handler may raise one. It commits as well for a caller that waits at the writer lock or for a
+    new segment.
 
     Attributes:
         in_doubt: a commit was interrupted, and nobody knows how far it came.

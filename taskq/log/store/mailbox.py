@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core.errors import LogClosed
 from taskq.log.commit.answers import refusals
@@ -14,9 +14,7 @@ from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.decide.enqueue import take
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import AdoptOrder, Op, Order, Request
-
-if TYPE_CHECKING:
-    from taskq.log.store.caller_commit import CallerCommit
+from taskq.log.store.caller_commit import CallerCommit
 
 _log: Final = Reporter("taskq")
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)

@@ -1,70 +1,31 @@
-"""Both ends of the mailbox: a port takes requests from one event loop, or from threads without one.
-
-Answers come back in one wake-up per batch: the storage thread hands a port the whole list.
-"""
+"""Both ends of the mailbox: a port takes requests from one event loop, or from threads."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import typing
 from asyncio import AbstractEventLoop
 from asyncio import Future as _Future
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from functools import partial
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Final,
-    Generic,
-    ParamSpec,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypeGuard,
-    TypeVar,
-    overload,
-)  # fmt: skip
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Protocol, TypeVar, overload
 
-from taskq.core.errors import JobNotFound, TaskqError
+from taskq.core import errors, model, views
 from taskq.core.folds.steps import DONE
 from taskq.core.kinds import RELEASE
-from taskq.core.model import Extras
 from taskq.core.records import PACKED_MIN, Cause
-from taskq.core.views import CompactReport, EngineStats, JobView, LogStats, QueueStats, Waiting
+from taskq.core.views import LogStats
+from taskq.log import requests
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.enqueue import LINE_WIDTH, answer, together
 from taskq.log.format.flows import Stepped
 from taskq.log.machine import syscalls
 from taskq.log.machine.threads import Pending, Reporter, errands, refuse_inside
 from taskq.log.read.gauges import age_ns
-from taskq.log.requests import (
-    AdoptOrder,
-    Answer,
-    Bundle,
-    Cancel,
-    ClaimRequest,
-    Delivery,
-    Done,
-    Duplicate,
-    Edit,
-    EnqueueSpec,
-    Enrolment,
-    Ingest,
-    Item,
-    Letter,
-    Op,
-    Order,
-    Outcome,
-    Plain,
-    Settlement,
-    Steer,
-    Trait,
-    Turn,
-    Withdrawal,
-)
+from taskq.log.requests import AdoptOrder, Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.segments.segments import Extent
 from taskq.log.state.job_history import job_not_found, job_view
 from taskq.log.state.uploads import waiting_uploads
@@ -128,7 +89,9 @@ class Bell:
         self._on_ring()
 
 
-def stats(sight: LogView, queues: tuple[QueueStats, ...], engine: EngineStats) -> LogStats:
+def stats(
+    sight: LogView, queues: tuple[views.QueueStats, ...], engine: views.EngineStats
+) -> LogStats:
     journal = sight.journal
     return LogStats(
         queues=queues,
@@ -140,7 +103,7 @@ def stats(sight: LogView, queues: tuple[QueueStats, ...], engine: EngineStats) -
     )
 
 
-def backlog(sight: LogView) -> tuple[Waiting, int | None]:
+def backlog(sight: LogView) -> tuple[views.Waiting, int | None]:
     """Return how many jobs wait, and the wall time at which the next scheduled one is due."""
     from taskq.core.why import waiting_in  # noqa: PLC0415 - few ask
 
@@ -149,14 +112,14 @@ def backlog(sight: LogView) -> tuple[Waiting, int | None]:
     return waiting_in(agenda.queues.stats()), agenda.first_due_ns()
 
 
-def waiting_jobs(sight: LogView) -> tuple[dict[tuple[str, str], Waiting], set[str]]:
+def waiting_jobs(sight: LogView) -> tuple[dict[tuple[str, str], views.Waiting], set[str]]:
     from taskq.core.why import waiting_jobs as count_waiting  # noqa: PLC0415 - few ask
 
     agenda = sight.facets.need_agenda()
     return count_waiting(agenda), {stats.queue for stats in agenda.queues.stats()}
 
 
-def peek(sight: LogView, count: int, queue: str | None) -> list[JobView]:
+def peek(sight: LogView, count: int, queue: str | None) -> list[views.JobView]:
     journal, agenda = sight.journal, sight.facets.need_agenda()
     queues = None if queue is None else frozenset({queue})
     now_ns = journal.clock.wall_ns()
@@ -164,7 +127,7 @@ def peek(sight: LogView, count: int, queue: str | None) -> list[JobView]:
     return [view for view in views if view is not None]
 
 
-P = ParamSpec("P")
+P = typing.ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -175,7 +138,7 @@ _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 #: single call (``async_to_sync``) is spared the pipe.
 _SETTLED_IN: Final = 16
 #: Reads this process's folds, without the lock.
-Look: TypeAlias = "Callable[[LogView], T]"
+Look: typing.TypeAlias = "Callable[[LogView], T]"
 
 
 class Sent(Protocol[T_co]):
@@ -193,7 +156,7 @@ if TYPE_CHECKING:
         def __init__(self, method: Callable[Concatenate[Any, P], Sent[T]]) -> None: ...
 
         @overload
-        def __get__(self, port: None, kind: type) -> Self: ...
+        def __get__(self, port: None, kind: type) -> typing.Self: ...
 
         @overload
         def __get__(self, port: LoopPort, kind: type) -> Callable[P, _Future[T]]: ...
@@ -246,53 +209,59 @@ class _Port(Generic[F]):
         return len(self._requests) >= MAILBOX_MAX
 
     @_request
-    def enqueue_many(self, items: list[Item] | Plain) -> Sent[list[int | Duplicate]]:
+    def enqueue_many(
+        self, items: list[requests.Item] | requests.Plain
+    ) -> Sent[list[int | requests.Duplicate]]:
         return self._send(Op.ENQUEUE_MANY, together(items))
 
     @_request
-    def ingest(self, asked: Ingest) -> Sent[list[int | Duplicate]]:
+    def ingest(self, asked: requests.Ingest) -> Sent[list[int | requests.Duplicate]]:
         """Enqueue the jobs of a source, and move its position, in one frame."""
         return self._send(Op.INGEST, asked)
 
     @_request
-    def claim(self, request: ClaimRequest) -> Sent[list[Delivery]]:
+    def claim(self, request: requests.ClaimRequest) -> Sent[list[requests.Delivery]]:
         return self._send(Op.CLAIM, request)
 
-    def forget(self, asked: _Future[list[Delivery]] | Pending[list[Delivery]]) -> None:
+    def forget(
+        self, asked: _Future[list[requests.Delivery]] | Pending[list[requests.Delivery]]
+    ) -> None:
         """Nobody waits for that answer any more: what it brings, or has brought, is given back."""
         if not asked.cancel() and asked.exception() is None:
             self._late(asked.result())
 
     @_request
-    def settle(self, items: list[Settlement]) -> Sent[list[TaskqError | None]]:
+    def settle(self, items: list[Settlement]) -> Sent[list[errors.TaskqError | None]]:
         """End deliveries: for each None, or the error that it met."""
         op = Op.SETTLE_PARENTS if all(item.children for item in items) else Op.SETTLE
         return self._send(op, items)
 
     def succeed_soon(
-        self, deliveries: list[Delivery], on_error: Callable[[Settlement, TaskqError], None]
+        self,
+        deliveries: list[requests.Delivery],
+        on_error: Callable[[Settlement, errors.TaskqError], None],
     ) -> None:
         """End deliveries that succeeded and left nothing, as ``settle_soon`` does."""
         self._send_soon(Op.SUCCEED_NOWAIT, deliveries, on_error)
 
     def settle_soon(
-        self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
+        self, items: list[Settlement], on_error: Callable[[Settlement, errors.TaskqError], None]
     ) -> None:
         """End deliveries without waiting for it; what the disk refuses is tried again."""
         self._send_soon(Op.SETTLE_NOWAIT, items, on_error)
 
     @_request
-    def cancel(self, lsn: int) -> Sent[Cancel]:
+    def cancel(self, lsn: int) -> Sent[requests.Cancel]:
         """Withdraw a waiting job, or ask for the end of a running one: a ``Cancel``."""
         return self._send(Op.CANCEL, lsn)
 
     @_request
-    def transact(self, bundle: Bundle) -> Sent[Done]:
+    def transact(self, bundle: requests.Bundle) -> Sent[requests.Done]:
         """Carry all of it out, or nothing: a ``Done``, or the error that one part met."""
         return self._send(Op.TRANSACT, bundle)
 
     @_request
-    def extend(self, delivery: Delivery, lease_ns: int) -> Sent[None]:
+    def extend(self, delivery: requests.Delivery, lease_ns: int) -> Sent[None]:
         """Let a claim end ``lease_ns`` from now."""
         return self._send(Op.EXTEND, (delivery, lease_ns))
 
@@ -302,7 +271,7 @@ class _Port(Generic[F]):
         return self._send(Op.STEP if new.form in DONE else Op.ASK, new)
 
     @_request
-    def begin_waits(self, delivery: Delivery, waits: bytes) -> Sent[None]:
+    def begin_waits(self, delivery: requests.Delivery, waits: bytes) -> Sent[None]:
         """Write that a job begins to wait for these, packed, while it runs."""
         return self._send(Op.WAIT, (delivery, waits))
 
@@ -320,15 +289,15 @@ class _Port(Generic[F]):
         return self._send(Op.SIGNAL, new)
 
     @_request
-    def outcome(self, lsn: int) -> Sent[Outcome]:
+    def outcome(self, lsn: int) -> Sent[requests.Outcome]:
         return self._send(Op.OUTCOME, lsn)
 
     @_request
-    def view(self, lsn: int) -> Sent[JobView | None]:
+    def view(self, lsn: int) -> Sent[views.JobView | None]:
         return self._send(Op.LOOK, (lambda sight: sight.view(lsn), False))
 
     @_request
-    def not_found(self, lsn: int) -> Sent[JobNotFound]:
+    def not_found(self, lsn: int) -> Sent[errors.JobNotFound]:
         return self._send(Op.LOOK, (lambda sight: job_not_found(sight.journal, lsn), False))
 
     @_request
@@ -336,7 +305,7 @@ class _Port(Generic[F]):
         return self._send(Op.STATS, stats)
 
     @_request
-    def peek(self, count: int, queue: str | None = None) -> Sent[list[JobView]]:
+    def peek(self, count: int, queue: str | None = None) -> Sent[list[views.JobView]]:
         return self._send(Op.LOOK, (lambda sight: peek(sight, count, queue), True))
 
     def _look(self, look: Look[T], needs_agenda: bool, needs_keys: bool) -> F:
@@ -349,12 +318,12 @@ class _Port(Generic[F]):
         return self._send(Op.LOOK, (lambda sight: age_ns(sight.journal, job), False))
 
     @_request
-    def backlog(self) -> Sent[tuple[Waiting, int | None]]:
+    def backlog(self) -> Sent[tuple[views.Waiting, int | None]]:
         """Return how many jobs wait, and the wall time at which the next scheduled one is due."""
         return self._send(Op.LOOK, (backlog, Trait.AGENDA))
 
     @_request
-    def waiting_jobs(self) -> Sent[tuple[dict[tuple[str, str], Waiting], set[str]]]:
+    def waiting_jobs(self) -> Sent[tuple[dict[tuple[str, str], views.Waiting], set[str]]]:
         return self._send(Op.LOOK, (waiting_jobs, Trait.AGENDA))
 
     @_request
@@ -363,12 +332,12 @@ class _Port(Generic[F]):
         return self._send(Op.SKIP, lsn)
 
     @_request
-    def requeue(self, letters: list[Letter]) -> Sent[list[TaskqError | None]]:
+    def requeue(self, letters: list[requests.Letter]) -> Sent[list[errors.TaskqError | None]]:
         """Make dead letters ready again: for each None, or why it was not done."""
         return self._send(Op.REQUEUE, letters)
 
     @_request
-    def purge(self, lsns: list[int]) -> Sent[list[TaskqError | None]]:
+    def purge(self, lsns: list[int]) -> Sent[list[errors.TaskqError | None]]:
         """Forget dead letters: for each None, or why it was not done."""
         return self._send(Op.PURGE, lsns)
 
@@ -383,21 +352,21 @@ class _Port(Generic[F]):
         return self._send(Op.WITHDRAW, Withdrawal(lsns, cause, expired))
 
     @_request
-    def edit(self, wish: Edit) -> Sent[bool | None]:
+    def edit(self, wish: requests.Edit) -> Sent[bool | None]:
         """Let a job wait otherwise: whether that is new, None if it changed since it was found."""
         return self._send(Op.EDIT, wish)
 
     @_request
-    def tick(self, turn: Turn) -> Sent[list[int | Duplicate] | None]:
+    def tick(self, turn: requests.Turn) -> Sent[list[int | requests.Duplicate] | None]:
         """Write ticks: what their jobs became, or None if another process was faster."""
         return self._send(Op.TICK, turn)
 
     @_request
-    def enrol(self, schedules: list[Enrolment]) -> Sent[None]:
+    def enrol(self, schedules: list[requests.Enrolment]) -> Sent[None]:
         return self._send(Op.ENROL, schedules)
 
     @_request
-    def steer(self, wish: Steer) -> Sent[bool]:
+    def steer(self, wish: requests.Steer) -> Sent[bool]:
         """Pause, resume, reset or remove a schedule: whether that was new."""
         return self._send(Op.STEER, wish)
 
@@ -407,7 +376,7 @@ class _Port(Generic[F]):
         return self._send(Op.FOLLOW, beyond)
 
     @_request
-    def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Sent[CompactReport]:
+    def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Sent[views.CompactReport]:
         return self._order(lambda future: Order(keep_seconds, dry_run, self, future))
 
     @_request
@@ -423,7 +392,7 @@ class _Port(Generic[F]):
         mailbox.order(make(future))
         return future
 
-    def _resolve(self, answers: Iterable[Answer]) -> None:
+    def _resolve(self, answers: Iterable[requests.Answer]) -> None:
         for _, future, value in answers:
             if future is None:
                 _call(*value)
@@ -444,18 +413,21 @@ class _Port(Generic[F]):
             self.settle_soon(given_back, _ignore)
 
 
-def _are_deliveries(value: object) -> TypeGuard[list[Delivery]]:
+def _are_deliveries(value: object) -> typing.TypeGuard[list[requests.Delivery]]:
     return isinstance(value, list) and bool(value) and hasattr(value[0], "token")
 
 
-def _take_all(source: list[Delivery], taken: list[Delivery]) -> None:
+def _take_all(source: list[requests.Delivery], taken: list[requests.Delivery]) -> None:
     with contextlib.suppress(IndexError):
         while True:
             taken.append(source.pop())
 
 
 class LoopPort(_Port[_Future[Any]]):
-    """The port of one event loop; only that loop's thread uses it."""
+    """The port of one event loop; only that loop's thread uses it.
+
+    Answers come back in one wake-up per batch: the storage thread hands a port the whole list.
+    """
 
     def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
         # A plain future: the storage thread asks whether it is done, and another loop's may not
@@ -470,17 +442,17 @@ class LoopPort(_Port[_Future[Any]]):
         self._lone = LoneCaller(mailbox, loop)
         self._turns = 0
         self._bell: Bell | None = None
-        self._inbox: deque[list[Answer]] = deque()
+        self._inbox: deque[list[requests.Answer]] = deque()
         self._stranded: list[Callable[[], list[Settlement]]] = []
 
     def enqueue(
-        self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
-    ) -> _Future[int | Duplicate]:
+        self, spec: requests.EnqueueSpec, body: bytes, extras: model.Extras | None = None
+    ) -> _Future[int | requests.Duplicate]:
         """Return the new job's lsn once it is durable, or the job that holds its key."""
         mailbox = self._mailbox
         if not mailbox.usable:
             raise mailbox.closed()
-        future: _Future[int | Duplicate] = _Future(loop=self.loop)
+        future: _Future[int | requests.Duplicate] = _Future(loop=self.loop)
         if extras is None and spec.flags < PACKED_MIN:
             line = self._line
             is_alone = mailbox.asleep and mailbox.serves_loops and not line
@@ -520,7 +492,7 @@ class LoopPort(_Port[_Future[Any]]):
         self._mailbox.when_room(lambda: self._call_soon(partial(_wake, future)))
         return future
 
-    def deliver(self, answers: list[Answer]) -> None:
+    def deliver(self, answers: list[requests.Answer]) -> None:
         """Deliver a list with one wake-up of the loop; on the storage thread."""
         self._inbox.append(answers)
         bell = self._bell
@@ -581,12 +553,12 @@ class LoopPort(_Port[_Future[Any]]):
                 for _, _, value in self._inbox.popleft():
                     self._late(value)
 
-    def surrender(self) -> list[Delivery]:
+    def surrender(self) -> list[requests.Delivery]:
         """From another thread, while the loop stands still: take the claims it has not looked at.
 
         To the loop they came empty. Each is taken by itself: whichever thread is first has it.
         """
-        taken: list[Delivery] = []
+        taken: list[requests.Delivery] = []
         with contextlib.suppress(RuntimeError):  # more came in meanwhile: they are for the next try
             for answers in list(self._inbox):
                 for _, _, value in answers:
@@ -650,11 +622,13 @@ class ThreadPort(_Port[Pending[Any]]):
         return future
 
     def enqueue(
-        self, spec: EnqueueSpec, body: bytes, extras: Extras | None = None
-    ) -> Pending[int | Duplicate]:
+        self, spec: requests.EnqueueSpec, body: bytes, extras: model.Extras | None = None
+    ) -> Pending[int | requests.Duplicate]:
         return self._send(_ENQUEUE, (spec, body, extras))
 
-    def enqueued(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> int | Duplicate:
+    def enqueued(
+        self, spec: requests.EnqueueSpec, body: bytes, extras: model.Extras | None
+    ) -> int | requests.Duplicate:
         mailbox = self._mailbox
         refuse_inside(mailbox.path)
         here = mailbox.here
@@ -679,7 +653,7 @@ class ThreadPort(_Port[Pending[Any]]):
             self._mailbox.when_room(partial(emptied.set_result, None))
             emptied.result()
 
-    def deliver(self, answers: list[Answer]) -> None:
+    def deliver(self, answers: list[requests.Answer]) -> None:
         for reply in answers:
             try:
                 self._resolve([reply])
@@ -692,7 +666,7 @@ def _wake(future: _Future[None]) -> None:
         future.set_result(None)
 
 
-def _ignore(item: Settlement, error: TaskqError) -> None:
+def _ignore(item: Settlement, error: errors.TaskqError) -> None:
     _log.debug("settling %r too late: %s", item.delivery, error)
 
 

@@ -17,13 +17,12 @@ from taskq.core.errors import LogError, UsageError, no_loop, refusal
 from taskq.core.model import SECOND_NS
 from taskq.core.parsing import Tag
 from taskq.core.views import OwnerView, Serving
-from taskq.log.config import LogConfig
+from taskq.log import config, requests
 from taskq.log.machine import forks
 from taskq.log.machine.access import enter, exposures
 from taskq.log.machine.forks import fill_standard
 from taskq.log.machine.owners import ProgressBoard, Stall, publish, publish_stall
 from taskq.log.machine.threads import Reporter, drain, inside, refuse_inside
-from taskq.log.requests import Ask
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort
 from taskq.log.store.thread import StorageThread
@@ -45,7 +44,7 @@ class Store:
         owner: this process's owner number.
     """
 
-    def __init__(self, path: str, config: LogConfig) -> None:
+    def __init__(self, path: str, config: config.LogConfig) -> None:
         self.path = path
         self.config = config
         self.mailbox = Mailbox(path)
@@ -222,7 +221,7 @@ class Store:
         """
         self._open.committer.operations.deaths.write(owner, writer)
 
-    def on_cancel(self, call: Callable[[Ask, None], object]) -> Callable[[], None]:
+    def on_cancel(self, call: Callable[[requests.Ask, None], object]) -> Callable[[], None]:
         """Call ``call(ask, None)`` in the running loop for each job here that is to be cancelled.
 
         Returns a function that ends that.
@@ -316,7 +315,7 @@ _registry: dict[tuple[int, int], Store] = {}
 _registry_guard = threading.RLock()
 
 
-def open_store(path: str, config: LogConfig) -> Store:
+def open_store(path: str, config: config.LogConfig) -> Store:
     """Open a log, or share it if this process has it open already.
 
     Raises:

@@ -1,9 +1,4 @@
-"""The storage thread's work: one per open log and process. It alone touches the disk.
-
-It takes the mailbox as one batch, commits it, wakes other processes that wait for it, syncs if
-answers wait for that, and hands out all answers in one wake-up per event loop. Between batches it
-sleeps until poked, woken by another process, or until something falls due.
-"""
+"""The storage thread's work: one per open log and process. It alone touches the disk."""
 
 from __future__ import annotations
 
@@ -117,6 +112,10 @@ _UNTOLD_SECONDS: Final = 1.0
 
 class StorageThread:
     """Run the storage thread. Made on it, so that everything here belongs to it alone.
+
+    It takes the mailbox as one batch, commits it, wakes other processes that wait for it, syncs if
+    answers wait for that, and hands out all answers in one wake-up per event loop. Between batches
+    it sleeps until poked, woken by another process, or until something falls due.
 
     Args:
         mailbox: what callers leave here, and how they wake the thread.

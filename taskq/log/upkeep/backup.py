@@ -1,15 +1,4 @@
-"""Copies of a log: backups, restored logs, excerpts, repaired logs and forks.
-
-A backup is a directory like a log's, which read commands open and nobody writes to. It holds the
-log as it stood at one frame. Segments but the last never change: those that a backup has already
-are not copied again. What compaction takes meanwhile was written again behind the frame that was
-the end when the backup began: then it begins anew.
-
-Nothing of an older backup is touched before all of the new one is there, whole and on disk, under
-names that end in ``.new``. Then ``backup.json`` lists what it holds, and the files get their names.
-Whoever finds that list, the next backup or a restore, first does the rest. So a backup that is cut
-short at any step is the older one, or the new one.
-"""
+"""Copies of a log: backups, restored logs, excerpts, repaired logs and forks."""
 
 from __future__ import annotations
 
@@ -23,28 +12,20 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from taskq.core.errors import LogError, refusal
-from taskq.core.kinds import BIRTH, CARRYING, OF_JOBS, kinds_that
-from taskq.core.model import State
+from taskq.core import errors, kinds, model, views
 from taskq.core.records import PACKED, Body, Flag
 from taskq.core.values import NamedTuple, dataclass
-from taskq.core.views import Damage
 from taskq.log.config import LogConfig
-from taskq.log.format import codec
+from taskq.log.format import codec, frames
 from taskq.log.format.carried import decode_carried, encode_carried
-from taskq.log.format.codec import KIND_AT, NO_LINK, Link, SegmentHeader
-from taskq.log.format.frames import Cursor, Frame, Gap, segment_lsn, segment_name
 from taskq.log.format.options import without_body, without_secret_headers
 from taskq.log.format.record import places
 from taskq.log.format.salvage import salvage
+from taskq.log.journal import lock, recovery
 from taskq.log.journal.journal import Journal
-from taskq.log.journal.lock import WriterLock
-from taskq.log.journal.recovery import FORKED, link_to
-from taskq.log.machine.access import enter
+from taskq.log.machine import access, peers, ports
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import owner_view
-from taskq.log.machine.peers import known_owners
-from taskq.log.machine.ports import Disk, write_all, write_file
 from taskq.log.read.reader import LogReader, concerned_jobs, describe_damage, everything
 from taskq.log.segments.identity import (
     BACKUP,
@@ -115,6 +96,16 @@ def back_up(path: str, target: str) -> BackupReport:
 
     All jobs acknowledged before the call are in it.
 
+    A backup is a directory like a log's, which read commands open and nobody writes to. It holds
+    the log as it stood at one frame. Segments but the last never change: those that a backup has
+    already are not copied again. What compaction takes meanwhile was written again behind the frame
+    that was the end when the backup began: then it begins anew.
+
+    Nothing of an older backup is touched before all of the new one is there, whole and on disk,
+    under names that end in ``.new``. Then ``backup.json`` lists what it holds, and the files get
+    their names. Whoever finds that list, the next backup or a restore, first does the rest. So a
+    backup that is cut short at any step is the older one, or the new one.
+
     Args:
         path: the log's directory.
         target: the backup's, which is made, or brought up to date if it is one of this log.
@@ -125,16 +116,18 @@ def back_up(path: str, target: str) -> BackupReport:
     disk = LocalDisk()
     source, target = os.path.realpath(path), os.path.realpath(target)
     if os.path.commonpath([source, target]) in {source, target}:
-        raise LogError(f"{target} and {path} lie within each other: back up to another place")
+        raise errors.LogError(
+            f"{target} and {path} lie within each other: back up to another place"
+        )
     try:
         with LogReader.open(source) as reader:
             _check_target(disk, target, reader.log_id.bytes)
         if not Path(target).exists():
-            enter(target, None)
+            access.enter(target, None)
         with _alone(disk, target):
             return Copier(disk, source, target).run()
     except OSError as error:
-        raise refusal(target, error) from error
+        raise errors.refusal(target, error) from error
 
 
 def restore(path: str, target: str, copier: type[Copier] | None = None) -> BackupReport:
@@ -156,12 +149,12 @@ def restore(path: str, target: str, copier: type[Copier] | None = None) -> Backu
     disk = LocalDisk()
     source, target = os.path.realpath(path), os.path.realpath(target)
     if Path(target).exists() and any(Path(target).iterdir()):
-        raise LogError(f"{target} is not empty: restore to a new directory")
+        raise errors.LogError(f"{target} is not empty: restore to a new directory")
     try:
         _complete(disk, source)
         if read_identity(disk, source) is None:
-            raise LogError(f"{source} is not a task log")
-        enter(target, None)
+            raise errors.LogError(f"{source} is not a task log")
+        access.enter(target, None)
         report = (copier or Copier)(disk, source, target).run()
         identity = read_identity(disk, target)
         assert identity is not None
@@ -171,13 +164,13 @@ def restore(path: str, target: str, copier: type[Copier] | None = None) -> Backu
         with _written(disk, target) as journal:  # as every copy it is another log from now on
             return replace(report, log_id=str(journal.identity.log_id))
     except OSError as error:
-        raise refusal(target, error) from error
+        raise errors.refusal(target, error) from error
 
 
 @contextmanager
-def _written(disk: Disk, path: str) -> Iterator[Journal]:
+def _written(disk: ports.Disk, path: str) -> Iterator[Journal]:
     """Open a log for writing, and hold its lock."""
-    writer = WriterLock(disk, path, os.getpid())
+    writer = lock.WriterLock(disk, path, os.getpid())
     journal = Journal(disk, SystemClock(), path, LogConfig(), writer)
     try:
         journal.open()
@@ -210,7 +203,7 @@ def fork(path: str, at: int) -> Identity:
         with _written(LocalDisk(), os.path.realpath(path)) as journal:
             return fork_journal(journal, at)
     except OSError as error:
-        raise refusal(path, error) from error
+        raise errors.refusal(path, error) from error
 
 
 def fork_journal(journal: Journal, at: int) -> Identity:
@@ -218,7 +211,7 @@ def fork_journal(journal: Journal, at: int) -> Identity:
     files, disk = journal.files, journal.disk
     if not files.lsns or not files.lsns[0] <= at <= journal.next_lsn:
         oldest = files.lsns[0] if files.lsns else 1
-        raise LogError(
+        raise errors.LogError(
             f"{journal.path} cannot be forked at {at}: its records are {oldest} to "
             f"{journal.next_lsn - 1}"
         )
@@ -232,9 +225,9 @@ def fork_journal(journal: Journal, at: int) -> Identity:
         header = _segment_header(journal, source)._replace(
             first_lsn=lsn, log_id=child.log_id.bytes, link=link
         )
-        place = f"{files.file_path(lsn)}{FORKED}"
+        place = f"{files.file_path(lsn)}{recovery.FORKED}"
         end = _write_segment(journal, disk, source, header, place, at)
-        if end == NO_LINK:
+        if end == codec.NO_LINK:
             disk.remove(place)
         else:
             segments.append(lsn)
@@ -245,7 +238,7 @@ def fork_journal(journal: Journal, at: int) -> Identity:
     return journal.identity
 
 
-def _cut_at(journal: Journal, segment: int, at: int) -> tuple[int, Link]:
+def _cut_at(journal: Journal, segment: int, at: int) -> tuple[int, codec.Link]:
     """Return where the records of a segment from an lsn on begin, and how to name what is before.
 
     Raises:
@@ -253,33 +246,37 @@ def _cut_at(journal: Journal, segment: int, at: int) -> tuple[int, Link]:
     """
     last, offset = 0, codec.SEGMENT_HEADER.size
     for _, item in _items(journal, segment):
-        is_frame = isinstance(item, Frame)
-        first_lsn = item.header.first_lsn if isinstance(item, Frame) else item.first_lsn
-        next_lsn = item.header.next_lsn if isinstance(item, Frame) else item.next_lsn
+        is_frame = isinstance(item, frames.Frame)
+        first_lsn = item.header.first_lsn if isinstance(item, frames.Frame) else item.first_lsn
+        next_lsn = item.header.next_lsn if isinstance(item, frames.Frame) else item.next_lsn
         if first_lsn >= at:
             break
         if next_lsn > at:
-            raise LogError(f"{journal.path} cannot be forked at {at}: that is within a frame")
-        offset = item.end if isinstance(item, Frame) else item.resume
+            raise errors.LogError(
+                f"{journal.path} cannot be forked at {at}: that is within a frame"
+            )
+        offset = item.end if isinstance(item, frames.Frame) else item.resume
         last = item.offset if is_frame else last
-    return offset, link_to(journal.files, segment, last)
+    return offset, recovery.link_to(journal.files, segment, last)
 
 
-def _check_target(disk: Disk, target: str, log_id: bytes) -> None:
+def _check_target(disk: ports.Disk, target: str, log_id: bytes) -> None:
     if not Path(target).exists():
         return
     identity = read_identity(disk, target)
     if identity is None:
         strange = set(disk.names(target)) - set(_OURS)
         if strange:
-            raise LogError(f"{target} holds what is no backup ({min(strange)}): name another place")
+            raise errors.LogError(
+                f"{target} holds what is no backup ({min(strange)}): name another place"
+            )
     elif BACKUP not in identity.read_only:
-        raise LogError(f"{target} is a task log and no backup: name another place")
+        raise errors.LogError(f"{target} is a task log and no backup: name another place")
     elif identity.log_id.bytes != log_id:
-        raise LogError(f"{target} is the backup of another log: name another place")
+        raise errors.LogError(f"{target} is the backup of another log: name another place")
 
 
-def _put_in_place(disk: Disk, target: str) -> None:
+def _put_in_place(disk: ports.Disk, target: str) -> None:
     descriptor = disk.open(f"{target}/{_LIST}", write=False)
     try:
         listed = json.loads(disk.read(descriptor, disk.size(descriptor), 0))
@@ -302,7 +299,7 @@ def _put_in_place(disk: Disk, target: str) -> None:
     disk.sync_directory(target)
 
 
-def _complete(disk: Disk, path: str) -> None:
+def _complete(disk: ports.Disk, path: str) -> None:
     """Do the rest of a backup that was cut short while its files got their names."""
     if not disk.status(f"{path}/{_LIST}"):
         return
@@ -310,18 +307,18 @@ def _complete(disk: Disk, path: str) -> None:
         with _alone(disk, path):
             _put_in_place(disk, path)
     except OSError as error:
-        raise LogError(
+        raise errors.LogError(
             f"{path}: a backup to it was cut short, and the rest cannot be done "
             f"({error.strerror or error}): make it writable, or back up to it again"
         ) from error
 
 
 @contextmanager
-def _alone(disk: Disk, target: str) -> Iterator[None]:
+def _alone(disk: ports.Disk, target: str) -> Iterator[None]:
     descriptor = disk.open(f"{target}/{_LOCK}", create=True)
     try:
         if not disk.try_lock(descriptor):
-            raise LogError(f"{target}: another backup to it is going on")
+            raise errors.LogError(f"{target}: another backup to it is going on")
         yield
     finally:
         disk.close(descriptor)
@@ -330,7 +327,7 @@ def _alone(disk: Disk, target: str) -> Iterator[None]:
 class Copier:
     """A copy of one log."""
 
-    def __init__(self, disk: Disk, source: str, target: str) -> None:
+    def __init__(self, disk: ports.Disk, source: str, target: str) -> None:
         self._disk = disk
         self._source = source
         self._target = target
@@ -351,7 +348,9 @@ class Copier:
             except (_Vanished, SegmentGone):
                 continue
             return self._published(end)
-        raise LogError(f"{self._source}: compaction takes segments faster than they are copied")
+        raise errors.LogError(
+            f"{self._source}: compaction takes segments faster than they are copied"
+        )
 
     def _once(self) -> End:
         # Before the end is looked for: a reader that came further would be beyond it, and jobs of
@@ -376,14 +375,14 @@ class Copier:
     def _end(self, reader: LogReader) -> End:
         journal = reader.journal
         if journal.lost:
-            raise LogError(
+            raise errors.LogError(
                 f"{journal.lost[0].explain(self._source)}. An older backup is left as it is"
             )
         stands = journal.end()
         segments = tuple(lsn for lsn in journal.files.lsns if lsn <= stands.segment)
         strange = [lsn for lsn in self._segments() if segments and lsn > segments[-1]]
         if strange:
-            raise LogError(
+            raise errors.LogError(
                 f"{self._target} holds segment {strange[0]}, which the log does not have any more: "
                 f"back up to another place"
             )
@@ -408,13 +407,13 @@ class Copier:
         disk, target = self._disk, self._target
         identity = read_identity(disk, self._source)
         if identity is None:
-            raise LogError(f"{self._source} is not a task log any more")
-        write_file(disk, f"{target}/{FILE}{NEW}", identity.as_backup().encode())
+            raise errors.LogError(f"{self._source} is not a task log any more")
+        ports.write_file(disk, f"{target}/{FILE}{NEW}", identity.as_backup().encode())
         for folder in ("log", *_FOLDERS):
             disk.sync_directory(f"{target}/{folder}")
         disk.sync_directory(target)
         listed = {"files": self._files, "new": [*self._new, FILE]}
-        write_file(disk, f"{target}/{_LIST}{_TEMPORARY}", json.dumps(listed).encode())
+        ports.write_file(disk, f"{target}/{_LIST}{_TEMPORARY}", json.dumps(listed).encode())
         disk.rename(f"{target}/{_LIST}{_TEMPORARY}", f"{target}/{_LIST}")
         disk.sync_directory(target)
         _put_in_place(disk, target)
@@ -434,11 +433,11 @@ class Copier:
 
     def _segments(self) -> list[int]:
         names = self._disk.names(f"{self._target}/log")
-        return sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
+        return sorted(lsn for name in names if (lsn := frames.segment_lsn(name)) is not None)
 
     def _first(self) -> int:
         names = self._disk.names(f"{self._source}/log")
-        return min(filter(None, map(segment_lsn, names)), default=0)
+        return min(filter(None, map(frames.segment_lsn, names)), default=0)
 
     def _copy_unless_there(self, name: str) -> bool:
         if self._is_there(name, name):
@@ -480,7 +479,7 @@ class Copier:
                     piece = disk.read(read, count, done)
                     if not piece:
                         break
-                    write_all(disk, write, piece, done)
+                    ports.write_all(disk, write, piece, done)
                     done += len(piece)
                 disk.sync(write)
             finally:
@@ -496,9 +495,9 @@ class Copier:
         self._new.append(name)
 
 
-_OF_JOBS: Final = OF_JOBS - CARRYING
-_WITH_REASON: Final = kinds_that(lambda row: row.body is Body.REASON)
-_WITH_RESULT: Final = kinds_that(lambda row: row.body is Body.RESULT)
+_OF_JOBS: Final = kinds.OF_JOBS - kinds.CARRYING
+_WITH_REASON: Final = kinds.kinds_that(lambda row: row.body is Body.REASON)
+_WITH_RESULT: Final = kinds.kinds_that(lambda row: row.body is Body.RESULT)
 #: A record that every fold passes over, in place of a record of an earlier job.
 _LEFT_OUT: Final = codec.PREFIX.pack(codec.PREFIX.size, 255, 0, 0, 0)
 
@@ -527,9 +526,9 @@ def excerpt(
     """
     known: set[int] = set()
     segment: _Segment | None = None
-    link = NO_LINK
+    link = codec.NO_LINK
     for base, item in everything(journal):
-        if not isinstance(item, Frame) or item.header.time_ns < since_ns:
+        if not isinstance(item, frames.Frame) or item.header.time_ns < since_ns:
             continue
         source = journal.files.segment_at(base)
         if segment is None or segment.source != source:
@@ -547,39 +546,39 @@ class _Segment:
     """An in the making."""
 
     def __init__(
-        self, journal: Journal, source: int, first_lsn: int, frame: Frame, link: Link
+        self, journal: Journal, source: int, first_lsn: int, frame: frames.Frame, link: codec.Link
     ) -> None:
         self.source = source
         self._lsn = first_lsn
         header, log_id = frame.header, journal.files.owner(first_lsn)
         self._seed = codec.segment_seed(UUID(bytes=log_id), first_lsn)
-        head = SegmentHeader(first_lsn, header.epoch, log_id, header.time_ns, link)
+        head = codec.SegmentHeader(first_lsn, header.epoch, log_id, header.time_ns, link)
         self._data = bytearray(codec.encode_segment_header(head))
         self._last = 0
 
-    def add(self, frame: Frame, records: list[bytes]) -> None:
+    def add(self, frame: frames.Frame, records: list[bytes]) -> None:
         header, self._last = frame.header, len(self._data)
         self._data += codec.encode_frame(
             b"".join(records), header.records, header.first_lsn, header.epoch, header.time_ns,
             header.synced_through, self._seed, self._last,
         )  # fmt: skip
 
-    def link(self) -> Link:
+    def link(self) -> codec.Link:
         crc = codec.LENGTH.unpack_from(self._data, self._last + codec.FRAME_HEADER_SIZE - 4)[0]
-        return Link(self._last, crc)
+        return codec.Link(self._last, crc)
 
     def whole(self) -> Excerpt:
-        return Excerpt(segment_name(self._lsn), bytes(self._data))
+        return Excerpt(frames.segment_name(self._lsn), bytes(self._data))
 
 
-def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> list[bytes]:
+def _records(frame: frames.Frame, known: set[int], *, bodies: bool, hides: bool) -> list[bytes]:
     records = []
     for lsn, at, length in places(frame):
         record = frame.data[at : at + length]
-        kind = record[KIND_AT]
-        if kind == BIRTH:
+        kind = record[codec.KIND_AT]
+        if kind == kinds.BIRTH:
             known.add(lsn)
-        elif kind in CARRYING:
+        elif kind in kinds.CARRYING:
             known.add(decode_carried(record).job)
         elif kind in _OF_JOBS and codec.JOB.unpack_from(record)[6] not in known:
             records.append(_LEFT_OUT)
@@ -590,16 +589,16 @@ def _records(frame: Frame, known: set[int], *, bodies: bool, hides: bool) -> lis
 
 
 def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
-    if kind == BIRTH:
+    if kind == kinds.BIRTH:
         parts = codec.decode_born(record)
         options = without_secret_headers(parts.options)
         return codec.encode_born(parts._replace(options=options), lsn)
-    if kind in CARRYING:
+    if kind in kinds.CARRYING:
         carried = decode_carried(record)
         body = carried.body
-        if body is not None and carried.state is State.DEAD:
+        if body is not None and carried.state is model.State.DEAD:
             body = hidden(body.decode(errors="replace")).encode()
-        born = _discreet(carried.born, BIRTH, carried.job)
+        born = _discreet(carried.born, kinds.BIRTH, carried.job)
         return encode_carried(kind, carried._replace(born=born, body=body), lsn)
     length, _, _, size, flags = codec.PREFIX.unpack_from(record)
     if kind in _WITH_REASON and flags & Flag.CHECKED:
@@ -610,17 +609,17 @@ def _discreet(record: bytes, kind: int, lsn: int) -> bytes:
 
 
 def _bare(record: bytes, kind: int, lsn: int) -> bytes:
-    if kind == BIRTH:
+    if kind == kinds.BIRTH:
         return without_body(record, lsn)
     if kind in _WITH_RESULT:
         _, _, cause, size, _, attempt, job, token = codec.JOB.unpack_from(record)
         options = record[codec.JOB.size : codec.JOB.size + size]
         return codec.encode_job(kind, cause, attempt, job, token, None, lsn, options)
-    if kind in CARRYING:
+    if kind in kinds.CARRYING:
         carried = decode_carried(record)
-        body = None if carried.state is State.SUCCEEDED else carried.body
+        body = None if carried.state is model.State.SUCCEEDED else carried.body
         bare = carried._replace(
-            born=_bare(carried.born, BIRTH, carried.job),
+            born=_bare(carried.born, kinds.BIRTH, carried.job),
             body=body,
             flags=carried.flags & ~PACKED,
         )
@@ -642,16 +641,16 @@ class RepairReport:
         lost_records: records that cannot be saved.
     """
 
-    damage: tuple[Damage, ...]
+    damage: tuple[views.Damage, ...]
     lost_jobs: tuple[str, ...] = ()
     lost_records: int = 0
 
 
 def survey_damage(journal: Journal) -> RepairReport:
-    damage: list[Damage] = []
+    damage: list[views.Damage] = []
     saved: set[int] = set()
     for base, item in everything(journal):
-        if isinstance(item, Gap):
+        if isinstance(item, frames.Gap):
             damage.append(describe_damage(journal, base, item))
             saved.update(lsn for _, lsn, _ in _salvaged(journal, base, item))
     damage += journal.lost
@@ -689,10 +688,10 @@ def repair_directory(path: str, target: str | None = None) -> RepairReport:
 
 def _refuse_if_open(path: str) -> None:
     owners = Path(path) / "owners"
-    alive = [owner_view(owners, owner) for owner in known_owners(owners)]
+    alive = [owner_view(owners, owner) for owner in peers.known_owners(owners)]
     names = [f"{view.pid} ({view.name} on {view.host})" for view in alive if view.alive]
     if names:
-        raise LogError(
+        raise errors.LogError(
             f"{path} is open in process {', '.join(names[:_NAMED_MAX])}: stop "
             f"{'it' if len(names) == 1 else f'all {len(names)}'}, then repair"
         )
@@ -708,22 +707,24 @@ class _Mender(Copier):
             journal = reader.journal
             segments = write_repaired(journal, self._disk, f"{self._target}/log", NEW)
             for segment in segments:
-                self._note(f"log/{segment_name(segment)}")
+                self._note(f"log/{frames.segment_name(segment)}")
             return End(tuple(segments), 0, journal.next_lsn)
 
 
-def write_repaired(journal: Journal, disk: Disk, directory: str, ending: str = "") -> list[int]:
+def write_repaired(
+    journal: Journal, disk: ports.Disk, directory: str, ending: str = ""
+) -> list[int]:
     """Write what reads of each segment to a file of its name in a directory; returns which.
 
     Each names the end of the one before it as that stands there.
     """
     written: list[int] = []
-    link = NO_LINK
+    link = codec.NO_LINK
     for segment in list(journal.files.lsns):
-        path = f"{directory}/{segment_name(segment)}{ending}"
+        path = f"{directory}/{frames.segment_name(segment)}{ending}"
         header = _segment_header(journal, segment)._replace(link=link)
         end = _write_segment(journal, disk, segment, header, path)
-        if end == NO_LINK:  # nothing of it reads
+        if end == codec.NO_LINK:  # nothing of it reads
             disk.remove(path)
         else:
             written.append(segment)
@@ -733,15 +734,20 @@ def write_repaired(journal: Journal, disk: Disk, directory: str, ending: str = "
 
 
 def _write_segment(
-    journal: Journal, disk: Disk, segment: int, header: SegmentHeader, path: str, since: int = 0
-) -> Link:
+    journal: Journal,
+    disk: ports.Disk,
+    segment: int,
+    header: codec.SegmentHeader,
+    path: str,
+    since: int = 0,
+) -> codec.Link:
     """Write what reads of a segment, from an lsn on, to a file with that header; its end."""
     seed = codec.segment_seed(UUID(bytes=header.log_id), header.first_lsn)
-    end = NO_LINK
+    end = codec.NO_LINK
     descriptor = disk.open(path, create=True)
     try:
         disk.truncate(descriptor, 0)
-        write_all(disk, descriptor, codec.encode_segment_header(header), 0)
+        ports.write_all(disk, descriptor, codec.encode_segment_header(header), 0)
         offset = codec.SEGMENT_HEADER.size
         for frame, body in _readable(journal, segment, header):
             if frame.first_lsn < since:
@@ -750,10 +756,10 @@ def _write_segment(
                 body, frame.records, frame.first_lsn, frame.epoch, frame.time_ns,
                 frame.synced_through, seed, offset,
             )  # fmt: skip
-            write_all(disk, descriptor, data, offset)
+            ports.write_all(disk, descriptor, data, offset)
             head = codec.decode_frame_header(data, 0, seed, offset)
             assert head is not None
-            end = Link(offset, head.crc)
+            end = codec.Link(offset, head.crc)
             offset += len(data)
         disk.sync(descriptor)
     finally:
@@ -767,7 +773,7 @@ def _readable(
     """Yield headers and bodies of the frames to write; gaps of numbers stay."""
     time_ns = header.created_ns
     for base, item in _items(journal, segment):
-        if isinstance(item, Frame):
+        if isinstance(item, frames.Frame):
             head = item.header
             time_ns = head.time_ns
             yield head, bytes(item.data[item.at : item.at + head.body_size])
@@ -791,7 +797,7 @@ def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
     if header is not None:
         return header
     for _, item in _items(journal, segment):
-        if isinstance(item, Frame):
+        if isinstance(item, frames.Frame):
             return codec.SegmentHeader(
                 segment, item.header.epoch, journal.files.owner(segment), item.header.time_ns
             )
@@ -800,16 +806,16 @@ def _segment_header(journal: Journal, segment: int) -> codec.SegmentHeader:
     )
 
 
-def _items(journal: Journal, segment: int) -> Iterator[tuple[int, Frame | Gap]]:
+def _items(journal: Journal, segment: int) -> Iterator[tuple[int, frames.Frame | frames.Gap]]:
     files, end = journal.files, journal.end()
     # Bytes after the log's end were never acknowledged.
     size = end.offset if segment == end.segment else files.size(segment)
-    start = Cursor(segment, codec.SEGMENT_HEADER.size, segment)
-    return files.frames(start, Cursor(segment, size, segment))
+    start = frames.Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+    return files.frames(start, frames.Cursor(segment, size, segment))
 
 
 def _salvaged(
-    journal: Journal, base: int, gap: Gap
+    journal: Journal, base: int, gap: frames.Gap
 ) -> Iterator[tuple[codec.FrameHeader, int, bytes]]:
     """Yield (damaged frame's header, lsn, record) of each record that is whole by its own CRC."""
     readable = journal.files.damaged_frame(base, gap)
@@ -827,7 +833,7 @@ def _salvaged(
 
 
 def _runs(
-    journal: Journal, base: int, gap: Gap
+    journal: Journal, base: int, gap: frames.Gap
 ) -> Iterator[tuple[codec.FrameHeader, int, list[bytes]]]:
     """Yield the same, those together whose numbers follow one another: a frame can hold them."""
     records: list[bytes] = []

@@ -1,11 +1,4 @@
-"""Taking the oldest segment out of the log: what is needed of it is written again, then it goes.
-
-Steps that take a millisecond each, so that the storage thread can do them between batches. What has
-to be decided under the writer lock is asked for like any other request (``carries`` does it), so
-that a batch of it is as bounded as any. A process that dies anywhere in between leaves a log that
-means the same: a job that was written again twice is one job, and the segment goes only once a
-record on disk says that nothing in it is needed.
-"""
+"""Taking the oldest segment out of the log: what is needed of it is written again, then it goes."""
 
 from __future__ import annotations
 
@@ -13,27 +6,18 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogDamaged, LogError, command
-from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.dedup import UNTIL_SETTLED, Dedup
-from taskq.core.folds.jobtable import ATTEMPT_MASK, ATTEMPT_SHIFT, STATE_MASK
-from taskq.core.kinds import CARRYING
-from taskq.core.model import State
+from taskq.core import errors, kinds, model
+from taskq.core.folds import agenda, dedup, jobtable
 from taskq.log.decide.steps import Again
-from taskq.log.format import codec
+from taskq.log.format import codec, frames, notes, options
 from taskq.log.format.carried import decode_carried, key_hash_of
-from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Frame, Gap, segment_name
-from taskq.log.format.notes import chunks_of
-from taskq.log.format.options import without_body
 from taskq.log.inbox.directory import Inbox
 from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
 from taskq.log.upkeep.retention import Needed, Retained, extent
 
 if TYPE_CHECKING:
-    from taskq.log.commit.chores import InnerPort, InnerRequest, Steps
-    from taskq.log.commit.committer import Committer
+    from taskq.log.commit import chores, committer
 
 
 #: Jobs or bytes that one batch carries, so that the lock is held for some milliseconds.
@@ -48,10 +32,21 @@ _KEY_BYTES: Final = 256
 
 
 class Compaction:
-    """A segment on its way out."""
+    """A segment on its way out.
+
+    Steps that take a millisecond each, so that the storage thread can do them between batches. What
+    has to be decided under the writer lock is asked for like any other request (``carries`` does
+    it), so that a batch of it is as bounded as any. A process that dies anywhere in between leaves
+    a log that means the same: a job that was written again twice is one job, and the segment goes
+    only once a record on disk says that nothing in it is needed.
+    """
 
     def __init__(
-        self, committer: Committer, port: InnerPort, segment: int, retained: Retained
+        self,
+        committer: committer.Committer,
+        port: chores.InnerPort,
+        segment: int,
+        retained: Retained,
     ) -> None:
         self._committer = committer
         self._journal = committer.journal
@@ -67,7 +62,7 @@ class Compaction:
         self._needed = 0
         self.carried = 0
 
-    def steps(self, needed_bytes_max: int | None) -> Steps:
+    def steps(self, needed_bytes_max: int | None) -> chores.Steps:
         """Carry, and say that the segment may go; ``drop_steps`` removes it.
 
         Nothing is done if over ``needed_bytes_max`` bytes of it are needed.
@@ -96,15 +91,15 @@ class Compaction:
         yield from self._finish()
 
     def _refuse_beside_loss(self) -> None:
-        name = segment_name(self._segment)
+        name = frames.segment_name(self._segment)
         for loss in self._journal.lost:
             if loss.segment == name:
-                raise LogDamaged(f"{self._journal.path}: {loss.explain(self._journal.path)}")
+                raise errors.LogDamaged(f"{self._journal.path}: {loss.explain(self._journal.path)}")
 
     def _refuse_last(self) -> None:
         self._journal.refresh()
         if self._journal.segment <= self._segment:
-            raise LogError(f"{self._journal.path}: the end of the log is not known here yet")
+            raise errors.LogError(f"{self._journal.path}: the end of the log is not known here yet")
 
     def pays(self, needed_bytes_max: int | None) -> bool:
         """Return whether to write again what is needed, after it was measured.
@@ -132,14 +127,14 @@ class Compaction:
         needed.sort()
         yield from self._measure(needed)
 
-    def _finish(self) -> Steps:
-        tallied: Agenda | None = None
+    def _finish(self) -> chores.Steps:
+        tallied: agenda.Agenda | None = None
         while tallied is not self._agenda:  # lanes have other numbers once it was folded anew
             tallied = self._agenda
             for start in range(0, max(len(tallied.lanes), 1), TALLIES_MAX):
                 inner = self._port.make(Op.TALLY, range(start, start + TALLIES_MAX))
                 yield from inner.wait()
-            for groups in chunks_of(tallied):
+            for groups in notes.chunks_of(tallied):
                 yield from self._port.make(Op.TALLY, groups).wait()
         floor = Floor(self._next, (yield from self._uploads()))
         yield from self._port.make(Op.COMPACTED, floor).wait()
@@ -165,11 +160,11 @@ class Compaction:
         self._committer.facets.catch_up()
 
     @property
-    def _agenda(self) -> Agenda:
+    def _agenda(self) -> agenda.Agenda:
         return self._committer.facets.need_agenda()
 
     @property
-    def _dedup(self) -> Dedup:
+    def _dedup(self) -> dedup.Dedup:
         return self._committer.facets.need_dedup()
 
     # -- what is needed ---------------------------------------------------------------------------
@@ -247,7 +242,7 @@ class Compaction:
     def _is_dead(self, job: int) -> bool:
         return self._agenda.dead.find(job) is not None
 
-    def _frames(self) -> Iterator[Frame]:
+    def _frames(self) -> Iterator[frames.Frame]:
         """Yield each frame of the segment.
 
         Raises:
@@ -256,17 +251,17 @@ class Compaction:
         files, segment = self._files, self._segment
         scanner = files.scanner(segment, self._size, segment, sealed=True)
         for item in scanner.frames(codec.SEGMENT_HEADER.size):
-            if isinstance(item, Gap):
-                raise LogDamaged(
+            if isinstance(item, frames.Gap):
+                raise errors.LogDamaged(
                     f"{files.file_path(segment)}: damaged at offset {item.offset}, so the segment "
-                    f"is kept; see: {command(files.path, 'verify')} and: "
-                    f"{command(files.path, 'repair')}"
+                    f"is kept; see: {errors.command(files.path, 'verify')} and: "
+                    f"{errors.command(files.path, 'repair')}"
                 )
             yield item
 
     # -- writing it again -------------------------------------------------------------------------
 
-    def _carry(self, needed: Needed) -> Generator[InnerRequest | None, None, int]:
+    def _carry(self, needed: Needed) -> Generator[chores.InnerRequest | None, None, int]:
         """Write all of them again; returns how many had changed meanwhile."""
         missed = size = 0
         items: list[Rewrite | Again] = []
@@ -291,14 +286,16 @@ class Compaction:
             missed += yield from self._send(items)
         return missed
 
-    def _steps(self, frame: Frame, needed: Needed) -> Iterator[Again]:
+    def _steps(self, frame: frames.Frame, needed: Needed) -> Iterator[Again]:
         first, end = (bisect_left(needed.steps, (at, 0)) for at in (frame.offset, frame.end))
         for offset, job, is_kept in needed.steps[first:end]:
             at = _place(frame, offset)
             record = frame.data[at : at + codec.LENGTH.unpack_from(frame.data, at)[0]]
             yield Again(job, self._low + offset, record, frame.header.time_ns, is_kept)
 
-    def _send(self, items: list[Rewrite | Again]) -> Generator[InnerRequest | None, None, int]:
+    def _send(
+        self, items: list[Rewrite | Again]
+    ) -> Generator[chores.InnerRequest | None, None, int]:
         inner = self._port.make(Op.CARRY, items)
         yield from inner.wait()
         missed = int(inner.value)
@@ -306,20 +303,20 @@ class Compaction:
         return missed
 
     def _item(
-        self, frame: Frame, needed: Needed, job: int, offset: int, *, is_alive: bool
+        self, frame: frames.Frame, needed: Needed, job: int, offset: int, *, is_alive: bool
     ) -> Rewrite | None:
         at = _place(frame, offset)
         length = codec.LENGTH.unpack_from(frame.data, at)[0]
         record = frame.data[at : at + length]
         born, enqueued_ns, before = record, frame.header.time_ns, b""
-        if record[KIND_AT] in CARRYING:
+        if record[codec.KIND_AT] in kinds.CARRYING:
             carried = decode_carried(record)
             born, enqueued_ns, before = carried.born, carried.enqueued_ns, carried.history
         location = self._low + offset
         item = self._live_item(needed, job, location, born, enqueued_ns)
         if item is None and self._agenda.table.find(job) is None:
             item = self._settled_item(job, location, born, enqueued_ns, was_alive=is_alive)
-        if item is not None and item.state is not State.ABSENT and not item.history:
+        if item is not None and item.state is not model.State.ABSENT and not item.history:
             return item._replace(history=before)
         return item
 
@@ -331,10 +328,10 @@ class Compaction:
         if chunk is None or chunk.locations[table.index] != location:
             return None
         meta = chunk.metas[table.index]
-        attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+        attempt = (meta & jobtable.ATTEMPT_MASK) >> jobtable.ATTEMPT_SHIFT
         due_ns, is_wall = needed.dues.get(job, (0, False))
         return Rewrite(
-            job, location, State(meta & STATE_MASK), born, enqueued_ns, attempt,
+            job, location, model.State(meta & jobtable.STATE_MASK), born, enqueued_ns, attempt,
             due_ns, is_wall, needed.expiries.get(job, 0),
             history=self._retained.history(job, attempt),
         )  # fmt: skip
@@ -356,10 +353,12 @@ class Compaction:
             return kept
         # Nothing but its key is needed: the payload is not.
         until = self._dedup.until_ns(key_hash_of(born), job)
-        if until <= self._journal.time_ns or until == UNTIL_SETTLED:
+        if until <= self._journal.time_ns or until == dedup.UNTIL_SETTLED:
             return None
-        return Rewrite(job, location, State.ABSENT, without_body(born, job), enqueued_ns)
+        return Rewrite(
+            job, location, model.State.ABSENT, options.without_body(born, job), enqueued_ns
+        )
 
 
-def _place(frame: Frame, offset: int) -> int:
+def _place(frame: frames.Frame, offset: int) -> int:
     return frame.at + offset - frame.offset - codec.FRAME_HEADER_SIZE

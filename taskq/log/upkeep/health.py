@@ -1,7 +1,4 @@
-"""Health of a log and of its workers, from files alone.
-
-Before a start (``taskq check``), and while there should be a worker (``taskq health``).
-"""
+"""Health of a log and of its workers, from files alone."""
 
 from __future__ import annotations
 
@@ -11,27 +8,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from taskq.core.durations import spoken
-from taskq.core.errors import LogError, worker_command
-from taskq.core.model import SECOND_NS
+from taskq.core import durations, errors, model, views
 from taskq.core.values import NamedTuple, dataclass
-from taskq.core.views import OwnerView
 from taskq.log.commit.room import files_left
 from taskq.log.config import MIN_FREE_BYTES, TINY_DISK_PARTS, LogConfig
-from taskq.log.journal.journal import STEP_NS
+from taskq.log.journal import journal, recovery
 from taskq.log.journal.lock import process_state
-from taskq.log.journal.recovery import is_marked_failed
-from taskq.log.machine.access import denied, exposures, refuse_foreign, whose
+from taskq.log.machine import access, owners, ports
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.machine.owners import Stall, owner_views, read_stall
-from taskq.log.machine.ports import Disk
 from taskq.log.read.diagnosis import Standing
 from taskq.log.read.reader import FAILED, LogReader
 from taskq.log.segments.identity import FILE, check_writable
 
 _STOPPED: Final = "stopped"
 #: A clock before this was never set.
-_YEAR_2024_NS: Final = 1_704_067_200 * SECOND_NS
+_YEAR_2024_NS: Final = 1_704_067_200 * model.SECOND_NS
 
 
 #: Whether all is well, and a sentence on it.
@@ -55,6 +46,8 @@ def check_health(
 ) -> list[Check]:
     """Look at a log's directory and at the processes that have it open; takes milliseconds.
 
+    Before a start (``taskq check``), and while there should be a worker (``taskq health``).
+
     Args:
         path: the directory.
         config: its ``min_free``, if that was set; None for the default.
@@ -66,11 +59,13 @@ def check_health(
     if log.copy_of:
         return [log.readable, Check("copy", True, f"{log.copy_of}: ask for its health there")]
     states = {
-        owner: process_state(owner.pid) for owner in owner_views(path / "owners", {}) if owner.alive
+        owner: process_state(owner.pid)
+        for owner in owners.owner_views(path / "owners", {})
+        if owner.alive
     }
     # A stopped worker works on nothing, even if others have the log open.
     awake = [owner for owner, state in states.items() if not state.startswith(_STOPPED)]
-    stall_of = {owner.pid: read_stall(path / "owners", owner.owner) for owner in awake}
+    stall_of = {owner.pid: owners.read_stall(path / "owners", owner.owner) for owner in awake}
     stalls = {pid: stall for pid, stall in stall_of.items() if stall is not None}
     checks = [
         log.readable,
@@ -107,17 +102,20 @@ def _look_at(path: Path, *, with_jobs: bool) -> _Log:
             standing = reader.standing() if with_jobs and not copy_of else None
             readable = Check("log", True, detail, vital=True)
             return _Log(readable, copy_of, standing, journal.time_ns)
-    except LogError as error:
+    except errors.LogError as error:
         return _Log(Check("log", False, str(error), vital=True))
 
 
-def _unfailed(disk: Disk, path: Path) -> Look:
-    is_failed = is_marked_failed(disk, str(path))
+def _unfailed(disk: ports.Disk, path: Path) -> Look:
+    is_failed = recovery.is_marked_failed(disk, str(path))
     return not is_failed, FAILED if is_failed else "no failed write is marked"
 
 
 def _process(
-    path: Path, owners: Iterable[OwnerView], awake: list[OwnerView], stalls: dict[int, Stall]
+    path: Path,
+    owners: Iterable[views.OwnerView],
+    awake: list[views.OwnerView],
+    stalls: dict[int, owners.Stall],
 ) -> Look:
     """Look for any process: a worker that drains claims nothing, and is well all the same."""
     stuck = [(pid, stall) for pid, stall in stalls.items() if stall.is_engine]
@@ -130,19 +128,20 @@ def _process(
     if stopped:
         pids = ", ".join(map(str, sorted(stopped)))
         return False, f"stopped by a signal: {pids}. Let it go on with kill -CONT"
-    start = worker_command(str(path.absolute()))
+    start = errors.worker_command(str(path.absolute()))
     return False, f"no process has the log open; start one with: {start}"
 
 
-def _stalled(stalls: Iterable[tuple[int, Stall]]) -> str:
+def _stalled(stalls: Iterable[tuple[int, owners.Stall]]) -> str:
     now_ns = SystemClock().wall_ns()
     return "; ".join(
-        f"process {pid} stands still for {spoken(max(now_ns - stall.since_ns, 0))}: {stall.text}"
+        f"process {pid} stands still for {durations.spoken(max(now_ns - stall.since_ns, 0))}: "
+        f"{stall.text}"
         for pid, stall in stalls
     )
 
 
-def _worker(owners: Iterable[OwnerView], stalls: dict[int, Stall]) -> Look:
+def _worker(owners: Iterable[views.OwnerView], stalls: dict[int, owners.Stall]) -> Look:
     if stalls:
         return False, _stalled(stalls.items())
     serving = [owner for owner in owners if owner.serves]
@@ -156,13 +155,13 @@ def _worker(owners: Iterable[OwnerView], stalls: dict[int, Stall]) -> Look:
 def _access(path: Path) -> str:
     """Report the readers of the log; never a failure, as a container has no other users."""
     try:
-        detail = f"nobody but {whose(str(path))} can use its files"
+        detail = f"nobody but {access.whose(str(path))} can use its files"
     except OSError as error:
         detail = f"not to be seen ({error.strerror})"
-    return "; ".join(exposures(str(path))) or detail
+    return "; ".join(access.exposures(str(path))) or detail
 
 
-def _room(disk: Disk, path: Path, config: LogConfig) -> Look:
+def _room(disk: ports.Disk, path: Path, config: LogConfig) -> Look:
     try:
         free, limit = disk.free_bytes(str(path)), config.min_free_bytes
         if limit is None:
@@ -210,32 +209,32 @@ def _makeable(path: Path) -> Look:
     detail = f"{path} is made at the start"
     if near == path.absolute():
         try:
-            refuse_foreign(near)
-        except (LogError, OSError) as error:
+            access.refuse_foreign(near)
+        except (errors.LogError, OSError) as error:
             return False, str(error)
         detail = f"{path} holds no log yet: one is made at the start"
     is_open = os.access(near, os.R_OK | os.W_OK | os.X_OK)
-    return is_open, detail if is_open else denied(str(near))
+    return is_open, detail if is_open else access.denied(str(near))
 
 
-def _writable(disk: Disk, path: Path) -> Look:
+def _writable(disk: ports.Disk, path: Path) -> Look:
     """Look whether this user may write where processes write, and the log is no hub's copy."""
     try:
         check_writable(disk, str(path))
-    except LogError as error:
+    except errors.LogError as error:
         return False, str(error)
     for place in (path, path / "log", *sorted((path / "log").glob("*.log"))[-1:]):
         if not os.access(place, os.R_OK | os.W_OK):
-            return False, denied(str(place))
+            return False, access.denied(str(place))
     return True, f"{path} can be read and written"
 
 
 def _clock(last_ns: int) -> Look:
     """Check the machine's clock; ``last_ns`` is the time of the last frame, or 0."""
     now_ns = SystemClock().wall_ns()
-    now = f"it is {datetime.fromtimestamp(now_ns / SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
-    if now_ns < last_ns - STEP_NS:
-        behind = spoken(last_ns - now_ns)
+    now = f"it is {datetime.fromtimestamp(now_ns / model.SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+    if now_ns < last_ns - journal.STEP_NS:
+        behind = durations.spoken(last_ns - now_ns)
         return False, f"{now}, {behind} before the log's last record: set the clock"
     if now_ns < _YEAR_2024_NS:
         return False, f"{now}: set the clock, or what is due at a time comes too late"

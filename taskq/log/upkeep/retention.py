@@ -10,17 +10,11 @@ from collections.abc import Callable, Generator, Iterator
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
-from taskq.core.kinds import BIRTH, CARRYING, DEATH, DEATHS, ENDS, LAST, STEP, after
-from taskq.core.model import LIVE_STATES, PASSING_STATES, SECOND_NS, TIME_NS_MAX, State
-from taskq.core.records import Flag, Option
+from taskq.core import kinds, model, records
+from taskq.core.folds import agenda, jobtable
 from taskq.core.values import NamedTuple
-from taskq.log.format import codec
+from taskq.log.format import codec, flows, frames, options
 from taskq.log.format.carried import decode_carried, encode_history, find_moment
-from taskq.log.format.codec import FLAGS_AT, KIND_AT, SEGMENT_HEADER, STATE_AT, FrameHeader
-from taskq.log.format.flows import FLOW_FLAG, is_of_flow, job_of, takes_of
-from taskq.log.format.frames import Frame, Gap
-from taskq.log.format.options import enqueue_extras, unexpiring
 from taskq.log.format.record import Record, places
 from taskq.log.machine.threads import Reporter
 from taskq.log.read.readers import HUB_READER, reader_positions
@@ -28,9 +22,7 @@ from taskq.log.requests import LETTERS_MAX, Op, Rewrite
 from taskq.log.state.job_history import end_of, job_view, read_job
 
 if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
-    from taskq.log.commit.chores import InnerPort, Steps
-    from taskq.log.commit.committer import Committer
+    from taskq.log.commit import chores, committer
     from taskq.log.config import LogConfig
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Facets
@@ -132,7 +124,9 @@ def last_due(
 def _is_past(journal: Journal, following: int, seconds: float | None, now_ns: int) -> bool:
     # Its header has the time of the last frame before it.
     header = journal.files.header(following) if seconds is not None else None
-    return header is not None and header.created_ns + int((seconds or 0) * SECOND_NS) <= now_ns
+    return (
+        header is not None and header.created_ns + int((seconds or 0) * model.SECOND_NS) <= now_ns
+    )
 
 
 def _pinned(journal: Journal, candidate: Due, following: int, total: int) -> Pinned | None:
@@ -218,7 +212,7 @@ def overdue_dead(
     return rest.has_more
 
 
-def purge_steps(committer: Committer, port: InnerPort) -> Steps:
+def purge_steps(committer: committer.Committer, port: chores.InnerPort) -> chores.Steps:
     """Forget the dead letters that are too old or too many, slice by slice."""
     policy = DeadPolicy(committer.config)
     again = bool(policy)
@@ -239,7 +233,7 @@ def purge_steps(committer: Committer, port: InnerPort) -> Steps:
 class _Excess:
     """The oldest deaths of each group that has more letters than it may."""
 
-    def __init__(self, agenda: Agenda, policy: DeadPolicy) -> None:
+    def __init__(self, agenda: agenda.Agenda, policy: DeadPolicy) -> None:
         counts: dict[str, int] = {}
         for lane in agenda.lanes:
             group = policy.group(lane.queue)
@@ -274,10 +268,10 @@ class _Excess:
 
 
 def _scan(
-    agenda: Agenda, start: int, now_ns: int, policy: DeadPolicy, rest: _Excess
+    agenda: agenda.Agenda, start: int, now_ns: int, policy: DeadPolicy, rest: _Excess
 ) -> tuple[list[int], int]:
     """Return the letters from ``start`` on that are too old, and where to go on; -1 at the end."""
-    now = now_ns // SECOND_NS
+    now = now_ns // model.SECOND_NS
     lanes: dict[int, tuple[float | None, str]] = {}
     old: list[int] = []
     for number, (chunk, index) in enumerate(agenda.dead.since(start)):
@@ -296,8 +290,8 @@ def _scan(
     return old, -1
 
 
-_LETTER: Final = after(State.RUNNING, DEATH)
-_BODY_FLAGS: Final = int(Flag.ZLIB | Flag.ZSTD)
+_LETTER: Final = kinds.after(model.State.RUNNING, kinds.DEATH)
+_BODY_FLAGS: Final = int(records.Flag.ZLIB | records.Flag.ZSTD)
 #: Records of a frame that are looked at in one step.
 _RECORDS: Final = 1_024
 
@@ -330,8 +324,8 @@ class Needed:
 
     def add(self, job: int, offset: int, meta: int) -> None:
         self._keys.append(offset << _JOB_BITS | job << 1 | (not meta))
-        self.waits = self.waits or meta & STATE_MASK == State.SCHEDULED
-        self.expires = self.expires or bool(meta & META_EXPIRES)
+        self.waits = self.waits or meta & jobtable.STATE_MASK == model.State.SCHEDULED
+        self.expires = self.expires or bool(meta & jobtable.META_EXPIRES)
 
     def sort(self) -> None:
         self._keys.sort()
@@ -373,7 +367,7 @@ class Retained:
 
     def __init__(
         self,
-        committer: Committer,
+        committer: committer.Committer,
         *,
         keep_seconds: float | None,
         drops_finished: bool,
@@ -400,7 +394,7 @@ class Retained:
         births = _Births(segment, min(following, files.bound(segment)))
         scanner = files.scanner(segment, size, segment, sealed=True)
         for frame in scanner.frames(codec.SEGMENT_HEADER.size):
-            if not isinstance(frame, Gap):
+            if not isinstance(frame, frames.Gap):
                 yield from self._look(frame, births)
         agenda = self._committer.facets.need_agenda()
         for number, (job, offset) in enumerate(births.open()):
@@ -424,26 +418,26 @@ class Retained:
             if job in self._kept or self._stands_behind(job, following):
                 needed.steps += ((offset, job, True) for offset in offsets)
 
-    def _look(self, frame: Frame, births: _Births) -> Iterator[None]:
+    def _look(self, frame: frames.Frame, births: _Births) -> Iterator[None]:
         header = frame.header
         base = frame.offset + codec.FRAME_HEADER_SIZE - frame.at
         for number, (lsn, at, length) in enumerate(places(frame)):
             if not number % _RECORDS:
                 yield
             kind = frame.data[at + 4]
-            if kind == BIRTH:
+            if kind == kinds.BIRTH:
                 births.born(lsn, base + at)
                 if self._drops_finished:
-                    is_special = frame.data[at + FLAGS_AT] & FLOW_FLAG != 0
+                    is_special = frame.data[at + codec.FLAGS_AT] & flows.FLOW_FLAG != 0
                 else:
                     is_special = bool(self._queues or frame.data[at + 6] or frame.data[at + 7])
                 if is_special:
                     self._note_keep(births, lsn, frame.data[at : at + length])
-            elif kind in CARRYING:
+            elif kind in kinds.CARRYING:
                 self._look_at_carried(births, frame, base, at, length)
-            elif kind == STEP:
-                births.steps[job_of(frame.data[at : at + length])].append(base + at)
-            elif kind in ENDS:
+            elif kind == kinds.STEP:
+                births.steps[flows.job_of(frame.data[at : at + length])].append(base + at)
+            elif kind in kinds.ENDS:
                 self._look_at_end(births, frame.data[at : at + length], lsn, header)
 
     def _stands_behind(self, job: int, following: int) -> bool:
@@ -453,11 +447,13 @@ class Retained:
         story = read_job(self._journal, job)
         return story is not None and story.end is not None and story.snapshot_lsn >= following
 
-    def _look_at_end(self, births: _Births, record: bytes, lsn: int, header: FrameHeader) -> None:
+    def _look_at_end(
+        self, births: _Births, record: bytes, lsn: int, header: codec.FrameHeader
+    ) -> None:
         job = codec.JOB.unpack_from(record)[6]
         offset = births.ended(job)
         # A dead letter is known to the agenda, until it is one no more.
-        if not offset or record[KIND_AT] in DEATHS:
+        if not offset or record[codec.KIND_AT] in kinds.DEATHS:
             return
         if job in births.keeps:
             end = _final(record, lsn, header.epoch, header.time_ns)
@@ -467,16 +463,16 @@ class Retained:
         births.steps.pop(job, None)
 
     def _look_at_carried(
-        self, births: _Births, frame: Frame, base: int, at: int, length: int
+        self, births: _Births, frame: frames.Frame, base: int, at: int, length: int
     ) -> None:
         record = frame.data[at : at + length]
         carried = decode_carried(record)
-        if carried.state is State.ABSENT or carried.state is State.DEAD:
+        if carried.state is model.State.ABSENT or carried.state is model.State.DEAD:
             return
         births.ended(carried.job)  # where it stood before, if that is here
         births.carried[carried.job] = base + at
         self._note_keep(births, carried.job, carried.born)
-        if carried.state in LIVE_STATES:
+        if carried.state in model.LIVE_STATES:
             return
         births.ended(carried.job)
         end = _final(record, 0, 0, carried.ended_ns)
@@ -493,13 +489,13 @@ class Retained:
 
     def own_keep_ns(self, born: bytes) -> int:
         """Return the retention of a job by its own options, or its queue's; else 0."""
-        if is_of_flow(born) and self._is_taken_in(born):
-            return TIME_NS_MAX
+        if flows.is_of_flow(born) and self._is_taken_in(born):
+            return model.TIME_NS_MAX
         if self._drops_finished:
             return 0
         _, _, _, size, _, _, queue_size, task_size = codec.BORN.unpack_from(born)
         start = codec.BORN.size
-        keep_ns = find_moment(born, start + queue_size + task_size, size, Option.KEEP)
+        keep_ns = find_moment(born, start + queue_size + task_size, size, records.Option.KEEP)
         if not keep_ns and self._queues:
             queue = born[start : start + queue_size].decode("utf-8", "replace")
             keep_ns = self._queues.get(queue, 0)
@@ -510,7 +506,7 @@ class Retained:
         agenda = self._committer.facets.need_agenda()
         return any(
             agenda.table.find(job) is not None or agenda.dead.find(job) is not None
-            for job in takes_of(born).unlocks
+            for job in flows.takes_of(born).unlocks
         )
 
     def _is_kept(self, end: Record, keep_ns: int) -> bool:
@@ -541,15 +537,15 @@ class Retained:
         self, job: int, location: int, born: bytes, enqueued_ns: int, died_seconds: int
     ) -> Rewrite:
         end = _end(self._journal, job)
-        if end is not None and end_of(end)[0] is State.DEAD:
+        if end is not None and end_of(end)[0] is model.State.DEAD:
             return self._item(job, location, born, enqueued_ns, end)
         return Rewrite(
             job,
             location,
             _LETTER,
-            unexpiring(born, job),
+            options.unexpiring(born, job),
             enqueued_ns,
-            ended_ns=died_seconds * SECOND_NS,
+            ended_ns=died_seconds * model.SECOND_NS,
         )
 
     def history(self, job: int, attempt: int) -> bytes:
@@ -569,10 +565,10 @@ class Retained:
         )  # fmt: skip
 
     def _expiry(self, job: int, born: bytes) -> tuple[bytes, int]:
-        extras = enqueue_extras(born)
+        extras = options.enqueue_extras(born)
         view = job_view(self._journal, job, self._now_ns) if extras.expires_ns else None
         if view is None or not view.expires_ns:
-            return unexpiring(born, job), 0
+            return options.unexpiring(born, job), 0
         return born, 0 if extras.expires_is_wall else view.expires_ns
 
 
@@ -628,7 +624,7 @@ def _final(record: bytes, lsn: int, epoch: int, time_ns: int) -> Record:
 
 
 def _nanoseconds(seconds: float | None) -> int:
-    return 0 if seconds is None else max(int(seconds * SECOND_NS), 1)
+    return 0 if seconds is None else max(int(seconds * model.SECOND_NS), 1)
 
 
 #: Frames that are read in one step.
@@ -646,17 +642,17 @@ class _Seen:
     """
 
     def __init__(self, segment: int) -> None:
-        self.offset, self.next_lsn = SEGMENT_HEADER.size, segment
+        self.offset, self.next_lsn = codec.SEGMENT_HEADER.size, segment
         self.ended_ns = self.over_ns = 0
 
-    def look(self, frame: Frame, own_keep_ns: Callable[[bytes], int]) -> bool:
+    def look(self, frame: frames.Frame, own_keep_ns: Callable[[bytes], int]) -> bool:
         data = frame.data
         for _, at, length in places(frame):
-            kind = data[at + KIND_AT]
-            if kind in LAST:
+            kind = data[at + codec.KIND_AT]
+            if kind in kinds.LAST:
                 self.ended_ns = _first(self.ended_ns, frame.header.time_ns)
                 return True
-            if kind in CARRYING and data[at + STATE_AT] in PASSING_STATES:
+            if kind in kinds.CARRYING and data[at + codec.STATE_AT] in model.PASSING_STATES:
                 carried = decode_carried(data[at : at + length])
                 own_ns = own_keep_ns(carried.born)
                 if own_ns:
@@ -690,7 +686,7 @@ class Endings:
         size, _ = extent(self._journal, segment)
         scanner = files.scanner(segment, size, seen.next_lsn, sealed=True)
         for number, item in enumerate(scanner.frames(seen.offset), 1):
-            if isinstance(item, Gap):
+            if isinstance(item, frames.Gap):
                 seen.offset, seen.next_lsn = item.resume, item.next_lsn
             else:
                 seen.offset, seen.next_lsn = item.end, item.header.next_lsn
@@ -708,8 +704,8 @@ class Endings:
         seen = self._seen[segment]
         if keep_seconds is None:
             return 0 < seen.over_ns <= now_ns
-        wait_ns = self._journal.config.segment_age_of(keep_seconds) * SECOND_NS
-        early_ns = keep_seconds * SECOND_NS - wait_ns
+        wait_ns = self._journal.config.segment_age_of(keep_seconds) * model.SECOND_NS
+        early_ns = keep_seconds * model.SECOND_NS - wait_ns
         return 0 < seen.ended_ns <= now_ns - wait_ns or 0 < seen.over_ns <= now_ns + early_ns
 
 

@@ -1,42 +1,18 @@
-"""When snapshots are written, and how: in small steps between batches, by one process at a time.
-
-A copy of the facet is made in one step, without the lock, while nobody changes it; a million
-waiting jobs take some 20 ms. All else is steps of a millisecond, waits for the disk left out. The
-file gets its name last: when it is whole on disk, when all of the log before its position is on
-disk too, and when nobody has moved frames of the log meanwhile. So one that has its name is true.
-"""
+"""When snapshots are written, and how: in small steps between batches, by one process at a time."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.errors import LogError
+from taskq.log.commit.committer import Committer
 from taskq.log.journal.recovery import is_marked_failed
-from taskq.log.machine.ports import write_all
-from taskq.log.machine.threads import Reporter
-from taskq.log.state.snapshot import (
-    AGENDA,
-    DEDUP,
-    DIRECTORY,
-    Captured,
-    Form,
-    Header,
-    Newer,
-    Unusable,
-    capture,
-    check_fit,
-    file_parts,
-    read_header,
-    snapshot_name,
-    snapshot_names,
-)
+from taskq.log.machine import ports, threads
+from taskq.log.state import snapshot
 
-if TYPE_CHECKING:
-    from taskq.log.commit.committer import Committer
-
-_log: Final = Reporter("taskq")
+_log: Final = threads.Reporter("taskq")
 #: Log that is written before a snapshot is worth its cost, and before one is at close.
 LOG_BYTES_MIN: Final = 8 * 1024 * 1024
 CLOSE_BYTES_MIN: Final = 4 * 1024 * 1024
@@ -50,7 +26,7 @@ _PATIENCE_BYTES: Final = 1024 * 1024
 _SYNC_BYTES: Final = 4 * 1024 * 1024
 _LOCK_FILE: Final = "lock"
 _TEMPORARY: Final = ".tmp"
-_FORMS: Final[tuple[Form[Any], ...]] = (AGENDA, DEDUP)
+_FORMS: Final[tuple[snapshot.Form[Any], ...]] = (snapshot.AGENDA, snapshot.DEDUP)
 
 
 class SnapshotPolicy:
@@ -70,12 +46,18 @@ class Snapshots:
 
     ``due`` costs nothing to ask after each batch. The steps must all be taken between batches, and
     may end at any of them.
+
+    A copy of the facet is made in one step, without the lock, while nobody changes it; a million
+    waiting jobs take some 20 ms. All else is steps of a millisecond, waits for the disk left out.
+    The file gets its name last: when it is whole on disk, when all of the log before its position
+    is on disk too, and when nobody has moved frames of the log meanwhile. So one that has its name
+    is true.
     """
 
     def __init__(self, committer: Committer, policy: SnapshotPolicy | None = None) -> None:
         self._committer = committer
         self._journal = committer.journal
-        self._directory = f"{self._journal.path}/{DIRECTORY}"
+        self._directory = f"{self._journal.path}/{snapshot.DIRECTORY}"
         self._policy = policy or SnapshotPolicy()
         #: the answer of ``due`` until the log has come to here
         self._segment = -1
@@ -95,10 +77,10 @@ class Snapshots:
             self._look_after(left)
         return self._is_due
 
-    def _look(self) -> tuple[list[Form[Any]], int]:
+    def _look(self) -> tuple[list[snapshot.Form[Any]], int]:
         """Return (what is due, bytes of log until it is worth to look again)."""
         self._journal.refresh()
-        forms: list[Form[Any]] = []
+        forms: list[snapshot.Form[Any]] = []
         left: list[int] = []
         for form in self._built():
             since, size = self._since(form)
@@ -112,24 +94,24 @@ class Snapshots:
     def _look_after(self, size: int) -> None:
         self._segment, self._offset = self._journal.segment, self._journal.offset + size
 
-    def _built(self) -> list[Form[Any]]:
+    def _built(self) -> list[snapshot.Form[Any]]:
         facets = self._committer.facets
         return [form for form in _FORMS if facets.stands(form.kind.name) is not None]
 
-    def _since(self, form: Form[Any]) -> tuple[int, int]:
+    def _since(self, form: snapshot.Form[Any]) -> tuple[int, int]:
         """Return (bytes of log after the newest snapshot that fits, its own size)."""
         newest = self._newest(form)
         if newest is None:
             return self._log_bytes(0), 0
         return self._log_bytes(newest.segment) - newest.offset, newest.size
 
-    def _newest(self, form: Form[Any]) -> Header | None:
-        for name in snapshot_names(self._journal.disk, self._journal.path, form.kind.name):
-            with contextlib.suppress(Unusable, OSError):
+    def _newest(self, form: snapshot.Form[Any]) -> snapshot.Header | None:
+        for name in snapshot.snapshot_names(self._journal.disk, self._journal.path, form.kind.name):
+            with contextlib.suppress(snapshot.Unusable, OSError):
                 return self._fitting(form, name)
         return None
 
-    def _fitting(self, form: Form[Any], name: str) -> Header:
+    def _fitting(self, form: snapshot.Form[Any], name: str) -> snapshot.Header:
         """Return the header of a file.
 
         Raises:
@@ -139,10 +121,10 @@ class Snapshots:
         journal = self._journal
         descriptor = journal.disk.open(f"{self._directory}/{name}", write=False)
         try:
-            header = read_header(journal.disk, descriptor, form.kind, journal.identity)
+            header = snapshot.read_header(journal.disk, descriptor, form.kind, journal.identity)
         finally:
             journal.disk.close(descriptor)
-        check_fit(journal, header)
+        snapshot.check_fit(journal, header)
         return header
 
     def _log_bytes(self, segment: int) -> int:
@@ -168,10 +150,12 @@ class Snapshots:
         """Write a snapshot of every facet that is built, however little log there is."""
         yield from self._write_all(self._built)
 
-    def _due_at_close(self) -> list[Form[Any]]:
+    def _due_at_close(self) -> list[snapshot.Form[Any]]:
         return [form for form in self._built() if self._since(form)[0] >= CLOSE_BYTES_MIN]
 
-    def _write_all(self, choose: Callable[[], list[Form[Any]]]) -> Generator[None, None, None]:
+    def _write_all(
+        self, choose: Callable[[], list[snapshot.Form[Any]]]
+    ) -> Generator[None, None, None]:
         self._is_due = False
         self._look_after(_PATIENCE_BYTES)
         path = self._journal.path
@@ -184,7 +168,7 @@ class Snapshots:
         except Exception:  # noqa: BLE001 - a bug here must not close the log
             _log.exception("%s: no snapshot was written", path)
 
-    def _take_turns(self, forms: list[Form[Any]]) -> Generator[None, None, None]:
+    def _take_turns(self, forms: list[snapshot.Form[Any]]) -> Generator[None, None, None]:
         disk = self._journal.disk
         if not disk.names(self._directory):
             disk.make_directory(self._directory)
@@ -197,7 +181,7 @@ class Snapshots:
         finally:
             disk.close(lock)
 
-    def _write(self, form: Form[Any]) -> Generator[None, None, None]:
+    def _write(self, form: snapshot.Form[Any]) -> Generator[None, None, None]:
         """Yield one snapshot, from the copy to the removal of older ones.
 
         Raises:
@@ -207,7 +191,7 @@ class Snapshots:
         if captured is None:
             return
         disk, generation = self._journal.disk, self._journal.generation
-        name = snapshot_name(captured.header.next_lsn, form.kind.name)
+        name = snapshot.snapshot_name(captured.header.next_lsn, form.kind.name)
         temporary = f"{self._directory}/{name}{_TEMPORARY}"
         yield
         try:
@@ -226,7 +210,7 @@ class Snapshots:
         self._segment = -1
         yield from self._tidy(form)
 
-    def _capture(self, form: Form[Any]) -> Captured | None:
+    def _capture(self, form: snapshot.Form[Any]) -> snapshot.Captured | None:
         """Copy the facet as it stands; None if it is of no use, or there is no room for it."""
         journal, facets = self._journal, self._committer.facets
         cursor = facets.stands(form.kind.name)
@@ -235,8 +219,8 @@ class Snapshots:
         newest = self._newest(form)
         if newest is not None and newest.next_lsn >= cursor.next_lsn:
             return None
-        facet = facets.agenda if form is AGENDA else facets.dedup
-        captured = capture(journal, form, facet, cursor, journal.clock.wall_ns())
+        facet = facets.agenda if form is snapshot.AGENDA else facets.dedup
+        captured = snapshot.capture(journal, form, facet, cursor, journal.clock.wall_ns())
         if captured is None:
             return None
         room = self._committer.room
@@ -245,14 +229,14 @@ class Snapshots:
             return None
         return captured
 
-    def _fill(self, path: str, captured: Captured) -> Generator[None, None, None]:
+    def _fill(self, path: str, captured: snapshot.Captured) -> Generator[None, None, None]:
         disk = self._journal.disk
         descriptor = disk.open(path, create=True)
         try:
             disk.truncate(descriptor, 0)
             offset = synced = 0
-            for part in file_parts(captured.header, captured.frozen):
-                write_all(disk, descriptor, part, offset)
+            for part in snapshot.file_parts(captured.header, captured.frozen):
+                ports.write_all(disk, descriptor, part, offset)
                 offset += len(part)
                 yield
                 if offset - synced >= _SYNC_BYTES:
@@ -265,7 +249,7 @@ class Snapshots:
         self._journal.meters.upkeep_bytes += offset
         yield
 
-    def _is_true(self, header: Header, generation: int) -> bool:
+    def _is_true(self, header: snapshot.Header, generation: int) -> bool:
         """Return whether the log before the position is on disk, and stands where it stood."""
         journal = self._journal
         if journal.durable_lsn < header.next_lsn:
@@ -281,19 +265,19 @@ class Snapshots:
             and not is_marked_failed(journal.disk, journal.path)
         )
 
-    def _tidy(self, form: Form[Any]) -> Generator[None, None, None]:
+    def _tidy(self, form: snapshot.Form[Any]) -> Generator[None, None, None]:
         """Remove older and useless snapshots of the facet, and files that a crash left."""
         disk = self._journal.disk
         kept = 0
-        for name in snapshot_names(disk, self._journal.path, form.kind.name):
+        for name in snapshot.snapshot_names(disk, self._journal.path, form.kind.name):
             try:
                 self._fitting(form, name)
                 kept += 1
                 if kept <= KEPT:
                     continue
-            except Newer:
+            except snapshot.Newer:
                 continue
-            except (Unusable, OSError):
+            except (snapshot.Unusable, OSError):
                 pass  # it is of no use
             disk.remove(f"{self._directory}/{name}")
             yield

@@ -1,10 +1,4 @@
-"""Keeping the log in order while it is used: indexes, snapshots, compaction.
-
-All of it is done in steps of about a millisecond on the storage thread, between batches and while
-there is nothing else to do; nothing of it is needed for correctness, and it may end at any step.
-What has to be written goes through ordinary batches. One process of those that share a directory
-does it at a time.
-"""
+"""Keeping the log in order while it is used: indexes, snapshots, compaction."""
 
 from __future__ import annotations
 
@@ -12,34 +6,18 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import LogClosed, LogDamaged, LogError, TaskqError
-from taskq.core.model import SECOND_NS
-from taskq.core.views import CompactedSegment, CompactReport
-from taskq.log.commit.answers import failure
-from taskq.log.commit.chores import Chore
-from taskq.log.commit.room import with_reserve
+from taskq.core import errors, model, views
+from taskq.log.commit import answers, chores, committer, room
 from taskq.log.format.frames import segment_name
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import Op, Order
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.state.job_history import note_dropped
+from taskq.log.upkeep import retention, snapshots
 from taskq.log.upkeep.compaction import Compaction
-from taskq.log.upkeep.retention import (
-    NEARLY_FULL,
-    Due,
-    Endings,
-    Pinned,
-    Retained,
-    due,
-    last_due,
-    past,
-    purge_steps,
-)
-from taskq.log.upkeep.snapshots import Snapshots
+from taskq.log.upkeep.retention import due
 
 if TYPE_CHECKING:
-    from taskq.log.commit.chores import InnerRequest, Steps
-    from taskq.log.commit.committer import Committer
     from taskq.log.journal.journal import Journal
 
 
@@ -49,7 +27,7 @@ class Report:
     def __init__(self, *, dry_run: bool = False, by_hand: bool = False) -> None:
         self.dry_run, self.by_hand = dry_run, by_hand
         self.carried = 0
-        self._segments: list[CompactedSegment] = []
+        self._segments: list[views.CompactedSegment] = []
 
     @property
     def gone(self) -> int:
@@ -67,7 +45,7 @@ class Report:
     ) -> None:
         """Add a segment: ``needed`` bytes of its ``size``, which None asks the file for."""
         self._segments.append(
-            CompactedSegment(
+            views.CompactedSegment(
                 segment=segment_name(segment),
                 size=journal.files.size(segment) if size is None else size,
                 needed=needed,
@@ -76,33 +54,39 @@ class Report:
             )
         )
 
-    def made(self) -> CompactReport:
-        return CompactReport(
+    def made(self) -> views.CompactReport:
+        return views.CompactReport(
             segments=tuple(self._segments), carried=self.carried, dry_run=self.dry_run
         )
 
 
 _log: Final = Reporter("taskq")
 #: How often a process looks whether there is anything to do, besides after each new segment.
-LOOK_NS: Final = 10 * SECOND_NS
+LOOK_NS: Final = 10 * model.SECOND_NS
 #: Pause of upkeep after trouble (disk full, log locked).
-TROUBLE_NS: Final = 30 * SECOND_NS
+TROUBLE_NS: Final = 30 * model.SECOND_NS
 #: While the disk is nearly full it looks this often.
-_PRESSED_NS: Final = SECOND_NS
+_PRESSED_NS: Final = model.SECOND_NS
 #: On a disk that is nearly full such a part of the log goes at once.
 _SPARE_PARTS: Final = 8
 #: Files that are removed in one batch.
 _COLLECTED_MAX: Final = 64
 
 
-class Upkeep(Chore):
-    """Look after the log, for one process."""
+class Upkeep(chores.Chore):
+    """Look after the log, for one process.
 
-    def __init__(self, committer: Committer) -> None:
+    All of it is done in steps of about a millisecond on the storage thread, between batches and
+    while there is nothing else to do; nothing of it is needed for correctness, and it may end at
+    any step. What has to be written goes through ordinary batches. One process of those that share
+    a directory does it at a time.
+    """
+
+    def __init__(self, committer: committer.Committer) -> None:
         super().__init__(committer.journal, f"{committer.journal.path}/upkeep.lock")
         self._committer = committer
-        self._snapshots = Snapshots(committer)
-        self._endings = Endings(committer.journal)
+        self._snapshots = snapshots.Snapshots(committer)
+        self._endings = retention.Endings(committer.journal)
         self._orders: deque[Order] = deque()
         self._looked_ns = self._looked_segment = 0
         #: it does not pay to try again to make the log smaller before it is so large, or so few
@@ -117,7 +101,7 @@ class Upkeep(Chore):
     def close(self) -> None:
         """Let another process do it; leave a snapshot if that makes the next opening faster."""
         self._stop(LOOK_NS)
-        closed = LogClosed(f"{self._journal.path}: the log was closed")
+        closed = errors.LogClosed(f"{self._journal.path}: the log was closed")
         for order in self._orders:
             self._committer.answers.now.append((order.port, order.future, closed))
         self._orders.clear()
@@ -130,7 +114,7 @@ class Upkeep(Chore):
     def _is_asked(self) -> bool:
         return bool(self._orders)
 
-    def _next_steps(self) -> Steps | None:
+    def _next_steps(self) -> chores.Steps | None:
         if self._orders:
             return self._carry_out(self._orders.popleft())
         return self._work() if self._wants_to_look() else None
@@ -142,9 +126,9 @@ class Upkeep(Chore):
         if isinstance(error, SegmentGone):  # a lookup met a segment that went just now
             self._stop(LOOK_NS)
             return
-        if isinstance(error, LogDamaged):
+        if isinstance(error, errors.LogDamaged):
             self._complain(error.args, "%s", error)
-        elif isinstance(error, (TaskqError, OSError)):
+        elif isinstance(error, (errors.TaskqError, OSError)):
             _log.warning("%s: upkeep waits a while: %s", self._journal.path, error)
         else:
             _log.error("%s: upkeep waits a while", self._journal.path, exc_info=error)
@@ -178,24 +162,28 @@ class Upkeep(Chore):
 
     # -- by hand ----------------------------------------------------------------------------------
 
-    def _carry_out(self, order: Order) -> Steps:
-        answer: CompactReport | TaskqError
+    def _carry_out(self, order: Order) -> chores.Steps:
+        answer: views.CompactReport | errors.TaskqError
         try:
             answer = yield from self._ordered(order)
         except GeneratorExit:
-            answer = LogClosed(f"{self._journal.path}: the log was closed")
+            answer = errors.LogClosed(f"{self._journal.path}: the log was closed")
             raise
         except Exception as error:  # noqa: BLE001 - whoever asked gets it
-            answer = failure(error)
+            answer = answers.failure(error)
         finally:
             self._committer.answers.now.append((order.port, order.future, answer))
 
-    def _ordered(self, order: Order) -> Generator[InnerRequest | None, None, CompactReport]:
+    def _ordered(
+        self, order: Order
+    ) -> Generator[chores.InnerRequest | None, None, views.CompactReport]:
         journal = self._journal
-        give_up_ns = journal.clock.steady_ns() + int(journal.config.lock_wait_seconds * SECOND_NS)
+        give_up_ns = journal.clock.steady_ns() + int(
+            journal.config.lock_wait_seconds * model.SECOND_NS
+        )
         while not self._take_turn():
             if journal.clock.steady_ns() > give_up_ns:
-                raise LogError(f"{journal.path}: another process is at it; try again later")
+                raise errors.LogError(f"{journal.path}: another process is at it; try again later")
             self._pause()
             yield None
         journal.refresh()
@@ -207,7 +195,7 @@ class Upkeep(Chore):
 
     # -- what there is to do ----------------------------------------------------------------------
 
-    def _work(self) -> Steps:
+    def _work(self) -> chores.Steps:
         if not self._take_turn():
             return
         sweep_gone(self._journal.disk, f"{self._journal.path}/log")
@@ -216,14 +204,14 @@ class Upkeep(Chore):
             yield from self._tend(self._snapshots.steps())
         yield from self._tidy(None, Report())
 
-    def _tidy(self, keep_seconds: float | None, report: Report) -> Steps:
+    def _tidy(self, keep_seconds: float | None, report: Report) -> chores.Steps:
         """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""
         keep = self._journal.config.keep_seconds if keep_seconds is None else keep_seconds
         if not report.dry_run:
-            yield from purge_steps(self._committer, self._port)
+            yield from retention.purge_steps(self._committer, self._port)
         yield from self._compact(keep, report)
 
-    def _tend(self, steps: Iterator[None]) -> Steps:
+    def _tend(self, steps: Iterator[None]) -> chores.Steps:
         """Steps that send nothing; that the disk refuses them stops nothing else."""
         try:
             for _ in steps:
@@ -231,7 +219,7 @@ class Upkeep(Chore):
         except OSError as error:
             self._complain(error.errno, "%s: upkeep goes without: %s", self._journal.path, error)
 
-    def _compact(self, keep_seconds: float | None, report: Report) -> Steps:
+    def _compact(self, keep_seconds: float | None, report: Report) -> chores.Steps:
         """Let segments go for as long as the policy says that the oldest may."""
         journal = self._journal
         if not report.dry_run:
@@ -240,14 +228,14 @@ class Upkeep(Chore):
         if report.by_hand or not goal:  # else what is due already, and may not go for a reason
             last = yield from self._last_due(keep_seconds)
         if last is not None and not report.dry_run:
-            with_reserve(journal.disk, journal.path, lambda: journal.seal(last.segment))
+            room.with_reserve(journal.disk, journal.path, lambda: journal.seal(last.segment))
             self._looked_segment = journal.segment
             goal = yield from self._goal(keep_seconds)
         yield from self._let_go(keep_seconds, goal, report)
         if last is not None and report.dry_run:
             yield from self._compact_one(last, keep_seconds, report)
 
-    def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> Steps:
+    def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> chores.Steps:
         journal = self._journal
         # Records written again meanwhile are left to the next pass, or this one would never end.
         end, goes_on = journal.segment, False
@@ -260,7 +248,7 @@ class Upkeep(Chore):
                 goal=goal,
                 gone=report.gone if report.dry_run else 0,
             )
-            if isinstance(candidate, Pinned):
+            if isinstance(candidate, retention.Pinned):
                 why = f"the reader {candidate.reader!r} has not read it"
                 report.note(journal, candidate.segment, 0, why, removed=False)
                 self._complain(
@@ -282,18 +270,20 @@ class Upkeep(Chore):
         journal.files.refresh()
         now_ns = journal.clock.wall_ns()
         retained = self._retained(keep_seconds)
-        for segment in reversed(past(journal, keep_seconds, now_ns)):
+        for segment in reversed(retention.past(journal, keep_seconds, now_ns)):
             yield from self._endings.steps(segment, retained.own_keep_ns)
             if self._endings.any(segment, now_ns):
                 return segment
         return 0
 
-    def _last_due(self, keep_seconds: float | None) -> Generator[None, None, Due | None]:
+    def _last_due(self, keep_seconds: float | None) -> Generator[None, None, retention.Due | None]:
         journal, endings = self._journal, self._endings
         journal.refresh()
         now_ns = journal.clock.wall_ns()
         is_pressed = self._lacks_room()
-        candidate = last_due(journal, now_ns, is_pressed=is_pressed, keep_seconds=keep_seconds)
+        candidate = retention.last_due(
+            journal, now_ns, is_pressed=is_pressed, keep_seconds=keep_seconds
+        )
         if candidate is None:
             return None
         yield from endings.steps(candidate.segment, self._retained(keep_seconds).own_keep_ns)
@@ -314,7 +304,7 @@ class Upkeep(Chore):
         spare = total // _SPARE_PARTS if goes_on else 0
         return room.is_sought and room.lacks(total // 2, spare)
 
-    def _may_pay(self, candidate: Due) -> bool:
+    def _may_pay(self, candidate: retention.Due) -> bool:
         return (
             candidate.needed_bytes_max is None
             or self._journal.files.total_size() >= self._patience_bytes
@@ -326,8 +316,8 @@ class Upkeep(Chore):
         return agenda.table.live + agenda.dead.live
 
     def _compact_one(
-        self, candidate: Due, keep_seconds: float | None, report: Report
-    ) -> Generator[InnerRequest | None, None, bool]:
+        self, candidate: retention.Due, keep_seconds: float | None, report: Report
+    ) -> Generator[chores.InnerRequest | None, None, bool]:
         retained = self._retained(keep_seconds, drops_finished=candidate.drops_finished)
         compaction = Compaction(self._committer, self._port, candidate.segment, retained)
         files = self._journal.files
@@ -343,7 +333,7 @@ class Upkeep(Chore):
             # jobs is gone, it may be otherwise.
             self._patience_bytes = total + self._journal.segment_bytes
             self._patience_jobs = self._jobs() - self._jobs() // 8
-        if went and candidate.reason == NEARLY_FULL:
+        if went and candidate.reason == retention.NEARLY_FULL:
             note_dropped(self._journal, files.lsns[0])
         why = candidate.reason if went else f"{candidate.reason}, but most of it is needed"
         report.carried += compaction.carried
@@ -352,15 +342,17 @@ class Upkeep(Chore):
         )
         return went
 
-    def _retained(self, keep_seconds: float | None, *, drops_finished: bool = False) -> Retained:
-        return Retained(
+    def _retained(
+        self, keep_seconds: float | None, *, drops_finished: bool = False
+    ) -> retention.Retained:
+        return retention.Retained(
             self._committer,
             keep_seconds=keep_seconds,
             drops_finished=drops_finished,
             now_ns=self._journal.clock.wall_ns(),
         )
 
-    def _drop(self) -> Generator[InnerRequest | None, None, int]:
+    def _drop(self) -> Generator[chores.InnerRequest | None, None, int]:
         """Remove the segments that the log itself says may go; returns how many went."""
         went = 0
         while True:
