@@ -104,7 +104,7 @@ MOMENTS: Final = (
     Moment("device", "mid-frame, and all sent", f"{_HUB}.line:Http._pieces", "pieces"),
     Moment("device", "after the answer, before the pin", f"{_HUB}.line:Line.request", "ends"),
     Moment("device", "in the pin", f"{_HUB}.sync:_Session._pin", "steps"),
-    Moment("device", "while it goes on as another log", f"{_HUB}.sync:fork", "steps"),
+    Moment("device", "while it goes on as another log", "taskq.engine:fork", "steps"),
     Moment("device", "in ingestion", f"{_HUB}.device_outbox:DeviceOutbox.take", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )

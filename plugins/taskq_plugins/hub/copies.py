@@ -13,60 +13,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
-from taskq.engine import (
-    Border,
-    Identity,
-    Replica,
-    replace_file,
-    segment_lsn,
-    segment_name,
-    write_all,
-)
+from taskq import engine
 from taskq.values import SECOND_NS
-from taskq_plugins.hub import models
-from taskq_plugins.hub.copyfiles import (
-    AGAIN,
-    IDENTITY,
-    LOG,
-    PART,
-    SEALS,
-    SHA,
-    CompactionFloor,
-    CopyFiles,
-    Gaps,
-    Notes,
-    Old,
-    content,
-    due,
-    first_young,
-    kept,
-    lineage,
-    opened,
-)
-from taskq_plugins.hub.models import (
-    NOWHERE,
-    Answer,
-    Append,
-    CopyEnd,
-    Declare,
-    Leave,
-    Missing,
-    Refusal,
-    Refused,
-    Request,
-    Resend,
-    Seal,
-    Stored,
-    Sync,
-    Trouble,
-)
+from taskq_plugins.hub import copyfiles, models
 from taskq_plugins.hub.registry import Registry
 
 if TYPE_CHECKING:
-    from taskq.engine import Disk
     from taskq_plugins.hub.registry import Hint
 
-_START: Final = Replica.START
+_START: Final = engine.Replica.START
 #: The file of a frame that comes in pieces, and how a frame's header says its body's size.
 _PIECES: Final = "pieces"
 _FRAME_HEAD: Final = 56
@@ -86,18 +41,20 @@ class Copy:
     """
 
     def __init__(
-        self, disk: Disk, path: str, log_id: UUID, mark: Hint, mark_bytes: int = MARK_BYTES
+        self, disk: engine.Disk, path: str, log_id: UUID, mark: Hint, mark_bytes: int = MARK_BYTES
     ) -> None:
         self._disk, self._path = disk, path
         self._mark, self._mark_bytes = mark, mark_bytes
-        self._marked = NOWHERE
+        self._marked = models.NOWHERE
         self._incompat: frozenset[str] = frozenset()
-        self.gaps = Gaps(disk, path, mark.remove)
-        self._seals = Notes(disk, f"{path}/{SEALS}")
-        self._files = Replica(disk, path, lineage(disk, path, log_id), writable=True)
-        self.at, self.is_sealed = NOWHERE, False
+        self.gaps = copyfiles.Gaps(disk, path, mark.remove)
+        self._seals = copyfiles.Notes(disk, f"{path}/{copyfiles.SEALS}")
+        self._files = engine.Replica(
+            disk, path, copyfiles.lineage(disk, path, log_id), writable=True
+        )
+        self.at, self.is_sealed = models.NOWHERE, False
         #: position before a frame that comes in pieces, and how many of its bytes came
-        self._pieces = NOWHERE, 0
+        self._pieces = models.NOWHERE, 0
         #: segments that are to come again, by SHA-256
         self._lacks: dict[str, int] = {}
         self._find_end()
@@ -112,7 +69,7 @@ class Copy:
         self.close()
 
     def _find_end(self) -> None:
-        disk, files, log = self._disk, self._files, f"{self._path}/{LOG}"
+        disk, files, log = self._disk, self._files, f"{self._path}/{copyfiles.LOG}"
         files.forget()
         disk.remove(f"{self._path}/{_PIECES}")  # they may be torn
         for name in disk.names(log):
@@ -120,12 +77,12 @@ class Copy:
                 disk.remove(f"{log}/{name}")
         files.refresh()
         seals = {line["segment"]: line for line in self._seals.lines}
-        self.at, self.is_sealed = self.gaps.all[-1].at if self.gaps.all else NOWHERE, False
+        self.at, self.is_sealed = self.gaps.all[-1].at if self.gaps.all else models.NOWHERE, False
         if files.lsns:
             last = files.lsns[-1]
             # A hub that was copied while it ran may have a seal of more than its file.
             if last in seals and self._size(last) >= seals[last]["end"][1]:
-                self.at, self.is_sealed = Border.from_list(seals[last]["end"]), True
+                self.at, self.is_sealed = engine.Border.from_list(seals[last]["end"]), True
             else:
                 self.at = self._secured(last)
         self._lacks = dict(self._lacking(seals))
@@ -148,9 +105,9 @@ class Copy:
         for name, segment in known.items():
             if segment < lsns[-1] and self._size(segment) < seals[segment]["end"][1]:
                 yield name, segment
-        for part in self._disk.names(f"{self._path}/{AGAIN}"):
-            name = part.removesuffix(PART)
-            if name != part and SHA.match(name) and name in known:
+        for part in self._disk.names(f"{self._path}/{copyfiles.AGAIN}"):
+            name = part.removesuffix(copyfiles.PART)
+            if name != part and copyfiles.SHA.match(name) and name in known:
                 yield name, known[name]
 
     @property
@@ -159,11 +116,11 @@ class Copy:
         some = islice(self._lacks.items(), models.AGAIN_MAX)
         return tuple((segment, ends.get(segment, 0), name) for name, segment in some)
 
-    def _secured(self, segment: int) -> Border:
+    def _secured(self, segment: int) -> engine.Border:
         files, noted = self._files, self._mark.read()
-        mark = Border.from_list(noted) if noted else NOWHERE
+        mark = engine.Border.from_list(noted) if noted else models.NOWHERE
         if mark.segment != segment or not files.stands(mark):
-            mark = NOWHERE
+            mark = models.NOWHERE
             if noted:  # the same frames may come again, and not be on disk yet
                 self._mark.remove()
         self._marked = mark
@@ -178,14 +135,14 @@ class Copy:
         """
         if self._incompat >= incompat:
             return
-        values = json.loads(content(self._disk, f"{self._path}/{IDENTITY}"))
+        values = json.loads(copyfiles.content(self._disk, f"{self._path}/{copyfiles.IDENTITY}"))
         features, known = values["features"], frozenset(values["features"]["incompat"])
         if len(known | incompat) > models.FEATURES_MAX:
             raise OSError(errno.EDQUOT, "a log has only so many features")
         if not known >= incompat:
             features["incompat"] = sorted(known | incompat)
             data = json.dumps(values, indent=2).encode() + b"\n"
-            replace_file(self._disk, f"{self._path}/{IDENTITY}", data)
+            engine.replace_file(self._disk, f"{self._path}/{copyfiles.IDENTITY}", data)
         self._incompat = known | incompat
 
     @property
@@ -194,25 +151,25 @@ class Copy:
         return min([*sealed, *self._files.lsns[:1]], default=0)
 
     def safe(self, before_ns: int) -> int:
-        return min(first_young(self._disk, self._files, before_ns), self.at.next_lsn)
+        return min(copyfiles.first_young(self._disk, self._files, before_ns), self.at.next_lsn)
 
-    def let_go(self, old: list[Old]) -> None:
+    def let_go(self, old: list[copyfiles.Old]) -> None:
         """Remove files that ``due`` gave: segments one at a time, the oldest first."""
         for name, _ in old:
             folder, _, file = name.rpartition("/")
-            lsn = segment_lsn(file) if folder == LOG else None
+            lsn = engine.segment_lsn(file) if folder == copyfiles.LOG else None
             if lsn is not None:  # the remaining part is a log at any moment
                 self._files.let_go(lsn)
             else:
                 self._disk.remove(f"{self._path}/{name}")
                 self._disk.sync_directory(f"{self._path}/{folder}")
 
-    def has(self, at: Border) -> bool:
+    def has(self, at: engine.Border) -> bool:
         return self._files.stands(at)
 
     # -- growing ----------------------------------------------------------------------------------
 
-    def append(self, asked: Append) -> Stored:
+    def append(self, asked: models.Append) -> models.Stored:
         """Append the whole frames among the bytes; of a larger frame keep the piece."""
         behind, at, data = asked.behind, self.at, asked.data
         if behind.offset:
@@ -221,22 +178,22 @@ class Copy:
             is_awaited = at.segment in (0, behind.segment) and not at.offset
             fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
         if not fits:
-            raise Refusal(Trouble.MISMATCH, at)
+            raise models.Refusal(models.Trouble.MISMATCH, at)
         end, is_well = (behind, True) if asked.held else self._whole(behind, data)
         if data and is_well and end == behind:
             data = self._joined(asked)
             if not data:
-                return Stored(at, self._pieces[1])
+                return models.Stored(at, self._pieces[1])
             end, is_well = self._whole(behind, data)
         if end != behind:
             # No copy of the data: a disk takes any buffer.
             self._files.add(cast("bytes", memoryview(data)[: end.offset - behind.offset]), behind)
             self._stored(end)
         if not is_well:
-            raise Refusal(Trouble.DAMAGED, end)
-        return Stored(self.at)
+            raise models.Refusal(models.Trouble.DAMAGED, end)
+        return models.Stored(self.at)
 
-    def _whole(self, behind: Border, data: bytes) -> tuple[Border, bool]:
+    def _whole(self, behind: engine.Border, data: bytes) -> tuple[engine.Border, bool]:
         if behind.offset:
             header = behind.header
             return self._files.whole(data, 0, behind, 0 if header is None else header.epoch)
@@ -245,7 +202,7 @@ class Copy:
         epoch = self._begin(behind.segment, data[:_START])
         return self._files.whole(data, _START, behind, epoch)
 
-    def _joined(self, asked: Append) -> bytes:
+    def _joined(self, asked: models.Append) -> bytes:
         """Keep a piece of a frame; return all of them once the frame is whole.
 
         They survive a line, not the hub: nothing of them is synced.
@@ -253,15 +210,15 @@ class Copy:
         disk, start = self._disk, 0 if asked.behind.offset else _START
         size = self._pieces[1] if self._pieces[0] == asked.behind else 0
         if asked.held <= size:
-            with opened(disk, f"{self._path}/{_PIECES}", create=True) as file:
+            with copyfiles.opened(disk, f"{self._path}/{_PIECES}", create=True) as file:
                 after = asked.held + len(asked.data)
                 if after > size or disk.read(file, len(asked.data), asked.held) != asked.data:
-                    write_all(disk, file, asked.data, asked.held)
+                    engine.write_all(disk, file, asked.data, asked.held)
                     size = after
                 head = disk.read(file, _FRAME_HEAD, start)
                 body = int.from_bytes(head[4:8], "little")
                 if size >= (start + _FRAME_HEAD + body + 7) & ~7:
-                    self._pieces = NOWHERE, 0
+                    self._pieces = models.NOWHERE, 0
                     return disk.read(file, size, 0)
         self._pieces = asked.behind, size
         return b""
@@ -275,25 +232,27 @@ class Copy:
         """
         at, header = self.at, self._files.header_in(segment, data)
         if header is None:
-            raise Refusal(Trouble.DAMAGED, at)
+            raise models.Refusal(models.Trouble.DAMAGED, at)
         if at.frame and at.is_named_by(header):
             if not self.is_sealed:
                 self._note_seal(at, self._files.digest(at))
         elif at.frame and not (self.is_sealed and at.may_precede(header)):
-            raise Refusal(Trouble.GAP if self.is_sealed else Trouble.MISMATCH, at)
+            raise models.Refusal(
+                models.Trouble.GAP if self.is_sealed else models.Trouble.MISMATCH, at
+            )
         return header.epoch
 
-    def _stored(self, at: Border) -> None:
+    def _stored(self, at: engine.Border) -> None:
         self.at, self.is_sealed = at, False
         marked = self._marked
         if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
             self._note_durable(at)
 
-    def _note_durable(self, at: Border) -> None:
+    def _note_durable(self, at: engine.Border) -> None:
         self._mark.write(at.as_list())
         self._marked = at
 
-    def seal(self, asked: Seal) -> Stored:
+    def seal(self, asked: models.Seal) -> models.Stored:
         """Let the segment end there if it equals the device's.
 
         A different segment goes to ``torn/`` and is sent again. Later bytes of the copy stay: a
@@ -303,45 +262,45 @@ class Copy:
         for line in self._seals.lines:
             if (line["end"], line["sha256"]) == (end.as_list(), digest):
                 self.is_sealed |= end == self.at
-                return Stored(end)
+                return models.Stored(end)
         if self.is_sealed or end.segment != self.at.segment or not (end.offset and self.has(end)):
-            raise Refusal(Trouble.MISMATCH, self.at)
+            raise models.Refusal(models.Trouble.MISMATCH, self.at)
         if self._files.digest(end) != digest:
             self._throw_out(end.segment)
-            raise Refusal(Trouble.MISMATCH, self.at)
+            raise models.Refusal(models.Trouble.MISMATCH, self.at)
         self._note_seal(end, digest)
-        return Stored(end)
+        return models.Stored(end)
 
-    def _note_seal(self, end: Border, digest: str) -> None:
+    def _note_seal(self, end: engine.Border, digest: str) -> None:
         self._seals.add(segment=end.segment, end=end.as_list(), sha256=digest)
         self.at, self.is_sealed = end, True
 
-    def declare(self, asked: Declare) -> Stored:
+    def declare(self, asked: models.Declare) -> models.Stored:
         """Set aside what is here: the log goes on after a gap."""
         if self.gaps.knows(asked):
-            return Stored(self.at)
+            return models.Stored(self.at)
         at = asked.at
         if asked.left != self.at or at.offset or at.segment <= self.at.segment:
-            raise Refusal(Trouble.MISMATCH, self.at)
+            raise models.Refusal(models.Trouble.MISMATCH, self.at)
         self._files.forget()
         self.gaps.declare(asked)
-        self._seals = Notes(self._disk, f"{self._path}/{SEALS}")
+        self._seals = copyfiles.Notes(self._disk, f"{self._path}/{copyfiles.SEALS}")
         self._find_end()
-        return Stored(self.at)
+        return models.Stored(self.at)
 
     def _throw_out(self, segment: int) -> None:
         torn = f"{self._path}/torn"
         self._disk.make_directory(torn)
         self._files.forget()
         self._mark.remove()  # the file of that name is another from now on
-        name = segment_name(segment)
+        name = engine.segment_name(segment)
         number = len(self._disk.names(torn))
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
         self._find_end()
 
     # -- segments that come again -----------------------------------------------------------------
 
-    def take(self, asked: Resend) -> Missing:
+    def take(self, asked: models.Resend) -> models.Missing:
         """Add to a segment that is sent again; return its size here.
 
         It has a name of its own until it is whole and its hash fits, which also finds torn parts.
@@ -350,27 +309,27 @@ class Copy:
         disk, name, data = self._disk, asked.name, asked.data
         segment = self._lacks.get(name)
         if segment is None:
-            return Missing(())
-        folder = f"{self._path}/{AGAIN}"
-        part, target = f"{folder}/{name}{PART}", self._files.file_path(segment)
+            return models.Missing(())
+        folder = f"{self._path}/{copyfiles.AGAIN}"
+        part, target = f"{folder}/{name}{copyfiles.PART}", self._files.file_path(segment)
         disk.make_directory(folder)
-        with opened(disk, part, create=True) as file:
+        with copyfiles.opened(disk, part, create=True) as file:
             size = disk.size(file)
             if size != asked.offset:
-                return Missing(((name, size),))
-            write_all(disk, file, data, size)
+                return models.Missing(((name, size),))
+            engine.write_all(disk, file, data, size)
             size += len(data)
             if not asked.is_last:
-                return Missing(((name, size),))
-            if Replica.sha256(disk, file, size) != name:
+                return models.Missing(((name, size),))
+            if engine.Replica.sha256(disk, file, size) != name:
                 disk.remove(part)
-                return Missing(((name, 0),))
+                return models.Missing(((name, 0),))
             disk.sync(file)
         disk.rename(part, target)
         for directory in (target.rpartition("/")[0], folder, self._path):
             disk.sync_directory(directory)
         self._find_end()
-        return Missing(())
+        return models.Missing(())
 
 
 #: Copies held open; others are opened at their next request.
@@ -399,12 +358,12 @@ class Copies:
 
     def __init__(
         self,
-        make_disk: Callable[[], Disk],
+        make_disk: Callable[[], engine.Disk],
         path: str,
         registry: Registry | None = None,
         mark_bytes: int = MARK_BYTES,
         wall_ns: Callable[[], int] = time.time_ns,
-        disk_of: Callable[[str], Disk] | None = None,
+        disk_of: Callable[[str], engine.Disk] | None = None,
     ) -> None:
         self._wall_ns = wall_ns
         self._registry = registry or Registry()
@@ -413,7 +372,7 @@ class Copies:
         self._mark_bytes = mark_bytes
         self._path = path
         self._copies: dict[tuple[str, UUID], Copy] = {}
-        self._floors: dict[tuple[str, UUID], CompactionFloor] = {}
+        self._floors: dict[tuple[str, UUID], copyfiles.CompactionFloor] = {}
         self._guard = threading.Lock()
         #: the newest session of each log: none of before this process is believed
         self._sessions: dict[tuple[str, UUID], int] = {}
@@ -424,17 +383,17 @@ class Copies:
             copy.rest()
         self._copies.clear()
 
-    def answer(self, device: str, asked: Request) -> Answer:
+    def answer(self, device: str, asked: models.Request) -> models.Answer:
         """Carry out a request of a device."""
-        begins = asked if isinstance(asked, Sync) else None
+        begins = asked if isinstance(asked, models.Sync) else None
         if not begins and not self.is_latest(device, asked):
-            return Refused(Trouble.SUPERSEDED, NOWHERE)
+            return models.Refused(models.Trouble.SUPERSEDED, models.NOWHERE)
         try:
             with self._held(device, asked.log_id, begins) as copy:
                 if copy is None:
-                    return Refused(Trouble.SUPERSEDED, NOWHERE)
+                    return models.Refused(models.Trouble.SUPERSEDED, models.NOWHERE)
                 return self._answered(device, copy, asked)
-        except Refusal as refusal:
+        except models.Refusal as refusal:
             return refusal.answer
 
     def is_latest(self, device: str, asked: Any) -> bool:
@@ -442,7 +401,9 @@ class Copies:
         return is_latest
 
     @contextlib.contextmanager
-    def _held(self, device: str, log_id: UUID, begins: Sync | None = None) -> Iterator[Copy | None]:
+    def _held(
+        self, device: str, log_id: UUID, begins: models.Sync | None = None
+    ) -> Iterator[Copy | None]:
         """Have a copy for the block, and nobody else meanwhile; a session that begins makes one.
 
         Thousands of devices are quiet at any time: none of them keeps a file open, and most of them
@@ -472,36 +433,44 @@ class Copies:
         if quiet is not None:
             quiet.rest()
 
-    def _answered(self, device: str, copy: Copy, asked: Request) -> Answer:
-        if isinstance(asked, Sync):
+    def _answered(self, device: str, copy: Copy, asked: models.Request) -> models.Answer:
+        if isinstance(asked, models.Sync):
             return self._begin(device, copy, asked)
-        if isinstance(asked, Leave):
+        if isinstance(asked, models.Leave):
             self._registry.leave(device, asked.log_id)
         # A log that was left goes on nowhere but on another machine with this token.
-        elif isinstance(asked, Append | Declare) and self._registry.holds(device, asked.log_id):
-            return Refused(Trouble.HELD, NOWHERE)
+        elif isinstance(asked, models.Append | models.Declare) and self._registry.holds(
+            device, asked.log_id
+        ):
+            return models.Refused(models.Trouble.HELD, models.NOWHERE)
         return _ACTS[type(asked)](copy, asked)
 
-    def _begin(self, device: str, copy: Copy, asked: Sync) -> CopyEnd:
+    def _begin(self, device: str, copy: Copy, asked: models.Sync) -> models.CopyEnd:
         key = device, asked.log_id
         # Logs without a copy are not remembered.
         session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
         safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)
-        return CopyEnd(session, copy.at, copy.is_sealed, has_end, copy.begins, safe, copy.lacks)
+        return models.CopyEnd(
+            session, copy.at, copy.is_sealed, has_end, copy.begins, safe, copy.lacks
+        )
 
-    def all(self) -> list[CopyFiles]:
-        return kept(self._path, self._make_disk())
+    def all(self) -> list[copyfiles.CopyFiles]:
+        return copyfiles.kept(self._path, self._make_disk())
 
     def gaps(self, device: str, log_id: UUID) -> int:
         """Return how many gaps a copy has that was in use just now."""
         copy = self._copies.get((device, log_id))
         return 0 if copy is None else len(copy.gaps.all)
 
-    def keep(self, copy: CopyFiles, before_ns: int, *, dry_run: bool = False) -> list[Old]:
+    def keep(
+        self, copy: copyfiles.CopyFiles, before_ns: int, *, dry_run: bool = False
+    ) -> list[copyfiles.Old]:
         key = copy.device, copy.log_id
-        gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, CompactionFloor()))
+        gone, self._floors[key] = copyfiles.due(
+            copy, before_ns, self._floors.get(key, copyfiles.CompactionFloor())
+        )
         if gone and not dry_run:
             with self._held(*key) as held:
                 if held is not None:
@@ -515,15 +484,15 @@ class Copies:
             copy.close()
 
     def _opened(self, device: str, log_id: UUID) -> Copy | None:
-        place = CopyFiles(self._disk_of(device), self._path, device, log_id)
+        place = copyfiles.CopyFiles(self._disk_of(device), self._path, device, log_id)
         if not place.is_there:
             return None
         mark = self._registry.durable(device, log_id)
         return Copy(place.disk, place.path, log_id, mark, self._mark_bytes)
 
-    def _make(self, device: str, asked: Sync) -> Copy:
+    def _make(self, device: str, asked: models.Sync) -> Copy:
         disk = self._disk_of(device)
-        path = CopyFiles(disk, self._path, device, asked.log_id).path
+        path = copyfiles.CopyFiles(disk, self._path, device, asked.log_id).path
         if len(disk.names(path.rpartition("/")[0])) >= _LOGS_MAX:
             raise OSError(errno.EDQUOT, "a device has only so many logs")
         disk.make_directory(f"{path}/log")
@@ -533,18 +502,18 @@ class Copies:
             above = above.rpartition("/")[0]
         # The identity follows its directories to the disk.
         named = asked.log_id, asked.created_ns, asked.incompat, asked.parents
-        Identity.of_replica(*named).write(disk, path)
+        engine.Identity.of_replica(*named).write(disk, path)
         copy = self._opened(device, asked.log_id)
         assert copy is not None
         return copy
 
 
 #: Method of a copy, by the kind of request.
-_ACTS: Final[dict[type, Callable[[Copy, Any], Answer]]] = {
-    Append: lambda copy, asked: copy.append(asked),
-    Leave: lambda copy, _asked: models.Stored(copy.at),
+_ACTS: Final[dict[type, Callable[[Copy, Any], models.Answer]]] = {
+    models.Append: lambda copy, asked: copy.append(asked),
+    models.Leave: lambda copy, _asked: models.Stored(copy.at),
     models.Ask: lambda copy, asked: models.PlacesKnown(tuple(map(copy.has, asked.places))),
     models.Seal: lambda copy, asked: copy.seal(asked),
-    Declare: lambda copy, asked: copy.declare(asked),
+    models.Declare: lambda copy, asked: copy.declare(asked),
     models.Resend: lambda copy, asked: copy.take(asked),
 }

@@ -14,27 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
-from taskq.engine import (
-    Border,
-    Identity,
-    LogReader,
-    PatientDisk,
-    Replica,
-    replace_file,
-    segment_lsn,
-    segment_name,
-    write_all,
-)
+from taskq import engine
 from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.models import Declare
 
 if TYPE_CHECKING:
-    from taskq.engine import Disk
     from taskq_plugins.hub.registry import Registry
 
 SEALS: Final = "seals.jsonl"
-IDENTITY, LOG = Replica.IDENTITY, Replica.LOG
+IDENTITY, LOG = engine.Replica.IDENTITY, engine.Replica.LOG
 #: The folder of segments that come again, by SHA-256, and what ends their names until then.
 AGAIN: Final = "again"
 PART: Final = ".part"
@@ -57,7 +46,7 @@ class CopyFiles:
         path: of its directory.
     """
 
-    def __init__(self, disk: Disk, hub: str | Path, device: str, log_id: UUID) -> None:
+    def __init__(self, disk: engine.Disk, hub: str | Path, device: str, log_id: UUID) -> None:
         self.disk, self.device, self.log_id = disk, device, log_id
         self.path = f"{hub}/devices/{device}/{log_id}"
 
@@ -66,7 +55,7 @@ class CopyFiles:
         return self.disk.status(f"{self.path}/{IDENTITY}") is not None
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> engine.Identity:
         return lineage(self.disk, self.path, self.log_id)
 
     @property
@@ -85,8 +74,8 @@ class CopyFiles:
             return max((when or 0 for when in times), default=0)
 
     @contextlib.contextmanager
-    def files(self) -> Iterator[Replica]:
-        files = Replica(self.disk, self.path, self.identity)
+    def files(self) -> Iterator[engine.Replica]:
+        files = engine.Replica(self.disk, self.path, self.identity)
         try:
             yield files
         finally:
@@ -100,8 +89,8 @@ class CopyFiles:
         return file_digest(self.disk, f"{self.path}/{name}", size)
 
 
-def kept(hub: str | Path, disk: Disk | None = None, device: str = "") -> list[CopyFiles]:
-    disk, folder = disk or PatientDisk(), f"{hub}/devices"
+def kept(hub: str | Path, disk: engine.Disk | None = None, device: str = "") -> list[CopyFiles]:
+    disk, folder = disk or engine.PatientDisk(), f"{hub}/devices"
     return [
         CopyFiles(disk, hub, name, UUID(log_id))
         for name in ([device] if device else disk.names(folder))
@@ -125,7 +114,7 @@ def described(hub: Path, device: str) -> list[dict[str, Any]]:
             sizes = {lsn: files.size(lsn) for lsn in files.lsns}
         next_lsn, problem = 0, ""
         try:
-            with LogReader.open(copy.path) as reader:
+            with engine.LogReader.open(copy.path) as reader:
                 next_lsn = reader.journal.next_lsn
         except LogError as error:
             problem = str(error)
@@ -142,15 +131,17 @@ def described(hub: Path, device: str) -> list[dict[str, Any]]:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def lineage(disk: Disk, path: str, log_id: UUID) -> Identity:
+def lineage(disk: engine.Disk, path: str, log_id: UUID) -> engine.Identity:
     """Return the identity of a copy as far as its bytes go: features may be unknown here."""
     values = json.loads(content(disk, f"{path}/{IDENTITY}") or "{}")
     parents = [(UUID(parent["log_id"]), parent["next_lsn"]) for parent in values.get("parents", ())]
-    return Identity.of_replica(log_id, 0, frozenset(), parents)
+    return engine.Identity.of_replica(log_id, 0, frozenset(), parents)
 
 
 @contextlib.contextmanager
-def opened(disk: Disk, path: str, *, create: bool = False, write: bool = False) -> Iterator[int]:
+def opened(
+    disk: engine.Disk, path: str, *, create: bool = False, write: bool = False
+) -> Iterator[int]:
     descriptor = disk.open(path, create=create, write=create or write)
     try:
         yield descriptor
@@ -158,7 +149,7 @@ def opened(disk: Disk, path: str, *, create: bool = False, write: bool = False) 
         disk.close(descriptor)
 
 
-def content(disk: Disk, path: str) -> bytes:
+def content(disk: engine.Disk, path: str) -> bytes:
     try:
         with opened(disk, path) as file:
             size = disk.size(file)
@@ -167,7 +158,7 @@ def content(disk: Disk, path: str) -> bytes:
         return b""
 
 
-def whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
+def whole_lines(disk: engine.Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
     data, lines, size = content(disk, path), list[dict[str, Any]](), 0
     for line in data.splitlines(keepends=True):
         try:
@@ -181,9 +172,9 @@ def whole_lines(disk: Disk, path: str) -> tuple[list[dict[str, Any]], int, int]:
     return lines, size, len(data)
 
 
-def file_digest(disk: Disk, path: str, size: int) -> str:
+def file_digest(disk: engine.Disk, path: str, size: int) -> str:
     with opened(disk, path) as file:
-        return Replica.sha256(disk, file, size)
+        return engine.Replica.sha256(disk, file, size)
 
 
 # -- what is wrong with one ------------------------------------------------------------------------
@@ -220,9 +211,9 @@ def faults_of(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
 
 def _of_segments(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
     lines = copy.seals
-    lsns = Replica(copy.disk, copy.path, copy.identity).lsns if lines else []
+    lsns = engine.Replica(copy.disk, copy.path, copy.identity).lsns if lines else []
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
-        name, line = segment_name(segment), lines[segment]
+        name, line = engine.segment_name(segment), lines[segment]
         size, digest, there = line["end"][1], line["sha256"], copy.size(f"{LOG}/{name}")
         if there < 0:  # after the end it comes as new data
             what = f"{name} was sealed, and is not there"
@@ -234,7 +225,7 @@ def _of_segments(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
 
 
 def _of_records(copy: CopyFiles) -> Iterator[Fault]:
-    with LogReader.open(copy.path) as reader:
+    with engine.LogReader.open(copy.path) as reader:
         report = reader.verify()
     for damage in report.damage:
         yield Fault(copy, f"{damage.segment} does not read behind offset {damage.offset}")
@@ -314,19 +305,19 @@ def due(
             known = known._replace(since=files.lsns[-1], below=below)
         limit = min(limit, known.below)
         over = [segment for segment, following in pairwise(files.lsns) if following <= limit]
-        gone = [Old(f"{LOG}/{segment_name(lsn)}", files.size(lsn)) for lsn in over]
+        gone = [Old(f"{LOG}/{engine.segment_name(lsn)}", files.size(lsn)) for lsn in over]
     aside = (old for folder in left for old in _aside(copy, folder, before_ns))
     return [*gone, *aside], known
 
 
-def first_young(disk: Disk, files: Replica, before_ns: int) -> int:
+def first_young(disk: engine.Disk, files: engine.Replica, before_ns: int) -> int:
     for segment in files.lsns:
         if (disk.modified_ns(files.file_path(segment)) or before_ns) >= before_ns:
             return segment
     return _LSN_MAX
 
 
-def _floor(files: Replica, since: int) -> int:
+def _floor(files: engine.Replica, since: int) -> int:
     segments = reversed([lsn for lsn in files.lsns if lsn >= since])
     return next(filter(None, map(files.compacted_below, segments)), 0)
 
@@ -343,8 +334,8 @@ def _aside(copy: CopyFiles, folder: str, before_ns: int) -> Iterator[Old]:
 class DeclaredGap(NamedTuple):
     """A gap: where the copy ended, and where it goes on."""
 
-    left: Border
-    at: Border
+    left: engine.Border
+    at: engine.Border
 
 
 class Gaps:
@@ -357,12 +348,15 @@ class Gaps:
         all: declared gaps, oldest first. The latest may still have to be carried out.
     """
 
-    def __init__(self, disk: Disk, path: str, unmark: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, disk: engine.Disk, path: str, unmark: Callable[[], None] = lambda: None
+    ) -> None:
         self._disk, self._path, self._unmark = disk, path, unmark
         self._notes = Notes(disk, f"{path}/{BREAKS}")
         lines = [line for line in self._notes.lines if line["step"] == "begun"]
         self.all = [
-            DeclaredGap(*(Border.from_list(line[at]) for at in ("left", "at"))) for line in lines
+            DeclaredGap(*(engine.Border.from_list(line[at]) for at in ("left", "at")))
+            for line in lines
         ]
         if self._notes.lines and self._notes.lines[-1]["step"] == "begun":
             self._carry_out()
@@ -383,7 +377,7 @@ class Gaps:
         old = f"{path}/old/{len(self.all)}"
         # An earlier try may have come some of the way.
         lsns = [lsn for lsn in _segments(disk, path) if lsn < at.segment]
-        names = [f"{LOG}/{segment_name(lsn)}" for lsn in lsns]
+        names = [f"{LOG}/{engine.segment_name(lsn)}" for lsn in lsns]
         if names:
             disk.make_directory(f"{old}/{LOG}")
             for name in (IDENTITY, SEALS, *names):
@@ -398,12 +392,12 @@ class Gaps:
         self._notes.add(step="done", n=len(self.all))
 
 
-def _segments(disk: Disk, path: str) -> list[int]:
+def _segments(disk: engine.Disk, path: str) -> list[int]:
     names = disk.names(f"{path}/{LOG}")
-    return sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
+    return sorted(lsn for name in names if (lsn := engine.segment_lsn(name)) is not None)
 
 
-def _link(disk: Disk, source: str, target: str) -> None:
+def _link(disk: engine.Disk, source: str, target: str) -> None:
     """Give a file a second name, unless that is taken: by an earlier try, which came further."""
     if disk.status(target) is None and disk.status(source) is not None:
         disk.link(source, target)
@@ -419,7 +413,7 @@ class Notes:
         lines: what is noted, oldest first.
     """
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: engine.Disk, path: str) -> None:
         self._disk = disk
         self._path = path
         self.lines, self._size, whole = whole_lines(disk, path)
@@ -431,7 +425,7 @@ class Notes:
     def add(self, **values: Any) -> None:
         disk, line = self._disk, json.dumps(values).encode() + b"\n"
         with opened(disk, self._path, create=True) as file:
-            write_all(disk, file, line, self._size)
+            engine.write_all(disk, file, line, self._size)
             disk.sync(file)
         if not self._size:  # it is new
             disk.sync_directory(self._path.rpartition("/")[0])
@@ -442,5 +436,5 @@ class Notes:
         if lines == self.lines:
             return
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        replace_file(self._disk, self._path, data)
+        engine.replace_file(self._disk, self._path, data)
         self.lines, self._size = lines, len(data)

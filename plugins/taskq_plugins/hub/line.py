@@ -31,26 +31,7 @@ from taskq.conditions.network import metered_line
 from taskq.engine import LogConfig, read_private
 from taskq.errors import UsageError
 from taskq.hooks import HubSettings
-from taskq_plugins.hub.models import (
-    NOWHERE,
-    PACKED,
-    PART_BYTES_MAX,
-    SPOKEN,
-    VERSIONS,
-    Answer,
-    Append,
-    Carried,
-    Enroll,
-    HubError,
-    Question,
-    Refused,
-    Request,
-    Resend,
-    Sync,
-    Trouble,
-    carried,
-    understood,
-)
+from taskq_plugins.hub import models
 
 if TYPE_CHECKING:
     from taskq.conditions import Condition
@@ -65,7 +46,7 @@ _MIB: Final = 2**20
 _NOTE: Final = "readers/hub.json"
 
 
-class HubWaits(HubError):
+class HubWaits(models.HubError):
     """Nothing is sent just now, and nobody has to do anything about it."""
 
     def __init__(self, why: str, seconds: float = LOOK_SECONDS) -> None:
@@ -304,7 +285,7 @@ class Http:
             self._turn = threading.BoundedSemaphore(1)
             raise
 
-    def _exchanged(self, turn: threading.BoundedSemaphore, asked: Carried) -> HubReply:
+    def _exchanged(self, turn: threading.BoundedSemaphore, asked: models.Carried) -> HubReply:
         connection, (method, path, headers, body) = self._connected(turn), asked
         own = {"Content-Length": str(len(body))} if body or method != "GET" else {}
         head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
@@ -398,7 +379,7 @@ class Line:
         HubError: nobody answers, or not so that one can go on.
     """
 
-    spoken = ", ".join(map(str, VERSIONS))
+    spoken = ", ".join(map(str, models.VERSIONS))
 
     def __init__(
         self,
@@ -420,9 +401,9 @@ class Line:
         self.allowance = Allowance(self.hub, self.url)
         #: told how many bytes of how many have gone, or come, over the line
         self.tell: Callable[[int, int], None] | None = None
-        self._part_bytes = PART_BYTES_MAX
+        self._part_bytes = models.PART_BYTES_MAX
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
-        self._own = {SPOKEN: self.spoken}
+        self._own = {models.SPOKEN: self.spoken}
         self._own |= {"Authorization": f"Bearer {token}"} if token else {}
         self._carrier = carrier or Http(self.url, self.hub.ca, self.hub.rate)
         #: waiting requests must not block others
@@ -436,22 +417,22 @@ class Line:
         room = size if left is None else left - _HEADS_BYTES - _HANDSHAKE_BYTES
         return max(min(size, room), 1)
 
-    async def ask(self, asked: Request) -> Answer | None:
+    async def ask(self, asked: models.Request) -> models.Answer | None:
         left = self.allowance.left()
-        if isinstance(asked, Question) and left is not None:
+        if isinstance(asked, models.Question) and left is not None:
             asked = replace(asked, bytes_max=min(asked.bytes_max, left * 2 // 3))
-        if isinstance(asked, Sync):
+        if isinstance(asked, models.Sync):
             grace = round(self.hub.grace)
             asked = replace(
                 asked, grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
             )
-        method, path, headers, body = carried(asked)
-        size = len(asked.data) if isinstance(asked, Append | Resend) else 0
+        method, path, headers, body = models.carried(asked)
+        size = len(asked.data) if isinstance(asked, models.Append | models.Resend) else 0
         is_part, most = bool(size), self.part_bytes()
         if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
             packed = zlib.compress(body, 1)
             if len(packed) < _PACKED_RATIO * len(body):
-                headers["Content-Type"], body = PACKED, packed
+                headers["Content-Type"], body = models.PACKED, packed
         start = monotonic()
         reply = await self.request(method, path, headers, body)
         if is_part:
@@ -459,17 +440,17 @@ class Line:
             seconds = monotonic() - start
             factor = 2.0 if seconds < _FAST_SECONDS else 0.5 if seconds > _SLOW_SECONDS else 1.0
             wanted = round(self._part_bytes * factor)
-            self._part_bytes = min(max(wanted, _PART_BYTES_MIN), PART_BYTES_MAX)
+            self._part_bytes = min(max(wanted, _PART_BYTES_MIN), models.PART_BYTES_MAX)
             if reply.status == _TOO_LARGE and _PART_BYTES_MIN < size <= most:
                 self.allowance.limit_parts(max(size // 2, _PART_BYTES_MIN))
-                return Refused(Trouble.LARGE, NOWHERE)
-        return understood(asked, *reply)
+                return models.Refused(models.Trouble.LARGE, models.NOWHERE)
+        return models.understood(asked, *reply)
 
-    async def hold(self, asked: Question) -> Answer | None:
+    async def hold(self, asked: models.Question) -> models.Answer | None:
         await self.allowance.look()
         if self.allowance.metered:
             raise HubWaits(f"{self.allowance.metered}: no question waits at the hub")
-        return understood(asked, *await self.request(*carried(asked), self._holder))
+        return models.understood(asked, *await self.request(*models.carried(asked), self._holder))
 
     async def request(
         self,
@@ -488,7 +469,7 @@ class Line:
             return await carrier(method, path, self._own | headers, body)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._part_bytes = max(self._part_bytes // 2, _PART_BYTES_MIN)
-            raise HubError(
+            raise models.HubError(
                 f"{self.url} cannot be reached ({type(error).__name__}: {error}): {_remedy(error)}"
                 f"the log is whole, and goes on from where it came to at the next try"
             ) from error
@@ -497,9 +478,9 @@ class Line:
 
     async def redeem(self, code: str) -> str:
         machine = machine_of(code.partition(".")[0], self.hub.machine)
-        reply = await self.request(*carried(Enroll(code, machine)))
+        reply = await self.request(*models.carried(models.Enroll(code, machine)))
         if reply.status != _CREATED:
-            raise HubError(
+            raise models.HubError(
                 f"the hub answers {reply.status}: the code does not hold, or was used, or is over "
                 f"a day old: ask for another with 'taskq hub enroll HUB NAME --code' there"
             )

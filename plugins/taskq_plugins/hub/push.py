@@ -10,24 +10,11 @@ import enum
 import hashlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from taskq.engine import Border, segment_name
+from taskq import engine
 from taskq.errors import LogDamaged, LogError
 from taskq_plugins.hub import models
-from taskq_plugins.hub.models import (
-    NOWHERE,
-    Answer,
-    CopyEnd,
-    Missing,
-    Refused,
-    Request,
-    Stored,
-    Trouble,
-)
-
-if TYPE_CHECKING:
-    from taskq.engine import DurableLog
 
 #: Limit of repeated questions in a session; a healthy one needs one for a break, and the rest.
 _ROUNDS_MAX: Final = 12
@@ -55,7 +42,7 @@ class Verdict(enum.Enum):
     DIFFERS = "differs"
 
 
-def compare(synced: CopyEnd, log: DurableLog) -> Verdict:
+def compare(synced: models.CopyEnd, log: engine.DurableLog) -> Verdict:
     """Draw the verdict from what stands where the copy ends."""
     at = synced.at
     if not at.segment:
@@ -67,7 +54,7 @@ def compare(synced: CopyEnd, log: DurableLog) -> Verdict:
     return Verdict.GAP if log.begins_behind(at) else Verdict.DIFFERS
 
 
-def opening(log: DurableLog) -> models.Sync:
+def opening(log: engine.DurableLog) -> models.Sync:
     """Return what begins a session of a log."""
     own = log.identity
     return models.Sync(own.log_id, own.created_ns, own.incompat, log.end, own.parents)
@@ -87,25 +74,25 @@ class Push:
     """
 
     #: the hub's last report about its copy
-    _synced: CopyEnd
+    _synced: models.CopyEnd
 
     def __init__(
         self,
-        log: DurableLog,
-        ask: Callable[[Request], Awaitable[Answer | None]],
+        log: engine.DurableLog,
+        ask: Callable[[models.Request], Awaitable[models.Answer | None]],
         part_bytes: Callable[[], int],
         piece_bytes: Callable[[], int],
     ) -> None:
         self._log, self._log_id = log, log.identity.log_id
         self._ask, self._part_bytes, self._piece_bytes = ask, part_bytes, piece_bytes
-        self.parting = NOWHERE
+        self.parting = models.NOWHERE
 
     async def run(self) -> list[Verdict]:
         """Run a session; return its verdicts."""
         log, verdicts = self._log, list[Verdict]()
         for _ in range(_ROUNDS_MAX):
             synced = await self._ask(opening(log))
-            if not isinstance(synced, CopyEnd):
+            if not isinstance(synced, models.CopyEnd):
                 continue
             self._synced, verdict = synced, compare(synced, log)
             verdicts.append(verdict)
@@ -113,16 +100,16 @@ class Push:
                 cause = "a limit of the device's log took it before it was sent"
                 if synced.at.next_lsn < log.pin:
                     cause = "the hub lost what it had"
-                await self._declare(Border(log.segments[0]), cause)
+                await self._declare(engine.Border(log.segments[0]), cause)
             elif verdict is not Verdict.NEW and verdict is not Verdict.BEHIND:
                 if not log.segments:  # with its first record it differs
                     return verdicts
                 differs = verdict is Verdict.DIFFERS
                 self.parting = await self._parting() if differs else log.end
                 ids = synced.session, self._log_id
-                if await self._ask(models.Leave(*ids, self.parting)) == Stored(synced.at):
+                if await self._ask(models.Leave(*ids, self.parting)) == models.Stored(synced.at):
                     return verdicts
-                self.parting = NOWHERE
+                self.parting = models.NOWHERE
             elif await self._send(verdict):
                 return verdicts
         raise Unsettled(
@@ -130,7 +117,9 @@ class Push:
             f"devices HUB NAME' says of the device"
         )
 
-    async def _declare(self, at: Border, cause: str, left: Border | None = None) -> None:
+    async def _declare(
+        self, at: engine.Border, cause: str, left: engine.Border | None = None
+    ) -> None:
         synced, end_lsn = self._synced, self._log.end.next_lsn
         ids = synced.session, self._log_id
         await self._ask(models.Declare(*ids, left or synced.at, at, end_lsn, cause))
@@ -144,14 +133,14 @@ class Push:
             return False
         behind = at
         if verdict is Verdict.NEW or at.segment not in log.segments:
-            behind = Border(log.segments[0]) if log.segments else NOWHERE
+            behind = engine.Border(log.segments[0]) if log.segments else models.NOWHERE
         elif not log.stands(at):  # it was moved: the rest of the segment is a prefix of the hub's
             behind = log.end_of(at.segment)
         is_done = synced.is_sealed and behind == at
         while behind.segment:
             if not is_done and not await self._send_segment(behind):
                 return False
-            behind, is_done = Border(log.next_segment(behind.segment)), False
+            behind, is_done = engine.Border(log.next_segment(behind.segment)), False
         return True
 
     async def _send_again(self, names: list[str]) -> bool:
@@ -161,18 +150,18 @@ class Push:
             while is_on:
                 part = self._log.segment_part(name, offset, self._part_bytes())
                 answer = await self._ask(models.Resend(*ids, name, offset, *part))
-                if not isinstance(answer, Missing):
+                if not isinstance(answer, models.Missing):
                     return False
                 # A file with another hash is requested from its start, and kept.
                 is_on = bool(answer.files) and answer.files[0][1] > offset
                 offset = answer.files[0][1] if is_on else 0
         return True
 
-    async def _send_segment(self, behind: Border) -> bool:
+    async def _send_segment(self, behind: engine.Border) -> bool:
         log, ids = self._log, (self._synced.session, self._log_id)
         end, hashed = log.end_of(behind.segment), None if behind.offset else hashlib.sha256()
         with ThreadPoolExecutor(1) as ahead:
-            part: Future[tuple[bytes, Border]] | None = None
+            part: Future[tuple[bytes, engine.Border]] | None = None
             while behind.offset < end.offset:
                 data, following = part.result() if part else log.part(behind, self._part_bytes())
                 if part and len(data) > self._part_bytes():  # the volume has shrunk
@@ -182,46 +171,46 @@ class Push:
                 if following.offset < end.offset:
                     part = ahead.submit(log.part, following, self._part_bytes())
                 answer = await self._sent(behind, data)
-                if answer != Stored(following):
+                if answer != models.Stored(following):
                     await self._not_stored(behind, answer)
                     return False
                 behind = following
         if not log.is_sealed(behind.segment):
             return True
         digest = log.digest(end).hex() if hashed is None else hashed.hexdigest()
-        return await self._ask(models.Seal(*ids, end, digest)) == Stored(end)
+        return await self._ask(models.Seal(*ids, end, digest)) == models.Stored(end)
 
-    async def _sent(self, behind: Border, data: bytes) -> Answer | None:
+    async def _sent(self, behind: engine.Border, data: bytes) -> models.Answer | None:
         """Send frames; one that is larger than a request goes in pieces, which the hub keeps."""
         ids, held = (self._synced.session, self._log_id), 0
         while True:
             piece = data[held : held + self._piece_bytes()]
             answer = await self._ask(models.Append(*ids, behind, piece, held))
-            if not isinstance(answer, Stored) or answer.held <= held:
+            if not isinstance(answer, models.Stored) or answer.held <= held:
                 return answer
             held = answer.held
 
-    async def _not_stored(self, behind: Border, answer: Answer | None) -> None:
-        if isinstance(answer, Refused) and answer.trouble is Trouble.GAP:
+    async def _not_stored(self, behind: engine.Border, answer: models.Answer | None) -> None:
+        if isinstance(answer, models.Refused) and answer.trouble is models.Trouble.GAP:
             cause = "a segment before it is missing"
-            await self._declare(Border(behind.segment), cause, answer.at)
-        if isinstance(answer, Refused) and answer.trouble is Trouble.DAMAGED:
+            await self._declare(engine.Border(behind.segment), cause, answer.at)
+        if isinstance(answer, models.Refused) and answer.trouble is models.Trouble.DAMAGED:
+            name = engine.segment_name(behind.segment)
             raise LogDamaged(
-                f"{segment_name(behind.segment)}, behind offset {answer.at.offset}: a frame is not "
-                f"as it was written, so the hub does not take it. See taskq verify, and taskq "
-                f"repair; then the rest goes"
+                f"{name}, behind offset {answer.at.offset}: a frame is not as it was written, so "
+                f"the hub does not take it. See taskq verify, and taskq repair; then the rest goes"
             )
 
     # -- where two logs part -----------------------------------------------------------------------
 
-    async def _parting(self) -> Border:
+    async def _parting(self) -> engine.Border:
         """Return the last place that the hub has, too; at worst the start of the log.
 
         The hub is asked: with the newest ends of segments first, then with frames of the first
         segment that differs.
         """
         log, most = self._log, models.ASKED_MAX
-        parting, differs = Border(log.segments[0]), log.segments[0]
+        parting, differs = engine.Border(log.segments[0]), log.segments[0]
         ends = [log.end_of(segment) for segment in reversed(log.segments)]
         for at in range(0, len(ends), most):
             if shared := await self._shared(ends[at : at + most]):
@@ -239,7 +228,7 @@ class Push:
             borders = borders[low : borders.index(behind[0]) if behind else None]
         return parting
 
-    async def _shared(self, places: list[Border]) -> list[Border]:
+    async def _shared(self, places: list[engine.Border]) -> list[engine.Border]:
         answer = await self._ask(models.Ask(self._synced.session, self._log_id, tuple(places)))
         has = answer.has if isinstance(answer, models.PlacesKnown) else (False,) * len(places)
         return [place for place, is_there in zip(places, has, strict=True) if is_there]

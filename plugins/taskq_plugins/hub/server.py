@@ -36,19 +36,8 @@ from starlette.exceptions import HTTPException
 from taskq.engine import Border, PatientDisk, segment_lsn
 from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
-from taskq_plugins.hub import models
+from taskq_plugins.hub import copyfiles, models
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.copyfiles import (
-    IDENTITY,
-    LOG,
-    CopyFiles,
-    ask_again,
-    faults_of,
-    is_elsewhere,
-    kept,
-    note_place,
-)
-from taskq_plugins.hub.models import NOWHERE, Refusal, Refused, Trouble
 from taskq_plugins.hub.outbox import OutboxServer
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.patience import Patient, config_of
@@ -307,7 +296,7 @@ _THREADS: Final = 16
 _GAP_BYTES: Final = 64 * 1024
 #: How often it is noted when a device was heard of, unless it came to its end.
 _NOTED_SECONDS: Final = 10.0
-_ANEW: Final = Refused(Trouble.SUPERSEDED, NOWHERE)
+_ANEW: Final = models.Refused(models.Trouble.SUPERSEDED, models.NOWHERE)
 _FULL: Final = {
     errno.ENOSPC: "its disk is full: free some space there, then try again",
     errno.EDQUOT: "this device has as much there as it may: serve the hub with a shorter --keep",
@@ -325,7 +314,7 @@ _Segment = Annotated[str, InPath(pattern=r"^[0-9]{20}$")]
 _Stem = Annotated[str, Header(pattern=r"^(none|[0-9a-f]{112})$")]
 _IsLast = Annotated[str, Header(pattern=r"^\?[01]$")]
 _REFUSED: Final[dict[int | str, dict[str, Any]]] = {
-    "default": {"model": Refused, "description": "refused"}
+    "default": {"model": models.Refused, "description": "refused"}
 }
 _BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
 _FRAMES_BODY: Final = {
@@ -374,7 +363,7 @@ class Server:
             title="A hub of task logs", version=str(max(models.VERSIONS)), docs_url=None,
             redoc_url=None, lifespan=self._life, responses=_REFUSED,
             exception_handlers={
-                HTTPException: _refused, RequestValidationError: _misread, Refusal: _told,
+                HTTPException: _refused, RequestValidationError: _misread, models.Refusal: _told,
                 OSError: _failed, TaskqError: _failed,
             },
         )  # fmt: skip
@@ -421,19 +410,19 @@ class Server:
     async def _mend(self) -> None:
         """Request the missing data of copies after a live backup or a set-back of the hub."""
         try:
-            if await self._on_thread(is_elsewhere, self._path):
+            if await self._on_thread(copyfiles.is_elsewhere, self._path):
                 for copy in await self._on_thread(self._copies.all):
                     async with self._turn(copy.device):
                         await self._on_thread(self._mend_copy, copy)
-            await self._on_thread(note_place, self._path)
+            await self._on_thread(copyfiles.note_place, self._path)
         except OSError as error:
             _log.warning("hub: copies are looked through at the next start: %s", error)
 
-    def _mend_copy(self, copy: CopyFiles) -> None:
+    def _mend_copy(self, copy: copyfiles.CopyFiles) -> None:
         self._copies.forget(copy.device, copy.log_id)
-        for fault in faults_of(copy, deep=True):
+        for fault in copyfiles.faults_of(copy, deep=True):
             _log.warning("hub: %s: %s: asked for again", copy.path, fault.what)
-            ask_again(self._registry, fault)
+            copyfiles.ask_again(self._registry, fault)
 
     async def _keep(self) -> None:
         while True:
@@ -519,8 +508,8 @@ class Server:
     async def _answer(self, device: str, asked: Callable[[], Any], kind: type[A]) -> A:
         async with self._turn(device):
             answer = await self._on_thread(self._done, device, asked)
-        if isinstance(answer, Refused):
-            raise Refusal(answer.trouble, answer.at)
+        if isinstance(answer, models.Refused):
+            raise models.Refusal(answer.trouble, answer.at)
         assert isinstance(answer, kind)
         return answer
 
@@ -537,8 +526,8 @@ class Server:
                 return given
 
         answer: Any = await self._outbox.answer(device, asked, look)
-        if isinstance(answer, Refused):
-            raise Refusal(answer.trouble, answer.at)
+        if isinstance(answer, models.Refused):
+            raise models.Refusal(answer.trouble, answer.at)
         nothing: Any = Response(None, 204)
         return cast("models.Given", answer or nothing)
 
@@ -550,9 +539,9 @@ class Server:
         registry = self._registry
         if isinstance(asked, models.Sync) and not registry.is_bound(device, asked.machine):
             registry.note(device, refused_ns=time.time_ns())
-            return Refused(Trouble.CLONED, NOWHERE)
+            return models.Refused(models.Trouble.CLONED, models.NOWHERE)
         if isinstance(asked, models.Sync) and registry.standing(device)["state"] == "held":
-            return Refused(Trouble.HELD, NOWHERE)
+            return models.Refused(models.Trouble.HELD, models.NOWHERE)
         if isinstance(asked, models.Declare):
             self._account(device).require(_GAP_BYTES)  # it is carried out as a whole
         answer = self._copies.answer(device, asked)
@@ -577,12 +566,12 @@ class Server:
     # -- what a device reads of its own logs, for a restore ---------------------------------------
 
     def _logs(self, device: Device) -> dict[str, Any]:
-        copies = kept(self._path, device=device)
+        copies = copyfiles.kept(self._path, device=device)
         logs = [{"log_id": str(copy.log_id), "arrived_ns": copy.arrived_ns} for copy in copies]
         return {"logs": logs}
 
     def _identity(self, device: Device, log_id: UUID) -> FileResponse:
-        return _file(Path(self._copy(device, log_id).path, IDENTITY))
+        return _file(Path(self._copy(device, log_id).path, copyfiles.IDENTITY))
 
     def _segments(self, device: Device, log_id: UUID) -> dict[str, Any]:
         copy = self._copy(device, log_id)
@@ -592,10 +581,10 @@ class Server:
         return {"segments": held}
 
     def _bytes_of(self, device: Device, log_id: UUID, segment: _Segment) -> FileResponse:
-        return _file(Path(self._copy(device, log_id).path, LOG, f"{segment}.log"))
+        return _file(Path(self._copy(device, log_id).path, copyfiles.LOG, f"{segment}.log"))
 
-    def _copy(self, device: str, log_id: UUID) -> CopyFiles:
-        copy = CopyFiles(PatientDisk(), self._path, device, log_id)
+    def _copy(self, device: str, log_id: UUID) -> copyfiles.CopyFiles:
+        copy = copyfiles.CopyFiles(PatientDisk(), self._path, device, log_id)
         if not copy.is_there:
             raise _not_there()
         return copy

@@ -17,37 +17,18 @@ from urllib.parse import urlsplit
 from anyio import create_task_group, sleep_forever, to_thread
 from anyio.from_thread import start_blocking_portal
 
+from taskq import engine
 from taskq.conditions.network import has_route
-from taskq.engine import DurableLog, Identity, LocalDisk, NamedReader, fork
 from taskq.errors import LogError, ReaderBusy, SourceMoved
 from taskq.hooks import HubSettings, load_settings
-from taskq_plugins.hub.device_outbox import (
-    DeviceOutbox,
-    LongPoll,
-    TakeResult,
-    backoff,
-    positions,
-)
+from taskq_plugins.hub import device_outbox, models
 from taskq_plugins.hub.line import HubWaits, Line, check_url, line_to, note
-from taskq_plugins.hub.models import (
-    NOWHERE,
-    WAIT_SECONDS_MAX,
-    Answer,
-    Append,
-    HubError,
-    HubStops,
-    Question,
-    Request,
-    Stored,
-)
-from taskq_plugins.hub.models import CopyEnd as Told
 from taskq_plugins.hub.push import Push, Verdict, compare, opening
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq import TaskLog, TaskQ
-    from taskq.engine import Border, Disk, LogConfig, Store
 
 _log: Final = logging.getLogger("taskq")
 #: Limit of forks in one call: one is what there is to expect.
@@ -78,10 +59,10 @@ class SyncResult(NamedTuple):
 
     verdicts: list[Verdict]
     sent_bytes: int
-    end: Border
+    end: engine.Border
     behind_bytes: int = 0
-    taken: TakeResult = TakeResult()
-    question: Question | None = None
+    taken: device_outbox.TakeResult = device_outbox.TakeResult()
+    question: models.Question | None = None
 
 
 async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
@@ -94,10 +75,10 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
     while any(done.taken) and rounds < _ROUNDS_MAX:
         try:
             before, done = done, await _sync_once(path, line)
-        except HubError as error:
+        except models.HubError as error:
             _log.info("sync: the hub hears later of what was taken: %s", error)
             break
-        taken = TakeResult(*map(sum, zip(taken, done.taken, strict=True)))
+        taken = device_outbox.TakeResult(*map(sum, zip(taken, done.taken, strict=True)))
         done = done._replace(
             verdicts=before.verdicts, sent_bytes=before.sent_bytes + done.sent_bytes
         )
@@ -114,28 +95,28 @@ async def _sync_once(path: str, line: Line, *, is_dry: bool = False) -> SyncResu
             verdicts += done.verdicts
             if not parting.segment or is_dry:
                 return done._replace(verdicts=verdicts)
-            await to_thread.run_sync(fork, path, parting.next_lsn)
+            await to_thread.run_sync(engine.fork, path, parting.next_lsn)
             line.taken.pop(path, None)
             _log.warning("%s: it was set back, so it goes on as another log", path)
     except LogError as error:
         note(path, error=str(error))
         raise
-    raise HubError(f"{path} was set back again and again while it was sent: try again")
+    raise models.HubError(f"{path} was set back again and again while it was sent: try again")
 
 
-async def _synced(path: str, line: Line, *, is_dry: bool) -> tuple[SyncResult, Border]:
-    disk = LocalDisk()
-    identity = Identity.read(disk, path)
+async def _synced(path: str, line: Line, *, is_dry: bool) -> tuple[SyncResult, engine.Border]:
+    disk = engine.LocalDisk()
+    identity = engine.Identity.read(disk, path)
     if identity is None:
         raise LogError(f"{path} is not a task log")
     # Two at a time would end each other's sessions.
-    hold = NamedReader.take(disk, path, identity, NamedReader.HUB)
+    hold = engine.NamedReader.take(disk, path, identity, engine.NamedReader.HUB)
     try:
         line.allowance.take_up(path)
         await line.allowance.look()
         if line.hub.accept and path not in line.taken:
-            line.taken[path] = await to_thread.run_sync(positions, path)
-        log = DurableLog(disk, path)
+            line.taken[path] = await to_thread.run_sync(device_outbox.positions, path)
+        log = engine.DurableLog(disk, path)
         with contextlib.closing(log):
             session = _Session(disk, path, line, log, hold)
             done = await (session.told() if is_dry else session.run())
@@ -152,17 +133,22 @@ class _Session:
     """
 
     def __init__(
-        self, disk: Disk, path: str, line: Line, log: DurableLog, hold: NamedReader
+        self,
+        disk: engine.Disk,
+        path: str,
+        line: Line,
+        log: engine.DurableLog,
+        hold: engine.NamedReader,
     ) -> None:
         self._disk, self._path, self._line = disk, path, line
         self._log, self._hold, self._own = log, hold, Own(path, line.config)
         self._number = self._gone = self._whole = 0
-        self.parting = NOWHERE
+        self.parting = models.NOWHERE
 
     async def told(self) -> SyncResult:
         log, answer = self._log, await self._line.ask(opening(self._log))
-        if not isinstance(answer, Told):
-            raise HubError(f"{self._line.url} does not say where its copy ends: try again")
+        if not isinstance(answer, models.CopyEnd):
+            raise models.HubError(f"{self._line.url} does not say where its copy ends: try again")
         return SyncResult([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
 
     async def run(self) -> SyncResult:
@@ -185,28 +171,32 @@ class _Session:
         note(self._path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
         return done
 
-    async def _ask(self, asked: Request) -> Answer | None:
+    async def _ask(self, asked: models.Request) -> models.Answer | None:
         log, line, answer = self._log, self._line, await self._line.ask(asked)
-        if isinstance(answer, Told):
+        if isinstance(answer, models.CopyEnd):
             self._number = answer.session
             if line.tell is not None:
                 self._whole = self._gone + log.bytes_behind(answer.at)
             if answer.at.segment:
                 self._pin(min(answer.safe, log.end.next_lsn))
-        if isinstance(asked, Append) and isinstance(answer, Stored) and line.tell is not None:
+        if (
+            isinstance(asked, models.Append)
+            and isinstance(answer, models.Stored)
+            and line.tell is not None
+        ):
             self._gone += len(asked.data)
             line.tell(self._gone, self._whole)
         return answer
 
     async def _take(self, done: SyncResult, after: dict[str, int]) -> SyncResult:
         line, ids = self._line, (self._number, self._log.identity.log_id)
-        taking = DeviceOutbox(line.hub.accept, line.known)
+        taking = device_outbox.DeviceOutbox(line.hub.accept, line.known)
         try:
             taken = await taking.take(*ids, after, line.ask, self._own.opened)
         except SourceMoved:
             del line.taken[self._path]
             raise
-        question = Question(*ids, dict(after), WAIT_SECONDS_MAX)
+        question = models.Question(*ids, dict(after), models.WAIT_SECONDS_MAX)
         nothing = taken.jobs or taken.refused or line.allowance.metered
         return done._replace(taken=taken, question=None if nothing else question)
 
@@ -219,7 +209,7 @@ class Own(NamedTuple):
     """Do in a device's own log what the hub asks; it is opened for each, since most have none."""
 
     path: str
-    config: LogConfig
+    config: engine.LogConfig
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[TaskLog]:
@@ -242,7 +232,7 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
         at_once: also between the ``every`` of the settings.
         once: return when everything is sent.
     """
-    holding = LongPoll(line)
+    holding = device_outbox.LongPoll(line)
     following = partial(_follow, path, line, holding, at_once=at_once, once=once)
     if once:
         return await following()
@@ -253,7 +243,7 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
 
 
 async def _follow(
-    path: str, line: Line, holding: LongPoll, *, at_once: bool, once: bool
+    path: str, line: Line, holding: device_outbox.LongPoll, *, at_once: bool, once: bool
 ) -> SyncResult:
     hub, failures, complaint = line.hub, 0, ""
     while True:
@@ -263,17 +253,19 @@ async def _follow(
             done = await sync(path, line)
         except (LogError, OSError) as error:
             failures += 1
-            stops = isinstance(error, HubStops | ReaderBusy)
+            stops = isinstance(error, models.HubStops | ReaderBusy)
             if once and stops:
                 raise
             if str(error) != complaint:  # a week without a line is reported once
                 complaint = str(error)
                 _log.warning("sync: %s", error)
-            asked = error.seconds if isinstance(error, HubError) else 0.0
+            asked = error.seconds if isinstance(error, models.HubError) else 0.0
             if isinstance(error, HubWaits):
                 await asyncio.sleep(asked)
             else:
-                wait = hub.poll if stops else asked + backoff(_RETRY_SECONDS, failures)
+                wait = (
+                    hub.poll if stops else asked + device_outbox.backoff(_RETRY_SECONDS, failures)
+                )
                 await _pause(wait, line.url)
             continue
         failures, complaint = 0, ""
@@ -286,7 +278,12 @@ async def _follow(
 
 
 async def _rest(
-    path: str, line: Line, holding: LongPoll, seen: tuple[str, int], began: float, every: float
+    path: str,
+    line: Line,
+    holding: device_outbox.LongPoll,
+    seen: tuple[str, int],
+    began: float,
+    every: float,
 ) -> None:
     """Wait until a session is due: something was written or is there, or the hub is to hear."""
     poll = line.hub.poll
@@ -326,7 +323,7 @@ class Syncing:
         url, token = line_to(hub, hub.url, None)
         self._line = partial(Line, check_url(url), token, None, hub)
 
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         with start_blocking_portal() as portal:
             future = portal.start_task_soon(self._follow, store.path, store.config)
             future.add_done_callback(_complain)
@@ -336,7 +333,7 @@ class Syncing:
             finally:
                 future.cancel()
 
-    async def _follow(self, path: str, config: LogConfig) -> None:
+    async def _follow(self, path: str, config: engine.LogConfig) -> None:
         line = self._line()
         # As the worker has the log open: this process has it open once.
         line.config, line.known = config, self._app.tasks

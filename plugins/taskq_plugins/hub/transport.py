@@ -13,30 +13,11 @@ from uuid import UUID
 
 import aiofiles
 
-from taskq.engine import DurableLog, PatientDisk, back_up, restore, segment_name
+from taskq import engine
 from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import BREAKS
+from taskq_plugins.hub import copyfiles, models
 from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.copyfiles import (
-    IDENTITY,
-    LOG,
-    CopyFiles,
-    content,
-    file_digest,
-    kept,
-    opened,
-)
-from taskq_plugins.hub.models import (
-    NOWHERE,
-    Answer,
-    Ask,
-    CopyEnd,
-    Declare,
-    HubError,
-    Leave,
-    Request,
-    Stored,
-)
 from taskq_plugins.hub.outbox import devices, folder
 from taskq_plugins.hub.push import Push
 from taskq_plugins.hub.registry import OUTBOX, Registry
@@ -53,20 +34,20 @@ _TRIES: Final = 8
 
 def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
     """Bring a device's log, or a backup of it, into its copy; return its id and next lsn."""
-    registry, ends = Registry(hub), [NOWHERE]
-    copies, name = Copies(PatientDisk, str(hub), registry), registry.known(device)
-    log = DurableLog(PatientDisk(), str(source))
+    registry, ends = Registry(hub), [models.NOWHERE]
+    copies, name = Copies(engine.PatientDisk, str(hub), registry), registry.known(device)
+    log = engine.DurableLog(engine.PatientDisk(), str(source))
 
-    async def ask(asked: Request) -> Answer:
-        if isinstance(asked, Ask | Declare):
+    async def ask(asked: models.Request) -> models.Answer:
+        if isinstance(asked, models.Ask | models.Declare):
             raise LogError(
                 f"{source} and the hub's copy do not fit together: nothing of it was taken, let "
                 f"the device itself sync"
             )
-        if isinstance(asked, Leave):  # the hub has more already
-            return Stored(ends[-1])
+        if isinstance(asked, models.Leave):  # the hub has more already
+            return models.Stored(ends[-1])
         answer = copies.answer(name, asked)
-        ends.extend([answer.at] if isinstance(answer, CopyEnd | Stored) else [])
+        ends.extend([answer.at] if isinstance(answer, models.CopyEnd | models.Stored) else [])
         return answer
 
     try:
@@ -85,15 +66,20 @@ def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
 async def fetched(line: Line, target: Path) -> BackupReport:
     logs = json.loads((await _get(line, "")).content)["logs"]
     if not logs:
-        raise HubError(f"{line.url} has nothing of this device")
+        raise models.HubError(f"{line.url} has nothing of this device")
     log_id = str(max(logs, key=lambda log: log["arrived_ns"])["log_id"])
     held = json.loads((await _get(line, f"/{log_id}/segments")).content)
     part = target.with_name(f"{target.name}.part") / log_id
-    (part / LOG).mkdir(parents=True, exist_ok=True)
-    async with aiofiles.open(part / IDENTITY, "wb") as file:
+    (part / copyfiles.LOG).mkdir(parents=True, exist_ok=True)
+    async with aiofiles.open(part / copyfiles.IDENTITY, "wb") as file:
         await file.write((await _get(line, f"/{log_id}/identity")).content)
     wanted = [
-        (f"segments/{int(lsn):020d}", part / LOG / segment_name(int(lsn)), size, digest)
+        (
+            f"segments/{int(lsn):020d}",
+            part / copyfiles.LOG / engine.segment_name(int(lsn)),
+            size,
+            digest,
+        )
         for lsn, size, digest in held["segments"]
     ]
     before, whole = 0, sum(size for _, _, size, _ in wanted)
@@ -101,11 +87,14 @@ async def fetched(line: Line, target: Path) -> BackupReport:
         async for has in _file(line, f"/{log_id}/{where}", place, size):
             if line.tell is not None:
                 line.tell(before + has, whole)
-        if digest is not None and file_digest(PatientDisk(), str(place), size) != digest:
+        if (
+            digest is not None
+            and copyfiles.file_digest(engine.PatientDisk(), str(place), size) != digest
+        ):
             os.replace(place, f"{place}.bad")  # noqa: PTH105 - a moment
-            raise HubError(f"{place.name} is not what the hub says it is: try again")
+            raise models.HubError(f"{place.name} is not what the hub says it is: try again")
         before += size
-    report = restore(str(part), str(target))
+    report = engine.restore(str(part), str(target))
     shutil.rmtree(part.parent)
     return report
 
@@ -123,7 +112,7 @@ async def _file(line: Line, where: str, place: Path, size: int) -> AsyncIterator
 async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> HubReply:
     answer = await line.request("GET", f"/logs{where}", headers or {})
     if answer.status not in _WELL:
-        raise HubError(f"the hub answers {answer.status} to what it has of this device")
+        raise models.HubError(f"the hub answers {answer.status} to what it has of this device")
     return answer
 
 
@@ -138,25 +127,25 @@ def hub_backed_up(hub: Path, target: Path) -> int:
     part.mkdir(parents=True)
     for device in devices(hub):  # before the copies: what ended meanwhile is read from them
         source, now = folder(hub, device), f"{part}/{OUTBOX}/{device}.now"
-        back_up(str(source), now)
-        restore(now, str(folder(part, device)))
+        engine.back_up(str(source), now)
+        engine.restore(now, str(folder(part, device)))
         shutil.rmtree(now)
-    copies = kept(hub)
+    copies = copyfiles.kept(hub)
     Registry(hub).back_up(part)
     for copy in copies:
         _back_up_copy(copy, part / Path(copy.path).relative_to(hub))
     if target.exists():
         target.rmdir()
     part.rename(target)
-    PatientDisk().sync_directory(str(target.absolute().parent))
+    engine.PatientDisk().sync_directory(str(target.absolute().parent))
     return len(copies)
 
 
-def _back_up_copy(copy: CopyFiles, target: Path) -> None:
+def _back_up_copy(copy: copyfiles.CopyFiles, target: Path) -> None:
     source, breaks = Path(copy.path), f"{copy.path}/{BREAKS}"
     for _ in range(_TRIES):
         shutil.rmtree(target, ignore_errors=True)
-        before = content(copy.disk, breaks)
+        before = copyfiles.content(copy.disk, breaks)
         try:
             # Files about earlier segments.
             _copy_files(source, target)
@@ -165,20 +154,20 @@ def _back_up_copy(copy: CopyFiles, target: Path) -> None:
                 _copy_files(below.parent, aside.parent)
                 if below.is_dir():
                     _copy_files(below, aside)
-            _copy_files(source / LOG, target / LOG)
+            _copy_files(source / copyfiles.LOG, target / copyfiles.LOG)
         except FileNotFoundError:
             continue  # expired segments go at any time
-        if content(copy.disk, breaks) == before:
+        if copyfiles.content(copy.disk, breaks) == before:
             return
     raise LogError(f"{source} was set aside or shortened again and again: try again later")
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    disk = PatientDisk()
+    disk = engine.PatientDisk()
     target.mkdir(parents=True, exist_ok=True)
     for name in disk.names(str(source)):
         if (source / name).is_file() and not name.endswith((".tmp", ".gone")):
             shutil.copy2(source / name, target / name)
-            with opened(disk, str(target / name)) as file:
+            with copyfiles.opened(disk, str(target / name)) as file:
                 disk.sync(file)
     disk.sync_directory(str(target))
