@@ -120,9 +120,6 @@ class Op(enum.IntEnum):
     REQUEUE = 27, Trait.AGENDA | Trait.GROWS
     #: operand [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
     PURGE = 28, Trait.AGENDA
-    #: operand lsn that somebody has seen -> lsn from which on the log goes on, in another epoch and
-    #: LSN_SKIP above it
-    SKIP = 29, Trait.BEHIND
     # -- schedules
     #: operand Turn -> what the jobs of the ticks became, or None: another process was faster
     TICK = 30, Trait.AGENDA | Trait.GROWS

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from taskq import Put, TaskLog
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.segments.identity import Identity, LockMark
 from taskq.log.upkeep.health import Check, check_health
 from tests.cli.helpers import taskq, taskq_json
 
@@ -35,8 +37,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def queue(whole: Path, tmp_path: Path) -> Path:
-    """Return a copy of it."""
-    return shutil.copytree(whole, tmp_path / "queue", ignore=shutil.ignore_patterns("*.pipe"))
+    """Return a copy of it that is taken for the log itself, not for an older copy."""
+    path = shutil.copytree(whole, tmp_path / "queue", ignore=shutil.ignore_patterns("*.pipe"))
+    disk = LocalDisk()
+    identity = Identity.read(disk, str(path))
+    assert identity is not None
+    lock = disk.open(f"{path}/write.lock")
+    mark = LockMark(disk.identity(lock)[1], disk.born_ns(lock))
+    identity._replace(lock=mark).write(disk, str(path))
+    disk.close(lock)
+    return path
 
 
 def _segments(path: Path) -> list[Path]:

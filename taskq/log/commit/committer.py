@@ -114,7 +114,6 @@ _CLAIM: Final = int(Op.CLAIM)
 _OUTCOME: Final = int(Op.OUTCOME)
 _FOLLOW: Final = int(Op.FOLLOW)
 _STATS: Final = int(Op.STATS)
-_SKIP: Final = int(Op.SKIP)
 _AGENDA: Final = int(Trait.AGENDA)
 _KEYS: Final = int(Trait.KEYS)
 _AT_ONCE: Final = ops_that(Trait.AT_ONCE)
@@ -282,7 +281,7 @@ class Committer:
         self.answers.now += refusals([*requests, *claim_requests(waiting)], failure(error))
 
     def _look(self, request: Request, *, again: bool = False) -> None:
-        """Answer a request that is no part of a frame; without the lock, but for a skip."""
+        """Answer a request that is no part of a frame; without the lock."""
         op, port, future, operand = request
         try:
             if (
@@ -290,9 +289,6 @@ class Committer:
             ):  # a compacting process may have died before it published where the log ends now
                 self.journal.lock()
                 self.journal.writer.release()
-            if op == _SKIP:
-                self.answers.add_later([(port, future, self._skip(operand))], self.journal.next_lsn)
-                return
             self.journal.check_files()
             self.journal.refresh()
             if op == _FOLLOW:
@@ -317,12 +313,6 @@ class Committer:
                 self._look(request, again=True)
             else:
                 self.answers.now.append((port, future, failure(error)))
-
-    def _skip(self, lsn: int) -> int:
-        try:
-            return self.journal.skip(lsn)
-        except OSError as error:
-            raise AppendFailed(self.journal.path, error) from error
 
     def _numbers(self) -> tuple[tuple[QueueStats, ...], EngineStats]:
         now_ns = self.journal.clock.wall_ns()

@@ -698,18 +698,6 @@ class Journal:
             if self.segment == segment:
                 self.rotate()
 
-    def skip(self, lsn: int) -> int:
-        """Go on LSN_SKIP above an lsn that was seen, in another epoch; returns the first lsn there.
-
-        Raises:
-            OSError: the disk refused, and all is as it was.
-        """
-        with self._at_end():
-            if self.segment < lsn + LSN_SKIP:
-                self._begin_segment(max(lsn + LSN_SKIP, self.next_lsn), new_epoch=True)
-                self.files.remove_empty(self.segment)
-        return self.segment
-
     @contextlib.contextmanager
     def _at_end(self) -> Iterator[None]:
         """Hold the lock; what the disk refuses leaves all as it was."""

@@ -327,11 +327,6 @@ class _Port(Generic[F]):
         return self._send(Op.LOOK, (waiting_jobs, Trait.AGENDA))
 
     @_request
-    def skip(self, lsn: int) -> Sent[int]:
-        """Go on above an lsn that somebody has seen, in another epoch; the first lsn there."""
-        return self._send(Op.SKIP, lsn)
-
-    @_request
     def requeue(self, letters: list[requests.Letter]) -> Sent[list[errors.TaskqError | None]]:
         """Make dead letters ready again: for each None, or why it was not done."""
         return self._send(Op.REQUEUE, letters)
