@@ -1,9 +1,63 @@
-"""Charts are readable: short bars are visible, and a bulk does not flatten all others."""
+"""Pictures of the page: a flow whose lines cross no other box, the last hour, and steps."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq import TaskQ, durable, retry
 from taskq.views import Minute
-from taskq_plugins.looks.reading import Chart, Life, chart_of
+from taskq_plugins.looks.reading import Chart, Life, chart_of, lay_out
+from tests.web.browser import browser, program
+from tests.web.test_web_api import get
+from tests.web.test_web_pages import shown
+
+
+@st.composite
+def flows(draw: st.DrawFn) -> dict[int, tuple[int, ...]]:
+    count = draw(st.integers(2, 12))
+    return {
+        number: tuple(sorted(draw(st.sets(st.integers(0, number - 1), max_size=4))))
+        if number
+        else ()
+        for number in range(count)
+    }
+
+
+@given(flows())
+def test_lines_lead_between_columns_or_across_one_in_a_row_without_a_box(
+    inputs: dict[int, tuple[int, ...]],
+) -> None:
+    places, steps = lay_out(inputs)
+    boxes = set(places.values())
+    assert len(boxes) == len(inputs)
+    for start, end in steps:
+        if start == end:
+            assert start not in boxes
+        else:
+            assert end[0] == start[0] + 1
+    # Each job is reached from its inputs, and from nothing else.
+    for number, before in inputs.items():
+        ends = {places[number]}
+        sources = set()
+        while ends:
+            ends = {start for start, end in steps if end in ends and start != end}
+            sources |= ends & boxes
+            ends -= boxes
+        assert sources == {places[first] for first in before}
+        assert all(places[first][0] < places[number][0] for first in before)
+
+
+def test_a_line_over_three_columns_keeps_clear_of_the_boxes_between() -> None:
+    places, steps = lay_out({1: (), 2: (1,), 3: (2,), 4: (1, 3)})
+    assert places == {1: (0, 0), 2: (1, 0), 3: (2, 0), 4: (3, 0)}
+    assert ((0, 0), (1, 1)) in steps
+    assert ((1, 1), (1, 1)) in steps
+    assert ((1, 1), (2, 1)) in steps
+    assert ((2, 1), (3, 0)) in steps
 
 
 def test_a_bar_is_seen_however_short_and_stands_within_the_life() -> None:
@@ -36,3 +90,38 @@ def test_what_came_sets_the_scale_where_it_is_not_far_more_or_nothing_ended() ->
     assert chart({"enqueued": 9}, {"dead": 10}).top == 10
     assert chart({"enqueued": 20_000}).top == 20_000
     assert chart_of([Minute(0, {}, 0, 0)], 0, 0) is None
+
+
+async def test_steps_are_told_with_state_times_attempt_and_value(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "log", durability="os")
+
+    def charge(order: str) -> dict[str, str]:
+        return {"receipt": f"<b>{order}</b>", "password": "xyzzy"}
+
+    @app.task(name="order", retry=retry.fixed(2, 0))
+    async def order() -> None:
+        await durable.step("charge", charge, "a")
+        await durable.event("paid", int, timeout="7d")
+
+    async with app:
+        job = await order.enqueue()
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+        await app.signal(job, "paid", 5)
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+        async with browser(app.data_dir) as client:
+            page = await shown(client, f"/jobs/{job.id}")
+        async with program(app.data_dir) as client:
+            steps = (await get(client, f"jobs/{job.id}"))["steps"]
+    (table,) = re.findall(r'id="steps".*?<tbody>(.*?)</tbody>', page, re.DOTALL)
+    rows = [re.sub(r"<[^>]+>|\s+", " ", row).split() for row in table.split("</tr>")[:-1]]
+    cleaned = "{ &#34;receipt&#34;: &#34;&lt;b&gt;a&lt;/b&gt;&#34;, &#34;password&#34;: (set) }"
+    assert rows[0][:2] == ["charge#1", "done"]
+    assert rows[0][5:] == ["1", *cleaned.split()]
+    assert rows[1][:2] == ["paid#1", "came"]
+    assert rows[1][-2:] == ["1", "5"]
+    assert table.count("<svg") == len(rows)
+    assert "xyzzy" not in page
+    assert "signalled" in page
+    assert [(step["step"], step["value"]) for step in steps][1] == ("paid#1", "5")

@@ -10,10 +10,11 @@ import sys
 import uuid
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import TaskLog, TaskQ, chain
+from taskq import JobHandle, TaskLog, TaskQ, chain
 from taskq.core.fingerprints import fingerprint, pattern_of
 from taskq.errors import JobFailed
 from taskq.log.inbox.writer import publish
@@ -372,3 +373,136 @@ def test_its_records_tell_no_time_either(held: str, tmp_path: Path) -> None:
     exported = taskq("export", "--records", "-d", tmp_path).stdout
     assert "2116-" not in exported
     assert "2116-" not in taskq("tail", "--json", "-d", tmp_path).stdout
+
+
+def lsn_of(sample: Sample, name: str) -> int:
+    """Return the position of a job's enqueue; each job of the sample came in a frame of its own."""
+    return int(sample.ids[name].rpartition("-")[2])
+
+
+def test_stats_count_what_there_was_at_an_lsn(sample: Sample) -> None:
+    """After the second job nothing was claimed yet, and the other queues were not there."""
+    lsn = lsn_of(sample, "dead")
+    [queue] = taskq_json("stats", "-d", sample.path, "--at", lsn)["queues"]
+    assert (queue["queue"], queue["ready"], queue["dead"]) == ("default", 2, 0)
+    printed = taskq("stats", "-d", sample.path, "--at", lsn)
+    assert f"next position {lsn + 1}," in printed.stdout
+    assert printed.stdout.rstrip().endswith(f"as of {lsn}")
+
+
+def test_ls_and_show_tell_a_job_as_it_was(sample: Sample) -> None:
+    lsn, job_id = lsn_of(sample, "retried"), sample.ids["retried"]
+    listed = taskq_json("ls", "-d", sample.path, "--at", lsn)
+    assert [(job["id"], job["state"]) for job in listed[:1]] == [(job_id, "ready")]
+    assert len(listed) == 3
+    then = taskq_json("show", job_id, "-d", sample.path, "--at", lsn)
+    assert (then["state"], then["attempts"], then["reason"]) == ("ready", [], None)
+    assert taskq_json("show", job_id, "-d", sample.path)["state"] == "scheduled"
+
+
+def test_a_span_back_from_now_reaches_the_time_before_the_log_began(sample: Sample) -> None:
+    assert taskq_json("stats", "-d", sample.path, "--at", "1d")["queues"] == []
+    assert taskq_json("ls", "-d", sample.path, "--at", "1d") == []
+    assert taskq("ls", "-d", sample.path, "--at", "1d").stdout == "No jobs yet.\n"
+
+
+def test_a_job_that_was_not_there_yet_is_told_with_the_newest_of_then(sample: Sample) -> None:
+    lsn = lsn_of(sample, "dead")
+    result = taskq("show", sample.ids["task"], "-d", sample.path, "--at", lsn)
+    assert result.exit_code == 1
+    assert f"at that moment (its newest was {sample.ids['dead']})" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tomorrow", "--at is 'tomorrow': give a span back from now"),
+        ("2300-01-01", "must lie between 1970 and 2116"),
+        ("2100-01-01", "is still to come"),
+        ("999999", "the log has no lsn 999999 yet"),
+    ],
+)
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_a_moment_that_cannot_be_is_wrong_usage(
+    sample: Sample, command: str, text: str, message: str
+) -> None:
+    result = taskq(command, "-d", sample.path, "--at", text)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("succeeded", "succeeded", "it succeeded "),
+        ("dead", "dead", "its attempt is spent (ValueError: [red]bad\\x1b[31m)"),
+        ("retried", "not_due", "attempt 1 of 3 failed (TimeoutError: slow); the next is due in "),
+        ("cancelled", "cancelled", "it was cancelled "),
+        ("bytes", "no_worker", "it was put as bytes, and no process claims any"),
+        ("task", "not_due", "it is due in 2h, at 20"),
+    ],
+)
+def test_why_tells_one_reason_for_people_and_for_programs(
+    sample: Sample, name: str, code: str, text: str
+) -> None:
+    job_id = sample.ids[name]
+    printed = taskq("why", job_id, "-d", sample.path)
+    assert printed.exit_code == 0
+    [line] = printed.stdout.splitlines()
+    assert line.startswith(f"{job_id}: ")
+    assert text in line
+    answer = taskq_json("why", job_id, "-d", sample.path)
+    assert (answer["id"], answer["code"]) == (job_id, code)
+    assert bool(answer["until"]) is (code == "not_due")
+
+
+def test_why_of_a_job_that_is_not_there_says_so(sample: Sample) -> None:
+    tag = sample.ids["dead"].partition("-")[0]
+    result = taskq("why", f"{tag}-999", "-d", sample.path)
+    assert result.exit_code == 1
+    assert f"there is no job {tag}-999 in this log" in result.stderr
+    result = taskq("why", "999", "-d", sample.path)
+    assert result.exit_code == 1
+    assert "there is no job 999 in this log (the newest is" in result.stderr
+    assert taskq("why", "x999", "-d", sample.path).exit_code == 2
+
+
+async def _told(job: JobHandle[Any]) -> None:
+    for _ in range(2):
+        await job.status()
+
+
+async def test_a_reader_sees_which_queues_and_tasks_live_workers_serve(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+
+    @app.task(name="known", queue="mail")
+    async def known() -> None: ...
+
+    async with app:
+        other = await app.enqueue(app.call_by_name("unknown").options(queue="mail"))
+        elsewhere = await app.enqueue(app.call_by_name("known").options(queue="sync"))
+        assert taskq_json("why", other.id, "-d", tmp_path)["code"] == "no_worker"
+        async with app.worker(concurrency=3, queues=["mail"]):
+            await _told(other)
+            assert taskq_json("why", other.id, "-d", tmp_path)["code"] == "task_unknown"
+            assert taskq_json("why", elsewhere.id, "-d", tmp_path)["code"] == "queue_not_served"
+            [owner] = taskq_json("workers", "-d", tmp_path)
+            assert owner["serves"] == [{"queues": ["mail"], "tasks": ["known"], "slots": 3}]
+            assert taskq("workers", "-d", tmp_path).stdout.splitlines()[1].endswith(" mail")
+        await _told(other)
+        assert taskq_json("why", other.id, "-d", tmp_path)["code"] == "no_worker"
+
+
+async def test_who_claims_bytes_by_hand_serves_them(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        job_id = await log.put(b"bytes", queue="q")
+        await log.claim(queues=["other"])
+        await log.get(job_id)
+        assert taskq_json("why", job_id, "-d", tmp_path)["code"] == "queue_not_served"
+        await log.claim(1, queues=["q", "r"])
+        second = await log.put(b"more", queue="q")
+        assert taskq_json("why", second, "-d", tmp_path)["code"] == "next"
+        assert taskq_json("why", job_id, "-d", tmp_path)["code"] == "running"
+    assert taskq_json("why", job_id, "-d", tmp_path)["code"] == "worker_lost"
+    assert not list((tmp_path / "owners").glob("*.serves*"))
