@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taskq.core.why import Reason, Why
     from taskq.flows.handle import FlowProgress
     from taskq.log.read.diagnosis import Standing
-    from taskq.log.read.gauges import Minute, Pace
+    from taskq.log.read.gauges import LanePace, Minute
     from taskq.log.read.timeline import JobEvent
     from taskq.log.upkeep.backup import BackupReport, RepairReport
     from taskq.log.upkeep.health import Check
@@ -60,11 +60,11 @@ __all__ = [
     "Hold",
     "JobEvent",
     "JobView",
+    "LanePace",
     "LimitView",
     "LogStats",
     "Minute",
     "OwnerView",
-    "Pace",
     "Progress",
     "ProgressView",
     "QueueStats",
@@ -100,7 +100,7 @@ _HOMES: Final = {
     "taskq.log.read.diagnosis": "Standing",
     "taskq.core.why": "Reason Why",
     "taskq.flows.handle": "FlowProgress",
-    "taskq.log.read.gauges": "Minute Pace",
+    "taskq.log.read.gauges": "LanePace Minute",
     "taskq.log.read.timeline": "JobEvent",
     "taskq.log.upkeep.backup": ("BackupReport RepairReport"),
     "taskq.log.upkeep.health": "Check",

@@ -193,7 +193,7 @@ class RecordReader:
         choice: Choice,
         tag: Tag,
         bodies: bodystore.BodyStore,
-        position: readers.Position,
+        position: readers.ReaderPosition,
         from_ns: int = 0,
         body_bytes_max: int | None = None,
     ) -> None:
@@ -216,7 +216,7 @@ class RecordReader:
         self._lookups = 0
 
     @property
-    def position(self) -> readers.Position:
+    def position(self) -> readers.ReaderPosition:
         return self._place._replace(lsn=self._lsn)
 
     async def next(self, extent: segments.Extent) -> Record | None:
@@ -290,7 +290,9 @@ class RecordReader:
         frame = self._frame
         if frame is not self._placed and frame is not None:
             header, segment = frame.header, self.frames.cursor.segment
-            self._place = readers.Position(segment, lsn, frame.offset, header.epoch, header.time_ns)
+            self._place = readers.ReaderPosition(
+                segment, lsn, frame.offset, header.epoch, header.time_ns
+            )
             self._placed = frame
 
     def _look_up(self, job: int) -> None:

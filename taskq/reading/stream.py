@@ -81,7 +81,7 @@ class Stream:
         self._open: _Open | None = None
         self._extent: segments.Extent | None = None
         #: everything before it was handled
-        self._done: readers.Position | None = None
+        self._done: readers.ReaderPosition | None = None
         self._handled = 0
         self._saved_at = 0.0
         self._growth: asyncio.Future[segments.Extent] | None = None
@@ -312,7 +312,7 @@ class Stream:
         path: str,
         named: readers.NamedReader | None,
         extent: segments.Extent,
-    ) -> tuple[frames.Cursor, readers.Position]:
+    ) -> tuple[frames.Cursor, readers.ReaderPosition]:
         start = self._start
         if named is not None:
             position = named.load()
@@ -323,13 +323,13 @@ class Stream:
         oldest = files.lsns[0]
         if start.time_ns is not None:
             cursor = positions.find_time(files, start.time_ns, extent)
-            return cursor, readers.Position(cursor.segment, cursor.next_lsn)
+            return cursor, readers.ReaderPosition(cursor.segment, cursor.next_lsn)
         if start.lsn is None:
             cursor = frames.Cursor(oldest, codec.SEGMENT_HEADER.size, oldest)
-            return cursor, readers.Position(oldest, oldest)
+            return cursor, readers.ReaderPosition(oldest, oldest)
         check_lsn(path, start.lsn, oldest, extent)
         cursor = positions.find_lsn(files, start.lsn, extent)
-        return cursor, readers.Position(cursor.segment, start.lsn)
+        return cursor, readers.ReaderPosition(cursor.segment, start.lsn)
 
 
 def gap_handler(
@@ -416,7 +416,7 @@ async def look_at_records(
             choice,
             onlooker.journal.tag,
             bodystore.BodyStore(path, LogConfig()),
-            readers.Position(cursor.segment, lsn),
+            readers.ReaderPosition(cursor.segment, lsn),
             body_bytes_max=body_bytes_max,
         )
         pause = _PAUSE_SECONDS_MIN
@@ -513,7 +513,7 @@ def reader_views(path: str, identity: Identity, extent: segments.Extent) -> list
                 problem = str(error)
             start = frames.Cursor(files.lsns[0], codec.SEGMENT_HEADER.size, files.lsns[0])
             if position is None:
-                position, cursor = readers.Position(start.segment, start.segment), start
+                position, cursor = readers.ReaderPosition(start.segment, start.segment), start
             else:
                 try:
                     cursor = positions.find_position(files, path, name, position, extent)
@@ -577,17 +577,17 @@ def _position_of(
     place: int | str | None,
     time_ns: int | None,
     extent: segments.Extent,
-) -> readers.Position:
+) -> readers.ReaderPosition:
     oldest = files.lsns[0]
     if place == "start":
-        return readers.Position(oldest, oldest)
+        return readers.ReaderPosition(oldest, oldest)
     if place == "end":
-        return readers.Position(extent.segment, extent.lsn)
+        return readers.ReaderPosition(extent.segment, extent.lsn)
     if isinstance(place, int):
         check_lsn(path, place, oldest, extent)
-        return readers.Position(positions.find_lsn(files, place, extent).segment, place)
+        return readers.ReaderPosition(positions.find_lsn(files, place, extent).segment, place)
     cursor = positions.find_time(files, time_ns or 0, extent)
-    return readers.Position(cursor.segment, cursor.next_lsn)
+    return readers.ReaderPosition(cursor.segment, cursor.next_lsn)
 
 
 def forget_reader(store: Store, reader: str) -> None:

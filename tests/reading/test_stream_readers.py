@@ -23,7 +23,7 @@ from taskq.errors import (
 )
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.read.readers import NamedReader, Position, read_position, reader_positions
+from taskq.log.read.readers import NamedReader, ReaderPosition, read_position, reader_positions
 from tests.effort import within
 
 
@@ -46,7 +46,7 @@ async def lsns(stream: Stream, count: int | None = None) -> list[int]:
     return numbers
 
 
-def found_position(log: TaskLog) -> Position:
+def found_position(log: TaskLog) -> ReaderPosition:
     store = log._connection.store()
     position = read_position(LocalDisk(), store.path, store.identity, "billing")
     assert position is not None
@@ -140,7 +140,7 @@ async def test_a_position_is_saved_often_enough_and_no_oftener(
     saves: list[int] = []
     save = NamedReader.save
 
-    def count(reader: NamedReader, position: Position) -> None:
+    def count(reader: NamedReader, position: ReaderPosition) -> None:
         saves.append(position.lsn)
         save(reader, position)
 

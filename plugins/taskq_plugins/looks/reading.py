@@ -462,7 +462,7 @@ class Fare(NamedTuple):
 
 def fares_of(
     lanes: Mapping[tuple[str, str], Counter[str]],
-    paces: Mapping[tuple[str, str], views.Pace],
+    paces: Mapping[tuple[str, str], views.LanePace],
     which: int,
 ) -> list[Fare]:
     """Return how each queue fares, or with ``which`` 1 each task, by name."""
@@ -481,7 +481,7 @@ def fares_of(
 
 
 def _fare(
-    name: str, queues: tuple[str, ...], counts: Counter[str], paces: list[views.Pace]
+    name: str, queues: tuple[str, ...], counts: Counter[str], paces: list[views.LanePace]
 ) -> Fare:
     minutes = [sum(at) for at in zip(*(pace.minutes for pace in paces), strict=True)]
     took = sorted(span for pace in paces for span in pace.took_ns)

@@ -186,7 +186,7 @@ class Minute(NamedTuple):
     running: int = 0
 
 
-class Pace(NamedTuple):
+class LanePace(NamedTuple):
     """Attempts of one queue and task in the last hour.
 
     Attributes:
@@ -254,7 +254,7 @@ class LastHour:
             minutes.append(Minute(number * _MINUTE_NS, dict(counts), *change))
         return minutes
 
-    def paces(self) -> dict[tuple[str, str], Pace]:
+    def paces(self) -> dict[tuple[str, str], LanePace]:
         names = {name for minute in self._minutes.values() for name in minute if name}
         return {_split(name): self._pace(name) for name in names}
 
@@ -282,13 +282,13 @@ class LastHour:
     def _shown(self) -> range:
         return range(max(self._first, self._looked - MINUTES + 1), self._looked + 1)
 
-    def _pace(self, name: bytes) -> Pace:
+    def _pace(self, name: bytes) -> LanePace:
         minutes = [self._minutes.get(minute, {}).get(name, Counter()) for minute in self._shown()]
         first = self._looked - MINUTES
         took = sorted(span for minute, span in self._took.get(name, ()) if minute > first)
         counts = sum(minutes, Counter[str]())
         ended = tuple(minute.total() - minute["enqueued"] for minute in minutes)
-        return Pace(dict(counts), ended, tuple(took), self._failed.get(name, (0, 0)))
+        return LanePace(dict(counts), ended, tuple(took), self._failed.get(name, (0, 0)))
 
     def _take(self, frame: Frame) -> None:
         data, now_ns = frame.data, frame.header.time_ns

@@ -10,7 +10,7 @@ from taskq.log.format import codec, frames, record
 from taskq.log.segments.segments import Extent, SegmentFiles, hop
 
 if TYPE_CHECKING:
-    from taskq.log.read.readers import Position
+    from taskq.log.read.readers import ReaderPosition
 _START: Final = codec.SEGMENT_HEADER.size
 
 
@@ -38,7 +38,7 @@ def find_time(files: SegmentFiles, time_ns: int, end: Extent) -> frames.Cursor:
 
 
 def find_position(
-    files: SegmentFiles, path: str, reader: str, position: Position, end: Extent
+    files: SegmentFiles, path: str, reader: str, position: ReaderPosition, end: Extent
 ) -> frames.Cursor:
     """At the frame that holds the next record for a reader, or where it will stand.
 
@@ -126,7 +126,7 @@ def read_record(files: SegmentFiles, lsn: int, end: Extent) -> bytes | None:
     return None
 
 
-def _fits(position: Position, header: codec.FrameHeader) -> bool:
+def _fits(position: ReaderPosition, header: codec.FrameHeader) -> bool:
     return (header.epoch, header.time_ns) == (position.epoch, position.time_ns) and (
         header.first_lsn < position.lsn <= header.next_lsn
     )

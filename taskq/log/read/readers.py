@@ -31,7 +31,7 @@ _TRIES: Final = 8
 _TRY_AGAIN_SECONDS: Final = 0.002
 
 
-class Position(NamedTuple):
+class ReaderPosition(NamedTuple):
     """Position of a reader: it has read everything before ``lsn``.
 
     The other fields identify the frame of the last record read, so the next reader can check that
@@ -92,7 +92,9 @@ def reader_positions(disk: ports.Disk, path: str) -> dict[str, tuple[int, int]]:
     return positions
 
 
-def read_position(disk: ports.Disk, path: str, identity: Identity, name: str) -> Position | None:
+def read_position(
+    disk: ports.Disk, path: str, identity: Identity, name: str
+) -> ReaderPosition | None:
     """Return where a reader stands; None if there is no reader of that name.
 
     A position in a parent counts as far as its records are those of this log.
@@ -111,12 +113,14 @@ def read_position(disk: ports.Disk, path: str, identity: Identity, name: str) ->
         disk.close(descriptor)
     try:
         values = json.loads(data)
-        position, log_id = Position(*values["position"]), UUID(values["log_id"])
+        position, log_id = ReaderPosition(*values["position"]), UUID(values["log_id"])
         ends = {parent.log_id: parent.next_lsn for parent in identity.parents}
         ends[identity.log_id] = codec.LSN_MAX
         if log_id in ends and data == _encoded(log_id, name, position):
             end = ends[log_id]
-            return position if position.lsn <= end else Position(min(position.segment, end), end)
+            return (
+                position if position.lsn <= end else ReaderPosition(min(position.segment, end), end)
+            )
     except (ValueError, KeyError, TypeError, RecursionError):
         """It is none of this reader."""
     raise errors.LogDamaged(
@@ -162,7 +166,7 @@ class NamedReader:
         self, disk: ports.Disk, path: str, identity: Identity, name: str, lock: int
     ) -> None:
         self.name = name
-        self.position: Position | None = None
+        self.position: ReaderPosition | None = None
         self._disk = disk
         self._path = path
         self._identity = identity
@@ -184,7 +188,7 @@ class NamedReader:
         disk.make_directory(f"{path}/{_FOLDER}")
         return cls(disk, path, identity, name, _take_lock(disk, path, name))
 
-    def load(self) -> Position | None:
+    def load(self) -> ReaderPosition | None:
         """Read the position, and make sure that it is on disk; None for a new reader.
 
         Raises:
@@ -198,7 +202,7 @@ class NamedReader:
                     self._disk.sync_directory(f"{self._path}/{_FOLDER}")
             return self.position
 
-    def save(self, position: Position) -> None:
+    def save(self, position: ReaderPosition) -> None:
         """Note how far the reader has come, durably.
 
         Raises:
@@ -218,7 +222,7 @@ class NamedReader:
         Raises:
             OSError: the disk refused.
         """
-        self.save(Position(segment, lsn))
+        self.save(ReaderPosition(segment, lsn))
 
     def forget(self) -> None:
         """Remove the reader; its name is free afterwards."""
@@ -253,7 +257,7 @@ def _file_of(path: str, name: str, suffix: str) -> str:
     return f"{path}/{_FOLDER}/{name}{suffix}"
 
 
-def _encoded(log_id: UUID, name: str, position: Position) -> bytes:
+def _encoded(log_id: UUID, name: str, position: ReaderPosition) -> bytes:
     said = {"log_id": str(log_id), "reader": name, "position": position}
     return json.dumps(said | {"crc32": codec.crc32(json.dumps(said).encode())}).encode() + b"\n"
 

@@ -22,7 +22,7 @@ from taskq.engine import LogReader, fork
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import places
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.read.readers import NamedReader, Position, read_position
+from taskq.log.read.readers import NamedReader, ReaderPosition, read_position
 from taskq.log.requests import Op
 from taskq.log.segments.identity import Identity, LockMark, Parent
 from taskq.log.upkeep.backup import fork_journal
@@ -416,8 +416,8 @@ def test_a_readers_position_counts_in_a_child_as_far_as_the_parents_records(
 ) -> None:
     parent, disk = Identity(UUID(int=1), 1), LocalDisk()
     reader = NamedReader.take(disk, str(tmp_path), parent, "billing")
-    reader.save(Position(1, 50, 64, 9, 5))
-    for begins, expected in ((60, Position(1, 50, 64, 9, 5)), (40, Position(1, 40))):
+    reader.save(ReaderPosition(1, 50, 64, 9, 5))
+    for begins, expected in ((60, ReaderPosition(1, 50, 64, 9, 5)), (40, ReaderPosition(1, 40))):
         child = parent.child(begins, 1)
         assert read_position(disk, str(tmp_path), child, "billing") == expected
 

@@ -15,7 +15,7 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.readers import (
     NAME_CHARACTERS_MAX,
     NamedReader,
-    Position,
+    ReaderPosition,
     check_reader_name,
     is_read,
     read_position,
@@ -27,15 +27,15 @@ from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKi
 
 LOG_ID = uuid.UUID(int=7)
 IDENTITY = Identity(LOG_ID, 1)
-HERE = Position(segment=1, lsn=42, offset=64, epoch=9, time_ns=5)
-THERE = Position(segment=40, lsn=2**63 - 1, offset=2**31, epoch=2**64 - 1, time_ns=2**62)
+HERE = ReaderPosition(segment=1, lsn=42, offset=64, epoch=9, time_ns=5)
+THERE = ReaderPosition(segment=40, lsn=2**63 - 1, offset=2**31, epoch=2**64 - 1, time_ns=2**62)
 
 
 def take(path: Path, name: str = "billing", log_id: uuid.UUID = LOG_ID) -> NamedReader:
     return NamedReader.take(LocalDisk(), str(path), Identity(log_id, 1), name)
 
 
-def found(path: Path, name: str = "billing", log_id: uuid.UUID = LOG_ID) -> Position | None:
+def found(path: Path, name: str = "billing", log_id: uuid.UUID = LOG_ID) -> ReaderPosition | None:
     return read_position(LocalDisk(), str(path), Identity(log_id, 1), name)
 
 
@@ -67,7 +67,7 @@ def test_a_crash_at_any_step_leaves_a_position_that_was_saved(
     disk.make_directory(PATH)
     disk.sync_directory("/srv")
     disk.sync_directory("/")
-    saved: list[Position] = []
+    saved: list[ReaderPosition] = []
     machine.stop_at(machine.steps + steps, power=power)
     try:
         reader = NamedReader.take(disk, PATH, IDENTITY, "billing")

@@ -15,7 +15,7 @@ from taskq.core.errors import LogError
 from taskq.log.inbox import PartWriter, encode_tail, publish
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
-from taskq.log.read.readers import NamedReader, Position, reader_positions
+from taskq.log.read.readers import NamedReader, ReaderPosition, reader_positions
 from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep import backup
 from taskq.log.upkeep.backup import back_up, restore
@@ -106,7 +106,7 @@ def read_up_to(path: Path, lsn: int) -> None:
         identity = reader.journal.identity
     named = NamedReader.take(LocalDisk(), str(path), identity, "billing")
     named.load()
-    named.save(Position(1, lsn))
+    named.save(ReaderPosition(1, lsn))
     named.release()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskq.log.read.readers import NamedReader, Position
+from taskq.log.read.readers import NamedReader, ReaderPosition
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.tending import fill_segment, keeping, tend
 from tests.log.world import PATH, Process, World
@@ -17,7 +17,7 @@ LIMITS = [{"keep_bytes": 2 * 64 * 1024}, {"keep_segments": 1}, {"keep_seconds": 
 def read_up_to(process: Process, name: str, segment: int, lsn: int) -> None:
     reader = NamedReader.take(process.disk, PATH, process.journal.identity, name)
     reader.load()
-    reader.save(Position(segment, lsn))
+    reader.save(ReaderPosition(segment, lsn))
     reader.release()
 
 
