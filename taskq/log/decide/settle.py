@@ -207,50 +207,60 @@ class Settles:
     def settle(self, batch: context.Batch, item: Settlement) -> list[int | requests.Duplicate]:
         """End a delivery; returns what its children became.
 
+        The children are checked before anything is added, and added last: the end may free a key
+        that one of them takes.
+
         Raises:
             StaleDelivery: its claim is over.
         """
-        kind, delivery, body, delay_ns, cause, children, flags, options = item
-        agenda = self._facets.agenda
-        assert agenda is not None
+        kind, delivery, children = item.kind, item.delivery, item.children
+        agenda, job = self._context.agenda, delivery.job
         check_claim(agenda, delivery)
-        job = delivery.job
-        attempt = delivery.attempt
-        tied = delivery.record[FLAGS_AT] & _TIED
         undoes = agenda.steps.undos.get(job)
         if kind is not SUCCESS and job in agenda.leases.asked and undoes != Form.UNDOING:
-            kind, cause = CANCEL, Cause.ASKED
-        if undoes == Form.UNDO and kind is not SUCCESS and kind not in RETURNS:
-            self._unwind(batch, kind, cause, job, delivery.token, body)
+            kind = CANCEL
+            item = item._replace(kind=kind, cause=Cause.ASKED)
+        is_end = kind not in RETURNS
+        if is_end and undoes == Form.UNDO and kind is not SUCCESS:
+            self._unwind(batch, kind, item.cause, job, delivery.token, item.body)
             return []
-        is_end = kind is SUCCESS or kind not in RETURNS
         prepared = self._enqueues.prepared(batch, children, frozenset((job,) if is_end else ()))
         if is_end:
-            if tied:
-                options = joined(self._untie(batch, kind, delivery.record, job), options)
-            location = batch.where + batch.size
-            if kind is DEATH:
-                body, flags = (body or b"")[:REASON_BYTES_MAX], 0
-                self._deaths.note(delivery.lane, job, attempt, cause, body, batch.time_ns)
-            elif kind is not SUCCESS:
-                body, flags = (body or b"")[:REASON_BYTES_MAX] or None, 0
-            batch.add(
-                codec.encode_job(
-                    kind, cause, attempt, job, delivery.token, body, batch.lsn, options, flags
-                )
-            )
-            agenda.apply_ended(kind, job, batch.time_ns)
-            self._facets.note_end(job, location)
-            batch.interest |= INTEREST_OUTCOME
+            self._end(batch, agenda, item)
         else:
-            keeps = cause in _KEEPS_ATTEMPT or (kind is RELEASE and cause is Cause.CALLER)
-            counted = max(attempt - 1, 0) if keeps else attempt
-            if cause is Cause.WAITS:
-                self._steps.suspend(batch, delivery, counted, body or b"", options)
-                return []
-            token = delivery.token
-            self._back(batch, kind, cause, job, token, counted, delay_ns, body, options)
+            self._give_back(batch, item)
         return self._enqueues.add(batch, children, prepared)
+
+    def _end(self, batch: Batch, agenda: Agenda, item: Settlement) -> None:
+        kind, delivery, body, _, cause, _, flags, options = item
+        job, attempt = delivery.job, delivery.attempt
+        if delivery.record[FLAGS_AT] & _TIED:
+            options = joined(self._untie(batch, kind, delivery.record, job), options)
+        location = batch.where + batch.size
+        if kind is not SUCCESS:
+            flags, body = 0, (body or b"")[:REASON_BYTES_MAX]
+            if kind is DEATH:
+                self._deaths.note(delivery.lane, job, attempt, cause, body, batch.time_ns)
+            else:
+                body = body or None
+        batch.add(
+            codec.encode_job(
+                kind, cause, attempt, job, delivery.token, body, batch.lsn, options, flags
+            )
+        )
+        agenda.apply_ended(kind, job, batch.time_ns)
+        self._facets.note_end(job, location)
+        batch.interest |= INTEREST_OUTCOME
+
+    def _give_back(self, batch: Batch, item: Settlement) -> None:
+        kind, delivery, body, delay_ns, cause, _, _, options = item
+        keeps = cause in _KEEPS_ATTEMPT or (kind is RELEASE and cause is Cause.CALLER)
+        attempts = max(delivery.attempt - 1, 0) if keeps else delivery.attempt
+        if cause is Cause.WAITS:
+            self._steps.suspend(batch, delivery, attempts, body or b"", options)
+            return
+        job, token = delivery.job, delivery.token
+        self._back(batch, kind, cause, job, token, attempts, delay_ns, body, options)
 
 
 def unclaimed(

@@ -564,11 +564,13 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
     dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> None:
+    # A branch for each of births, claims and ends, which nearly all records are; ``fold_other`` has
+    # a row for each other kind. Runs of plain records move ``at`` and ``lsn`` themselves.
     _, _, lsn, epoch, time_ns, _, _, _ = header
     unpack = codec.PREFIX.unpack_from
     job_fields = _JOB_FIELDS.unpack_from
     jobs = watch.jobs if watch is not None else ()
-    alone = agenda if dedup is None and watch is None else None
+    sole = agenda if dedup is None and watch is None else None
     while at < end:
         length, kind, byte, options_size, flags = unpack(data, at)
         if length < _SIZES[kind] or at + length > end:
@@ -582,9 +584,7 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
                     continue
             if dedup is not None and options_size:
                 _fold_key(data, at, options_size, flags, lsn, where, time_ns, dedup)
-        elif (
-            kind in _RUNS and alone and (count := fold_plain_run(data, at, end, lsn, epoch, alone))
-        ):
+        elif kind in _RUNS and sole and (count := fold_plain_run(data, at, end, lsn, epoch, sole)):
             at += codec.JOB.size * count
             lsn += count
             continue
@@ -605,8 +605,8 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
                 fold_free_key(data, at + codec.JOB.size, options_size, job, time_ns, dedup)
             if watch is not None and job in jobs:
                 watch.see(job, where + at, kind)
-        elif kind == _REPEAT and alone is not None and not options_size:
-            at, lsn = fold_carried_run(data, at, end, lsn, where, alone)
+        elif kind == _REPEAT and sole is not None and not options_size:
+            at, lsn = fold_carried_run(data, at, end, lsn, where, sole)
             continue
         else:
             record = data[at : at + length]
