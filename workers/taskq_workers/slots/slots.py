@@ -171,8 +171,8 @@ class Slot:
                 settlement = self._failed(task, delivery, error, called=args is not None)
                 outcome: Settlement | Delivery = await slots.judged(task, error, settlement)
             else:
-                # For a success that concerns nobody else its delivery stands.
-                stands = value is None and none_is_kept and not (flags & _TIED or job.children)
+                is_alone = job.children is None and not flags & _TIED  # ends nobody else's wait
+                stands = value is None and none_is_kept and is_alone
                 outcome = delivery if stands else await self._success(plan, delivery, job, value)
             if self.abandoned:
                 return None
