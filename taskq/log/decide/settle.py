@@ -231,7 +231,7 @@ class Settles:
             self._give_back(batch, item)
         return self._enqueues.add(batch, children, prepared)
 
-    def _end(self, batch: Batch, agenda: Agenda, item: Settlement) -> None:
+    def _end(self, batch: context.Batch, agenda: Agenda, item: Settlement) -> None:
         kind, delivery, body, _, cause, _, flags, options = item
         job, attempt = delivery.job, delivery.attempt
         if delivery.record[FLAGS_AT] & _TIED:
@@ -252,7 +252,7 @@ class Settles:
         self._facets.note_end(job, location)
         batch.interest |= INTEREST_OUTCOME
 
-    def _give_back(self, batch: Batch, item: Settlement) -> None:
+    def _give_back(self, batch: context.Batch, item: Settlement) -> None:
         kind, delivery, body, delay_ns, cause, _, _, options = item
         keeps = cause in _KEEPS_ATTEMPT or (kind is RELEASE and cause is Cause.CALLER)
         attempts = max(delivery.attempt - 1, 0) if keeps else delivery.attempt
