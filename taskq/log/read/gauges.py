@@ -7,24 +7,9 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from taskq.core.errors import TaskqError
-from taskq.core.kinds import (
-    BIRTHS,
-    CLAIMS,
-    DEATHS,
-    ENDING,
-    ENDS,
-    INTRODUCTIONS,
-    RETRY,
-    RETURNS,
-    REVIVALS,
-)
-from taskq.core.model import SECOND_NS
+from taskq.core import errors, kinds, model, views
 from taskq.core.values import NamedTuple
-from taskq.core.views import OwnerView, QueueStats
-from taskq.log.format import codec
-from taskq.log.format.codec import KIND_AT
-from taskq.log.format.frames import Cursor, Frame, Gap
+from taskq.log.format import codec, frames
 from taskq.log.format.record import Record, places, records_in
 from taskq.log.machine.owners import owner_of
 from taskq.log.read.positions import count_behind, find_time
@@ -36,8 +21,8 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 #: The throughput is an average over this time, from a sample a second.
-WINDOW_NS: Final = 60 * SECOND_NS
-_SAMPLE_NS: Final = SECOND_NS
+WINDOW_NS: Final = 60 * model.SECOND_NS
+_SAMPLE_NS: Final = model.SECOND_NS
 _OFFSET_MASK: Final = 2**32 - 1
 
 
@@ -60,7 +45,7 @@ class Gauges:
             samples.popleft()
         samples.append((now_ns, _ended(agenda)))
 
-    def queues(self, agenda: Agenda, now_ns: int) -> tuple[QueueStats, ...]:
+    def queues(self, agenda: Agenda, now_ns: int) -> tuple[views.QueueStats, ...]:
         """Counts, ages and throughput per queue, by name, at a moment of wall time."""
         oldest = agenda.order.oldest_ready()
         ready = {job for jobs in oldest.values() for job in jobs}
@@ -80,7 +65,7 @@ class Gauges:
 
     def _age(self, jobs: tuple[int, ...], now_ns: int) -> float | None:
         since = [self._since[job] for job in jobs if self._since[job]]
-        return max((now_ns - min(since)) / SECOND_NS, 0.0) if since else None
+        return max((now_ns - min(since)) / model.SECOND_NS, 0.0) if since else None
 
     def _rates(self, agenda: Agenda) -> dict[str, float] | None:
         """Return jobs that ended per second; None before the first sample is a second old."""
@@ -94,7 +79,7 @@ class Gauges:
             # Samples are at most one second apart while jobs end: later ends made another sample.
             at += 1
         before = samples[at][1] if at < len(samples) else now
-        seconds = (now_ns - begin_ns) / SECOND_NS
+        seconds = (now_ns - begin_ns) / model.SECOND_NS
         return {
             queue: max(count - before.get(queue, 0), 0) / seconds for queue, count in now.items()
         }
@@ -108,9 +93,9 @@ class Gauges:
                 return 0
             record = Record(files.unchecked_record(location), job, 0, frame_ns)
             record.decode()
-        except (TaskqError, OSError, ValueError, struct.error):
+        except (errors.TaskqError, OSError, ValueError, struct.error):
             return 0
-        if record.type in REVIVALS:
+        if record.type in kinds.REVIVALS:
             return frame_ns
         return record.carried.ready_ns if record.carried else max(frame_ns, record.due_ns)
 
@@ -155,7 +140,7 @@ def age_ns(journal: Journal, lsn: int) -> int:
 
 
 MINUTES: Final = 60
-_MINUTE_NS: Final = 60 * SECOND_NS
+_MINUTE_NS: Final = 60 * model.SECOND_NS
 #: Bytes read for the last hour (half a second of work), and for the processes of a day.
 _READ_BYTES_MAX: Final = 32 * 1024 * 1024
 #: Jobs whose names are cached, and frames looked up for the names of other jobs.
@@ -164,14 +149,14 @@ _LOOK_UPS_MAX: Final = 200
 #: Latest attempts of a task that run times are taken from.
 _TIMES_MAX: Final = 1_000
 _COUNTED: Final[dict[int, str]] = {
-    **{kind: str(state) for state, kind in ENDING.items()},
-    RETRY: "retried",
-    **dict.fromkeys(BIRTHS, "enqueued"),
+    **{kind: str(state) for state, kind in kinds.ENDING.items()},
+    kinds.RETRY: "retried",
+    **dict.fromkeys(kinds.BIRTHS, "enqueued"),
 }
 #: Job, and owner or token.
 _TWO: Final = struct.Struct("<QQ")
 #: An OWNER record up to whom it names: few others have these bytes.
-_INTRODUCED: Final = codec.encode_owner(0, b"", 0)[KIND_AT : codec.MARK.size - 8]
+_INTRODUCED: Final = codec.encode_owner(0, b"", 0)[codec.KIND_AT : codec.MARK.size - 8]
 
 
 class Minute(NamedTuple):
@@ -211,7 +196,7 @@ class LastHour:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self._cursor: Cursor | None = None
+        self._cursor: frames.Cursor | None = None
         #: by minute, and then by the lengths and names of queue and task; b"" where nobody knows
         self._minutes: dict[int, dict[bytes, Counter[str]]] = {}
         #: by minute, and whether they run: by how many jobs more
@@ -226,7 +211,7 @@ class LastHour:
         #: by minute and owner, attempts that ended; when an owner did anything last
         self._work: dict[int, Counter[int]] = {}
         self._seen: dict[int, int] = {}
-        self._introduced: dict[int, OwnerView] = {}
+        self._introduced: dict[int, views.OwnerView] = {}
 
     def look(self, now_ns: int, end: Extent) -> None:
         """Read the new records.
@@ -240,7 +225,7 @@ class LastHour:
             self._cursor = self._start(now, MINUTES, end)
         self._looked, self._look_ups = now, 0
         for _, frame in self.journal.frames(self._cursor):
-            if not isinstance(frame, Gap):
+            if not isinstance(frame, frames.Gap):
                 self._take(frame)
         for counted in (self._minutes, self._work, self._changes):
             for minute in [minute for minute in counted if minute <= now - MINUTES]:
@@ -266,14 +251,14 @@ class LastHour:
             for owner in owners
         }
 
-    def gone(self, now_ns: int, end: Extent, alive: set[int]) -> list[tuple[OwnerView, int]]:
+    def gone(self, now_ns: int, end: Extent, alive: set[int]) -> list[tuple[views.OwnerView, int]]:
         """Return today's other processes, each with the time of its last record.
 
         Only the latest 32 MiB of the log are read.
         """
         start = self._start(now_ns // _MINUTE_NS, 24 * MINUTES, end)
         for _, frame in self.journal.frames(start):
-            if not isinstance(frame, Gap) and frame.data.find(_INTRODUCED, frame.at) >= 0:
+            if not isinstance(frame, frames.Gap) and frame.data.find(_INTRODUCED, frame.at) >= 0:
                 self._meet(frame)
         gone = (view for owner, view in self._introduced.items() if owner not in alive)
         views = [(view, self._seen.get(view.owner, 0)) for view in gone]
@@ -290,20 +275,20 @@ class LastHour:
         ended = tuple(minute.total() - minute["enqueued"] for minute in minutes)
         return LanePace(dict(counts), ended, tuple(took), self._failed.get(name, (0, 0)))
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: frames.Frame) -> None:
         data, now_ns = frame.data, frame.header.time_ns
         minute = now_ns // _MINUTE_NS
         counts = self._minutes.setdefault(minute, {})
         change = self._changes.setdefault(minute, [0, 0])
         for lsn, at, _ in places(frame):
-            kind = data[at + KIND_AT]
-            if kind in BIRTHS:
+            kind = data[at + codec.KIND_AT]
+            if kind in kinds.BIRTHS:
                 start = at + codec.QUEUE_SIZE_AT
                 name = data[start : start + 2 + data[start] + data[start + 1]]
                 if len(self._names) < _NAMES_MAX:
                     self._names[lsn] = name
                 change[0] += 1
-            elif kind in CLAIMS:
+            elif kind in kinds.CLAIMS:
                 job, owner = _TWO.unpack_from(data, at + codec.JOB_AT)
                 self._running[job] = now_ns, owner
                 self._seen[owner] = now_ns
@@ -314,9 +299,9 @@ class LastHour:
                 job, token = _TWO.unpack_from(data, at + codec.JOB_AT)
                 name = self._ended(job, kind, now_ns)
                 change[1 if token else 0] -= 1
-                change[0] += kind in RETURNS
+                change[0] += kind in kinds.RETURNS
             else:
-                change[0] += kind in REVIVALS
+                change[0] += kind in kinds.REVIVALS
                 continue
             if kind in _COUNTED:
                 counted = counts.get(name)
@@ -333,9 +318,9 @@ class LastHour:
             took.append((minute, now_ns - started_ns))
             self._work.setdefault(minute, Counter())[owner] += 1
             self._seen[owner] = now_ns
-        if kind == RETRY or kind in DEATHS:
+        if kind == kinds.RETRY or kind in kinds.DEATHS:
             self._failed[name] = now_ns, job
-        elif kind in ENDS:
+        elif kind in kinds.ENDS:
             self._names.pop(job, None)
         return name
 
@@ -346,22 +331,22 @@ class LastHour:
             frame = next((item for _, item in self.journal.frames(cursor)), None)
             if len(self._names) > 2 * _NAMES_MAX:
                 self._names.clear()
-            if frame is not None and not isinstance(frame, Gap):
+            if frame is not None and not isinstance(frame, frames.Gap):
                 for lsn, at, _ in places(frame):
-                    if frame.data[at + KIND_AT] in BIRTHS:
+                    if frame.data[at + codec.KIND_AT] in kinds.BIRTHS:
                         start = at + codec.QUEUE_SIZE_AT
                         end = start + 2 + frame.data[start] + frame.data[start + 1]
                         self._names[lsn] = frame.data[start:end]
         return self._names.get(job, b"")
 
-    def _meet(self, frame: Frame) -> None:
+    def _meet(self, frame: frames.Frame) -> None:
         for record in records_in(frame):
-            if record.type in INTRODUCTIONS:
+            if record.type in kinds.INTRODUCTIONS:
                 view = owner_of(record.token, record.body or b"")
                 self._introduced[record.token] = view
                 self._seen.setdefault(record.token, frame.header.time_ns)
 
-    def _start(self, now: int, count: int, end: Extent) -> Cursor:
+    def _start(self, now: int, count: int, end: Extent) -> frames.Cursor:
         while True:
             first = now - count + 1
             cursor = find_time(self.journal.files, first * _MINUTE_NS, end)
@@ -373,7 +358,7 @@ class LastHour:
 
 
 #: Kinds that end an attempt, or a job.
-_ENDING: Final = ENDS | RETURNS
+_ENDING: Final = kinds.ENDS | kinds.RETURNS
 
 
 def _split(name: bytes) -> tuple[str, str]:

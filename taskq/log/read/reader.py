@@ -11,12 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from taskq.core.errors import JobNotFound, LogError, command, refusal
+from taskq.core import errors, kinds, model, parsing, rates
 from taskq.core.folds.claims import GONE
-from taskq.core.kinds import OF_CLAIMS
-from taskq.core.model import STATES, State
-from taskq.core.parsing import Tag, listed, split_id
-from taskq.core.rates import Limit
 from taskq.core.schedules import ScheduleState
 from taskq.core.sources import SourceView, views_of
 from taskq.core.views import (
@@ -33,32 +29,15 @@ from taskq.core.views import (
 )
 from taskq.core.why import JobFacts, Reason, Why, limits_in_use, waiting_jobs, why, why_there
 from taskq.log.config import LogConfig
-from taskq.log.format import codec
-from taskq.log.format.codec import KIND_AT, LSN_MAX, SEGMENT_HEADER
-from taskq.log.format.flows import Takes
+from taskq.log.format import codec, flows
 from taskq.log.format.frames import Cursor, Frame, Gap, segment_lsn, segment_name
 from taskq.log.format.record import Record, check_known, places
 from taskq.log.format.salvage import salvage
+from taskq.log.journal import lock, recovery
 from taskq.log.journal.journal import Journal
-from taskq.log.journal.lock import process_state
-from taskq.log.journal.recovery import is_marked_failed
-from taskq.log.machine.access import refuse_links
+from taskq.log.machine import access, ports
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.machine.ports import Clock
-from taskq.log.read.diagnosis import (
-    Standing,
-    copied_standing,
-    decide,
-    facts_of,
-    live_workers,
-    past_standing,
-    progress_of,
-    standing,
-)
-from taskq.log.read.follow import Onlooker
-from taskq.log.read.gauges import Gauges, LastHour
-from taskq.log.read.jobs import JobFilter, each_job, entries, jobs_ended, newest_jobs
-from taskq.log.read.selection import DeadFilter, PageEnd, newest_dead
+from taskq.log.read import diagnosis, follow, gauges, jobs, selection, timetravel
 from taskq.log.read.timeline import (
     JobEvent,
     StepView,
@@ -67,14 +46,10 @@ from taskq.log.read.timeline import (
     name_workers,
     steps_of,
 )
-from taskq.log.read.timetravel import Moment, Still, stand_at
-from taskq.log.segments.bodystore import BodyStore
-from taskq.log.segments.identity import device_of_copy
+from taskq.log.segments import bodystore, identity
 from taskq.log.segments.segments import Extent, SegmentGone, hop
+from taskq.log.state import job_history, snapshot, uploads
 from taskq.log.state.facets import DAMAGE_MAX, Facets, LogView
-from taskq.log.state.job_history import Story, job_view, read_job, records, why_dropped
-from taskq.log.state.snapshot import AGENDA, newest_stand
-from taskq.log.state.uploads import waiting_uploads
 
 
 def verify(journal: Journal) -> VerifyReport:
@@ -94,7 +69,7 @@ def verify(journal: Journal) -> VerifyReport:
                 missing.append((next_lsn, item.header.first_lsn))
             epoch, next_lsn = item.header.epoch, item.header.next_lsn
             for lsn, at, _ in places(item):
-                check_known(item.data[at + KIND_AT], lsn)
+                check_known(item.data[at + codec.KIND_AT], lsn)
             continue
         epoch = 0  # the missing lsns are the damage
         if len(damage) < DAMAGE_MAX:
@@ -146,8 +121,8 @@ def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
     jobs: set[int] = set()
     if damage:
         spans = [(part.first_lsn, part.next_lsn) for part in damage]
-        for record in records(journal, journal.start()):
-            token = record.token if record.type in OF_CLAIMS else 0
+        for record in job_history.records(journal, journal.start()):
+            token = record.token if record.type in kinds.OF_CLAIMS else 0
             for first, following in spans:
                 if first <= record.job < following or first <= token < following:
                     jobs.add(record.job)
@@ -182,24 +157,26 @@ class LogReader:
     the log does not keep. Close it, or use ``with``. It belongs to one thread at a time.
     """
 
-    def __init__(self, path: str, journal: Journal, at: Moment | None = None) -> None:
+    def __init__(self, path: str, journal: Journal, at: timetravel.Moment | None = None) -> None:
         self.path = path
         self._at = at
-        self._onlooker: Onlooker | None = None
+        self._onlooker: follow.Onlooker | None = None
         self._clock = journal.clock
         self.log_id: uuid.UUID = journal.identity.log_id
         self.tag = journal.tag
         self.lineage = journal.identity.lineage
         self.parents = journal.identity.parents
         self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
-        self._bodies = BodyStore(journal.path, journal.config)
-        self._hour: LastHour | None = None
+        self._bodies = bodystore.BodyStore(journal.path, journal.config)
+        self._hour: gauges.LastHour | None = None
         #: of the job that was asked for last
-        self._stories: dict[int, Story | None] = {}
+        self._stories: dict[int, job_history.Story | None] = {}
         self._stand_on(journal)
 
     @classmethod
-    def open(cls, path: str, clock: Clock | None = None, at: Moment | None = None) -> LogReader:
+    def open(
+        cls, path: str, clock: ports.Clock | None = None, at: timetravel.Moment | None = None
+    ) -> LogReader:
         """Open the log in a directory for reading; ``clock`` replaces the machine's.
 
         Raises:
@@ -229,7 +206,7 @@ class LogReader:
     @property
     def device(self) -> str:
         """Return whose log this is, of a hub's copy."""
-        return device_of_copy(str(Path(self.path).absolute()))
+        return identity.device_of_copy(str(Path(self.path).absolute()))
 
     @property
     def copy_of(self) -> str:
@@ -257,7 +234,7 @@ class LogReader:
         )
 
     @property
-    def bodies(self) -> BodyStore:
+    def bodies(self) -> bodystore.BodyStore:
         """Return what unpacks the payloads and results of its records."""
         return self._bodies
 
@@ -277,7 +254,7 @@ class LogReader:
             return
         before = self._journal.end()
         if self._onlooker is None:
-            self._onlooker = Onlooker(self._journal)
+            self._onlooker = follow.Onlooker(self._journal)
         self._onlooker.look()
         self._stories.clear()
         after = self._journal.end()
@@ -311,7 +288,7 @@ class LogReader:
         """
         lsn = self.parse_id(text)
         story = self._story(lsn) if lsn else None
-        if story is not None and story.state is not State.ABSENT:
+        if story is not None and story.state is not model.State.ABSENT:
             return lsn
         newest = self.jobs(None, None, None, _NEWEST)
         begin = [view.lsn for view in newest if str(view.lsn).startswith(str(lsn))]
@@ -320,23 +297,27 @@ class LogReader:
         if len(begin) == 1:
             return begin[0]
         if begin:
-            named = listed((self.tag.id(job) for job in begin), _NAMED)
-            raise JobNotFound(
+            named = parsing.listed((self.tag.id(job) for job in begin), _NAMED)
+            raise errors.JobNotFound(
                 f"there is no job {text} in this log, and {len(begin)} begin so: {named}. "
                 f"Give one of them in full"
             )
         if self._at is not None:
             known = f"its newest was {newest[0].job_id}" if newest else "it had none"
-            raise JobNotFound(f"there was no job {text} in this log at that moment ({known})")
+            raise errors.JobNotFound(
+                f"there was no job {text} in this log at that moment ({known})"
+            )
         if why := self.why_dropped(lsn):
-            raise JobNotFound(f"there is no job {text} in this log: {why}")
+            raise errors.JobNotFound(f"there is no job {text} in this log: {why}")
         known = f"the newest is {newest[0].job_id}" if newest else "it has no jobs yet"
-        ls = command(self.journal.path, "ls")
-        raise JobNotFound(f"there is no job {text} in this log ({known}); they are listed by: {ls}")
+        ls = errors.command(self.journal.path, "ls")
+        raise errors.JobNotFound(
+            f"there is no job {text} in this log ({known}); they are listed by: {ls}"
+        )
 
     def why_dropped(self, lsn: int) -> str:
         """Return why a job may be gone before its time; empty if none was dropped."""
-        return why_dropped(self._journal, lsn)
+        return job_history.why_dropped(self._journal, lsn)
 
     def job(self, lsn: int, *, body_bytes_max: int | None = None) -> JobView | None:
         """Return the view of one job; None without such a job.
@@ -345,11 +326,11 @@ class LogReader:
         left out, and ``problem`` has the reason.
         """
         story = self._story(lsn)
-        if story is None or story.state is State.ABSENT:
+        if story is None or story.state is model.State.ABSENT:
             return None
         return self._bodies.show_view(story.view(self.now_ns), body_bytes_max)
 
-    def ties(self, lsn: int) -> Takes | None:
+    def ties(self, lsn: int) -> flows.Takes | None:
         """Return what the job has to do with others of its flow; None if there is no such job."""
         story = self._story(lsn)
         return None if story is None else story.ties
@@ -367,29 +348,29 @@ class LogReader:
         """
         if self._journal.is_past:
             return None
-        return progress_of(self._journal, self._story(lsn), lsn)
+        return diagnosis.progress_of(self._journal, self._story(lsn), lsn)
 
     def jobs(
         self,
-        states: set[State] | None,
+        states: set[model.State] | None,
         queue: str | None,
         task: str | None,
         limit: int,
         *,
-        before: int = LSN_MAX,
+        before: int = codec.LSN_MAX,
     ) -> list[JobView]:
         """Return the newest jobs that fit, newest first; ``before`` is an lsn.
 
         Payloads and results over 1 MiB are left out; see ``problem``.
         """
         chosen = None if states is None else frozenset(states)
-        wanted = JobFilter(chosen, queue, task, limit, before)
+        wanted = jobs.JobFilter(chosen, queue, task, limit, before)
         views = self._told(
-            lambda journal, facets, now_ns: newest_jobs(journal, wanted, now_ns, facets)
+            lambda journal, facets, now_ns: jobs.newest_jobs(journal, wanted, now_ns, facets)
         )
         return self._bodies.list_views(views)
 
-    def dead(self, wanted: DeadFilter | None, limit: int) -> list[JobView]:
+    def dead(self, wanted: selection.DeadFilter | None, limit: int) -> list[JobView]:
         """Return the dead letters that fit, None for any, the latest death first.
 
         Payloads are left out as by ``jobs``.
@@ -398,10 +379,10 @@ class LogReader:
         def read(journal: Journal, facets: Facets, _: int) -> list[JobView]:
             sight = LogView(journal, facets)
             views: list[JobView] = []
-            place: PageEnd | None = None
+            place: selection.PageEnd | None = None
             while len(views) < limit:
-                newest, place = newest_dead(
-                    sight, wanted or DeadFilter(), limit - len(views), place
+                newest, place = selection.newest_dead(
+                    sight, wanted or selection.DeadFilter(), limit - len(views), place
                 )
                 views += newest
                 if place is None:
@@ -420,7 +401,7 @@ class LogReader:
             agenda = facets.need_agenda()
             agenda.see(now_ns)
             jobs = agenda.order.next_ready(count, None if queue is None else frozenset({queue}))
-            views = [job_view(journal, job, now_ns) for job in jobs]
+            views = [job_history.job_view(journal, job, now_ns) for job in jobs]
             return [view for view in views if view is not None]
 
         return self._bodies.list_views(self._told(read))
@@ -439,7 +420,7 @@ class LogReader:
             for lane in agenda.lanes:
                 if lane is not GONE:
                     counted = counts.setdefault((lane.queue, lane.task), Counter())
-                    counted.update({state: getattr(lane, state) for state in STATES})
+                    counted.update({state: getattr(lane, state) for state in model.STATES})
             return counts
 
         return self._told(read)
@@ -454,7 +435,7 @@ class LogReader:
 
         return self._told(read)
 
-    def limits(self, limits: Mapping[str, Limit]) -> list[LimitView]:
+    def limits(self, limits: Mapping[str, rates.Limit]) -> list[LimitView]:
         """Return the use of limits that workers declare, by task name."""
         return self._told(
             lambda _, facets, now_ns: limits_in_use(facets.need_agenda(), limits, now_ns)
@@ -466,7 +447,7 @@ class LogReader:
         def view(journal: Journal, lsn: int) -> SegmentView:
             files, end = journal.files, journal.end()
             size = end.offset if lsn == end.segment else files.size(lsn)
-            first = next(hop(files, lsn, SEGMENT_HEADER.size, size), None)
+            first = next(hop(files, lsn, codec.SEGMENT_HEADER.size, size), None)
             begun_ns = 0 if first is None else first[1].time_ns
             return SegmentView(name=segment_name(lsn), size=size, begun_ns=begun_ns)
 
@@ -492,20 +473,20 @@ class LogReader:
 
     def records(self) -> Iterator[Record]:
         """Yield every record; from damaged frames the records with an intact CRC of their own."""
-        return entries(self._journal)
+        return jobs.entries(self._journal)
 
     def last_ended(self) -> list[int]:
         """Return the jobs that ended in the latest 5 000 records, the latest end first."""
 
         def read(journal: Journal, _: Facets, __: int) -> list[int]:
             cursor = journal.indexes.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
-            return list(dict.fromkeys(reversed(list(jobs_ended(journal, cursor)))))
+            return list(dict.fromkeys(reversed(list(jobs.jobs_ended(journal, cursor)))))
 
         return self._told(read)
 
     def each_job(
         self,
-        states: Iterable[State] = (),
+        states: Iterable[model.State] = (),
         queue: str | None = None,
         task: str | None = None,
         since_ns: int | None = None,
@@ -517,11 +498,11 @@ class LogReader:
         Moments are of the enqueue, in the log's time; no state means any. A payload or result that
         does not read back is left out, and ``problem`` has the reason.
         """
-        chosen = JobFilter(
+        chosen = jobs.JobFilter(
             frozenset(states) or None, queue, task, since_ns=since_ns, until_ns=until_ns
         )
         now_ns = self.now_ns if now_ns is None else now_ns
-        return map(self._bodies.show_view, each_job(self._journal, chosen, now_ns))
+        return map(self._bodies.show_view, jobs.each_job(self._journal, chosen, now_ns))
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
         """Return what happened to a job, oldest first; empty if there is no such job."""
@@ -544,8 +525,8 @@ class LogReader:
         def read(journal: Journal, facets: Facets, now_ns: int) -> JobFacts | None:
             agenda = facets.need_agenda()
             agenda.see(now_ns)
-            workers = live_workers(journal.path)
-            return facts_of(journal, agenda, lsn, workers, story)
+            workers = diagnosis.live_workers(journal.path)
+            return diagnosis.facts_of(journal, agenda, lsn, workers, story)
 
         facts = self._told(read)
         if facts is None:
@@ -553,14 +534,17 @@ class LogReader:
         if copy_of := self.copy_of:
             return why_there(facts, self.device, copy_of)
         if not self._journal.is_past:
-            return decide(facts, self._journal.path)
+            return diagnosis.decide(facts, self._journal.path)
         reason = why(replace(facts, workers=()))
         return None if reason.code in _OF_WORKERS else reason
 
     def unfolded_bytes(self) -> int:
         """Return how much a question about the present reads: all since the newest snapshot."""
         journal = self._journal
-        since, end = newest_stand(journal, AGENDA) or journal.start(), journal.end()
+        since, end = (
+            snapshot.newest_stand(journal, snapshot.AGENDA) or journal.start(),
+            journal.end(),
+        )
         sizes = {lsn: journal.files.size(lsn) for lsn in journal.files.lsns if lsn < end.segment}
         sizes[end.segment] = end.offset
         return sum(size for lsn, size in sizes.items() if lsn >= since.segment) - since.offset
@@ -574,12 +558,12 @@ class LogReader:
             return []
         return self._told(lambda journal, facets, _: LogView(journal, facets).owners())
 
-    def last_hour(self) -> LastHour:
+    def last_hour(self) -> gauges.LastHour:
         """Return what came and how attempts ended in the last hour."""
 
-        def read(journal: Journal, _: Facets, now_ns: int) -> LastHour:
+        def read(journal: Journal, _: Facets, now_ns: int) -> gauges.LastHour:
             if self._hour is None or self._hour.journal is not journal:
-                self._hour = LastHour(journal)
+                self._hour = gauges.LastHour(journal)
             self._hour.look(now_ns, self.extent)
             return self._hour
 
@@ -590,7 +574,7 @@ class LogReader:
         hour, alive = self.last_hour(), {owner.owner for owner in self.owners() if owner.alive}
         return self._told(lambda _, __, now_ns: hour.gone(now_ns, self.extent, alive))
 
-    def standing(self, stats: LogStats | None = None) -> Standing:
+    def standing(self, stats: LogStats | None = None) -> diagnosis.Standing:
         """Return how the log stands, in words; of a moment of the past without its processes.
 
         Args:
@@ -598,19 +582,21 @@ class LogReader:
         """
         stats = stats or self.stats()
         if self._journal.is_past:
-            return past_standing(stats.queues)
+            return diagnosis.past_standing(stats.queues)
         if copy_of := self.copy_of:
-            return copied_standing(stats.queues, copy_of)
+            return diagnosis.copied_standing(stats.queues, copy_of)
         owners = self.owners()
         workers = {owner.pid for owner in owners if owner.alive and owner.serves}
-        stopped = frozenset(pid for pid in workers if process_state(pid).startswith("stopped"))
+        stopped = frozenset(pid for pid in workers if lock.process_state(pid).startswith("stopped"))
         problems = [loss.explain(self.path) for loss in self._journal.lost]
-        if is_marked_failed(self._journal.disk, self.path):
+        if recovery.is_marked_failed(self._journal.disk, self.path):
             problems.append(FAILED)
         waiting, waits = self.waiting_jobs(), Counter[str]()
         if not (workers or any(each.ready for each in waiting.values())):
             waits = self._told(lambda _, facets, __: facets.need_agenda().steps.tell_waits())
-        return standing(stats.queues, owners, waiting, waits, problems=problems, stopped=stopped)
+        return diagnosis.standing(
+            stats.queues, owners, waiting, waits, problems=problems, stopped=stopped
+        )
 
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""
@@ -626,12 +612,16 @@ class LogReader:
             segments=len(sealed) + bool(files.lsns),
             size=sum(map(files.size, sealed)) + end.offset,
             next_lsn=journal.next_lsn,
-            uploads=0 if journal.is_past else len(waiting_uploads(journal.disk, journal.path)),
+            uploads=0
+            if journal.is_past
+            else len(uploads.waiting_uploads(journal.disk, journal.path)),
         )
 
-    def _story(self, lsn: int) -> Story | None:
+    def _story(self, lsn: int) -> job_history.Story | None:
         if lsn not in self._stories:
-            self._stories = {lsn: self._told(lambda journal, _, __: read_job(journal, lsn))}
+            self._stories = {
+                lsn: self._told(lambda journal, _, __: job_history.read_job(journal, lsn))
+            }
         return self._stories[lsn]
 
     def _told(self, read: Callable[[Journal, Facets, int], T]) -> T:
@@ -646,16 +636,18 @@ class LogReader:
             try:
                 journal = self._journal
                 if self._at is not None and not journal.is_past:
-                    journal.clock = Still(journal.clock, stand_at(journal, self._at))
+                    journal.clock = timetravel.Still(
+                        journal.clock, timetravel.stand_at(journal, self._at)
+                    )
                 result = read(journal, self._facets, journal.clock.wall_ns())
                 if _oldest(journal) == self._oldest:
                     return result
             except SegmentGone:
                 pass
             except OSError as error:
-                raise refusal(self.path, error) from error
+                raise errors.refusal(self.path, error) from error
             self._reopen()
-        raise LogError(
+        raise errors.LogError(
             f"{self.path}: compaction takes segments faster than they are read: try again"
         )
 
@@ -667,12 +659,12 @@ class LogReader:
         self._journal = journal
         self._onlooker = None
         self._facets = Facets(journal)
-        self._gauges = Gauges(journal)
+        self._gauges = gauges.Gauges(journal)
         self._stories.clear()
         self._oldest = _first(journal)
 
 
-def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
+def explain(path: str, lsn: int, seconds: float, clock: ports.Clock | None) -> str:
     """Explain after a wait in vain why a job is not running; "" if that would take too long.
 
     Args:
@@ -685,7 +677,7 @@ def explain(path: str, lsn: int, seconds: float, clock: Clock | None) -> str:
     try:
         with LogReader.open(path, clock) as reader:
             reason = reader.why(lsn) if reader.unfolded_bytes() <= bytes_max else None
-    except (LogError, OSError):
+    except (errors.LogError, OSError):
         return ""
     return "" if reason is None else reason.text
 
@@ -700,7 +692,7 @@ def _oldest(journal: Journal) -> int:
     return min(filter(None, map(segment_lsn, names)), default=0)
 
 
-def open_journal(path: str, clock: Clock | None = None) -> Journal:
+def open_journal(path: str, clock: ports.Clock | None = None) -> Journal:
     """Return a journal for reading the log in a directory, by this clock or the machine's.
 
     Raises:
@@ -709,22 +701,22 @@ def open_journal(path: str, clock: Clock | None = None) -> Journal:
     disk = LocalDisk()
     directory = str(Path(path).absolute())
     try:
-        refuse_links(directory)
+        access.refuse_links(directory)
         journal = Journal(disk, clock or SystemClock(), directory, LogConfig(), None)
         journal.open_for_reading()
     except OSError as error:
-        raise refusal(path, error) from error
+        raise errors.refusal(path, error) from error
     return journal
 
 
-def parse_id(text: str, tag: Tag, path: str) -> int:
+def parse_id(text: str, tag: parsing.Tag, path: str) -> int:
     """Return the lsn in a job id of the log with this tag.
 
     Raises:
         WrongLog: it is an id of another log.
         UsageError: it is no id.
     """
-    prefix, lsn = split_id(text, f"{tag}-123")
+    prefix, lsn = parsing.split_id(text, f"{tag}-123")
     if not tag.takes(prefix, lsn):
         raise tag.refusal(prefix, lsn, path)
     return lsn

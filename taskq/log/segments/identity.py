@@ -9,13 +9,10 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, Final
 
-from taskq.core.errors import FormatError, LogError, command, refusal
-from taskq.core.parsing import Tag, listed, parse_json
-from taskq.core.records import TABLE
+from taskq.core import errors, parsing, records
 from taskq.core.values import NamedTuple
 from taskq.log.format.frames import segment_lsn
-from taskq.log.machine.access import denied
-from taskq.log.machine.ports import Disk, write_file
+from taskq.log.machine import access, ports
 
 FILE: Final = "taskq.json"
 FORMAT: Final = 1
@@ -28,7 +25,10 @@ _OLD: Final = frozenset({"records-2", "records-3", "records-4"})
 #: There are frames without a record: older versions take them for a torn tail, and cut off
 #: the frames after them.
 SYNC_POINTS: Final = "sync-points-1"
-_KNOWN: Final = _OLD | {SYNC_POINTS, *(row.feature for row in TABLE.values() if row.feature)}
+_KNOWN: Final = _OLD | {
+    SYNC_POINTS,
+    *(row.feature for row in records.TABLE.values() if row.feature),
+}
 #: Marks a copy that only its hub writes to, byte for byte.
 REPLICA: Final = "replica-1"
 #: Marks a backup, which only the next backup writes to.
@@ -96,7 +96,7 @@ class Identity(NamedTuple):
     cut: Cut | None = None
 
     @staticmethod
-    def read(disk: Disk, path: str) -> Identity | None:
+    def read(disk: ports.Disk, path: str) -> Identity | None:
         """Return the identity of the log in a directory, as ``read_identity``."""
         return read_identity(disk, path)
 
@@ -112,14 +112,14 @@ class Identity(NamedTuple):
         lineage = tuple(Parent(*parent) for parent in parents)
         return cls(log_id, created_ns, incompat, frozenset({REPLICA}), lineage)
 
-    def write(self, disk: Disk, path: str) -> None:
+    def write(self, disk: ports.Disk, path: str) -> None:
         """Write the file anew, as ``write_identity``."""
         write_identity(disk, path, self)
 
     @property
-    def tag(self) -> Tag:
+    def tag(self) -> parsing.Tag:
         """Return the beginning of this log's job ids."""
-        return Tag(
+        return parsing.Tag(
             self.log_id.hex[:8],
             tuple((parent.log_id.hex[:8], parent.next_lsn) for parent in self.parents),
         )
@@ -128,7 +128,7 @@ class Identity(NamedTuple):
     def lineage(self) -> str:
         """Return in words which log it is, and whose records it has besides its own."""
         older = [f"log {parent.log_id} below {parent.next_lsn}" for parent in self.parents]
-        has = f", with the records of {listed(older, _PARENTS_NAMED_MAX)}" if older else ""
+        has = f", with the records of {parsing.listed(older, _PARENTS_NAMED_MAX)}" if older else ""
         return f"log {self.log_id}{has}"
 
     @property
@@ -213,7 +213,7 @@ class Identity(NamedTuple):
         return json.dumps(values, indent=2).encode() + b"\n"
 
 
-def read_identity(disk: Disk, path: str) -> Identity | None:
+def read_identity(disk: ports.Disk, path: str) -> Identity | None:
     """None when the directory holds no task log.
 
     Raises:
@@ -222,28 +222,28 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
     """
     identity = _read(disk, path)
     if identity is not None and identity.cut is not None:
-        raise LogError(
+        raise errors.LogError(
             f"{path}: a fork of this log was cut short. The next process that writes to it does "
-            f"the rest, such as: {command(path, 'compact')}"
+            f"the rest, such as: {errors.command(path, 'compact')}"
         )
     return identity
 
 
-def _read(disk: Disk, path: str) -> Identity | None:
+def _read(disk: ports.Disk, path: str) -> Identity | None:
     try:
         descriptor = disk.open(f"{path}/{FILE}", write=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
-        raise LogError(denied(f"{path}/{FILE}", error)) from error
+        raise errors.LogError(access.denied(f"{path}/{FILE}", error)) from error
     except OSError as error:
-        raise refusal(f"{path}/{FILE}", error) from error
+        raise errors.refusal(f"{path}/{FILE}", error) from error
     try:
         data = disk.read(descriptor, _SIZE_MAX, 0)
     finally:
         disk.close(descriptor)
     try:
-        values: dict[str, Any] = parse_json(data)
+        values: dict[str, Any] = parsing.parse_json(data)
         version, features = int(values["format"]), values.get("features", {})
         incompat = frozenset(map(str, features.get("incompat", [])))
         read_only = frozenset(map(str, features.get("read_only_compat", [])))
@@ -253,12 +253,12 @@ def _read(disk: Disk, path: str) -> Identity | None:
         )  # fmt: skip
         unknown = sorted(incompat - _KNOWN)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(
+        raise errors.FormatError(
             f"{path}/{FILE}: not readable ({error}); restore it from a backup of the directory"
         ) from error
     if version != FORMAT or unknown:
         what = f"features {unknown}" if unknown else f"format {version}"
-        raise FormatError(f"{path}/{FILE}: {what} is unknown: use a newer taskq")
+        raise errors.FormatError(f"{path}/{FILE}: {what} is unknown: use a newer taskq")
     return identity
 
 
@@ -281,7 +281,7 @@ def _cut(values: dict[str, Any] | None) -> Cut | None:
     return Cut(int(values["segment"]), int(values["offset"]), segments)
 
 
-def check_writable(disk: Disk, path: str) -> None:
+def check_writable(disk: ports.Disk, path: str) -> None:
     """Refuse to write to a log that may only be read; asked before anything else is touched.
 
     Raises:
@@ -293,16 +293,16 @@ def check_writable(disk: Disk, path: str) -> None:
         return
     if identity.is_replica:
         device = device_of_copy(path)
-        raise LogError(
+        raise errors.LogError(
             f"{path} is a hub's copy of the log of {device}, and nobody else writes to it: "
             f"read commands work here; enqueue, cancel, compact and run workers on {device}"
         )
     if BACKUP in identity.read_only:
-        raise LogError(
+        raise errors.LogError(
             f"{path} is a backup, and nobody writes to it: read commands work here; the command "
             f"restore makes a log of it, in another directory"
         )
-    raise FormatError(
+    raise errors.FormatError(
         f"{path}/{FILE}: with features {sorted(identity.read_only)} this taskq may only read the "
         f"log: use a newer taskq"
     )
@@ -315,7 +315,7 @@ def device_of_copy(path: str) -> str:
     return parts[at + 1] if at + 1 < len(parts) else "the device"
 
 
-def read_or_create_identity(disk: Disk, path: str, lock: LockMark, now_ns: int) -> Identity:
+def read_or_create_identity(disk: ports.Disk, path: str, lock: LockMark, now_ns: int) -> Identity:
     """Return the identity of the directory's log; a new one in an empty directory.
 
     A fork that was cut short is still to be finished.
@@ -326,14 +326,16 @@ def read_or_create_identity(disk: Disk, path: str, lock: LockMark, now_ns: int) 
     identity = _read(disk, path)
     if identity is None:
         if any(segment_lsn(name) is not None for name in disk.names(f"{path}/log")):
-            raise FormatError(f"{path}: taskq.json is missing beside existing segments: restore it")
+            raise errors.FormatError(
+                f"{path}: taskq.json is missing beside existing segments: restore it"
+            )
         # The caller holds the writer lock, and keeps the directory.
         identity = Identity(uuid.uuid4(), now_ns, lock=lock)
         write_identity(disk, path, identity)
     return identity
 
 
-def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Identity:
+def add_feature(disk: ports.Disk, path: str, identity: Identity, feature: str) -> Identity:
     """Keep versions without the feature from opening the log; on disk before its first use.
 
     The caller holds the writer lock.
@@ -347,14 +349,14 @@ def add_feature(disk: Disk, path: str, identity: Identity, feature: str) -> Iden
     return identity
 
 
-def write_identity(disk: Disk, path: str, identity: Identity) -> None:
+def write_identity(disk: ports.Disk, path: str, identity: Identity) -> None:
     """Replace the file in one step; the caller syncs the directory."""
     temporary = f"{path}/{FILE}.tmp"
-    write_file(disk, temporary, identity.encode())
+    ports.write_file(disk, temporary, identity.encode())
     disk.rename(temporary, f"{path}/{FILE}")
 
 
-def keep_directory(disk: Disk, path: str) -> None:
+def keep_directory(disk: ports.Disk, path: str) -> None:
     """Make the directory itself as durable as its first record, with its parents' entries.
 
     Its maker may have been killed before a sync, so a log without a segment is never trusted.
