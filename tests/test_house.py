@@ -254,7 +254,7 @@ def test_every_command_that_a_message_prints_names_its_directory() -> None:
 
 
 #: Modules that print without ``render.echo``, which escapes: errors, help, and a coloured title.
-PRINTERS = {"errors.py", "main.py", "render.py", "triage.py"}
+PRINTERS = {"errors.py", "main.py", "render.py"}
 
 
 def test_commands_print_by_what_lets_no_stranger_drive_the_terminal() -> None:

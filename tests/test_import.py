@@ -344,7 +344,6 @@ def test_whatever_is_imported_first_can_be(tmp_path: Path) -> None:
     [
         ("sql", "SELECT 1", "-d", "data"),
         ("export", "data", "-o", "jobs.parquet"),
-        ("pipeline", "run", "--journals", "data", "--lake", "lake", "--engine", "local"),
     ],
     ids=lambda words: words[0],
 )

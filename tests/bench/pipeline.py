@@ -1,8 +1,8 @@
 """Measure what ``taskq pipeline run`` and a read through Spark take: time and memory.
 
 ``python -m tests.bench.pipeline growth`` enqueues jobs in bulk into four logs, runs the pipeline
-over them through Spark, and looks at what its processes take. ``waiting`` measures one small batch
-while many other jobs wait in the lake, without Java. ``open`` keeps a pipeline open while a log
+over them, and looks at what its processes take. ``waiting`` measures one small batch while many
+other jobs wait in the lake. ``open`` keeps a pipeline open while a log
 grows by 1 000 records every five seconds. ``read`` reads all columns, and two of them, through
 Spark. ``devices`` measures an increment beside many silent devices. Every job must be in every
 table.
@@ -20,12 +20,10 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from unittest import mock
 
 from taskq import Put, TaskLog, TaskQ
 from taskq_plugins.spark.lake.store import Lake
-from taskq_plugins.spark.run.increment import RunOptions
-from taskq_plugins.spark.run.increment import run as run_increment
+from taskq_plugins.spark.run.pipeline import RunOptions, update
 from taskq_plugins.spark.session import open_session
 from taskq_plugins.spark.sink.ingest import Upload
 from tests.bench.harness import (
@@ -46,6 +44,8 @@ from tests.fleet.made_logs import MadeLog, claimed, succeeded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyspark.sql import SparkSession
+
     from taskq_plugins.spark.lake.store import LakeWriter
 
 LOGS: Final = 4
@@ -54,8 +54,6 @@ WAITING: Final = (0, 1_000_000, 5_000_000)
 #: Jobs of a batch that is looked at, each enqueued, claimed and ended, and how many batches.
 BATCH_JOBS: Final = 10_000
 ROUNDS: Final = 3
-#: The cost of a MiB is the difference of two logs.
-ENGINE_JOBS: Final = (300_000, 900_000)
 #: Devices of which all but one are silent.
 DEVICES: Final = (1_000, 10_000)
 #: Three records each, and some of the log's own.
@@ -298,60 +296,38 @@ def read(given: Any) -> None:
     table.print()
 
 
-def engines(given: Any) -> None:
-    """Print the figures of ``run.engine``: what each takes to start, and for a MiB of log."""
-    taken: dict[str, list[tuple[float, Taken]]] = {"local": [], "spark": []}
-    for jobs in ENGINE_JOBS:
-        with scratch(given.dir) as place:
-            fill(place / "hub", jobs // 3)
-            for log in (place / "hub").iterdir():
-                asyncio.run(work(log, jobs // 3 // LOGS))
-            mib = size_of(place / "hub") / MIB
-            for engine, runs in taken.items():
-                runs.append((mib, run(place / "hub", place / engine, "--engine", engine)))
-    (less, few), (more, many) = taken["spark"]
-    direct = [each.cpu_seconds for _, each in taken["local"]]
-    gained = {
-        who: many.watch.cpu_seconds[who] - spent for who, spent in few.watch.cpu_seconds.items()
-    }
-    of_executors = sum(spent for who, spent in gained.items() if who != "driver")
-    table = Table("seconds", "of", "s")
-    table.row("start", f"{few.seconds - taken['local'][0][1].seconds:.1f}")
-    for name, spent in (
-        ("direct, a MiB", direct[1] - direct[0]),
-        ("driver, a MiB", gained["driver"]),
-        ("executors, a MiB", of_executors),
-    ):
-        table.row(name, f"{spent / (more - less):.3f}")
-    table.print()
-
-
-def increment(writer: LakeWriter, journals: Path, log: MadeLog) -> tuple[float, float]:
-    """Return processor seconds and KiB of Delta's logs that three records of a log take."""
+def increment(
+    spark: SparkSession, writer: LakeWriter, journals: Path, logs: list[MadeLog]
+) -> tuple[float, float]:
+    """Return processor seconds and KiB of Delta's logs that three records of each log take."""
 
     def size() -> int:
-        return sum(path.stat().st_size for path in writer.lake.path.rglob("_delta_log/*.json"))
+        return sum(
+            path.stat().st_size for path in Path(writer.lake.path).rglob("_delta_log/*.json")
+        )
 
-    first = log.next_lsn
-    log.enqueue()
-    log.frame(claimed(first), succeeded(first, first + 1, first + 2))
-    before, began = size(), time.process_time()
-    run_increment(writer, RunOptions(journals=journals, max_bytes=64 * MIB), mock.Mock())
-    return time.process_time() - began, (size() - before) / 1_024
+    for log in logs:
+        first = log.next_lsn
+        log.enqueue()
+        log.frame(claimed(first), succeeded(first, first + 1, first + 2))
+    gateway: Any = spark.sparkContext._gateway
+    before, began = size(), time.process_time() + cpu_below(gateway.proc.pid)
+    update(spark, writer, RunOptions(journals=journals))
+    spent = time.process_time() + cpu_below(gateway.proc.pid) - began
+    return spent, (size() - before) / 1_024
 
 
 def devices(given: Any) -> None:
-    """Print what an increment takes by how many devices are silent, in a run that is kept open."""
-    table = Table("an increment of three records", "devices", "CPU s", "Delta's logs, KiB")
+    """Print what an increment takes if each device has three records, in a session kept open."""
+    table = Table("an increment of three records a device", "devices", "CPU s", "Delta's logs, KiB")
+    spark = open_session("bench", master=given.master)
     for count in (given.jobs,) if given.jobs else DEVICES:
         with scratch(given.dir) as place:
             logs = [MadeLog(place / "hub" / f"edge-{number}") for number in range(count)]
-            for log in logs:
-                log.enqueue(3)
             with Lake.open(place / "lake", create=True).writer() as writer:
-                # The first two read all, and learn what does not change.
-                taken = [increment(writer, place / "hub", log) for log in logs[: 2 + ROUNDS]]
-        medians = (median(values) for values in zip(*taken[2:], strict=True))
+                # The first two read all, and warm Java.
+                taken = [increment(spark, writer, place / "hub", logs) for _ in range(3 + ROUNDS)]
+        medians = (median(values) for values in zip(*taken[3:], strict=True))
         table.row(f"{count:,}", *(f"{value:.2f}" for value in medians))
     table.print()
 
@@ -361,7 +337,6 @@ LOADS: Final = {
     "waiting": waiting,
     "open": keep_open,
     "read": read,
-    "engines": engines,
     "devices": devices,
 }
 

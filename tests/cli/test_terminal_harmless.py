@@ -287,7 +287,6 @@ ROWS: Final[dict[str, Row]] = {
     "pipeline doctor": quiet((lambda _: ("pipeline", "doctor"), False)),
     "pipeline run": quiet(lake("run", "--journals", "logs")),
     "pipeline status": lake("status"),
-    "pipeline triage": lake("triage"),
     "pipeline erase": quiet(lake("erase", "--job", NAME)),
     "pipeline replay": lake("replay", "--where", NAME, "--to", "x"),
     "pipeline enqueue": (lambda place: ("pipeline", "enqueue", NAME, "--to", place.log), True),

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 #: In the environment of a machine that has Java, so that no test is left out unnoticed.
 JAVA_IS_A_MUST = "TASKQ_TESTS_NEED_JAVA"
 TIMEOUT_SECONDS = 300
-#: A session that lives for minutes: Java's second compiler, and noting each line of ours that adds
-#: to a plan, took twice the processor time of the tests themselves.
-CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.python.sql.dataFrameDebugging.enabled": "false",
-}
+CONF: dict[str, str] = {}
 if not run.tortures:
     # To compile each plan costs more than it saves on a few thousand rows.
     CONF |= {

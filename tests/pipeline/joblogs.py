@@ -81,7 +81,7 @@ class FoldedRows(NamedTuple):
 def folded_rows(records: pa.Table, nows: dict[str, int] | None = None) -> FoldedRows:
     logs = logs_of(log_rows(records))
     for log_id, now_ns in (nows or {}).items():
-        logs[log_id, 0] = logs[log_id, 0]._replace(now_ns=now_ns)
+        logs[log_id] = logs[log_id]._replace(now_ns=now_ns)
     rows = rows_of(records, logs)
     return FoldedRows(plain(rows.jobs), rows.attempts)
 

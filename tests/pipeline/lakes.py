@@ -1,21 +1,42 @@
-"""Small lakes that a test fills by hand, without Spark."""
+"""Lakes that tests fill: by hand, by a run in the session of all tests, or without Java."""
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
+import duckdb
 import pyarrow as pa
-from pyarrow import parquet
+import pyarrow.compute as pc
 
-from taskq_plugins.spark.lake.files import OVER
-from taskq_plugins.spark.lake.store import Change, Lake, LakeBatch, tombstones
-from taskq_plugins.spark.run.batch import commit_batch, stage_records, write_records
-from taskq_plugins.spark.run.executor import LocalExecutor
+from taskq_plugins.spark.lake.state import BATCH, FOLDED, POSITION, RECORD
+from taskq_plugins.spark.lake.store import (
+    OPEN,
+    PARTED,
+    POSITIONS,
+    POSITIONS_APP,
+    RECORDS,
+    Lake,
+    cleared,
+    erased_jobs,
+)
+from taskq_plugins.spark.run import batch as batches
+from taskq_plugins.spark.run import frames
+from taskq_plugins.spark.run.pipeline import RunOptions, update
+from taskq_plugins.spark.tables import queries
+from taskq_plugins.spark.tables.logs import CONCERNING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from taskq_plugins.spark.run.pipeline import Summary
+    from taskq_plugins.spark.tables.logs import Lineage
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _TEXT: Final = pa.list_(pa.string())
@@ -66,18 +87,20 @@ COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
         "poison_job_ids": (_TEXT, []),
     },
 }
+#: Columns of a run, and what hangs on the moment at which a table is made.
+_BY_RUN: Final = frozenset(
+    {BATCH, "record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds"}
+)
 
 
-def put(
-    lake: Lake, name: str, rows: pa.Table, batch: LakeBatch | None = None, part: str = OVER
-) -> None:
+def put(lake: Lake, name: str, rows: pa.Table, batch: int | None = None) -> None:
+    """Let a table have these rows alone; they are of no day, and may change."""
+    for column in PARTED.get(name, ()):
+        if column not in rows.column_names:
+            plain = pa.scalar(False) if column == "is_over" else pa.scalar(None, pa.date32())
+            rows = rows.append_column(column, pa.repeat(plain, rows.num_rows))
     with lake.writer() as writer:
-        directory = writer.new_directory(name) / f"part={part}"
-        directory.mkdir(parents=True)
-        parquet.write_table(rows, directory / "rows.parquet")
-        staged = writer.stage(name, directory.parent)
-        old = tuple(lake.data_files(name))
-        writer.commit(name, Change(staged.files, old, staged.schema), batch)
+        writer.commit(name, writer.write(name, rows), lake.files(name), rows.schema, batch)
 
 
 def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
@@ -90,12 +113,112 @@ def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
     return lake
 
 
-def fold_rows(lake: Lake, records: pa.Table, number: int, offsets: str = "") -> None:
-    batch = LakeBatch("s", number, offsets)
+def fold_rows(lake: Lake, records: pa.Table) -> None:
+    """Add records as a batch, and fold it without Spark."""
+    add_records(lake, records)
+    fold_here(lake)
 
-    def write(target: Path) -> None:
-        write_records(records, target, 0, tombstones(lake))
 
+def run(spark: SparkSession, journals: Path, lake: Path, **options: Any) -> Summary:
+    with Lake.open(lake, create=True).writer() as writer:
+        return update(spark, writer, RunOptions(journals=journals, **options))
+
+
+def rows_of(lake: Path, *names: str) -> dict[str, list[str]]:
+    """Return the rows of tables, by default of all, in an order of their own."""
+    opened = Lake.open(lake)
+    made = {}
+    for name in names or opened.tables():
+        table = opened.dataset(name).to_table()
+        plain = table.drop_columns([column for column in table.column_names if column in _BY_RUN])
+        rows = plain.select(sorted(plain.column_names)).to_pylist()
+        made[name] = sorted(json.dumps(row, default=repr, sort_keys=True) for row in rows)
+    return made
+
+
+def add_records(lake: Lake, records: pa.Table, lineage: Lineage | None = None) -> None:
+    """Append records as a batch of their own, as a run does."""
     with lake.writer() as writer:
-        staged = stage_records(writer, write, records.schema)
-        commit_batch(writer, staged, batch, LocalExecutor())
+        number = lake.batch(RECORDS) + 1
+        full = {field.name: _column(records, field) for field in RECORD}
+        full[BATCH] = pa.repeat(pa.scalar(number, pa.int64()), len(records))
+        full["date"] = records["timestamp"].cast(pa.date32())
+        parents_rows = [
+            {"log_id": log_id, "position": "{}", "parents": json.dumps(parents)}
+            for log_id, parents in (lineage or {}).items()
+        ]
+        positions = writer.write(POSITIONS, pa.Table.from_pylist(parents_rows, POSITION))
+        writer.commit(POSITIONS, positions, lake.files(POSITIONS), POSITION)
+        versions = {POSITIONS_APP: lake.delta(POSITIONS).version()}
+        if lake.has("jobs"):
+            versions[batches._JOBS_APP] = lake.delta("jobs").version()
+        rows = cleared(pa.table(full, RECORD), erased_jobs(lake))
+        files = writer.write(RECORDS, rows)
+        writer.commit(RECORDS, files, (), RECORD, number, versions)
+
+
+def _column(records: pa.Table, field: pa.Field) -> Any:
+    if field.name in records.column_names:
+        return records[field.name]
+    return pa.nulls(len(records), field.type)
+
+
+def fold_here(lake: Lake) -> None:
+    """Fold the last batch of records without Spark: its steps run in this process."""
+    with no_spark(), lake.writer() as writer:
+        batches.fold_batch(mock.Mock(), writer)
+
+
+def on_executors(_spark: object, step: Any, parts: Any) -> list[Any]:
+    return [item for part in parts for item in step(part)]
+
+
+def _touched(_spark: object, batch: batches._Batch) -> pa.Table:
+    lake = batch.lake
+    kinds = pc.field("kind").isin(sorted(CONCERNING))
+    rows = [
+        lake.rows(RECORDS, FOLDED.names, kinds & (pc.field(BATCH) == batch.number), batch.files)
+    ]
+    kept = (
+        lake.rows(OPEN, FOLDED.names, None, batch.hits[OPEN])
+        if batch.hits[OPEN]
+        else rows[0].slice(0, 0)
+    )
+    rows.append(kept.filter(batches._are_in(kept, batch.touched)))
+    if batch.born:
+        every = lake.rows(RECORDS, FOLDED.names, kinds)
+        kept = (
+            lake.rows(OPEN, FOLDED.names, None, batch.open_files)
+            if lake.has(OPEN)
+            else every.slice(0, 0)
+        )
+        with duckdb.connect() as duck:
+            tables = {"every": every, "kept": kept, "spans": batch.inherited()}
+            for name, table in tables.items():
+                duck.register(f"{name}_rows", table)
+            query = queries.HEIRS.format(**{name: f"{name}_rows" for name in tables})
+            heirs = duck.sql(
+                f"SELECT DISTINCT ON (child, job, lsn, kind) * FROM ({query})"  # noqa: S608 - ours
+            ).to_arrow_table()
+        heirs = heirs.set_column(heirs.schema.get_field_index("log_id"), "log_id", heirs["child"])
+        rows.append(heirs.select(FOLDED.names).cast(FOLDED))
+    return pa.concat_tables(rows)
+
+
+@contextmanager
+def no_spark() -> Iterator[None]:
+    """Let what the executors do be done in this process, and a job's heirs be found by DuckDB."""
+    with (
+        mock.patch.object(frames, "on_executors", on_executors),
+        mock.patch.object(frames, "on_partitions", lambda rows, step: step(rows)),
+        mock.patch.object(batches, "_touched_records", _touched),
+        mock.patch.object(batches, "_with_maps", lambda rows: rows),
+        mock.patch.object(batches, "_add_steps", _no_steps),
+    ):
+        yield
+
+
+def _no_steps(_spark: object, writer: Any, batch: batches._Batch) -> None:
+    if writer.lake.batch("steps") < batch.number:
+        schema = pa.schema([("place", pa.int64()), ("date", pa.date32())])
+        writer.commit("steps", (), (), schema, batch.number)

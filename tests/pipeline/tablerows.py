@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import duckdb
 import pyarrow as pa
-
-from taskq.arrow import DETAILS
-from taskq.arrow.schema import as_bytes
-from taskq_plugins.spark.run.progress import READ
-from taskq_plugins.spark.tables.aggregates import SEGMENTS
-from taskq_plugins.spark.tables.fold import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
 
 SECOND: Final = 1_000_000_000
 HOUR: Final = 3_600 * SECOND
@@ -38,6 +33,9 @@ def job(number: int, /, **shown: Any) -> dict[str, Any]:
         "state": "ready",
         "attempt": 0,
         "enqueued_ns": NOON,
+        "enqueued_in": log_id,
+        "settled_in": log_id,
+        "is_over": shown.get("state") in {"succeeded", "cancelled", "expired"},
         "attempts": [],
     }
     return plain | shown
@@ -68,13 +66,29 @@ def tried(outcome: str, owner: int, reason: str | None = None, **shown: Any) -> 
     return plain | {"outcome": outcome, "reason": reason} | shown
 
 
-def tables(**rows: Iterable[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
-    """Yield DuckDB with tables of these rows; a column that a row does not name is null."""
-    made = rows_of(as_bytes(DETAILS).empty_table(), {})
-    schemas = {"jobs": made.jobs.schema, "attempts": made.attempts.schema}
+def tables(spark: SparkSession, **rows: Iterable[dict[str, Any]]) -> dict[str, DataFrame]:
+    """Return frames of these rows; a column that a row does not name is null."""
+    from taskq_plugins.spark.run.batch import SCHEMAS  # noqa: PLC0415 - 1 s to import
+    from taskq_plugins.spark.run.derived import READ, SEGMENTS  # noqa: PLC0415
+
+    schemas = {"jobs": SCHEMAS["jobs"], "attempts": SCHEMAS["attempts"]}
     schemas |= {"segments": SEGMENTS, "read": READ}
-    duck = duckdb.connect(":memory:")
-    duck.execute("SET TimeZone = 'UTC'")
-    for name, schema in schemas.items():
-        duck.register(name, pa.Table.from_pylist(list(rows.get(name, ())), schema))
-    return duck
+    return {
+        name: spark.createDataFrame(pa.Table.from_pylist(list(rows.get(name, ())), schema))
+        for name, schema in schemas.items()
+    }
+
+
+def rollup_hour(
+    spark: SparkSession, frames: dict[str, DataFrame], hours: Iterable[int] | None = None
+) -> pa.Table:
+    """Return the rollups of such rows, by default of all hours."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - 1 s to import
+
+    from taskq_plugins.spark.tables import queries  # noqa: PLC0415
+
+    jobs, attempts = (frames[name].withColumn("sign", sql.lit(1)) for name in ("jobs", "attempts"))
+    events = spark.sql(queries.EVENTS, jobs=jobs, attempts=attempts)
+    if hours is not None:
+        events = events.where(sql.col("hour").isin(list(hours)))
+    return spark.sql(queries.ROLLUP_HOUR, events=events).toArrow()

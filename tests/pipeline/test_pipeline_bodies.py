@@ -6,24 +6,19 @@ import asyncio
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
+import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from taskq import Put, TaskLog
 from taskq_plugins.spark.lake import files
-from taskq_plugins.spark.lake.store import Lake, LakeWriter
-from taskq_plugins.spark.run import batch
-from taskq_plugins.spark.source.planning import Following
+from taskq_plugins.spark.lake.store import Lake
 from tests.cli.helpers import taskq
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.spark.source.planning import ReadLimits
-    from taskq_plugins.spark.source.positions import Offsets
-
+pytestmark = pytest.mark.usefixtures("spark")
 LARGE = 2 * 2**20
 NAMED = 20
 
@@ -66,62 +61,19 @@ def test_of_a_body_above_64_kib_hash_and_size_are_stored(tmp_path: Path) -> None
     assert "too large for the lake" in refused.output
 
 
-def test_all_are_stored_when_they_are_to_be_in_files_of_bounded_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Records of a batch are written group by group, and folded share by share."""
-    shares: list[int] = []
-    real = batch.fold_share
-
-    def noted(share: batch.FoldShare) -> None:
-        shares.append(share.number)
-        real(share)
-
-    monkeypatch.setattr(batch, "fold_share", noted)
-    monkeypatch.setattr(files, "BYTES_MAX", 3 * LARGE)
-    monkeypatch.setattr(batch, "SHARE_BYTES", 5 * LARGE)
+def test_all_are_stored_when_they_are_to_be(tmp_path: Path) -> None:
     asyncio.run(lived(tmp_path / "hub" / "edge", [], NAMED))
     assert run(tmp_path, "--payloads", "full").exit_code == 0
     for table, column in (("records", "value"), ("jobs", "payload")):
         bodies = [row[column] for row in rows(tmp_path, table) if row[column]]
         assert bodies == [b"x" * LARGE] * NAMED
-        paths = Lake.open(tmp_path / "lake").paths(table)
-        assert len(paths) >= NAMED // 4
-        assert max(parquet.read_table(path, columns=[column]).nbytes for path in paths) <= (
-            4.1 * LARGE
-        )
-    assert len(shares) > 2
 
 
-def test_a_batch_that_ran_out_of_memory_is_smaller_the_next_time(
+def test_a_file_has_a_bounded_number_of_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("duplicates", "--max-bytes", "4m")
-    asyncio.run(lived(tmp_path / "hub" / "edge", [1000]))
-    assert run(tmp_path, *words).exit_code == 0
-    asyncio.run(lived(tmp_path / "hub" / "edge", [1000] * 10))
-    planned: list[int] = []
-    real = Following.next
-
-    def noted(self: Following, offsets: Offsets, limits: ReadLimits) -> Offsets:
-        planned.append(limits.size_bytes)
-        return real(self, offsets, limits)
-
-    def full(self: LakeWriter, *given: Any, **options: Any) -> bool:
-        raise MemoryError
-
-    folded = mock.Mock(wraps=batch.fold_share)
-    monkeypatch.setattr(Following, "next", noted)
-    monkeypatch.setattr(batch, "fold_share", folded)
-    with monkeypatch.context() as small:
-        small.setattr(LakeWriter, "commit", full)
-        for _ in range(3):
-            assert run(tmp_path, *words).exit_code != 0
-    assert run(tmp_path, *words).exit_code == 0
-    assert planned[:4] == [2**22, 2**21, 2**20, 2**19]
-    assert folded.call_count == 4, "so few records are one share, however often"
-    asyncio.run(lived(tmp_path / "hub" / "edge", [1000]))
-    planned.clear()
-    assert run(tmp_path, *words).exit_code == 0
-    assert planned[0] == 2**22, "the one that follows is as large as ever"
-    assert len(rows(tmp_path)) == 12
+    monkeypatch.setattr(files, "BYTES_MAX", 3 * LARGE)
+    table = pa.table({"value": [b"x" * LARGE] * NAMED})
+    made = files.write_rows(files.Folder(str(tmp_path)), table, ())
+    assert sum(file.rows for file in made) == NAMED
+    assert max(file.rows for file in made) <= 3

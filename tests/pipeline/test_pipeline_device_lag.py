@@ -3,17 +3,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyarrow import parquet
 
-from taskq_plugins.spark.tables.aggregates import count_jobs, device_lag, signed
+from taskq_plugins.spark.tables import queries
 from tests.pipeline.tablerows import HOUR, NOON, SECOND, job, tables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import duckdb
-    import pyarrow as pa
+    from pyspark.sql import SparkSession
 
 AS_OF = NOON + HOUR
 
@@ -38,7 +33,7 @@ JOB_ROWS = [
     job(2, device="unseen"),
 ]
 READ_ROWS = [
-    {"device": name, "log_id": f"log-{name}", "lsn": 9, "ts_ns": NOON + 4 * SECOND}
+    {"device": name, "log_id": f"log-{name}", "ts_ns": NOON + 4 * SECOND}
     for name in ("unseen", "over", "d1")
 ]
 SEGMENT_ROWS = [
@@ -57,20 +52,11 @@ SEGMENT_ROWS = [
 ]
 
 
-def lag_of(
-    duck: duckdb.DuckDBPyConnection,
-    sign: int = 1,
-    old: pa.Table | None = None,
-    files: Sequence[tuple[int, str]] = (),
-) -> pa.Table:
-    """Return how far devices are, by jobs that came, or that went since a table was made."""
-    count_jobs(duck, signed(duck.view("jobs"), sign), old, files)
-    return device_lag(duck, AS_OF)
-
-
 @pytest.fixture(scope="module")
-def lag() -> dict[str, dict[str, Any]]:
-    result = lag_of(tables(jobs=JOB_ROWS, segments=SEGMENT_ROWS, read=READ_ROWS))
+def lag(spark: SparkSession) -> dict[str, dict[str, Any]]:
+    frames = tables(spark, jobs=JOB_ROWS, segments=SEGMENT_ROWS, read=READ_ROWS)
+    known = {name: frames[name] for name in ("jobs", "segments", "read")}
+    result = spark.sql(queries.DEVICE_LAG, args={"now": AS_OF}, **known).toArrow()
     return {row["log_id"]: row for row in result.to_pylist()}
 
 
@@ -134,18 +120,3 @@ def test_a_log_without_segments_is_known_by_what_was_read_of_it(
     assert lag["log-over"]["waiting"] == 0
     assert lag["log-unseen"]["arrival_lag_seconds"] is None
     assert lag["log-empty"]["last_record_at"] is None
-
-
-def test_the_one_that_waits_longest_is_looked_for_only_where_it_is_gone(tmp_path: Path) -> None:
-    jobs = [job(n, enqueued_ns=NOON + n * SECOND) for n in range(20)]
-    old = lag_of(tables(jobs=jobs))
-    files = [(NOON + n * SECOND, str(tmp_path / f"{n}.parquet")) for n in range(1, 99)]
-    for n, (_, path) in enumerate(files[:16], start=1):
-        parquet.write_table(tables(jobs=[jobs[n]]).table("jobs").to_arrow_table(), path)
-
-    def grown(gone: int, files: list[tuple[int, str]]) -> tuple[int, float]:
-        (row,) = lag_of(tables(jobs=[jobs[gone]]), -1, old, files).to_pylist()
-        return row["waiting"], row["oldest_waiting_seconds"]
-
-    assert grown(0, files) == (19, 3_599)
-    assert grown(1, []) == (19, 3_600)

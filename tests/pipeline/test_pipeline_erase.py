@@ -6,13 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
-from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from pyarrow.parquet import ParquetFile
 
@@ -20,23 +16,20 @@ from taskq import Put, TaskLog
 from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.erase import chosen_jobs, count_rows, erase_jobs
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
-from taskq_plugins.spark.run.derived import refresh_tables
-from taskq_plugins.spark.run.increment import RunOptions
-from taskq_plugins.spark.run.increment import run as run_increment
+from taskq_plugins.spark.run.derived import Outside, refresh_tables
 from tests.cli.helpers import taskq, taskq_json
 from tests.effort import grows, some
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
+from tests.pipeline import lakes
 from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, do_steps, last_lsns, live, rows_of
-from tests.pipeline.tablerows import HOUR
-from tests.pipeline.twolakes import rows_of_equal_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 CARD = "card-4929-1111-2222"
-DAY = 24 * HOUR
 
 
 async def worked(path: Path) -> list[str]:
@@ -66,7 +59,7 @@ async def worked(path: Path) -> list[str]:
 
 def files_with(lake: Lake, text: str) -> list[str]:
     """Search every byte of the lake, and every value: pages are compressed."""
-    result = [path for path in lake.path.rglob("*") if path.is_file()]
+    result = [path for path in Path(lake.path).rglob("*") if path.is_file()]
     tables = [path for path in result if path.suffix == ".parquet"]
     plain = [str(path) for path in result if text.encode() in path.read_bytes()]
     return plain + [
@@ -80,8 +73,8 @@ def lake(tmp_path: Path) -> Lake:
     ids = asyncio.run(worked(tmp_path / "hub" / "edge-1"))
     rows = rows_of(tmp_path / "hub")
     half = len(rows) // 2
-    fold_rows(made, rows.slice(0, half), 0)
-    fold_rows(made, rows.slice(half), 1)
+    fold_rows(made, rows.slice(0, half))
+    fold_rows(made, rows.slice(half))
     (tmp_path / "ids.json").write_text(json.dumps(ids))
     return made
 
@@ -133,16 +126,15 @@ async def purged(path: Path, job_ids: list[str]) -> None:
 @grows
 @pytest.mark.timeout(240)
 def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:
-    """Requeues and compaction write it again; tables are made anew; and 40 increments later."""
+    """Requeues and compaction write it again; and 40 increments later."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # it is not about that
     hub, edge = tmp_path / "hub", tmp_path / "hub" / "edge-1"
     ids = asyncio.run(worked(edge))[:4]
     words = ("run", "--journals", hub, "--lake", tmp_path / "lake")
     assert taskq("pipeline", *words).exit_code == 0
     lake = Lake.open(tmp_path / "lake")
-    before = shutil.copytree(lake.path / "jobs", tmp_path / "jobs")
     assert files_with(lake, CARD)
     shown = erase(lake, *(word for item in ids for word in ("--job", item)), "--yes")
     assert f"  edge-1: taskq cancel {ids[3]} && taskq dead purge {ids[1]} &&" in shown.stdout
@@ -151,33 +143,25 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
     assert any(CARD.encode() in path.read_bytes() for path in edge.rglob("*.log"))
     assert taskq("pipeline", *words).exit_code == 0
     assert files_with(Lake.open(lake.path), CARD) == []
-    for table in ("records", "_open", "jobs", "attempts"):
-        shutil.rmtree(lake.path / table)
-        if table == "jobs":
-            before.rename(lake.path / "jobs")
-        assert taskq("pipeline", *words, "--rebuild", table).exit_code == 0
-        assert files_with(Lake.open(lake.path), CARD) == [], table
     asyncio.run(purged(edge, ids))
     assert not [path for path in edge.rglob("*.log") if CARD.encode() in path.read_bytes()]
     other = MadeLog(hub / "edge-2")
-    options = RunOptions(journals=hub, max_bytes=2**26)
+    for _ in range(some(3, of=40)):
+        other.enqueue(1)
+        lakes.run(spark, hub, tmp_path / "lake")
     lake = Lake.open(lake.path)
-    with lake.writer() as writer:
-        for _ in range(some(3, of=40)):
-            other.enqueue(1)
-            run_increment(writer, options, mock.Mock())
     assert files_with(lake, CARD) == []
     assert sorted(lake.dataset("erased").to_table()["job_id"].to_pylist()) == sorted(ids)
 
 
 def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:
     before = last_lsns(rows_of(tmp_path / "hub"))
     asyncio.run(worked(tmp_path / "hub" / "edge-2"))
-    fold_rows(lake, rows_of(tmp_path / "hub", before), 2)
+    fold_rows(lake, rows_of(tmp_path / "hub", before))
     with lake.writer() as writer:
-        refresh_tables(writer, DERIVED, None)
+        refresh_tables(spark, writer, DERIVED, Outside())
     for table in ("duplicates", "failures"):
         assert CARD in str(lake.dataset(table).to_table().to_pylist()), table
     ids = chosen_jobs(lake, [], "true", purged=True)
@@ -200,7 +184,7 @@ def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
 
 
 @pytest.mark.timeout(240)
-def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path) -> None:
+def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path, spark: SparkSession) -> None:
     asyncio.run(do_steps(tmp_path / "hub" / "orders", 4))
     asyncio.run(live(tmp_path / "hub" / "edge-1", 7, 40))
     plain = rows_of(tmp_path / "hub")
@@ -215,10 +199,13 @@ def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path) -> None:
             if number == moment:
                 with lake.writer() as writer:
                     erase_jobs(writer, ids)
-            fold_rows(lake, batch, number)
+            fold_rows(lake, batch)
             with lake.writer() as writer:
-                refresh_tables(writer, DERIVED, None)
-        assert rows_of_equal_tables(tmp_path / "0", lake.path)["erased"] == len(ids)
+                refresh_tables(spark, writer, DERIVED, Outside())
+        names = [name for name in lake.tables() if name != "erased"]
+        made = lakes.rows_of(tmp_path / str(moment), *names)
+        assert made == lakes.rows_of(tmp_path / "0", *names)
+        assert lake.dataset("erased").count_rows() == len(ids)
         assert all(sum(item) == 0 for item in (erased[1:] for erased in count_rows(lake, ids)))
 
 
@@ -246,36 +233,18 @@ def test_it_waits_until_a_batch_that_was_cut_short_is_whole(
     with monkeypatch.context() as crash:
         crash.setattr(LakeWriter, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            fold_rows(lake, rows_of(tmp_path / "hub").slice(0, 0), 2)
+            fold_rows(lake, rows_of(tmp_path / "hub").slice(0, 1))
     shown = erase(lake, "--where", "true", "--yes")
     assert (shown.exit_code, "half committed" in shown.stderr) == (1, True)
 
 
-def test_old_days_go_and_their_rollups_stay(tmp_path: Path) -> None:
-    asyncio.run(worked(tmp_path / "hub" / "edge-1"))
-    lake = Lake.open(tmp_path / "lake", create=True)
-    rows = rows_of(tmp_path / "hub")
-    old = rows
-    for name, back in (("ts_ns", 10 * DAY), ("timestamp", timedelta(days=10))):
-        shifted = pc.subtract(
-            old[name], pa.scalar(back, None if name == "ts_ns" else pa.duration("us"))
-        )
-        old = old.set_column(old.schema.get_field_index(name), name, shifted)
-    fold_rows(lake, old, 0)
-    words = ("--journals", tmp_path / "hub", "--lake", tmp_path / "lake")
-    with lake.writer() as writer:
-        refresh_tables(writer, ["rollup_hour"], None)
-        for table in ("records", "jobs", "attempts"):
-            assert writer.drop_days(table, str(datetime.now(UTC).date() - timedelta(days=7))) == 1
-        assert writer.drop_days("jobs", "2100-01-01") == 0
-    states = lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist()
-    assert sorted(states) == ["dead", "ready", "ready"]
-    assert lake.dataset("records").count_rows() == 0
-    assert lake.dataset("rollup_hour").count_rows() == 1
-    for wrong in ("1h", "yore", "failures=90d"):
-        assert taskq("pipeline", "run", *words, "--keep", wrong).exit_code == 2
+@pytest.mark.parametrize("wrong", ["1h", "yore", "failures=90d"])
+def test_days_that_cannot_go_are_refused(tmp_path: Path, wrong: str) -> None:
+    words = ("--journals", tmp_path, "--lake", tmp_path / "lake")
+    assert taskq("pipeline", "run", *words, "--keep", wrong).exit_code == 2
 
 
+@pytest.mark.usefixtures("spark")
 def test_old_days_go_when_nothing_is_new(tmp_path: Path) -> None:
     """And so do files that no version names: the clock decides, not what is in the logs."""
     edge = MadeLog(tmp_path / "hub" / "edge")  # of the year 2023
@@ -284,7 +253,7 @@ def test_old_days_go_when_nothing_is_new(tmp_path: Path) -> None:
     words = ("run", "--journals", tmp_path / "hub", "--lake", tmp_path / "lake")
     assert taskq("pipeline", *words).exit_code == 0
     lake = Lake.open(tmp_path / "lake")
-    left = lake.path / "records" / "left.parquet"
+    left = Path(lake.path) / "records" / "left.parquet"
     left.write_bytes(b"")
     os.utime(left, (0, 0))
     assert lake.dataset("records").count_rows() == 4
@@ -304,7 +273,7 @@ def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Pat
                 await log.dead.purge(item.job_id)
 
     asyncio.run(purge())
-    fold_rows(lake, rows_of(tmp_path / "hub", before), 2)
+    fold_rows(lake, rows_of(tmp_path / "hub", before))
     records = lake.dataset("records").to_table().to_pylist()
     purged = {row["job_id"] for row in records if row["kind"] == "purged"}
     assert f"headers of {len(purged)} job" in erase(lake, "--purged").stdout

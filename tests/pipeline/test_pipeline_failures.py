@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, fingerprint
-from taskq_plugins.spark.tables.aggregates import failures
 from tests.pipeline.tablerows import NOON, SECOND, attempt, job, tables, tried
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
 Rows = dict[tuple[str | None, str], dict[str, Any]]
 
@@ -46,13 +46,21 @@ ATTEMPT_ROWS = [
 ]
 
 
+def failures(spark: SparkSession, **rows: Iterable[dict[str, Any]]) -> pa.Table:
+    from taskq_plugins.spark.run import derived  # noqa: PLC0415 - 1 s to import
+
+    frames = tables(spark, **rows)
+    there = {name: frames[name] for name in ("jobs", "attempts")}
+    return derived._fingerprinted(derived._failures(spark, there).toArrow())
+
+
 def by_kind(table: pa.Table) -> Rows:
     return {(row["task"], row["pattern"]): row for row in table.to_pylist()}
 
 
 @pytest.fixture(scope="module")
-def kinds() -> Rows:
-    return by_kind(failures(tables(jobs=JOB_ROWS, attempts=ATTEMPT_ROWS)))
+def kinds(spark: SparkSession) -> Rows:
+    return by_kind(failures(spark, jobs=JOB_ROWS, attempts=ATTEMPT_ROWS))
 
 
 def test_failures_that_differ_in_numbers_only_are_of_one_kind(kinds: Rows) -> None:
@@ -89,19 +97,21 @@ def test_a_dead_job_without_attempts_or_reason_counts_by_itself(kinds: Rows) -> 
     assert row["fingerprint"] == fingerprint(None, NO_REASON)
 
 
-def poisoned(cases: dict[str, Iterable[dict[str, Any]]]) -> dict[str, list[str]]:
+def poisoned(
+    spark: SparkSession, cases: dict[str, Iterable[dict[str, Any]]]
+) -> dict[str, list[str]]:
     rows = [
         {"reason": BROKEN} | row | {"state": "dead", "settled_ns": NOON, "task": case}
         for case, jobs in cases.items()
         for row in jobs
     ]
-    rows = failures(tables(jobs=rows)).to_pylist()
+    rows = failures(spark, jobs=rows).to_pylist()
     assert all(row["poison"] is (row["poison_jobs"] > 0) for row in rows)
     assert all(len(row["poison_job_ids"]) == row["poison_jobs"] for row in rows)
     return {row["task"]: row["poison_job_ids"] for row in rows if row["poison"]}
 
 
-def test_poison_is_a_call_that_was_exhausted_in_two_places() -> None:
+def test_poison_is_a_call_that_was_exhausted_in_two_places(spark: SparkSession) -> None:
     died_at_1, died_at_2 = [tried("dead", 1)], [tried("dead", 2)]
     same = {"payload": b'{"x":1}'}
     cases: dict[str, Iterable[dict[str, Any]]] = {
@@ -137,7 +147,7 @@ def test_poison_is_a_call_that_was_exhausted_in_two_places() -> None:
             job(18, attempts=died_at_2, device="d2"),
         ],
     }
-    assert poisoned(cases) == {
+    assert poisoned(spark, cases) == {
         "same payload, two devices": ["log-d1-1", "log-d2-2"],
         "same key, two workers": ["log-d1-3", "log-d1-4"],
         "requeued, died at another": ["log-d1-5"],

@@ -22,14 +22,14 @@ from tests.pipeline.rowmaking import COLUMNS
 if TYPE_CHECKING:
     from taskq_plugins.spark.tables.fold import JobRows
 
-LOG = {"device": "edge", "log_id": "a", "branch": 0, "segment": 1, "epoch": "e", "job": 1}
+LOG = {"device": "edge", "log_id": "a", "segment": 1, "epoch": "e", "job": 1}
 
 
 def made(*rows: dict[str, Any], read: tuple[int, int] = (1, 999)) -> JobRows:
     plain = {"job_id": "a-1", "queue": "q", "priority": 5, "flags": 0, "moments": 0}
     return rows_of(
         pa.Table.from_pylist([LOG | plain | row for row in rows], COLUMNS),
-        {("a", 0): Log(9**9, [], [read])},
+        {"a": Log(9**9, [], [read])},
     )
 
 
@@ -73,11 +73,11 @@ def test_what_was_read_is_one_stretch_in_whatever_order_its_segments_come() -> N
     """Two logs have segments of the same numbers; one of them lacks a record."""
     ends = [("b", 5, 9), ("a", 5, 9), ("b", 1, 4), ("a", 1, 3), ("a", 1, 2), ("b", 5, 6)]
     rows = [
-        {"log_id": log_id, "branch": 0, "segment": segment, "lsn": lsn, "ts_ns": lsn, "kind": ""}
+        {"log_id": log_id, "segment": segment, "lsn": lsn, "ts_ns": lsn, "kind": ""}
         for log_id, segment, lsn in ends
     ]
     logs = logs_of(log_rows(pa.Table.from_pylist(rows, COLUMNS)))
     assert {key: (log.stretches, log.now_ns) for key, log in logs.items()} == {
-        ("a", 0): ([(1, 3), (5, 9)], 9),
-        ("b", 0): ([(1, 9)], 9),
+        "a": ([(1, 3), (5, 9)], 9),
+        "b": ([(1, 9)], 9),
     }

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import pandas as pd
@@ -21,6 +21,9 @@ from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.jobstories import world_of
 from tests.pipeline.rowmaking import live
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: The state after a job's last record; a waiting one is due or not.
 _FOLD = """
@@ -45,7 +48,7 @@ _TWICE = """
     AND job_id IN (SELECT job_id FROM records WHERE kind = 'claimed')
     GROUP BY queue, key HAVING count(DISTINCT device) > 1
 """
-_KEY = ["log_id", "epoch", "lsn", "kind"]
+_KEY = ["log_id", "lsn", "kind"]
 _WAITS = {"ready": "waits", "scheduled": "waits"}
 
 
@@ -91,8 +94,9 @@ def exported(root: Path, *names: str) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Made:
     """Devices that came late, set their clocks, lost bytes or were restored; a run was killed."""
+    del spark  # the runs take it
     root = tmp_path_factory.mktemp("independent")
     hub, lake = root / "hub", root / "lake"
 
@@ -137,15 +141,16 @@ def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: Made) -> None:
     duck = duckdb.connect()
     duck.register("records", records)
     wanted = sorted(duck.execute(_FOLD).fetchall())
-    newest = pl.read_delta(str(lake / "jobs")).sort("branch").unique("job_id", keep="last")
+    newest = pl.read_delta(str(lake / "jobs")).filter(
+        pl.col("continued_in").is_null() & (pl.col("state") != "lost")
+    )
     jobs = newest.filter(pl.col("job_id").is_in(set(records["job_id"].dropna()))).to_dicts()
-    attempts = DeltaTable(str(lake / "attempts")).to_pandas(columns=["job_id", "branch"])
-    counts = Counter(zip(attempts["job_id"], attempts["branch"], strict=True))
+    counts = {(job["job_id"], job["log_id"]): len(job["attempts"]) for job in jobs}
     shown = sorted(
         (
             job["job_id"],
             _WAITS.get(job["state"], job["state"]),
-            counts[job["job_id"], job["branch"]],
+            counts[job["job_id"], job["log_id"]],
         )
         for job in jobs
     )
@@ -154,32 +159,31 @@ def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: Made) -> None:
     assert {"waits", "succeeded", "dead", "cancelled", "running"} <= states
 
 
-def test_what_a_restored_device_had_done_before_is_told_of_its_other_branch(made: Made) -> None:
-    lake, records, left = made
+def test_what_a_restored_device_had_done_before_is_told_of_its_parent(made: Made) -> None:
+    lake, _, left = made
     duck = duckdb.connect()
     duck.register("records", left)
-    shared = set(map(tuple, records[_KEY].values))
-    gone = left[[item not in shared for item in map(tuple, left[_KEY].values)]]
-    over = {job: state for job, state, _ in duck.execute(_FOLD).fetchall() if state == "succeeded"}
-    wanted = {(job, over.get(job, "lost")) for job in gone["job_id"].dropna()}
-    jobs = pl.read_delta(str(lake / "jobs")).filter(pl.col("log_id") == left["log_id"].iloc[0])
-    shown = {
-        (to_dict["job_id"], to_dict["state"])
-        for to_dict in jobs.to_dicts()
-        if to_dict["branch"] == 0
-    }
-    ended = {job for job, state in shown if state == "succeeded"}
-    assert {item for item in shown if item[0] in set(gone["job_id"])} == wanted
-    assert {state for _, state in shown} == {"succeeded", "lost"}
-    assert ended == set(over)
+    (parent,) = set(left["log_id"])
+    jobs = pl.read_delta(str(lake / "jobs"))
+    rows = {row["job_id"]: row for row in jobs.filter(pl.col("log_id") == parent).to_dicts()}
+    child = {row["job_id"]: row for row in jobs.to_dicts()
+             if row["device"] == "restored" and row["log_id"] != parent}  # fmt: skip
+    for job, state, _ in duck.execute(_FOLD).fetchall():
+        if state == "succeeded":
+            assert rows[job]["state"] == state
+        elif job in child:
+            assert rows[job]["continued_in"] == child[job]["log_id"]
+        else:
+            assert rows[job]["state"] == "lost"
+    states = Counter((row["state"], row["continued_in"] is None) for row in rows.values())
+    assert states.keys() >= {("succeeded", True), ("lost", True)}
     (row,) = DeltaTable(str(lake / "breaks")).to_pandas().to_dict("records")
-    assert (row["device"], row["kind"], row["is_declared"]) == ("restored", "fork", False)
-    assert row["lsn"] == gone["lsn"].min()
+    assert (row["device"], row["kind"], row["is_declared"]) == ("hurt", "damaged", False)
 
 
 def test_records_and_rollups_are_those_of_a_fold_in_pandas(made: Made) -> None:
     lake, records, left = made
-    own = DeltaTable(str(lake / "records")).to_pandas(columns=[*_KEY, "branch"])
+    own = DeltaTable(str(lake / "records")).to_pandas(columns=_KEY)
     own = own[own["kind"] != "break"]
     every = pd.concat([records, left]).drop_duplicates(_KEY)
     assert sorted(map(tuple, own[_KEY].values)) == sorted(map(tuple, every[_KEY].values))

@@ -29,7 +29,7 @@ from tests.pipeline.joblogs import (
     plain,
 )
 from tests.pipeline.jobstories import STORIES, world_of
-from tests.pipeline.lakes import fold_rows
+from tests.pipeline.lakes import add_records, fold_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     cut = [_cut(log, chance) for log in logs]
     lake = Lake.open(tmp_path_factory.mktemp("lake"), create=True)
     for number in range(BATCHES):
-        fold_rows(lake, pa.concat_tables(parts[number] for parts in cut), number)
+        add_records(lake, pa.concat_tables(parts[number] for parts in cut))
+        fold_here(lake)
     at_once = folded_rows(whole.records)
     return Run(
         by_job(at_once.jobs),
@@ -124,7 +125,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_batches_cut_anywhere_give_the_jobs_of_a_fold_at_once(run: Run) -> None:
     assert run.by_batch.keys() == run.at_once.keys()
     for key, row in run.at_once.items():
-        del row["part"]
         assert run.by_batch[key] == row
     assert len(run.attempts) == sum(len(row["attempts"]) for row in run.at_once.values())
 

@@ -12,11 +12,9 @@ from click.testing import CliRunner
 from taskq.cli.main import main
 from taskq_plugins.fleet.inventory import START
 from taskq_plugins.spark.lake.errors import LakeDamaged
-from taskq_plugins.spark.lake.store import Lake, LakeBatch
-from taskq_plugins.spark.run.progress import log_progress, offsets_of, reached
+from taskq_plugins.spark.lake.store import BASE, Lake
 from tests.cli.helpers import taskq, taskq_json
-from tests.fleet.made_logs import MadeLog
-from tests.pipeline.lakes import fill, put
+from tests.pipeline.lakes import add_records, fold_here, put
 from tests.pipeline.rowmaking import live, rows_of
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-LONG = pa.int64()
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 JOBS = [
     {
@@ -53,10 +50,6 @@ SCHEMA = pa.schema(
 
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["pipeline", *arguments])
-
-
-def commit(lake: Lake, batch: LakeBatch, name: str = "jobs") -> None:
-    put(lake, name, pa.Table.from_pylist(JOBS, SCHEMA), batch)
 
 
 @pytest.fixture
@@ -119,26 +112,29 @@ def test_a_lake_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert (result.exit_code, "is not a lake" in result.output) == (1, True)
 
 
-def test_status_tells_tables_and_what_is_left(lake: Lake, tmp_path: Path) -> None:
+def test_status_tells_tables_and_what_is_left(tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     asyncio.run(live(journals / "edge-1", 1, 10))
     asyncio.run(live(journals / "edge-2", 2, 10))
     rows = rows_of(journals)
-    position = rows.filter(pa.compute.equal(rows["device"], "edge-1")).to_pylist()[-1]
-    open_rows = pa.Table.from_pylist([position | {"kind": "position"}], rows.schema)
-    put(lake, "_open", open_rows, LakeBatch("s", 7), "log")
-    commit(lake, LakeBatch("s", 7))
-    result = call("status", "--lake", str(lake.path), "--journals", str(journals), "--json")
-    shown = json.loads(result.output)
-    assert shown["batch"] == 7
-    (table,) = shown["tables"]
-    assert (table["table"], table["rows"], table["files"]) == ("jobs", 8, 1)
+    lake = Lake.open(tmp_path / "lake", create=True)
+    first = rows.filter(pa.compute.equal(rows["device"], "edge-1"))
+    add_records(lake, first)
+    fold_here(lake)
+    with lake.writer() as writer:
+        writer.note()
+    words = ("status", "--lake", lake.path, "--journals", str(journals))
+    shown = json.loads(call(*words, "--json").output)
+    assert shown["batch"] == 0
+    tables = {table["table"]: table["rows"] for table in shown["tables"]}
+    assert set(tables) == {"records", "jobs", "attempts", "steps"}
+    assert tables["records"] == len(first)
     item, other = shown["logs"]
-    assert (item["device"], item["left_bytes"], item["lsn"]) == ("edge-1", 0, position["lsn"])
+    assert (item["device"], item["lsn"]) == ("edge-1", first["lsn"][-1].as_py())
     assert (other["device"], other["lsn"]) == ("edge-2", None)
     sizes = [path.stat().st_size - START for path in (journals / "edge-2").rglob("*.log")]
     assert other["left_bytes"] == sum(sizes)
-    text = call("status", "--lake", str(lake.path), "--journals", str(journals)).output
+    text = call(*words).output
     assert "edge-2" in text
     assert "never" in text
 
@@ -157,65 +153,16 @@ def test_run_refuses_what_cannot_be_meant_before_it_starts_java(tmp_path: Path) 
     assert (result.exit_code, "writes to this lake" in result.output) == (1, True)
 
 
-# -- how far the tables are ------------------------------------------------------------------------
-
-
-def stand(lake: Lake, *numbers: int) -> None:
-    """Fill the tables up to these batches, in the order in which a batch commits them."""
-    for table, number in zip(("records", "attempts", "_open", "jobs"), numbers, strict=False):
-        offsets = f'v1\n{{"conf":{{}}}}\n{{"log": {place(number)}}}'
-        commit(lake, LakeBatch("s", number, offsets), table)
-
-
-def place(number: int) -> str:
-    return json.dumps({"device": "edge", "segment": 1, "offset": 64, "lsn": number})
-
-
-@pytest.mark.parametrize("numbers", [(2, 2, 2, 2), (3, 2, 2, 2), (3, 3, 3, 2)])
-def test_a_batch_that_some_tables_have_is_gone_on_with(lake: Lake, numbers: list[int]) -> None:
-    stand(lake, *numbers)
-    there = reached(lake)
-    assert (there.stream, there.number, there.offsets["log"].lsn) == ("s", 2, 2)
-    begun = there.begun
-    assert (begun and offsets_of(begun)["log"].lsn) == (3 if numbers[0] == 3 else None)
-    assert there.ends(there.next(there.offsets)) == there.offsets
-    assert there.next({}).number == 3
-
-
-@pytest.mark.parametrize("numbers", [(2, 2, 2, 3), (4, 2, 2, 2), (3, 2, 3, 2)])
-def test_tables_that_were_set_back_one_by_one_are_refused(lake: Lake, numbers: list[int]) -> None:
-    stand(lake, *numbers)
+@pytest.mark.parametrize("numbers", [(2, 2, 2, 2, 3), (4, 2, 2, 2, 2), (3, 2, 3, 2, 2)])
+def test_tables_that_were_set_back_one_by_one_are_refused(
+    tmp_path: Path, numbers: list[int]
+) -> None:
+    lake = Lake.open(tmp_path / "other", create=True)
+    rows = pa.table({"job": [1], "part": ["job"]})
+    for table, number in zip(BASE, numbers, strict=True):
+        put(lake, table, rows, number)
     with pytest.raises(LakeDamaged, match=f"other batches each .records {numbers[0]}, attempts"):
-        reached(lake)
-
-
-def test_tables_of_two_streams_or_without_any_are_refused(tmp_path: Path) -> None:
-    lake = Lake.open(tmp_path / "new", create=True)
-    assert reached(lake)[1:] == (-1, {}, None, 0)
-    stand(lake, 0)
-    assert reached(lake).begun == lake.batch("records")
-    stand(lake, 0, 0, 0, 0)
-    commit(lake, LakeBatch("another", 1), "records")
-    with pytest.raises(LakeDamaged, match="records 1, attempts 0"):
-        reached(lake)
-    fill(tmp_path / "strange", jobs=[{}])
-    with pytest.raises(LakeDamaged, match="jobs -1"):
-        reached(Lake.open(tmp_path / "strange"))
-
-
-def test_a_log_of_which_only_damage_was_read_has_no_position(lake: Lake, tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "journals" / "edge-1")
-    made.enqueue(3)
-    names = ("device", "log_id", "kind")
-    columns = [*((name, pa.string()) for name in names)]
-    columns += [(name, LONG) for name in ("branch", "lsn", "ts_ns")]
-    row = dict.fromkeys(names) | {"log_id": str(made.log_id), "kind": "position"}
-    unknown = row | {"branch": 0, "lsn": None, "ts_ns": None}
-    put(lake, "_open", pa.Table.from_pylist([unknown], pa.schema(columns)), part="log")
-    (progress,) = log_progress(lake, tmp_path / "journals")
-    assert (progress.device, progress.position) == ("edge-1", None)
-    assert progress.left_bytes > 0
-    assert not log_progress(lake, None)
+        lake.reached()
 
 
 def test_a_payload_is_asked_for_as_text(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def test_the_lines_on_tables_give_every_reader_the_same_rows(
 ) -> None:
     states = {"dead": 2, "succeeded": 3}
     rows = [{"job_id": state, "state": state} for state, n in states.items() for _ in range(n)]
-    lake = fill(tmp_path / "lake", jobs=[{"job_id": "replaced"}])
-    fill(lake.path, jobs=rows)
+    fill(tmp_path / "lake", jobs=[{"job_id": "replaced"}])
+    fill(tmp_path / "lake", jobs=rows)
     read = run_block("The tables", tmp_path, spark=spark)
     assert len(read["dead"]) == 2
     assert dict(read["states"]) == states
@@ -48,7 +48,7 @@ def test_polars_reads_a_lake_with_a_space_in_its_path_as_the_page_says(tmp_path:
     lake = fill(tmp_path / "the lake", jobs=[{"job_id": "1"}])
     (words,) = re.findall(r'polars.scan_delta\("the lake/jobs", (.+?)\)`', TEXT)
     assert words == "use_pyarrow=True"
-    path = str(lake.path / "jobs")
+    path = f"{lake.path}/jobs"
     assert len(pl.scan_delta(path, use_pyarrow=True).collect()) == 1
     with pytest.raises(FileNotFoundError, match="the%20lake"):
         pl.scan_delta(path).collect()

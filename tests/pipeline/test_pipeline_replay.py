@@ -113,7 +113,7 @@ def test_a_run_is_done_once_under_its_name(tmp_path: Path) -> None:
     assert replay("--yes", "--run", "second").output == "enqueued 2 jobs once more (run second)\n"
     assert replay("--yes", where="job = 1").output.startswith("enqueued 1 job once more")
     assert len(jobs(tmp_path / "data")) == 4
-    assert sum(file.rows for file in made.data_files("jobs")) == 2
+    assert sum(file.rows for file in made.files("jobs")) == 2
 
 
 @pytest.mark.parametrize("name", ["a/b", "x" * 200])

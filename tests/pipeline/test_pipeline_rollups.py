@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from taskq_plugins.spark.tables.aggregates import rollup_hour
-from tests.pipeline.tablerows import HOUR, NOON, NOON_HOUR, SECOND, attempt, job, tables
+from tests.pipeline.tablerows import (
+    HOUR,
+    NOON,
+    NOON_HOUR,
+    SECOND,
+    attempt,
+    job,
+    rollup_hour,
+    tables,
+)
 
 if TYPE_CHECKING:
-    import duckdb
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
 Rows = dict[tuple[Any, ...], dict[str, Any]]
 
@@ -48,13 +56,9 @@ def collected(table: pa.Table, *names: str) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def duck() -> duckdb.DuckDBPyConnection:
-    return tables(jobs=JOB_ROWS, attempts=ATTEMPT_ROWS)
-
-
-@pytest.fixture(scope="module")
-def by_device(duck: duckdb.DuckDBPyConnection) -> Rows:
-    return collected(rollup_hour(duck), "device", "task", "hour")
+def by_device(spark: SparkSession) -> Rows:
+    rows = tables(spark, jobs=JOB_ROWS, attempts=ATTEMPT_ROWS)
+    return collected(rollup_hour(spark, rows), "device", "task", "hour")
 
 
 def test_each_thing_counts_in_the_hour_in_which_it_happened(by_device: Rows) -> None:
@@ -96,15 +100,16 @@ def test_negative_and_unknown_spans_are_left_out(by_device: Rows) -> None:
 
 
 def test_some_hours_have_the_rows_that_they_have_in_the_whole_table(
-    duck: duckdb.DuckDBPyConnection, by_device: Rows
+    spark: SparkSession, by_device: Rows
 ) -> None:
     hours = [NOON_HOUR - 1, NOON_HOUR + 1]
     wanted = {key: row for key, row in by_device.items() if key[-1] in {at(hour) for hour in hours}}
-    result = rollup_hour(duck, hours)
+    rows = tables(spark, jobs=JOB_ROWS, attempts=ATTEMPT_ROWS)
+    result = rollup_hour(spark, rows, hours)
     assert collected(result, "device", "task", "hour") == wanted
 
 
-def test_percentiles_are_those_of_numpy() -> None:
+def test_percentiles_are_those_of_numpy(spark: SparkSession) -> None:
     """Groups of 1 to 400 values, with ties, and one of spans of years."""
     chance = random.Random(7)
     groups = {
@@ -116,7 +121,7 @@ def test_percentiles_are_those_of_numpy() -> None:
         for task, waits in groups.items()
         for number, wait in enumerate(waits)
     ]
-    table = rollup_hour(tables(attempts=rows))
+    table = rollup_hour(spark, tables(spark, attempts=rows))
     result = collected(table, "task")
     for task, waits in groups.items():
         row = result[task,]

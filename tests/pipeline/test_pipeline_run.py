@@ -1,370 +1,371 @@
+"""``taskq pipeline run`` in the session of all tests: what it reads, holds, tells and makes."""
+
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
+from click.testing import CliRunner, Result
+from deltalake import DeltaTable
 
 from taskq import Put, TaskLog
-from taskq_plugins.spark import read_table
-from taskq_plugins.spark.lake import files
+from taskq.cli.main import main
+from taskq.log.format.carried import encode_compacted
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
-from taskq_plugins.spark.run import batch, derived
-from taskq_plugins.spark.run.derived import refresh_tables
-from taskq_plugins.spark.run.increment import RunOptions, run
-from taskq_plugins.spark.run.progress import log_progress
-from taskq_plugins.spark.source.snapshot import look
-from tests.pipeline.lakes import fold_rows
-from tests.pipeline.rowmaking import cut, do_steps, last_lsns, live, rows_of
-from tests.pipeline.twolakes import KEYS
+from tests.fleet.made_logs import MadeLog, claimed, damage, succeeded
+from tests.pipeline.lakes import rows_of, run
+from tests.pipeline.rowmaking import do_steps, live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)
-Row = dict[str, Any]
-HOURS = 30
-HOUR_NS = 3_600 * 1_000_000_000
+pytestmark = pytest.mark.usefixtures("spark")
 
 
-class Logs(NamedTuple):
-    """Two logs, and their rows in three parts: before, during and after a compaction of one."""
-
-    root: Path
-    parts: tuple[pa.Table, pa.Table, pa.Table]
+def pipeline(tmp_path: Path, *words: object) -> Result:
+    where = ["--journals", str(tmp_path / "logs"), "--lake", str(tmp_path / "lake")]
+    return CliRunner().invoke(main, ["pipeline", "run", *where, *map(str, words)])
 
 
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
-    root = tmp_path_factory.mktemp("journals")
-    asyncio.run(live(root / "edge-1", 1, 20))
-    asyncio.run(live(root / "edge-2", 2, 8))
-    before = rows_of(root)
-    asyncio.run(live(root / "edge-1", 3, 0, keep="0s"))
-    carried = rows_of(root, last_lsns(before))
-    asyncio.run(live(root / "edge-1", 4, 10))
-    behind = rows_of(root, last_lsns(before) | last_lsns(carried))
-    assert "succeeded" in carried["state"].to_pylist(), "a finished job is carried"
-    return Logs(root, (before, carried, later(behind, HOURS)))
+def grown(root: Path, turn: int) -> None:
+    """Let two devices live on: failures, steps, a key that both ran, and a restore."""
+    for number in range(2):
+        asyncio.run(live(root / "logs" / f"edge-{number}", 10 * turn + number, 5))
+        asyncio.run(same(root / "logs" / f"edge-{number}"))
+    if turn == 1:
+        asyncio.run(do_steps(root / "logs" / "steps", 2))
 
 
-def later(rows: pa.Table, hours: int) -> pa.Table:
-    shifted = pc.add(rows["ts_ns"], hours * HOUR_NS)
-    return rows.set_column(rows.schema.get_field_index("ts_ns"), "ts_ns", shifted)
+async def same(path: Path) -> None:
+    async with TaskLog.open(path, durability="os", upkeep=False) as log:
+        await log.put(b"once", queue="twice", key=b"same")
+        for delivery in await log.claim(1, queues=["twice"]):
+            await log.ack(delivery)
 
 
-def in_common(rows: pa.Table) -> pa.Table:
-    """Return the rows as if there were three tasks, and both logs had jobs of the same keys."""
-    jobs = rows["job"].to_pylist()
-    tasks = [None if job is None or job % 3 == 0 else f"app.{job % 3}" for job in jobs]
-    keys = [
-        key and b"%d" % (job % 5) for job, key in zip(jobs, rows["key"].to_pylist(), strict=True)
-    ]
-    for name, column in (("task", tasks), ("key", keys)):
-        at = rows.schema.get_field_index(name)
-        rows = rows.set_column(at, name, pa.array(column, rows.schema.types[at]))
-    return rows
-
-
-def refresh(lake: Lake, names: Sequence[str], journals: Path | None = None) -> list[str]:
-    options = None if journals is None else RunOptions(journals=journals, max_bytes=2**20)
-    sight = None if options is None else look(options.of_source())
-    with lake.writer() as writer:
-        return refresh_tables(writer, names, sight)
-
-
-def table(lake: Lake, name: str, *keys: str) -> dict[tuple[object, ...], Row]:
-    rows: list[Row] = lake.dataset(name).to_table().to_pylist()
-    by_key = {tuple(row[key] for key in keys): row for row in rows}
-    assert len(by_key) == len(rows), f"{name} has a row twice"
-    return by_key
-
-
-def base_tables(lake: Lake) -> tuple[dict[tuple[object, ...], Row], ...]:
-    return (
-        table(lake, "records", "log_id", "branch", "epoch", "lsn", "kind"),
-        table(lake, "jobs", "log_id", "branch", "job"),
-        table(lake, "attempts", "log_id", "branch", "job", "number", "started_ns"),
-    )
-
-
-@pytest.fixture(scope="module")
-def small(logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """Two batches, cut anywhere."""
-    lake = Lake.open(tmp_path_factory.mktemp("small") / "lake", create=True)
-    before, carried, behind = logs.parts
-    first, second = cut(before, 2)
-    fold_rows(lake, first, 0)
-    fold_rows(lake, pa.concat_tables([second, carried, behind]), 1)
-    return lake
-
-
-@pytest.fixture(scope="module")
-def whole(logs: Logs, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    lake = Lake.open(tmp_path_factory.mktemp("whole") / "lake", create=True)
-    fold_rows(lake, pa.concat_tables(logs.parts), 0)
-    return lake
-
-
-def test_small_batches_make_the_tables_that_one_large_one_makes(small: Lake, whole: Lake) -> None:
-    for item, other in zip(base_tables(small), base_tables(whole), strict=True):
-        assert item == other
-    states = {row["state"] for row in base_tables(small)[1].values()}
-    assert {"succeeded", "dead", "cancelled", "ready", "scheduled"} <= states
-
-
-def test_a_batch_in_many_shares_is_one_in_one(
-    logs: Logs, whole: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tables_that_grew_equal_those_made_anew_however_often_a_run_was_killed(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "SHARE_ROWS", 50)
-    lake = Lake.open(tmp_path / "lake", create=True)
-    for number, part in enumerate(logs.parts):
-        fold_rows(lake, part, number)
-    assert base_tables(lake) == base_tables(whole)
+    chance = random.Random(5)
+    real = LakeWriter.commit
 
+    def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
+        if chance.randrange(8) == 0:
+            raise KeyboardInterrupt
+        done = real(self, table, *args, **options)
+        if chance.randrange(8) == 0:
+            raise KeyboardInterrupt
+        return done
 
-def test_spark_makes_the_tables_that_are_made_here(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In turns, and of a restored device; executors read many parts, and fold many shares."""
-    from taskq_plugins.spark.run.spark_executor import SparkExecutor  # noqa: PLC0415 - imports pyspark
-
-    given: list[int] = []
-
-    class Counting(SparkExecutor):
-        def each(self, step: Callable[[Any], None], parts: Sequence[Any]) -> None:
-            given.append(len(parts))
-            super().each(step, parts)
-
-    source = RunOptions.of_source
-    small = {"target_partition_bytes": 3_000}
-    monkeypatch.setattr(RunOptions, "of_source", lambda own: source(own).model_copy(update=small))
-    monkeypatch.setattr(batch, "SHARE_ROWS", 20)
-    root, listener = tmp_path / "hub", mock.Mock()
-    lakes = [Lake.open(tmp_path / name, create=True) for name in ("spark", "here")]
     for turn in range(3):
-        options = RunOptions(journals=root, max_bytes=2**20, tables=DERIVED if turn == 2 else ())
-        if turn == 2:
-            shutil.rmtree(root / "edge")
-            shutil.copytree(tmp_path / "backup", root / "edge")
-        asyncio.run(live(root / "edge", turn, 6))
-        if turn == 0:
-            asyncio.run(do_steps(root / "orders", 2))
-            shutil.copytree(root / "edge", tmp_path / "backup")
-        with lakes[0].writer() as writer:
-            hands = None if turn == 1 else Counting(spark)
-            assert run(writer, options, listener, hands).batches == 1
-        with lakes[1].writer() as writer:
-            assert run(writer, options, listener).batches == 1
-    assert min(given) > 1
-    by_spark, here = map(base_tables, lakes)
-    assert by_spark == here
-    steps = [table(lake, "steps", "log_id", "branch", "job", "place") for lake in lakes]
-    assert len(steps[0]) == 9
-    assert steps[0] == steps[1]
-    assert {branch for _, branch, _ in here[1]} == {0, 1}
-    for name in ("rollup_hour", "failures", "duplicates", "breaks"):
-        rows, others = (lake.dataset(name).to_table().to_pylist() for lake in lakes)
-        assert sorted(rows, key=repr) == sorted(others, key=repr), name
-    jobs = read_table(spark, lakes[0].path, "jobs")
-    assert jobs.count() == len(here[1])
-    assert "date" in jobs.columns
-    assert read_table(spark, lakes[0].path, "jobs", version=1).count() < jobs.count()
+        grown(tmp_path, turn)
+        with monkeypatch.context() as crash:
+            crash.setattr(LakeWriter, "commit", killed)
+            while True:
+                try:
+                    run(spark, tmp_path / "logs", tmp_path / "lake", max_bytes=20_000)
+                except KeyboardInterrupt:
+                    continue
+                break
+    assert run(spark, tmp_path / "logs", tmp_path / "anew").batches == 1
+    lake, anew = rows_of(tmp_path / "lake"), rows_of(tmp_path / "anew")
+    assert lake.keys() == anew.keys() == {"records", "jobs", "attempts", "steps", *DERIVED}
+    for name in lake:
+        assert lake[name] == anew[name], name
+    assert all(lake[name] for name in lake if name != "breaks")
 
 
-def test_rollups_of_touched_days_equal_those_of_everything(
-    logs: Logs, whole: Lake, tmp_path: Path
+def opened(path: Path) -> TaskLog:
+    return TaskLog.open(path, durability="os", upkeep=False)
+
+
+async def put(path: Path, count: int, tag: str, pad: int = 100) -> None:
+    async with opened(path) as log:
+        for first in range(0, count, 20):
+            jobs = [Put(payload=f"{tag}{first + n}".encode() + b"x" * pad, queue="w")
+                    for n in range(min(count - first, 20))]  # fmt: skip
+            await log.put_many(jobs)
+
+
+async def ack(path: Path, count: int) -> None:
+    async with opened(path) as log:
+        for delivery in await log.claim(count, queues=["w"], wait=5):
+            await log.ack(delivery)
+
+
+@pytest.mark.parametrize("max_bytes", [16_000, 2**26])
+def test_a_restored_device_is_read_on_also_if_others_have_a_backlog(
+    tmp_path: Path, spark: SparkSession, max_bytes: int
 ) -> None:
-    lake = Lake.open(tmp_path / "lake", create=True)
-    for number, part in enumerate(logs.parts):
-        fold_rows(lake, part, number)
-        assert refresh(lake, ["rollup_hour"]) == ["rollup_hour"]
-    kept = {file.path for file in lake.data_files("rollup_hour")}
-    assert refresh(whole, ["rollup_hour"]) == ["rollup_hour"]
-    keys = ("device", "queue", "task", "hour")
-    by_hour = table(lake, "rollup_hour", *keys)
-    assert by_hour == table(whole, "rollup_hour", *keys)
-    assert len({row["date"] for row in by_hour.values()}) > 1
-    jobs = table(lake, "jobs", "log_id", "job")
-    assert sum(row["enqueued"] for row in by_hour.values()) == len(jobs)
-    assert refresh(lake, ["rollup_hour"]) == []
-    assert {file.path for file in lake.data_files("rollup_hour")} == kept
+    hub, device = tmp_path / "logs", tmp_path / "logs" / "dev"
+    others = [hub / f"other-{number}" for number in range(3)]
+    for path in others:
+        asyncio.run(put(path, 3, "h"))
+    asyncio.run(put(device, 100, "first"))
+    asyncio.run(ack(device, 10))
+    shutil.copytree(device, tmp_path / "backup")
+    asyncio.run(put(device, 50, "lost"))
+    asyncio.run(ack(device, 30))
+    run(spark, hub, tmp_path / "lake")
+    shutil.rmtree(device)
+    shutil.copytree(tmp_path / "backup", device)
+    asyncio.run(put(device, 20, "new", 1000))
+    asyncio.run(ack(device, 5))
+    for path in others:
+        asyncio.run(put(path, 40, "h", 500))
+    assert not run(spark, hub, tmp_path / "lake", max_bytes=max_bytes).problems
+    rows = Lake.open(tmp_path / "lake").dataset("jobs").to_table().to_pylist()
+    mine = [row for row in rows if row["device"] == "dev"]
+    child = next(row["continued_in"] for row in mine if row["continued_in"])
+    by_log = {
+        is_child: Counter(row["state"] for row in mine if (row["log_id"] == child) is is_child)
+        for is_child in (True, False)
+    }
+    assert by_log[True] == {"succeeded": 5, "ready": 105}
+    assert by_log[False] == {"succeeded": 40, "ready": 60, "lost": 50}
+    lag = Lake.open(tmp_path / "lake").dataset("device_lag").to_table().to_pylist()
+    assert {row["log_id"]: row["waiting"] for row in lag if row["device"] == "dev"} == {
+        child: 105, next(row["log_id"] for row in mine if row["log_id"] != child): 0,
+    }  # fmt: skip
+    rollup = Lake.open(tmp_path / "lake").dataset("rollup_hour").to_table().to_pylist()
+    mine = [row for row in rollup if row["device"] == "dev"]
+    assert sum(row["enqueued"] for row in mine) == 170
+    assert sum(row["succeeded"] for row in mine) == 45
 
 
-def test_tables_that_grew_batch_by_batch_equal_those_made_anew(
-    logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_skipped_is_told_and_stands_in_breaks(tmp_path: Path) -> None:
+    made, other = MadeLog(tmp_path / "logs" / "dev"), MadeLog(tmp_path / "logs" / "other")
+    frames = [made.enqueue(1) for _ in range(5)]
+    damage(frames[2])
+    other.enqueue(2)
+    held = pipeline(tmp_path)
+    assert (held.exit_code, "dev" in held.stderr) == (1, True)
+    assert Lake.open(tmp_path / "lake").dataset("records").count_rows() == 4
+    skipped = pipeline(tmp_path, "--corrupt", "skip")
+    assert skipped.exit_code == 0, skipped.output
+    assert "skipped: " in skipped.stderr
+    (row,) = Lake.open(tmp_path / "lake").dataset("breaks").to_table().to_pylist()
+    assert (row["device"], row["kind"], row["lsn"]) == ("dev", "damaged", 3)
+
+
+def test_a_log_of_a_newer_taskq_is_held_alone(tmp_path: Path) -> None:
+    made, other = MadeLog(tmp_path / "logs" / "dev"), MadeLog(tmp_path / "logs" / "other")
+    made.enqueue(1)
+    other.enqueue(2)
+    identity = json.loads((made.path / "taskq.json").read_text())
+    (made.path / "taskq.json").write_text(json.dumps(identity | {"format": 99}))
+    result = pipeline(tmp_path)
+    assert (result.exit_code, "dev" in result.stderr) == (1, True)
+    assert Lake.open(tmp_path / "lake").dataset("records").count_rows() == 2
+
+
+def test_a_batch_has_at_most_the_bytes_that_it_may_have(
+    tmp_path: Path, spark: SparkSession
 ) -> None:
-    monkeypatch.setattr(files, "ROWS_MAX", 20)
-    names = ["rollup_hour", "failures", "duplicates", "device_lag"]
-    lake = Lake.open(tmp_path / "lake", create=True)
-    before, carried, behind = map(in_common, logs.parts)
-    kept = Counter[str]()
-    for number, part in enumerate((before, carried, *cut(behind, 2))):
-        fold_rows(lake, part, number)
-        copy = tmp_path / f"copy-{number}"
-        shutil.copytree(lake.path, copy)
-        for name in names:
-            shutil.rmtree(copy / name, ignore_errors=True)
-        anew = Lake.open(copy)
-        assert refresh(lake, names) == refresh(anew, names) == names
-        for name in names[:3]:
-            grown, made = (table(item, name, *KEYS[name]) for item in (lake, anew))
-            assert grown == made, (number, name)
-            kept[name] += len(made)
-        grown, made = (table(item, "device_lag", "log_id") for item in (lake, anew))
-        for column in ("waiting", "scheduled", "running", "dead", "oldest_waiting_at"):
-            assert [row[column] for row in grown.values()] == [
-                made[key][column] for key in grown
-            ], (number, column)
-    assert min(kept.values()) > 10, "there is something of each"
+    made = [MadeLog(tmp_path / "logs" / f"dev-{number}") for number in range(3)]
+    frames = [log.enqueue(1, size=300) for log in made for _ in range(4)]
+    size = max(frame.end - frame.offset for frame in frames)
+    summary = run(spark, tmp_path / "logs", tmp_path / "lake", max_bytes=3 * size + 10)
+    assert summary.batches >= 4
+    batches = Lake.open(tmp_path / "lake").dataset("records").to_table(columns=["batch"])
+    assert max(Counter(batches["batch"].to_pylist()).values()) <= 3
 
 
-def test_what_is_kept_of_records_is_of_jobs_that_are_not_over(logs: Logs, small: Lake) -> None:
-    kept = small.dataset("_open").to_table(columns=["log_id", "job", "kind"]).to_pylist()
-    jobs = small.dataset("jobs").to_table(columns=["log_id", "job", "is_over"]).to_pylist()
-    others = {"clock", "position", "told"}
-    of_jobs = {(row["log_id"], row["job"]) for row in kept if row["kind"] not in others}
-    assert of_jobs == {(row["log_id"], row["job"]) for row in jobs if not row["is_over"]}
-    progress = log_progress(small, logs.root)
-    assert [(log.device, log.left_bytes) for log in progress] == [("edge-1", 0), ("edge-2", 0)]
+def test_records_may_lack_payloads_and_jobs_have_them_all_the_same(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        asyncio.run(live(tmp_path / "logs" / "edge-1", seed, 6))
+        assert pipeline(tmp_path, "--payloads", "drop").exit_code == 0
+    lake = Lake.open(tmp_path / "lake")
+    jobs = lake.dataset("jobs").to_table()
+    assert jobs["payload"].null_count == 0
+    records = lake.dataset("records").to_table()
+    assert records["value"].null_count == records["result"].null_count == len(records) > 0
+    files = {file.path for file in lake.files("records")}
+    there = (tmp_path / "lake" / "records").rglob("*.parquet")
+    assert {path.relative_to(tmp_path / "lake" / "records").as_posix() for path in there} == files
 
 
-def test_a_run_goes_on_where_one_was_killed_before_its_first_commit(
+def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
+    asyncio.run(live(tmp_path / "logs" / "edge-1", 1, 5))
+    assert pipeline(tmp_path, "duplicates").exit_code == 0
+    assert Lake.open(tmp_path / "lake").tables() == [
+        "records", "jobs", "attempts", "steps", "duplicates",
+    ]  # fmt: skip
+    assert pipeline(tmp_path).exit_code == 0
+    assert "nothing new; the tables stand at batch 0" in pipeline(tmp_path).stdout
+    for table in DERIVED:
+        columns = DeltaTable(str(tmp_path / "lake" / table)).schema().fields
+        assert all(column.metadata.get("comment") for column in columns), columns
+
+
+def test_readers_see_none_of_a_batch_that_was_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, lake = tmp_path / "journals", tmp_path / "lake"
-    asyncio.run(filled(root / "edge-1", 3))
-    options = RunOptions(journals=root, max_bytes=2**20, tables=())
+    asyncio.run(live(tmp_path / "logs" / "edge-1", 1, 4))
+    assert pipeline(tmp_path).exit_code == 0
+    before = Lake.open(tmp_path / "lake").pinned().dataset("jobs").to_table()
+    asyncio.run(live(tmp_path / "logs" / "edge-1", 2, 4))
+    real = LakeWriter.commit
 
-    def killed(*_args: object, **_options: object) -> bool:
-        raise KeyboardInterrupt
+    def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
+        real(self, table, *args, **options)
+        if table == "jobs":
+            raise KeyboardInterrupt
+        return True
 
-    with monkeypatch.context() as crash, Lake.open(lake, create=True).writer() as writer:
+    with monkeypatch.context() as crash:
         crash.setattr(LakeWriter, "commit", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(writer, options, mock.Mock())
-    assert (lake / "records").is_dir()
-    with Lake.open(lake, create=True).writer() as writer:
-        assert run(writer, options, mock.Mock()).records
-    assert len(base_tables(Lake.open(lake))[1]) == 3
+        assert pipeline(tmp_path).exit_code != 0
+    lake = Lake.open(tmp_path / "lake")
+    assert lake.pinned().dataset("jobs").to_table().equals(before)
+    assert lake.dataset("jobs").count_rows() > before.num_rows
+    erase = CliRunner().invoke(
+        main, ["pipeline", "erase", "--lake", lake.path, "--where", "true", "--yes"]
+    )
+    assert "half committed" in erase.stderr
 
 
-def test_logs_without_a_record_are_no_error(tmp_path: Path) -> None:
-    root = tmp_path / "journals"
-    root.mkdir()
-    options = RunOptions(journals=root, max_bytes=2**20)
-    with Lake.open(tmp_path / "lake", create=True).writer() as writer:
-        assert run(writer, options, mock.Mock())[:3] == (0, 0, ())
-        asyncio.run(filled(root / "edge-1", 3))
-        assert run(writer, options, mock.Mock()).refreshed == DERIVED
+def test_old_days_go_and_their_rollups_stay(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "logs" / "edge")  # it began in 2023
+    made.enqueue(2)
+    made.frame(claimed(1))
+    made.frame(succeeded(1, 3, 4))
+    assert pipeline(tmp_path, "--keep", "30d").exit_code == 0
+    lake = Lake.open(tmp_path / "lake")
+    assert [row["job"] for row in lake.dataset("jobs").to_table().to_pylist()] == [2]
+    assert lake.dataset("records").count_rows() == lake.dataset("attempts").count_rows() == 0
+    made.enqueue(1)
+    assert pipeline(tmp_path, "--keep", "jobs=30d").exit_code == 0
+    assert lake.dataset("jobs").count_rows() == 2
 
 
-def test_a_batch_writes_only_the_files_again_that_hold_jobs_which_it_touches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("table", ["jobs", "records"])
+def test_a_lost_table_is_noticed_before_anything_is_read(tmp_path: Path, table: str) -> None:
+    made = MadeLog(tmp_path / "logs" / "edge")
+    made.enqueue(2)
+    assert pipeline(tmp_path).exit_code == 0
+    shutil.rmtree(tmp_path / "lake" / table)
+    made.enqueue(1)
+    result = pipeline(tmp_path)
+    assert result.exit_code == 1
+    assert f"{table} is gone" in result.stderr
+    assert "makes all tables anew from the logs" in result.stderr
+
+
+def test_a_lake_and_its_logs_may_be_below_paths_with_spaces(tmp_path: Path) -> None:
+    root = tmp_path / "my data"
+    for seed in (1, 2):
+        asyncio.run(live(root / "logs" / "edge 1", seed, 4))
+        result = pipeline(root)
+        assert result.exit_code == 0, result.output
+    shown = CliRunner().invoke(main, ["sql", "--lake", str(root / "lake"), "--json", "FROM jobs"])
+    assert len(json.loads(shown.stdout)) == Lake.open(root / "lake").dataset("jobs").count_rows()
+
+
+def test_one_device_never_stops_the_run_of_the_fleet(tmp_path: Path) -> None:
+    edge, other = MadeLog(tmp_path / "logs" / "edge"), MadeLog(tmp_path / "logs" / "other")
+    edge.enqueue(1)
+    other.enqueue(2)
+    assert pipeline(tmp_path).exit_code == 0
+    edge.rotate()
+    lost = edge.enqueue(3)
+    edge.rotate()
+    edge.enqueue(1)
+    lost.path.unlink()
+    other.enqueue(2)
+    for shown in ("2 records in 1 batch", "nothing new"):
+        result = pipeline(tmp_path)
+        assert result.exit_code == 1
+        assert shown in result.stdout
+        assert "1 log held back, all others were read:" in result.stderr
+        assert f"at least one segment before {5:020d}.log is missing" in result.stderr
+
+
+def test_a_box_that_was_replaced_under_a_new_name_is_read_on(tmp_path: Path) -> None:
+    old, other = MadeLog(tmp_path / "logs" / "box-a"), MadeLog(tmp_path / "logs" / "box-b")
+    old.enqueue(2)
+    other.enqueue(1)
+    assert pipeline(tmp_path).exit_code == 0
+    backup = old.file.read_bytes()
+    old.path.rename(tmp_path / "logs" / "box-c")
+    new = old
+    new.path = tmp_path / "logs" / "box-c"
+    new.file = new.path / "log" / new.file.name
+    MadeLog(tmp_path / "logs" / "box-a", new.log_id).file.write_bytes(backup)
+    new.enqueue(3)
+    result = pipeline(tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert "3 records in 1 batch" in result.stdout
+
+
+def test_a_log_that_two_devices_have_and_that_went_apart_is_held_alone(tmp_path: Path) -> None:
+    first, other = MadeLog(tmp_path / "logs" / "a"), MadeLog(tmp_path / "logs" / "other")
+    second = MadeLog(tmp_path / "logs" / "b", first.log_id)
+    first.enqueue(1)
+    assert pipeline(tmp_path).exit_code == 0, "the other is empty yet"
+    second.enqueue(2)
+    other.enqueue(2)
+    for shown in ("2 records in 1 batch", "nothing new"):
+        result = pipeline(tmp_path)
+        assert result.exit_code == 1
+        assert shown in result.stdout
+        assert "1 log held back, all others were read:" in result.stderr
+        assert f"log {first.log_id} is there twice" in result.stderr
+    shutil.rmtree(second.path)
+    assert pipeline(tmp_path).exit_code == 0
+
+
+def cut_off(root: Path) -> MadeLog:
+    """Return a log that was read once and then lost its second segment."""
+    edge = MadeLog(root / "edge")
+    edge.enqueue(3)
+    assert pipeline(root.parent).exit_code == 0
+    edge.rotate()
+    lost = edge.frame(succeeded(1, 4, 4), succeeded(2, 5, 5))
+    edge.rotate()
+    lost.path.unlink()
+    return edge
+
+
+def states(tmp_path: Path) -> dict[int, str]:
+    rows = Lake.open(tmp_path / "lake").dataset("jobs").to_table().to_pylist()
+    return {row["job"]: row["state"] for row in rows}
+
+
+def test_a_single_held_log_goes_on_when_it_may(tmp_path: Path) -> None:
+    edge = cut_off(tmp_path / "logs")
+    edge.enqueue(1)
+    for _ in range(2):
+        assert "--ignore-data-loss" in pipeline(tmp_path).stderr
+    for shown in ("2 records in 1 batch", "nothing new"):
+        result = pipeline(tmp_path, "--ignore-data-loss")
+        assert (result.exit_code, shown in result.stdout) == (0, True), result.output
+    assert "nothing new" in pipeline(tmp_path).stdout
+    assert states(tmp_path) == {1: "ready", 2: "ready", 3: "ready", 6: "ready"}
+
+
+def test_a_vanished_log_alone_is_passed_over_when_it_may_be(tmp_path: Path) -> None:
+    edge = MadeLog(tmp_path / "logs" / "edge")
+    edge.enqueue(1)
+    assert pipeline(tmp_path).exit_code == 0
+    edge.path.rename(tmp_path / "away")
+    assert pipeline(tmp_path).exit_code == 1
+    for _ in range(2):
+        assert pipeline(tmp_path, "--ignore-data-loss").exit_code == 0
+
+
+@pytest.mark.parametrize(("floor", "gone"), [(6, "lost"), (4, "ready")])
+def test_jobs_that_compaction_took_unread_are_lost_and_no_others_are(
+    tmp_path: Path, floor: int, gone: str
 ) -> None:
-    monkeypatch.setattr(files, "ROWS_MAX", 50)
-    root = tmp_path / "journals"
-    lake = Lake.open(tmp_path / "lake", create=True)
-    asyncio.run(filled(root / "edge-1", 500))
-    fold_rows(lake, first := rows_of(root), 0)
-    known = {table: {file.path for file in lake.data_files(table)} for table in ("jobs", "_open")}
-    asyncio.run(worked(root / "edge-1", 20))
-    fold_rows(lake, rows_of(root, last_lsns(first)), 1)
-    for name, paths in known.items():
-        gone = paths - {file.path for file in lake.data_files(name)}
-        assert len(gone) == (1 if name == "jobs" else 2), "and the one that tells of the logs"
-    states = Counter(lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist())
-    assert states == {"ready": 480, "succeeded": 10, "dead": 10}
-    dead = [file for file in lake.data_files("jobs") if file.part == "dead"]
-    assert sum(file.rows for file in dead) == 10
-
-
-async def filled(path: Path, jobs: int) -> None:
-    async with TaskLog.open(path, durability="os", upkeep=False) as log:
-        await log.put_many([Put(payload=b"x", attempts=1) for _ in range(jobs)])
-
-
-async def worked(path: Path, jobs: int) -> None:
-    async with TaskLog.open(path, durability="os", upkeep=False) as log:
-        for number, delivery in enumerate(await log.claim(jobs)):
-            if number % 2:
-                await log.nack(delivery, "ValueError: odd")
-            else:
-                await log.ack(delivery)
-
-
-async def unused(path: Path, jobs: int) -> None:
-    """Write records that concern no job, and jobs that nobody claims."""
-    async with TaskLog.open(path, durability="os", upkeep=False) as log:
-        await log.pause("mail")
-        for _ in range(jobs):
-            await log.put(b"x")
-
-
-def test_a_batch_without_jobs_and_one_without_attempts_leave_tables_that_read(
-    tmp_path: Path,
-) -> None:
-    root = tmp_path / "journals"
-    lake = Lake.open(tmp_path / "the lake", create=True)
-    asyncio.run(unused(root / "edge-1", 0))
-    fold_rows(lake, rows := rows_of(root), 0)
-    assert refresh(lake, DERIVED, root) == list(DERIVED)
-    assert [lake.dataset(name).count_rows() for name in ("jobs", "attempts")] == [0, 0]
-    asyncio.run(unused(root / "edge-1", 2))
-    fold_rows(lake, rows_of(root, last_lsns(rows)), 1)
-    assert refresh(lake, ["failures", "duplicates"], root) == ["failures", "duplicates"]
-    assert lake.dataset("jobs").to_table(columns=["state"])["state"].to_pylist() == ["ready"] * 2
-    assert lake.dataset("attempts").count_rows() == 0
-    assert {"number", "outcome"} <= set(lake.schema("attempts").names)
-
-
-def test_failures_and_duplicates_are_computed_again_only_where_something_tells_of_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[str] = []
-
-    def counted(name: str) -> Callable[..., pa.Table]:
-        real = getattr(derived, name)
-
-        def compute(*given: object) -> pa.Table:
-            computed.append(name)
-            return real(*given)
-
-        return compute
-
-    names = ["failures", "duplicates"]
-    for name in names:
-        monkeypatch.setattr(derived, name, counted(name))
-    root = tmp_path / "hub"
-    lake = Lake.open(tmp_path / "lake", create=True)
-    read: dict[str, int] = {}
-    asyncio.run(filled(root / "edge-1", 5))
-    for number, (live_on, wanted) in enumerate(
-        [
-            (unused, names),
-            (unused, []),
-            (worked, ["failures"]),
-            (unused, []),
-            (unused, ["failures"]),
-        ]
-    ):
-        if number == 4:  # days go: what was made of them is not known any more
-            with lake.writer() as writer:
-                assert writer.drop_days("attempts", "9999-01-01")
-        asyncio.run(live_on(root / "edge-1", 2))
-        rows = rows_of(root, read)
-        read = last_lsns(rows)
-        fold_rows(lake, rows, number)
-        computed.clear()
-        assert refresh(lake, names, root) == names, "they stand at the batch"
-        assert computed == wanted, number
-    (row,) = lake.dataset("failures").to_table().to_pylist()
-    assert row["failed_attempts"] == 1
+    edge = cut_off(tmp_path / "logs")
+    edge.frame(claimed(3), encode_compacted(floor, 7))
+    assert pipeline(tmp_path, "--ignore-data-loss").exit_code == 0
+    assert states(tmp_path) == {1: gone, 2: gone, 3: "running"}

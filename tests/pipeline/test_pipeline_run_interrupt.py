@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq_plugins.spark.run.increment import interruptible
+from taskq_plugins.spark.run.command import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable

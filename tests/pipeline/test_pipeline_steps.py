@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 
 pytest.importorskip("deltalake")
 
 from taskq.engine import LogReader
+from taskq_plugins.spark.lake.state import RECORD
 from taskq_plugins.spark.lake.store import Lake
-from taskq_plugins.spark.tables.aggregates import KNOWN_BY, steps
+from taskq_plugins.spark.tables import queries
 from tests.cli.helpers import taskq
-from tests.pipeline.rowmaking import COLUMNS, order_app, work
+from tests.pipeline.rowmaking import order_app, work
 from tests.pipeline.tablerows import NOON, SECOND
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 COLUMNS_TOLD = ("job_id", "place", "name", "number", "form", "began_ns", "ended_ns", "attempt")
 
@@ -51,7 +53,10 @@ def run(root: Path, lake: str) -> None:
     assert done.exit_code == 0, done.output
 
 
-async def test_the_rows_are_those_of_the_python_fold_from_run_to_run(tmp_path: Path) -> None:
+async def test_the_rows_are_those_of_the_python_fold_from_run_to_run(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    del spark  # the runs take it
     path = tmp_path / "hub" / "edge"
     async with order_app(path) as app:
         jobs = [await app.enqueue_by_name("order", number) for number in range(3)]
@@ -72,23 +77,30 @@ async def test_the_rows_are_those_of_the_python_fold_from_run_to_run(tmp_path: P
 
 
 def record(lsn: int, place: int, /, **details: Any) -> dict[str, Any]:
-    plain = {"log_id": "a", "branch": 0, "job": 1, "kind": "stepped", "step": f"s#{place + 1}"}
+    plain = {"log_id": "a", "job": 1, "kind": "stepped", "step": f"s#{place + 1}"}
     return plain | {"lsn": lsn, "place": place, "ts_ns": NOON + lsn, "value": b"1"} | details
 
 
-def made(rows: list[dict[str, Any]], known: pa.Table | None = None) -> list[dict[str, Any]]:
-    duck = duckdb.connect(":memory:")
-    duck.register("new_records", pa.Table.from_pylist(rows, COLUMNS))
-    return sorted(steps(duck, known).to_pylist(), key=lambda row: (row["branch"], row["place"]))
+def made(
+    spark: SparkSession, rows: list[dict[str, Any]], known: list[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    records = spark.createDataFrame(pa.Table.from_pylist(rows, RECORD))
+    frame = spark.sql(queries.STEPS, records=records)
+    if known is not None:
+        keys = pa.schema([("log_id", pa.string()), ("job", pa.int64()), ("place", pa.int64())])
+        there = spark.createDataFrame(pa.Table.from_pylist(known, keys))
+        frame = spark.sql(queries.NEW_STEPS, steps=frame, known=there)
+    return sorted(frame.toArrow().to_pylist(), key=lambda row: (row["log_id"], row["place"]))
 
 
-def test_a_step_that_is_written_again_counts_as_it_was_told_first() -> None:
-    again = [record(9, 0), record(2, 0), record(3, 1), record(4, 1, branch=1)]
-    assert [(row["place"], row["branch"], row["ended_ns"] - NOON) for row in made(again)] == [
-        (0, 0, 2), (1, 0, 3), (1, 1, 4),
+def test_a_step_that_is_written_again_counts_as_it_was_told_first(spark: SparkSession) -> None:
+    again = [record(9, 0), record(2, 0), record(3, 1), record(4, 1, log_id="b")]
+    rows = made(spark, again)
+    assert [(row["place"], row["log_id"], row["ended_ns"] - NOON) for row in rows] == [
+        (0, "a", 2), (1, "a", 3), (1, "b", 4),
     ]  # fmt: skip
-    known = pa.table([["a"], [0], [1], [0]], names=list(KNOWN_BY))
-    assert [(row["place"], row["branch"]) for row in made(again, known)] == [(1, 0), (1, 1)]
+    rows = made(spark, again, [{"log_id": "a", "job": 1, "place": 0}])
+    assert [(row["place"], row["log_id"]) for row in rows] == [(1, "a"), (1, "b")]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +113,13 @@ def test_a_step_that_is_written_again_counts_as_it_was_told_first() -> None:
     ],
 )
 def test_the_size_is_that_of_the_value_also_where_it_was_left_out(
-    value: bytes | None, size: int | None
+    spark: SparkSession, value: bytes | None, size: int | None
 ) -> None:
-    (row,) = made([record(1, 0, value=value)])
+    (row,) = made(spark, [record(1, 0, value=value)])
     assert row["size_bytes"] == size
 
 
-def test_what_began_behind_its_end_by_the_clock_took_no_time() -> None:
-    (row,) = made([record(1, 0, began_ns=NOON + SECOND)])
+def test_what_began_behind_its_end_by_the_clock_took_no_time(spark: SparkSession) -> None:
+    (row,) = made(spark, [record(1, 0, began_ns=NOON + SECOND)])
     assert row["took_ns"] == 0
-    assert made([record(1, 0, kind="signalled", place=None)]) == []
+    assert made(spark, [record(1, 0, kind="signalled", place=None)]) == []

@@ -26,17 +26,11 @@ def read_table(
     Raises:
         LakeError: there is no such lake, table or version.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - whoever has a session
-
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - it imports pyarrow
+    from taskq_plugins.spark.run.frames import frame  # noqa: PLC0415 - it imports pyspark
 
     opened = Lake.open(lake)
     if version is not None:
         opened = Lake(opened.path, {name: version})
-    struct = from_arrow_schema(opened.schema(name))
-    paths = opened.paths(name)
-    if not paths:
-        return spark.createDataFrame([], struct)
-    # A lake's directory may be called what Spark would take for a pattern.
-    reader = spark.read.option("__globPaths__", "false").option("basePath", str(opened.path / name))
-    return reader.schema(struct).parquet(*paths)
+    opened.paths(name)  # each is there, and within the lake
+    return frame(spark, opened, name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -16,8 +17,7 @@ from taskq.extras import import_arrow, install_line
 from taskq_plugins.spark.errors import missing_package
 
 if TYPE_CHECKING:
-    from taskq_plugins.spark.lake.store import Lake, LakeBatch
-    from taskq_plugins.spark.run.progress import LogProgress
+    from taskq_plugins.spark.lake.store import Lake
 
 #: Arrow reads this variable when it is loaded.
 _POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
@@ -26,7 +26,6 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("taskq_plugins.spark.run.command", "Bring a lake's tables up to date, then exit."),
     "status": ("taskq_plugins.spark.cli", "Tell what a lake holds, and of which logs."),
     "erase": ("taskq_plugins.spark.lake.erase", "Erase what jobs brought along, for good."),
-    "triage": ("taskq_plugins.spark.triage", "Rank what fails, and what to do about it."),
     "replay": ("taskq_plugins.spark.bulk_command", "Enqueue past jobs again, chosen by SQL."),
     "enqueue": ("taskq_plugins.spark.bulk_command", "Enqueue one job for each row of a file."),
     "doctor": ("taskq_plugins.spark.java", "Check Java and packages, and say what to do."),
@@ -121,21 +120,21 @@ def lake_option(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
     """Tell what the tables hold, how far each log was read, and what is left."""
-    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
-    from taskq_plugins.spark.run.progress import log_progress  # noqa: PLC0415 - needs pyarrow
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - needs pyarrow
 
     newest = Lake.open(lake_path)
     newest.check()
-    batch, lake = newest.batch(), newest.pinned()
-    logs = log_progress(lake, journals)
+    lake = newest.pinned()
+    logs = _progress(lake, journals)
     if as_json:
-        render.print_json(_document(lake, batch, logs))
+        render.print_json(_document(lake, logs))
         return
     now_ns = time.time_ns()
     left = sum(log.left_bytes for log in logs)
+    batch = lake.batch()
     facts = [
-        ("lake", str(lake.path)),
-        ("batch", "" if batch is None else str(batch.number)),
+        ("lake", lake.path),
+        ("batch", "" if batch < 0 else str(batch)),
         ("committed", render.when(lake.committed_at(), now_ns) or "never"),
         ("left", render.size(left) if journals is not None else ""),
     ]
@@ -150,14 +149,57 @@ def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
     _print_logs(logs, now_ns)
 
 
+class LogProgress(NamedTuple):
+    """Progress in one log.
+
+    ``lsn`` and ``ts_ns`` are of the last record that the tables hold, None if there is none;
+    ``end_lsn`` is None if the log is gone. ``left_bytes`` counts the bytes of unread frames,
+    ``problem`` says why they are not read.
+    """
+
+    device: str
+    log_id: str
+    lsn: int | None
+    ts_ns: int
+    end_lsn: int | None
+    left_bytes: int
+    problem: str = ""
+
+
+def _progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
+    from taskq_plugins.spark.lake.state import last_records, positions_of  # noqa: PLC0415 - pyarrow
+    from taskq_plugins.spark.source.logs import look  # noqa: PLC0415
+    from taskq_plugins.spark.source.plan import left_of  # noqa: PLC0415
+    from taskq_plugins.spark.source.positions import positions_from_json  # noqa: PLC0415
+
+    read = {row["log_id"]: row for row in last_records(lake).to_pylist()}
+    rows = positions_of(lake).to_pylist()
+    at = positions_from_json({row["log_id"]: json.loads(row["position"]) for row in rows})
+    logs: list[LogProgress] = []
+    if journals is not None:
+        sight = look(journals)
+        for log_id, log in sight.logs.items():
+            last = read.pop(log_id, {})
+            here = at.get(log_id, log.earliest)
+            logs.append(
+                LogProgress(
+                    log.log.device, log_id, last.get("lsn"), last.get("ts_ns", 0), log.latest.lsn,
+                    left_of(log, here).size_bytes, sight.problem_of(log.log.device, log_id),
+                )
+            )  # fmt: skip
+    for log_id, last in read.items():
+        logs.append(LogProgress(last["device"], log_id, last["lsn"], last["ts_ns"], None, 0))
+    return sorted(logs, key=lambda progress: (progress.device, progress.log_id))
+
+
 def _print_logs(logs: list[LogProgress], now_ns: int) -> None:
     shown = sorted(logs, key=lambda log: -log.left_bytes)[:_LOGS_SHOWN]
     rows = [
         (
             log.device,
             log.log_id,
-            str(log.position.lsn) if log.position is not None else "",
-            render.when(log.position.ts_ns, now_ns) if log.position is not None else "never",
+            "" if log.lsn is None else str(log.lsn),
+            "never" if log.lsn is None else render.when(log.ts_ns, now_ns),
             render.size(log.left_bytes) if log.end_lsn is not None else "",
         )
         for log in shown
@@ -167,20 +209,22 @@ def _print_logs(logs: list[LogProgress], now_ns: int) -> None:
         render.echo(f"… and {len(logs) - len(shown)} more logs; --json lists all")
 
 
-def _document(lake: Lake, batch: LakeBatch | None, logs: list[LogProgress]) -> dict[str, Any]:
+def _document(lake: Lake, logs: list[LogProgress]) -> dict[str, Any]:
+    batch = lake.batch()
     return {
-        "lake": str(lake.path),
+        "lake": lake.path,
         "committed_at": documents.moment(lake.committed_at()),
-        "batch": None if batch is None else batch.number,
+        "batch": None if batch < 0 else batch,
         "tables": [holding._asdict() for holding in lake.holdings()],
         "logs": [
             {
                 "device": log.device,
                 "log_id": log.log_id,
-                "lsn": log.position.lsn if log.position is not None else None,
-                "read_until": documents.moment(log.position.ts_ns) if log.position else None,
+                "lsn": log.lsn,
+                "read_until": documents.moment(log.ts_ns) if log.lsn is not None else None,
                 "end_lsn": log.end_lsn,
                 "left_bytes": log.left_bytes if log.end_lsn is not None else None,
+                "problem": log.problem or None,
             }
             for log in logs
         ],

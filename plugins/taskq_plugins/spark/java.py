@@ -33,39 +33,6 @@ from taskq_plugins.spark.errors import JavaMissing, SparkError
 if TYPE_CHECKING:
     from pyspark import SparkConf
 
-#: How a run reads: as it finds best, always by Spark, or never.
-ENGINES: Final = ("auto", "spark", "local")
-#: Measured by ``python -m tests.bench.pipeline engines``: seconds that Spark takes to start ...
-START_SECONDS: Final = 6.0
-#: ... and for each MiB of log: of a process that reads it directly, ...
-DIRECT_SECONDS: Final = 0.090
-#: ... of Spark's driver, and of all its executors together.
-DRIVER_SECONDS: Final = 0.030
-EXECUTOR_SECONDS: Final = 0.215
-_MIB: Final = 2**20
-
-
-def spark_from(cores: int) -> int | None:
-    gain = DIRECT_SECONDS - DRIVER_SECONDS - EXECUTOR_SECONDS / cores
-    return round(START_SECONDS / gain) * _MIB if gain > 0 else None
-
-
-def takes_spark(engine: str, master: str | None, left_bytes: int) -> bool:
-    if engine != "auto":
-        return engine == "spark"
-    least = spark_from(os.cpu_count() or 1)
-    return master is not None or (least is not None and left_bytes >= least)
-
-
-def advice() -> str:
-    cores = os.cpu_count() or 1
-    least = spark_from(cores)
-    with_cores = f"with {cores} core{'s' * (cores > 1)}"
-    if least is None:
-        return f"never, {with_cores}: reading directly is faster; --engine spark insists"
-    return f"from {render.size(least)} of new log on, {with_cores}"
-
-
 #: Oldest Java that Spark 4 runs on.
 JAVA_VERSION_MIN: Final = 17
 _ANSWER_SECONDS: Final = 20.0
@@ -271,10 +238,8 @@ def doctor(context: click.Context, as_json: bool) -> None:
             render.echo("{grade:<4}  {name:<9}  {detail}".format(**findings[-1]))
     other = look_at_python()
     if as_json:
-        render.print_json({"findings": findings, "python": other, "runs_take_spark": advice()})
-    else:
-        render.echo(f"info  run        takes Spark {advice()}")
-        if other:
-            render.echo(f"warn  python     {other}")
+        render.print_json({"findings": findings, "python": other})
+    elif other:
+        render.echo(f"warn  python     {other}")
     if any(finding["grade"] == "fail" for finding in findings):
         context.exit(Failure.exit_code)

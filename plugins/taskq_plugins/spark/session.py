@@ -42,6 +42,10 @@ MASTER_DEFAULT: Final = "local[*]"
 #: How the names of masters begin that run executors of their own on this machine.
 _LOCAL_CLUSTER: Final = "local-cluster"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+#: Of a session on this machine: records pass through in batches of some thousand.
+_DRIVER_MEMORY: Final = "768m"
+#: Its second compiler and its parallel collectors never pay there.
+_JAVA_LOCAL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 #: Last lines of Java's that an error may quote.
 _LINES_KEPT: Final = 40
 #: Losing the connection is noticed long before Java's end is reported.
@@ -138,12 +142,16 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        # Frames of a run are small or planned: a plan that changes on the way costs more jobs.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
     if _is_local(master):
         ours |= {
+            "spark.driver.memory": _DRIVER_MEMORY,
             "spark.driver.bindAddress": LOOPBACK,
             "spark.driver.host": LOOPBACK,
             "spark.executorEnv.PYTHONPATH": import_path(),
@@ -152,6 +160,7 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
         # Other users of this machine reach loopback, too. Java makes the secret and keeps it;
         # executors in other processes would need it where every user can read it.
         ours["spark.authenticate"] = "true"
+        java += _JAVA_LOCAL
     ours |= conf
     ours[_JAVA_OPTIONS] = " ".join([*java, *conf.get(_JAVA_OPTIONS, "").split()])
     return ours

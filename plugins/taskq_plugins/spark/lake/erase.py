@@ -10,18 +10,19 @@ from typing import Final, NamedTuple
 import click
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
 from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
 from taskq.engine import FailureKind, kinds
 from taskq_plugins.spark.cli import lake_option
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.lake.files import DataFile, placed, write_rows
+from taskq_plugins.spark.lake.files import DataFile
 from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
     JOB_ID,
-    OPEN_RECORDS,
+    JOBS,
+    OPEN,
+    RECORDS,
     STEPS,
-    Change,
     Lake,
     LakeWriter,
     bury,
@@ -41,8 +42,7 @@ _BY_HUB: Final = (
     "on the device, once the segment with them is sealed; with a hub a task that does it can be "
     "sent: taskq hub put HUB DEVICE TASK"
 )
-_BASE: Final = ("records", OPEN_RECORDS, "attempts", "jobs")
-_TABLES: Final = (*_BASE, STEPS)
+_TABLES: Final = (RECORDS, OPEN, ATTEMPTS, JOBS, STEPS)
 #: Tables whose rows cover several jobs, and the column that names the group.
 _QUOTING: Final = {"duplicates": "key", "failures": "pattern"}
 
@@ -89,21 +89,22 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
     Killed in between it is to be run again: what is done stays done.
     """
     lake = writer.lake
-    if len({batch and batch.number for batch in map(lake.batch, filter(lake.has, _BASE))}) > 1:
+    committed, finished = lake.reached()
+    if committed > finished:
         raise LakeError(f"{lake.path}: a batch is half committed: run taskq pipeline run first")
     bury(writer, job_ids)
     # First: after a crash the jobs still name these rows.
     _drop_quotes(writer, job_ids)
     erased: list[Erased] = []
     for table in _there(lake):
-        directory = writer.new_directory(table)
+        new: list[DataFile] = []
         gone: list[DataFile] = []
         rows = 0
-        for number, (file, old, mask) in enumerate(_holding(lake, table, job_ids)):
-            write_rows(placed(without(old, mask), file), directory, number)
+        for file, old, mask in _holding(lake, table, job_ids):
+            new += writer.write(table, without(old, mask))
             gone.append(file)
             rows += int(pc.sum(mask).as_py())
-        _replace(writer, table, directory, gone)
+        writer.commit(table, new, gone)
         erased.append(Erased(table, rows, len(gone)))
     writer.note()
     for table in filter(lake.has, (*_TABLES, *_QUOTING)):
@@ -145,15 +146,13 @@ def _holding(
     numbers = [
         int(number) for job_id in job_ids if (number := job_id.rpartition("-")[2]).isdecimal()
     ]
-    for file in lake.data_files(table):
+    for file in lake.files(table):
         low, high = file.ranges.get("job", (1, 0))
         if not any(low <= number <= high for number in numbers):
             continue
-        path = lake.path / table / file.path
-        of_jobs = parquet.read_table(path, columns=[JOB_ID], partitioning=None)[JOB_ID]
-        mask = pc.is_in(of_jobs, ids)
+        mask = pc.is_in(lake.rows(table, [JOB_ID], None, [file])[JOB_ID], ids)
         if pc.any(mask).as_py():
-            rows = parquet.read_table(path, partitioning=None)
+            rows = lake.whole(table, file)
             if not without(rows, mask).equals(rows):
                 yield file, rows, mask
 
@@ -161,24 +160,16 @@ def _holding(
 def _drop_quotes(writer: LakeWriter, job_ids: Sequence[str]) -> None:
     lake, keys, patterns = writer.lake, set[bytes](), set[str]()
     of_jobs = pc.field(JOB_ID).isin(pa.array(job_ids, pa.string()))
-    for table in filter(lake.has, ("attempts", "jobs")):
+    for table in filter(lake.has, (ATTEMPTS, JOBS)):
         rows = lake.dataset(table).to_table(columns=["key", "reason"], filter=of_jobs)
         keys.update(rows["key"].drop_null().to_pylist())
         patterns.update(map(FailureKind.pattern_of, rows["reason"].drop_null().to_pylist()))
     for (table, column), values in zip(_QUOTING.items(), (keys, patterns), strict=True):
-        if not lake.has(table):
-            continue
-        directory, gone = writer.new_directory(table), lake.data_files(table)
-        for number, file in enumerate(gone):
-            rows = parquet.read_table(lake.path / table / file.path, partitioning=None)
+        if lake.has(table):
+            rows = lake.rows(table)
             is_gone = pc.is_in(rows[column], pa.array(values, rows[column].type))
-            write_rows(placed(rows.filter(pc.invert(is_gone)), file), directory, number)
-        _replace(writer, table, directory, gone)
-
-
-def _replace(writer: LakeWriter, table: str, directory: Path, gone: Sequence[DataFile]) -> None:
-    staged = writer.stage(table, directory)
-    writer.commit(table, Change(staged.files, tuple(gone), operation="UPDATE"))
+            new = writer.write(table, rows.filter(pc.invert(is_gone)))
+            writer.commit(table, new, lake.files(table))
 
 
 @click.command()

@@ -44,10 +44,10 @@ class LakeDamaged(LakeError):
         path: the file.
     """
 
-    def __init__(self, path: Path, problem: str) -> None:
+    def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(
-            f"{path}: {problem}. Restore the lake from a backup, or fill a new one with "
-            f"taskq pipeline run"
+            f"{path}: {problem}. Restore the whole lake from a backup, or remove it: "
+            f"taskq pipeline run then makes all tables anew from the logs"
         )
         self.path = path
 
@@ -59,12 +59,11 @@ class TableLost(LakeError):
         tables: which.
     """
 
-    def __init__(self, path: Path, problems: Mapping[str, str]) -> None:
+    def __init__(self, path: Path | str, problems: Mapping[str, str]) -> None:
         problem_list = "; ".join(f"{table} {problem}" for table, problem in problems.items())
-        words = " ".join(f"--rebuild {table}" for table in problems)
         super().__init__(
-            f"{path}: {problem_list}. Put back the whole lake from one backup, or have them made "
-            f"anew: taskq pipeline run {words}"
+            f"{path}: {problem_list}. Put back the whole lake from one backup, or remove it: "
+            f"taskq pipeline run then makes all tables anew from the logs"
         )
         self.tables = tuple(problems)
 
@@ -102,7 +101,7 @@ class LakeDiskError(LakeError):
         errno: the operating system's code, for example ``errno.ENOSPC``.
     """
 
-    def __init__(self, path: Path, error: OSError) -> None:
+    def __init__(self, path: Path | str, error: OSError) -> None:
         super().__init__(
             f"{path}: could not be written ({error.strerror or error}); the batch before stands. "
             f"Free some space or check permissions, then run again"

@@ -1,4 +1,4 @@
-"""Data files of a table: as Spark wrote them, described for Delta's log, and on disk for good."""
+"""Data files of a table: written by any process, described for Delta's log."""
 
 from __future__ import annotations
 
@@ -7,88 +7,73 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import dataset, fs, parquet
 
-from taskq_plugins.spark.lake.errors import LakeBusy, LakeDamaged
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
+from taskq_plugins.spark.lake.errors import LakeBusy, LakeDamaged, LakeDiskError
 
 #: The column that tables are partitioned by: a day, UTC.
 DATE: Final = "date"
-#: Name of Spark's partition directory: ``part=over``.
-PART_COLUMN: Final = "part"
-#: Parts of a table: final rows, and rows that a batch may replace. The part is the first word of a
-#: file's name.
-OVER: Final = "over"
-OPEN: Final = "open"
-DEAD: Final = "dead"
+#: Whether a row is final; of jobs and attempts.
+IS_OVER: Final = "is_over"
 #: The ``kind`` of a row that stands for a stretch of a log that was read: from the beginning of
 #: ``segment`` up to ``lsn``, whose record was of ``ts_ns``.
 POSITION: Final = "position"
 #: Header with the id of the job that this one repeats.
 REPLAY_OF: Final = "replay_of"
+LOCK: Final = "_lock"
+#: The tables as of the last batch that all have, a line of JSON each: they are held against it.
+LAST_BATCH: Final = "last_batch.json"
+#: Rows of a file, at most, that a batch may have to write again.
+ROWS_MAX: Final = 5_000
+#: Bytes of any file's rows, in memory, unless a single row has more.
+BYTES_MAX: Final = 128 * 1024 * 1024
+_PID_SIZE_MAX: Final = 20
+#: How Hive, Spark and Delta write a null in a directory's name.
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+#: Columns whose text is another in each row: a dictionary of it is made in vain.
+_UNIQUE: Final = frozenset({"job_id", "key"})
+#: Columns of text that files are chosen by.
+_NAMES: Final = frozenset({"device", "task", "state"})
+#: Maximal loss of a bound that is cut to the millisecond.
+_ROUNDED_UP: Final = timedelta(microseconds=999)
+_RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+
+Ranges = dict[str, tuple[Any, Any]]
 
 
-def sync_file(path: Path) -> None:
-    with _opened(path, os.O_RDONLY) as descriptor:
-        os.fsync(descriptor)
+def is_address(lake: str | Path) -> bool:
+    """Return whether a lake is in object storage, as ``s3://bucket/lake`` is."""
+    return "://" in str(lake)
 
 
 def sync_directory(path: Path) -> None:
-    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         os.fsync(descriptor)
-
-
-def publish(path: Path, data: bytes, beside: Path, *, over: bool = False) -> None:
-    """Write a complete, synced file, visible only then.
-
-    ``beside`` is the temporary path, on the same file system. ``over`` replaces an existing file.
-    """
-    beside.parent.mkdir(exist_ok=True)
-    try:
-        beside.write_bytes(data)
-        sync_file(beside)
-        (os.replace if over else os.link)(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags)
-    try:
-        yield descriptor
     finally:
         os.close(descriptor)
 
 
-# One writer at a time.
-
-LOCK: Final = "_lock"
-#: The tables as of the last batch that all have, a line of JSON each: they are held against it.
-LAST_BATCH: Final = "last_batch.json"
-_PID_SIZE_MAX: Final = 20
-
-
 @contextmanager
-def writer_lock(lake: Path) -> Iterator[None]:
-    path = lake / LOCK
+def writer_lock(lake: str) -> Iterator[None]:
+    """Hold the lock of a lake in a directory; in object storage Delta's log alone decides."""
+    if is_address(lake):
+        yield
+        return
     # A user with write access can lock out writers, or put another file here.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = os.open(Path(lake) / LOCK, flags, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,91 +87,142 @@ def writer_lock(lake: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-#: Rows of a file, at most, that a batch may have to write again.
-ROWS_MAX: Final = 5_000
-#: Bytes of any file's rows, in memory, unless a single row has more.
-BYTES_MAX: Final = 128 * 1024 * 1024
-#: How Hive, Spark and Delta write a null in a directory's name.
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+class Folder(NamedTuple):
+    """A directory of a lake, on this machine or in object storage."""
 
-#: Columns whose text is another in each row: a dictionary of it is made in vain.
-_UNIQUE: Final = frozenset({"job_id", "key"})
-#: Columns of text that files are chosen by.
-_NAMES: Final = frozenset({"device", "task", "state"})
-#: Maximal loss of a bound that is cut to the millisecond.
-_ROUNDED_UP: Final = timedelta(microseconds=999)
+    uri: str
 
-Ranges = dict[str, tuple[Any, Any]]
+    @property
+    def filesystem(self) -> fs.FileSystem:
+        if not is_address(self.uri):
+            return fs.SubTreeFileSystem(self.uri, fs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - for object storage only
+
+        return fs.PyFileSystem(DeltaStorageHandler(self.uri))
+
+    def below(self, name: str) -> Folder:
+        return Folder(f"{self.uri}/{name}")
+
+    def write(self, path: str, data: bytes | memoryview | pa.Buffer) -> None:
+        """Write a whole file that lasts; an existing one is replaced."""
+        if is_address(self.uri):
+            import obstore  # noqa: PLC0415 - as above
+            from obstore.store import from_url  # noqa: PLC0415
+
+            obstore.put(from_url(self.uri, retry_config=_RETRY), path, bytes(data))
+            return
+        where = Path(self.uri) / path
+        beside = where.with_name(f"{where.name}.{uuid.uuid4().hex}")
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True)
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.rename(where)
+            sync_directory(where.parent)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise LakeDiskError(where, error) from error
+
+    def rows(
+        self,
+        files: Iterable[DataFile],
+        schema: pa.Schema,
+        where: pc.Expression | None = None,
+    ) -> pa.Table:
+        """Return columns of some files; those that a directory's name tells are not among them."""
+        paths = [file.path for file in files]
+        if not paths:
+            return schema.empty_table()
+        data = dataset.dataset(paths, schema=schema, format="parquet", filesystem=self.filesystem)
+        try:
+            return data.to_table(filter=where)
+        except FileNotFoundError as error:
+            raise LakeDamaged(self.uri, f"lacks a file that the table names ({error})") from error
+        except (pa.ArrowInvalid, OSError) as error:
+            raise LakeDamaged(self.uri, f"holds a file that does not read ({error})") from error
 
 
 class DataFile(NamedTuple):
-    """One Parquet file of a table."""
+    """One Parquet file of a table.
 
-    #: relative to the table's directory
+    Attributes:
+        path: relative to the table's directory.
+        rows, size_bytes: of it.
+        values: of the columns that the table is partitioned by.
+        ranges: (least, largest) of each column that is not all null; for integers taken from the
+            table's log.
+        nulls: how many each of them has.
+    """
+
     path: str
     rows: int
     size_bytes: int
-    #: None: of rows without a moment, or of a table without dates
-    date: str | None
-    #: (least, largest) of each column that is not all null; for integers taken from the list
+    values: dict[str, str | None]
     ranges: Ranges
-    #: how many nulls each of them has
     nulls: dict[str, int]
 
     @property
-    def part(self) -> str:
-        return self.path.rpartition("/")[2].partition("-")[0]
+    def date(self) -> str | None:
+        return self.values.get(DATE)
 
+    @property
+    def is_over(self) -> bool:
+        return self.values.get(IS_OVER) == "true"
 
-class Staged(NamedTuple):
-    """Files that lie on disk and are in no version of the table yet."""
+    def placed(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Return the file's rows with the columns that its directory's name tells."""
+        for name, value in self.values.items():
+            text = pa.scalar(value, pa.string())
+            same = pa.repeat(text, rows.num_rows).cast(schema.field(name).type)
+            rows = rows.append_column(name, same)
+        return rows.select(schema.names).cast(schema)
 
-    files: tuple[DataFile, ...]
-    schema: pa.Schema
+    def added(self, *, is_change: bool) -> AddAction:
+        stats = {
+            "numRecords": self.rows,
+            "minValues": {name: _low(low) for name, (low, _) in self.ranges.items()},
+            "maxValues": {name: _high(high) for name, (_, high) in self.ranges.items()},
+            "nullCount": self.nulls,
+        }
+        now_ms = time.time_ns() // 1_000_000
+        path = quote(self.path, safe="/=")
+        return AddAction(path, self.size_bytes, self.values, now_ms, is_change, json.dumps(stats))
 
+    def removed(self, *, is_change: bool) -> RemoveAction:
+        now_ms = time.time_ns() // 1_000_000
+        path = quote(self.path, safe="/=")
+        return RemoveAction(path, is_change, now_ms, self.size_bytes, self.values)
 
-def adopt(directory: Path, table: Path) -> Staged:
-    """Move the Parquet files of a directory into the table, durably.
-
-    Empty files and the writer's leftovers are removed.
-    """
-    files: list[DataFile] = []
-    schema: pa.Schema | None = None
-    places: dict[str, int] = {}
-    batch = uuid.uuid4().hex[:12]
-    for path in sorted(directory.rglob("*.parquet")):
-        if path.name[0] in "._":
-            continue
-        footer = _footer(path)
-        if schema is None:
-            schema = footer.schema.to_arrow_schema().remove_metadata()
-            leaves = [footer.schema.column(index).path for index in range(footer.num_columns)]
-            places = {name: leaves.index(name) for name in indexed(schema)}
-        if not footer.num_rows:
-            continue
-        values = dict(part.partition("=")[::2] for part in path.relative_to(directory).parts[:-1])
-        part, date = values.get(PART_COLUMN, OVER), values.get(DATE)
-        target = table / (f"{DATE}={date}" if date else "")
-        target.mkdir(parents=True, exist_ok=True)
-        moved = target / f"{part}-{batch}-{len(files)}.parquet"
-        path.rename(moved)
-        sync_file(moved)
-        name = moved.relative_to(table).as_posix()
-        day = None if date == _NULL else date
-        ranges, nulls = _stats_of(moved, footer, places)
-        size = moved.stat().st_size
-        files.append(DataFile(name, footer.num_rows, size, day, ranges, nulls))
-    if files:
-        for parent in {(table / file.path).parent for file in files} | {table}:
-            sync_directory(parent)
-    return Staged(tuple(files), schema or pa.schema([]))
-
-
-def _footer(path: Path) -> parquet.FileMetaData:
-    try:
-        return parquet.read_metadata(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise LakeDamaged(path, f"is no whole Parquet file ({error})") from error
+    @classmethod
+    def listed(cls, action: Mapping[str, object]) -> DataFile:
+        """Return a file as deltalake lists it."""
+        values = {
+            name.partition(".")[2]: None if value is None else str(value).lower()
+            for name, value in action.items()
+            if name.startswith("partition.")
+        }
+        lows = {name[4:]: value for name, value in action.items() if name.startswith("min.")}
+        ranges = {
+            name: (low, high)
+            for name, low in lows.items()
+            if isinstance(low, int) and isinstance(high := action.get(f"max.{name}"), int)
+        }
+        nulls = {
+            name[11:]: value
+            for name, value in action.items()
+            if name.startswith("null_count.") and isinstance(value, int)
+        }
+        rows, size = action["num_records"], action["size_bytes"]
+        return cls(
+            unquote(str(action["path"])),
+            rows if isinstance(rows, int) else 0,
+            size if isinstance(size, int) else 0,
+            values,
+            ranges,
+            nulls,
+        )
 
 
 def indexed(schema: pa.Schema) -> list[str]:
@@ -204,137 +240,51 @@ def indexed(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _stats_of(
-    path: Path, footer: parquet.FileMetaData, places: Mapping[str, int]
-) -> tuple[Ranges, dict[str, int]]:
+def write_rows(
+    folder: Folder, rows: pa.Table, parted: Sequence[str], rows_max: int | None = None
+) -> list[DataFile]:
+    """Write rows into a table's directory, and return the files, which no version names yet.
+
+    Args:
+        folder: of the table.
+        rows: all its columns.
+        parted: the columns that it is partitioned by.
+        rows_max: of a file; None: as many as ``BYTES_MAX`` holds. Rows of partitions that may
+            change have at most ``ROWS_MAX``.
+    """
+    files = []
+    for place in rows.select(parted).group_by(parted).aggregate([]).to_pylist() if parted else [{}]:
+        chosen = rows if not place else rows.filter(_are_at(rows, place))
+        plain = chosen.drop_columns(list(parted))
+        values = {name: _named(value) for name, value in place.items()}
+        below = "".join(f"{name}={value or _NULL}/" for name, value in values.items())
+        step = ROWS_MAX if place.get(IS_OVER) is False else rows_max or plain.num_rows
+        for at in range(0, plain.num_rows, max(step, 1)):
+            for some in _split(plain.slice(at, step)):
+                path = f"{below}{uuid.uuid4().hex}.parquet"
+                files.append(_written(folder, path, some, values))
+    return files
+
+
+def _written(folder: Folder, path: str, rows: pa.Table, values: dict[str, str | None]) -> DataFile:
+    sink = pa.BufferOutputStream()
+    parquet.write_table(rows, sink, **_encoding(rows.schema))
+    data = sink.getvalue()
+    folder.write(path, data)
     ranges: Ranges = {}
     nulls: dict[str, int] = {}
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    for name, place in places.items():
-        statistics = [group.column(place).statistics for group in groups]
-        if all(group is not None and group.has_null_count for group in statistics):
-            nulls[name] = sum(group.null_count for group in statistics)
-            known = [group for group in statistics if group.has_min_max]
-            if known:
-                ranges[name] = (
-                    min(group.min for group in known),
-                    max(group.max for group in known),
-                )
-            if known or nulls[name] == footer.num_rows:
-                continue
-        column = parquet.read_table(path, columns=[name], partitioning=None)[name]
-        nulls[name] = column.null_count
-        bounds = pc.min_max(column).as_py()
-        if bounds["min"] is not None:
-            ranges[name] = (bounds["min"], bounds["max"])
-    return ranges, nulls
+    for name in indexed(rows.schema):
+        nulls[name] = rows[name].null_count
+        if nulls[name] < rows.num_rows:
+            bounds = pc.min_max(rows[name]).as_py()
+            ranges[name] = bounds["min"], bounds["max"]
+    return DataFile(path, rows.num_rows, data.size, values, ranges, nulls)
 
 
-def added(files: Iterable[DataFile], *, dates: bool, is_change: bool) -> list[dict[str, Any]]:
-    return [
-        {
-            "add": _action(file, dates=dates, is_change=is_change)
-            | {
-                "modificationTime": time.time_ns() // 1_000_000,
-                "stats": json.dumps(
-                    {
-                        "numRecords": file.rows,
-                        "minValues": {name: _low(low) for name, (low, _) in file.ranges.items()},
-                        "maxValues": {name: _high(high) for name, (_, high) in file.ranges.items()},
-                        "nullCount": file.nulls,
-                    }
-                ),
-            }
-        }
-        for file in files
-    ]
-
-
-def removed(files: Iterable[DataFile], *, dates: bool, is_change: bool) -> list[dict[str, Any]]:
-    now_ms = time.time_ns() // 1_000_000
-    return [
-        {
-            "remove": _action(file, dates=dates, is_change=is_change)
-            | {"deletionTimestamp": now_ms, "extendedFileMetadata": True}
-        }
-        for file in files
-    ]
-
-
-def _action(file: DataFile, *, dates: bool, is_change: bool) -> dict[str, Any]:
-    return {
-        "path": quote(file.path, safe="/="),
-        "size": file.size_bytes,
-        "partitionValues": {DATE: file.date} if dates else {},
-        "dataChange": is_change,
-    }
-
-
-def _low(bound: Any) -> Any:
-    if not isinstance(bound, datetime):
-        return bound
-    return bound.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _high(bound: Any) -> Any:
-    return _low(bound + _ROUNDED_UP if isinstance(bound, datetime) else bound)
-
-
-def named(path: str) -> str:
-    return unquote(path)
-
-
-def _listed(action: Mapping[str, object]) -> DataFile:
-    date = action.get(f"partition.{DATE}")
-    lows = {name[4:]: value for name, value in action.items() if name.startswith("min.")}
-    ranges = {
-        name: (low, high)
-        for name, low in lows.items()
-        if isinstance(low, int) and isinstance(high := action.get(f"max.{name}"), int)
-    }
-    nulls = {name[11:]: value for name, value in action.items() if name.startswith("null_count.")}
-    rows, size = action["num_records"], action["size_bytes"]
-    return DataFile(
-        path=named(str(action["path"])),
-        rows=rows if isinstance(rows, int) else 0,
-        size_bytes=size if isinstance(size, int) else 0,
-        date=None if date is None else str(date),
-        ranges=ranges,
-        nulls={name: value for name, value in nulls.items() if isinstance(value, int)},
-    )
-
-
-class Listing(NamedTuple):
-    """The files of one version of a table, by path."""
-
-    version: int
-    files: dict[str, DataFile]
-
-    @classmethod
-    def of(cls, delta: DeltaTable, known: Listing | None) -> Listing:
-        actions = pa.table(delta.get_add_actions(flatten=True))
-        paths = [named(path) for path in actions["path"].to_pylist()]
-        old = known.files if known is not None else {}
-        new = pa.array([path not in old for path in paths], pa.bool_())
-        fresh = {file.path: file for file in map(_listed, actions.filter(new).to_pylist())}
-        return cls(delta.version(), {path: fresh.get(path) or old[path] for path in paths})
-
-
-def write_rows(rows: pa.Table, target: Path, number: int) -> None:
-    names = [name for name in (PART_COLUMN, DATE) if name in rows.column_names]
-    places = rows.select(names).group_by(names).aggregate([]).to_pylist()
-    plain = rows.drop_columns(names)
-    for place in places:
-        below = target / f"{PART_COLUMN}={place[PART_COLUMN]}"
-        if DATE in place:
-            below /= f"{DATE}={place[DATE] or _NULL}"
-        chosen = plain if len(places) == 1 else plain.filter(_are_at(rows, place))
-        below.mkdir(parents=True, exist_ok=True)
-        step = chosen.num_rows if place[PART_COLUMN] == OVER else ROWS_MAX
-        slices = (chosen.slice(at, step) for at in range(0, chosen.num_rows, step))
-        for turn, some in enumerate(chain.from_iterable(map(_split, slices))):
-            path = below / f"{number:06d}-{turn:06d}.parquet"
-            parquet.write_table(some, path, **written(some.schema))
+def _named(value: object) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _are_at(rows: pa.Table, place: Mapping[str, Any]) -> pa.ChunkedArray:
@@ -342,10 +292,10 @@ def _are_at(rows: pa.Table, place: Mapping[str, Any]) -> pa.ChunkedArray:
         pc.is_null(rows[name]) if value is None else pc.equal(rows[name], value)
         for name, value in place.items()
     )
-    return reduce(pc.and_, masks)
+    return pc.fill_null(reduce(pc.and_, masks), fill_value=False)
 
 
-def written(schema: pa.Schema) -> dict[str, Any]:
+def _encoding(schema: pa.Schema) -> dict[str, Any]:
     counts = (
         field.name
         for field in schema
@@ -363,7 +313,7 @@ def written(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _split(rows: pa.Table) -> Iterator[pa.Table]:
-    if rows.nbytes <= BYTES_MAX or rows.num_rows == 1:
+    if rows.nbytes <= BYTES_MAX or rows.num_rows <= 1:
         yield rows
     else:
         half = rows.num_rows // 2
@@ -371,45 +321,11 @@ def _split(rows: pa.Table) -> Iterator[pa.Table]:
         yield from _split(rows.slice(half))
 
 
-def groups(
-    batches: Iterable[pa.RecordBatch], size_bytes: int | None = None
-) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches to hold in memory at once, each about ``BYTES_MAX`` or one file."""
-    group: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        group.append(batch)
-        size += batch.nbytes
-        if size >= (size_bytes or BYTES_MAX):
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+def _low(bound: Any) -> Any:
+    if not isinstance(bound, datetime):
+        return bound
+    return bound.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def in_part(rows: pa.Table, part: str) -> pa.Table:
-    return rows.append_column(PART_COLUMN, pa.repeat(part, rows.num_rows))
-
-
-def placed(rows: pa.Table, file: DataFile) -> pa.Table:
-    rows = in_part(rows, file.part)
-    if "/" not in file.path:
-        return rows
-    day = pa.scalar(file.date, pa.string()).cast(pa.date32())
-    return rows.append_column(DATE, pa.repeat(day, rows.num_rows))
-
-
-def checked(table: Path, file: DataFile) -> Path:
-    path = table / file.path
-    parts = Path(file.path).parts
-    if Path(file.path).is_absolute() or ".." in parts or ":" in parts[0]:
-        raise LakeDamaged(path, "is no path of a file in the table")
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError as error:
-        raise LakeDamaged(path, "is missing, although the table names it") from error
-    if path.resolve() != table.resolve() / file.path:
-        raise LakeDamaged(path, "is a symbolic link, or below one: it may be outside")
-    if size != file.size_bytes:
-        raise LakeDamaged(path, f"has {size} bytes, the table says {file.size_bytes}")
-    return path
+def _high(bound: Any) -> Any:
+    return _low(bound + _ROUNDED_UP if isinstance(bound, datetime) else bound)

@@ -1,42 +1,36 @@
-"""The lake: Delta tables, written by one process at a time, batch by batch.
+"""The lake: Delta tables, which ``deltalake`` commits, batch by batch.
 
-Every commit names its batch: as Delta's application transaction, so that a batch is committed once,
-and in the commit's info for people and for ``pinned``. A batch commits one table after the other,
-``jobs`` last: a batch in ``jobs`` is in all tables.
-
-delta-rs does not sync its log. Data files are synced before a commit names them, the commit and its
-directory right after it.
+A commit of a batch is an application transaction of Delta's (``APP``, number of the batch), so that
+each table has each batch once, whoever repeats it. A batch commits one table after the other,
+``_open`` last: only then is it finished. On this machine one process writes at a time; in object
+storage the second of two loses at its first commit.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import time
-import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import groupby, tee
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyarrow import dataset, parquet
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+from pyarrow import dataset
 
 from taskq.arrow import without_reasons
 from taskq.errors import UsageError
-from taskq_plugins.spark.lake import deltalog, files
-from taskq_plugins.spark.lake.bucket import Bucket, is_address
-from taskq_plugins.spark.lake.deltalog import DELTA_LOG, OPTIMIZE
+from taskq_plugins.spark.lake import words
 from taskq_plugins.spark.lake.errors import (
-    LakeBusy,
+    LakeConflict,
     LakeDamaged,
     LakeDiskError,
     LakeError,
@@ -45,66 +39,56 @@ from taskq_plugins.spark.lake.errors import (
 )
 from taskq_plugins.spark.lake.files import (
     DATE,
+    IS_OVER,
     LAST_BATCH,
     LOCK,
-    OVER,
-    PART_COLUMN,
     REPLAY_OF,
-    ROWS_MAX,
     DataFile,
-    Staged,
-    groups,
-    publish,
+    Folder,
+    indexed,
+    is_address,
+    write_rows,
     writer_lock,
-    written,
 )
 
 RECORDS: Final = "records"
 JOBS: Final = "jobs"
 ATTEMPTS: Final = "attempts"
 STEPS: Final = "steps"
-#: Tables that have days.
-DATED: Final = (RECORDS, JOBS, ATTEMPTS, STEPS, "rollup_hour")
-#: The tables that are computed from others, in that order.
-DERIVED: Final = ("rollup_hour", "failures", "duplicates", "device_lag", "breaks", STEPS)
-#: Raw records of jobs that are not over: of the pipeline alone.
-OPEN_RECORDS: Final = "_open"
-#: First and last table of a batch: their commits hold the place in each log.
-BORDERS: Final = (RECORDS, JOBS)
-#: Part of that table with the rows about whole logs.
-LOG_PART: Final = "log"
-STAGING: Final = "_staging"
+ROLLUP: Final = "rollup_hour"
+#: Records of jobs that are not over, and rows about whole logs (``PART``): of the pipeline alone.
+OPEN: Final = "_open"
+#: How far each log was read: of the pipeline alone.
+POSITIONS: Final = "_positions"
 #: Ids of the jobs that were erased.
 TOMBSTONES: Final = "erased"
-#: Operations of commits that add rows.
-_FILLED: Final = frozenset({"WRITE", "MERGE"})
-#: ... and what one does that takes rows away, or something of them.
-_LOST: Final = frozenset({"DELETE", "UPDATE"})
+#: The tables in the order in which a batch commits them.
+BASE: Final = (RECORDS, ATTEMPTS, JOBS, STEPS, OPEN)
+#: The tables that are computed from others, in that order.
+DERIVED: Final = (ROLLUP, "failures", "duplicates", "device_lag", "breaks")
+TABLES: Final = (RECORDS, JOBS, ATTEMPTS, STEPS, *DERIVED, TOMBSTONES)
+#: Tables that have days.
+DATED: Final = (RECORDS, JOBS, ATTEMPTS, STEPS, ROLLUP)
+#: Column of ``_open``: "job", or "log".
+PART: Final = "part"
+PARTED: Final[dict[str, tuple[str, ...]]] = {
+    JOBS: (DATE, IS_OVER), ATTEMPTS: (DATE, IS_OVER), OPEN: (PART,),
+    **dict.fromkeys((RECORDS, STEPS, ROLLUP), (DATE,)),
+}  # fmt: skip
+#: The application of a batch's transactions, and of the version of ``_positions`` in ``records``.
+APP: Final = "taskq"
+POSITIONS_APP: Final = "taskq-positions"
+#: Commits between two checkpoints: bounds how many a reader has to read.
+_CHECKPOINT_EVERY: Final = 20
+#: How long old versions stay readable.
+_KEEP_HOURS: Final = 1
+#: Small files of a partition that are written together: each row is written again a few times.
+SMALL_FILES_MAX: Final = 32
+#: Size of small files, and of files of rows that may change.
+SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
+OPEN_BYTES: Final = 1024 * 1024
 #: Characters that delta-rs or Polars read as a pattern or as part of an address.
 _UNREADABLE: Final = frozenset("%[]{}*?#")
-
-
-class LakeBatch(NamedTuple):
-    """A micro-batch of the stream that fills the lake."""
-
-    #: id of the sequence that batches are numbered in
-    stream: str
-    number: int
-    #: how far it read each log, as text ...
-    offsets: str = ""
-    #: ... or only those logs that moved
-    is_whole: bool = True
-
-
-class Change(NamedTuple):
-    """Change of one table by a commit."""
-
-    added: tuple[DataFile, ...] = ()
-    removed: tuple[DataFile, ...] = ()
-    #: needed where the table may not be there yet
-    schema: pa.Schema | None = None
-    #: in Delta's words; "": a batch's
-    operation: str = ""
 
 
 class TableSize(NamedTuple):
@@ -121,416 +105,391 @@ class Lake:
     """One lake, for reading; ``writer()`` gives what writes.
 
     Attributes:
-        path: its directory.
-        bucket: where the directory is the copy of a lake in object storage.
+        path: its directory, or its address.
+        folder: the same.
     """
 
-    bucket: Bucket | None = None
-
-    def __init__(
-        self,
-        path: Path,
-        versions: Mapping[str, int] | None = None,
-        newest: Lake | None = None,
-    ) -> None:
-        self.path = path
+    def __init__(self, path: str | Path, versions: Mapping[str, int] | None = None) -> None:
+        self.path = str(path).rstrip("/") if is_address(path) else str(Path(path).absolute())
+        self.folder = Folder(self.path)
         #: None: the newest of each table
         self._versions = versions
-        self._newest = newest
-        self._listings: dict[str, files.Listing] = {}
-        self._told: dict[str, tuple[int, Iterator[dict[str, Any]]]] = {}
-        #: open tables, while this process is the writer
-        self._open: dict[str, DeltaTable] | None = None
+        self._listings: dict[str, tuple[int, dict[str, DataFile]]] = {}
+        self._open: dict[str, DeltaTable] = {}
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = False) -> Lake:
-        """Open the lake in a directory; ``create`` makes a missing one.
-
-        For an address such as ``s3://bucket/lake`` the local copy is brought up to date first.
-        """
-        bucket = Bucket(str(path)) if is_address(path) else None
-        where = bucket.copy if bucket else Path(path).absolute()
-        lake = cls(where)
-        if bucket:
-            lake.bucket = bucket
-            where.mkdir(parents=True, exist_ok=True)
-            # A running writer has the newest copy.
-            with suppress(LakeBusy), writer_lock(where):
-                bucket.pull()
-        if create:
-            if odd := _UNREADABLE & set(str(where)):
-                raise UsageError(
-                    f"{where}: not every reader of Delta tables takes a path with "
-                    f"{' '.join(sorted(odd))} in it: name another with --lake"
-                )
-            where.mkdir(parents=True, exist_ok=True)
-            others = sorted(entry.name for entry in where.iterdir() if entry.name[0] not in "._")
-            # A run that was killed before its first commit left files, and its lock.
-            if others and not lake.tables() and not (where / LOCK).exists():
-                raise LakeError(
-                    f"{where}: is not empty and holds no lake (there is {others[0]}): "
-                    f"name another directory with --lake"
-                )
-        elif not lake.tables():
-            raise NotALake(path)
+        """Open the lake in a directory or at an address; ``create`` makes a missing one."""
+        lake = cls(path)
+        if not create:
+            if not lake.tables():
+                raise NotALake(path)
+            return lake
+        if is_address(path):
+            return lake
+        where = Path(lake.path)
+        if odd := _UNREADABLE & set(str(where)):
+            raise UsageError(
+                f"{where}: not every reader of Delta tables takes a path with "
+                f"{' '.join(sorted(odd))} in it: name another with --lake"
+            )
+        where.mkdir(parents=True, exist_ok=True)
+        others = sorted(entry.name for entry in where.iterdir() if entry.name[0] not in "._")
+        # A run that was killed before its first commit left files, and its lock.
+        if others and not lake.tables() and not (where / LOCK).exists():
+            raise LakeError(
+                f"{where}: is not empty and holds no lake (there is {others[0]}): "
+                f"name another directory with --lake"
+            )
         return lake
 
     def tables(self) -> list[str]:
-        try:
-            names = sorted(
-                entry.name for entry in self.path.iterdir() if (entry / DELTA_LOG).is_dir()
-            )
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        if self._versions is not None:
-            names = [name for name in names if name in self._versions]
-        return [name for name in names if name[0] != "_"]
+        return [name for name in TABLES if self.has(name)]
 
     def has(self, table: str) -> bool:
         if self._versions is not None:
             return table in self._versions
-        return (self.path / table / DELTA_LOG).is_dir()
-
-    def check_columns(self, table: str, schema: pa.Schema) -> None:
-        lacking = set(schema.names) - set(self.schema(table).names) if self.has(table) else set()
-        if lacking:
-            raise LakeError(
-                f"{self.path / table}: an earlier version of taskq made it, without "
-                f"{', '.join(sorted(lacking))}: fill a new lake from the same logs"
-            )
+        if table in self._open:
+            return True
+        if not is_address(self.path):
+            return (Path(self.path) / table / "_delta_log").is_dir()
+        return DeltaTable.is_deltatable(self.folder.below(table).uri)
 
     def delta(self, table: str) -> DeltaTable:
-        where = self.path / table
+        """Return a table as deltalake has it: the newest version, or the pinned one."""
+        where = self.folder.below(table).uri
         version = None if self._versions is None else self._versions.get(table, -1)
-        if self._versions is None and table in self._noted and not self.has(table):
-            raise TableLost(self.path, {table: self._lost(table)})
         if not self.has(table):
+            if version is None and table in self._noted:
+                raise TableLost(self.path, {table: "is gone"})
             known = ", ".join(self.tables()) or "none yet"
             raise LakeError(f"{self.path}: there is no table {table!r}; there are: {known}")
         try:
-            if self._open is None or table not in self._open:
-                delta = DeltaTable(str(where), version=version)
-                if version is None and (problem := self._lost(table, delta)):
-                    raise TableLost(self.path, {table: problem})
-                if self._open is not None:
-                    self._open[table] = delta
-                return delta
-            delta = self._open[table]
-            if (where / DELTA_LOG / f"{delta.version() + 1:020}.json").exists():
-                delta.update_incremental()
+            if table not in self._open:
+                self._open[table] = DeltaTable(where, version=version)
+            elif version is None:
+                self._open[table].update_incremental()
         except TableNotFoundError as error:
             raise LakeDamaged(where, f"has no log that reads ({error})") from error
         except (DeltaError, OSError) as error:
-            raise LakeDamaged(where / DELTA_LOG, f"does not read ({error})") from error
-        return delta
+            raise LakeDamaged(where, f"has a log that does not read ({error})") from error
+        return self._open[table]
 
     def schema(self, table: str) -> pa.Schema:
-        return _schema(self.delta(table))
+        """Return a table's columns; which of them are never null, its own schema says."""
+        columns = pa.schema(self.delta(table).schema().to_arrow())
+        return pa.schema([pa.field(field.name, field.type) for field in columns])
 
     def dataset(self, table: str) -> dataset.Dataset:
         delta = self.delta(table)
-        for file in self.data_files(table):
-            files.checked(self.path / table, file)
+        for file in self.files(table):
+            self._check(table, file)
         return delta.to_pyarrow_dataset()
 
-    def data_files(self, table: str) -> list[DataFile]:
+    def files(self, table: str) -> list[DataFile]:
+        """Return the files of a table; none if there is no such table."""
         if not self.has(table):
             return []
-        newest, versions = self._newest, self._versions
-        if newest and versions and newest.delta(table).version() == versions[table]:
-            return newest.data_files(table)  # they are at hand
-        delta, known = self.delta(table), self._listings.get(table)
-        if known is None or known.version != delta.version():
-            known = self._listings[table] = files.Listing.of(delta, known)
-        return list(known.files.values())
+        delta = self.delta(table)
+        version, known = self._listings.get(table, (-1, {}))
+        if version != delta.version():
+            actions = pa.table(delta.get_add_actions(flatten=True))
+            paths = [unquote(path) for path in actions["path"].to_pylist()]
+            new = pa.array([path not in known for path in paths], pa.bool_())
+            fresh = {
+                file.path: file for file in map(DataFile.listed, actions.filter(new).to_pylist())
+            }
+            known = {path: fresh.get(path) or known[path] for path in paths}
+            self._listings[table] = delta.version(), known
+        return list(known.values())
 
-    def paths(self, table: str, want: Callable[[DataFile], bool] = lambda _: True) -> list[str]:
-        chosen = filter(want, self.data_files(table))
-        return [str(files.checked(self.path / table, file)) for file in chosen]
+    def paths(self, table: str) -> list[str]:
+        """Return the paths of a table's files, checked to be whole and within it."""
+        return [self._check(table, file) for file in self.files(table)]
+
+    def rows(
+        self,
+        table: str,
+        names: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        files: Iterable[DataFile] | None = None,
+    ) -> pa.Table:
+        """Return rows of some files of a table, without the columns that it is partitioned by."""
+        schema = self.schema(table)
+        parted = PARTED.get(table, ())
+        plain = [field for field in schema if field.name not in parted]
+        chosen = self.folder.below(table).rows(
+            self.files(table) if files is None else files, pa.schema(plain), where
+        )
+        return chosen if names is None else chosen.select(names)
+
+    def whole(self, table: str, file: DataFile) -> pa.Table:
+        """Return a file's rows with the columns that its directory's name tells."""
+        return file.placed(self.rows(table, None, None, [file]), self.schema(table))
+
+    def _check(self, table: str, file: DataFile) -> str:
+        uri = f"{self.path}/{table}/{file.path}"
+        if is_address(self.path):
+            return uri
+        where = Path(self.path) / table
+        path = where / file.path
+        parts = Path(file.path).parts
+        if Path(file.path).is_absolute() or ".." in parts or ":" in parts[0]:
+            raise LakeDamaged(path, "is no path of a file in the table")
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            raise LakeDamaged(path, "is missing, although the table names it") from error
+        if path.resolve() != where.resolve() / file.path:
+            raise LakeDamaged(path, "is a symbolic link, or below one: it may be outside")
+        if size != file.size_bytes:
+            raise LakeDamaged(path, f"has {size} bytes, the table says {file.size_bytes}")
+        return uri
 
     def holdings(self) -> list[TableSize]:
         holdings = []
         for name in self.tables():
-            there, delta = self.data_files(name), self.delta(name)
+            there, delta = self.files(name), self.delta(name)
             rows, size = sum(file.rows for file in there), sum(file.size_bytes for file in there)
             holdings.append(TableSize(name, rows, len(there), size, delta.version()))
         return holdings
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _commits(self, table: str) -> Iterator[dict[str, Any]]:
-        delta = self.delta(table)
-        version, known = self._told.get(table, (-1, iter(())))
-        if version != delta.version():
-            known = deltalog.commits(delta)
-        commits, rest = tee(known)
-        self._told[table] = delta.version(), rest
-        return commits
-
-    def batch(self, table: str = JOBS) -> LakeBatch | None:
-        return next(self.batches(table), None)
-
-    def batches(self, table: str) -> Iterator[LakeBatch]:
+    def batch(self, table: str = OPEN, app: str = APP) -> int:
+        """Return the last batch that a table has, by default that all have; -1 for none."""
         if not self.has(table):
-            return
-        for commit in self._commits(table):
-            if "batch" in commit:
-                moved = commit.get(deltalog.MOVED)
-                offsets = commit.get("offsets", "") if moved is None else moved
-                yield LakeBatch(commit["stream"], int(commit["batch"]), offsets, moved is None)
+            return -1
+        number = self.delta(table).transaction_version(app)
+        return -1 if number is None else number
 
-    def stale(self, names: Iterable[str]) -> list[str]:
-        last, wanted = self.batch(), frozenset(names)
-        if last is None:
-            return []
-        known = {name: self.batch(name) for name in DERIVED if name in wanted}
-        return [name for name, at in known.items() if at is None or at.number < last.number]
+    def reached(self) -> tuple[int, int]:
+        """Return (last batch of ``records``, last that all tables have): equal, or one apart."""
+        numbers = [self.batch(table) for table in BASE]
+        if numbers != sorted(numbers, reverse=True) or numbers[0] - numbers[-1] > 1:
+            stand = ", ".join(f"{table} {at}" for table, at in zip(BASE, numbers, strict=True))
+            raise LakeDamaged(
+                self.path, f"has tables that were filled up to other batches each ({stand})"
+            )
+        return numbers[0], numbers[-1]
 
     def committed_at(self) -> int:
-        if not self.has(JOBS):
+        """Return when the last batch was finished, in nanoseconds since 1970; 0 for never."""
+        if not self.has(OPEN):
             return 0
-        return int(next(self._commits(JOBS))["timestamp"]) * 1_000_000
+        return int(self.delta(OPEN).history(1)[0]["timestamp"]) * 1_000_000
 
-    def version_at(self, table: str, number: int) -> int:
-        candidate = -1
-        for commit in self._commits(table):
-            if candidate < 0:
-                candidate = commit["version"]
-            if "batch" not in commit:
-                continue  # as the batch before it left the rows
-            if int(commit["batch"]) <= number:
-                break
-            candidate = -1
-        return candidate
+    def pinned(self) -> Lake:
+        """Return the lake as of the last batch that all tables have."""
+        versions = {table: row["version"] for table, row in self._noted.items()}
+        return Lake(self.path, versions) if versions else self
 
-    def pinned(self, number: int | None = None) -> Lake:
-        last = self.batch()
-        if number is None:
-            number = -1 if last is None else last.number
-        there = [*self.tables(), OPEN_RECORDS]
-        versions = {table: self.version_at(table, number) for table in there if self.has(table)}
-        known = {table: version for table, version in versions.items() if version >= 0}
-        return Lake(self.path, known, self)
-
-    def changes(self, table: str, number: int) -> tuple[list[str], list[str]] | None:
-        """Return paths of the files added and removed after batch ``number``; None if unknown.
-
-        Unknown: the table's log no longer has the batch, or a removed file is deleted.
-        """
-        came: set[str] = set()
-        went: set[str] = set()
-        beside: list[dict[str, Any]] = []
-        for version in range(self.delta(table).version(), -1, -1):
-            entry = self.path / table / DELTA_LOG / f"{version:020}.json"
-            if not entry.exists():
-                return None
-            actions = [json.loads(line) for line in entry.read_text().splitlines()]
-            batch = next(action["commitInfo"] for action in actions if "commitInfo" in action).get(
-                "batch"
-            )
-            if batch is None:  # as the batch before it left the rows
-                beside += actions
-                continue
-            if batch <= number:
-                break
-            for action in (*beside, *actions):
-                if "remove" in action:
-                    went.add(files.named(action["remove"]["path"]))
-                elif "add" in action:
-                    path = files.named(action["add"]["path"])
-                    (went.remove if path in went else came.add)(path)
-            beside = []
-        gone = [self.path / table / path for path in went]
-        if not all(path.is_file() for path in gone):
+    def changes(self, table: str, version: int) -> tuple[list[DataFile], list[DataFile]] | None:
+        """Return the files added and removed since a version; None if that is gone."""
+        try:
+            then = Lake(self.path, {table: version}).files(table)
+        except (LakeError, DeltaError):
             return None
-        return self.paths(table, lambda file: file.path in came), [*map(str, gone)]
+        now = self.files(table)
+        before, after = {file.path for file in then}, {file.path for file in now}
+        gone = [file for file in then if file.path not in after]
+        system = self.folder.below(table).filesystem
+        kinds = system.get_file_info([file.path for file in gone])
+        if not all(kind.is_file for kind in kinds):
+            return None
+        return [file for file in now if file.path not in before], gone
 
-    def lost_rows(self, table: str, number: int) -> bool:
-        """Return whether rows of a table were let go or erased, beside all batches, since one."""
-        for commit in self._commits(table):
-            if commit["operation"] in _LOST:
-                return True
-            if "batch" in commit and int(commit["batch"]) <= number:
-                break
-        return False
-
-    def as_of(self, table: str, moment_ns: int) -> Lake | None:
-        commits = self._commits(table)
-        filled = (commit for commit in commits if commit["operation"] in _FILLED)
-        for number, commit in enumerate(filled):
-            if commit["timestamp"] * 1_000_000 <= moment_ns:
-                return Lake(self.path, {table: commit["version"]}) if number else None
-        return None
-
-    def forget(self, table: str) -> None:
-        self._noted.pop(table, None)
-        self._listings.pop(table, None)
-        self._told.pop(table, None)
-        if self._open is not None:
-            self._open.pop(table, None)
-
-    def check(self, but: Collection[str] = ()) -> None:
-        problems = {table: self._lost(table) for table in self._noted if table not in but}
-        if any(problems.values()):
-            raise TableLost(
-                self.path, {table: problem for table, problem in problems.items() if problem}
-            )
+    def check(self) -> None:
+        """Raise TableLost if a table is gone, or is not the one that the last batch filled."""
+        problems = {}
+        for table, noted in self._noted.items():
+            if not self.has(table):
+                problems[table] = "is gone"
+                continue
+            delta = self.delta(table)
+            if delta.metadata().id != noted["id"]:
+                problems[table] = "is another table than it was"
+            elif delta.version() < noted["version"]:
+                was, is_now = noted["version"], delta.version()
+                problems[table] = f"is an older copy (version {is_now}, it was at {was})"
+        if problems:
+            raise TableLost(self.path, problems)
 
     @cached_property
     def _noted(self) -> dict[str, dict[str, Any]]:
         try:
-            lines = (self.path / LAST_BATCH).read_text().splitlines()
+            with self.folder.filesystem.open_input_stream(LAST_BATCH) as file:
+                lines = file.read().decode().splitlines()
             return {row["table"]: row for row in map(json.loads, lines)}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise LakeDamaged(self.path / LAST_BATCH, f"does not read ({error})") from error
-
-    def _lost(self, table: str, delta: DeltaTable | None = None) -> str:
-        noted = self._noted.get(table)
-        if noted is None:
-            return ""
-        if not self.has(table):
-            return "is gone"
-        try:
-            delta = delta or DeltaTable(str(self.path / table))
-        except (DeltaError, OSError) as error:
-            return f"does not read ({error})"
-        if delta.metadata().id != noted["id"]:
-            return "is another table than it was"
-        if delta.version() < noted["version"]:
-            return f"is an older copy (version {delta.version()}, it was at {noted['version']})"
-        return ""
+            raise LakeDamaged(f"{self.path}/{LAST_BATCH}", f"does not read ({error})") from error
 
     @contextmanager
-    def writer(self, anew: Collection[str] = ()) -> Iterator[LakeWriter]:
-        """Yield what writes to the lake; there is one at a time.
-
-        Args:
-            anew: tables that are to be made anew: they are not looked at.
-        """
-        with writer_lock(self.path), self.bucket.lock() if self.bucket else nullcontext():
-            if self.bucket:
-                self.bucket.pull()
-                self.__dict__.pop("_noted", None)
-            self.check(anew)
-            # Left by a killed run: nobody else writes here.
-            shutil.rmtree(self.path / STAGING, ignore_errors=True)
-            self._open = {}
-            try:
-                yield LakeWriter(self)
-            finally:
-                self._open = None
+    def writer(self) -> Iterator[LakeWriter]:
+        """Yield what writes to the lake; there is one at a time."""
+        with writer_lock(self.path):
+            self.__dict__.pop("_noted", None)
+            self.check()
+            yield LakeWriter(self)
 
 
 class LakeWriter:
-    """Stages files and commits batches; its holder has the writer lock."""
+    """Commits batches, and keeps the lake in order; its holder has the writer lock."""
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         #: time of the next vacuum, by ``time.monotonic``
         self.vacuum_due = 0.0
 
-    def new_directory(self, table: str) -> Path:
-        return self.lake.path / STAGING / f"{table}-{uuid.uuid4().hex[:12]}"
-
-    def stage(self, table: str, directory: Path) -> Staged:
-        try:
-            return files.adopt(directory, self.lake.path / table)
-        except OSError as error:
-            raise LakeDiskError(directory, error) from error
+    def write(self, table: str, rows: pa.Table) -> list[DataFile]:
+        """Write rows into a table's directory; no version has them yet."""
+        parted = PARTED.get(table, ())
+        return write_rows(self.lake.folder.below(table), rows, parted)
 
     def commit(
-        self, table: str, change: Change, batch: LakeBatch | None = None, *, dates: bool = False
+        self,
+        table: str,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile] = (),
+        schema: pa.Schema | None = None,
+        batch: int | None = None,
+        apps: Mapping[str, int] | None = None,
     ) -> bool:
-        """Commit the next version of a table; False if it has the batch, or there is no change.
+        """Commit the next version of a table; False if it has the batch, or nothing changes.
 
-        A missing table is made; ``dates`` partitions it by the column ``date``.
+        Args:
+            table: its name; a missing table is made with ``schema``.
+            added: its new files.
+            removed: files that are no part of it any more.
+            schema: of the table, with the columns that it is partitioned by.
+            batch: number of the batch that this is.
+            apps: further application transactions, by name.
         """
-        where = self.lake.path / table
-        if change.schema is not None and not self.lake.has(table):
-            deltalog.create(where, change.schema, dates=dates)
-        delta = self.lake.delta(table)
-        info: dict[str, Any] = {
-            "timestamp": time.time_ns() // 1_000_000,
-            "operation": change.operation or ("MERGE" if change.removed else "WRITE"),
-            "operationParameters": {},
-            "isBlindAppend": not change.removed,
-            "engineInfo": "taskq",
-        }
-        actions: list[dict[str, Any]] = [{"commitInfo": info}]
-        if batch is not None:
-            known = self.lake.batch(table)
-            if known and known.stream == batch.stream and known.number >= batch.number:
+        lake = self.lake
+        if schema is not None and not lake.has(table):
+            self._create(table, schema)
+        delta = lake.delta(table)
+        if batch is None:
+            if not added and not removed:
                 return False
-            info |= {"stream": batch.stream, "batch": batch.number}
-            if table in BORDERS:
-                info["offsets" if batch.is_whole else deltalog.MOVED] = batch.offsets
-            app = f"{batch.stream}:{table}"
-            actions.append({"txn": {"appId": app, "version": batch.number}})
-        elif not change.added and not change.removed:
+        elif lake.batch(table) >= batch:
             return False
-        # A reader of a stream passes over what is only written again.
-        is_change = change.operation != deltalog.OPTIMIZE
-        dates = bool(delta.metadata().partition_columns)
-        actions += files.removed(change.removed, dates=dates, is_change=is_change)
-        actions += files.added(change.added, dates=dates, is_change=is_change)
-        deltalog.append(where, delta, actions, self.new_directory("commit"))
-        self._send(table)
+        if schema is not None and (lacking := set(schema.names) - set(lake.schema(table).names)):
+            raise LakeError(
+                f"{lake.path}/{table}: another version of taskq made it, without "
+                f"{', '.join(sorted(lacking))}: fill a new lake from the same logs"
+            )
+        numbers = ({} if batch is None else {APP: batch}) | dict(apps or {})
+        properties = CommitProperties(
+            custom_metadata=None if batch is None else {"batch": str(batch)},
+            max_commit_retries=0,
+            app_transactions=[Transaction(app, number) for app, number in numbers.items()],
+        )
+        actions: list[AddAction | RemoveAction] = [file.removed(is_change=True) for file in removed]
+        actions += [file.added(is_change=True) for file in added]
+        try:
+            delta.create_write_transaction(
+                actions, "append", delta.schema(), list(PARTED.get(table, ())),
+                commit_properties=properties,
+            )  # fmt: skip
+        except CommitFailedError as error:
+            raise LakeConflict(f"{lake.path}/{table}", str(error)) from error
+        except (DeltaError, OSError) as error:
+            raise LakeDiskError(f"{lake.path}/{table}", OSError(str(error))) from error
         return True
 
-    def _send(self, *tables: str) -> None:
-        if self.lake.bucket:
-            self.lake.bucket.push(tables)
+    def _create(self, table: str, schema: pa.Schema) -> None:
+        comments = words.COMMENTS | words.OF_TABLE.get(table, {})
+        never_null = words.NEVER_NULL.get(table, ())
+        fields = [
+            pa.field(
+                field.name,
+                field.type,
+                nullable=field.name not in never_null,
+                metadata={"comment": comments[field.name]} if field.name in comments else None,
+            )
+            for field in schema
+        ]
+        kept = f"interval {_KEEP_HOURS} hours"
+        try:
+            DeltaTable.create(
+                self.lake.folder.below(table).uri,
+                pa.schema(fields),
+                mode="ignore",
+                partition_by=list(PARTED.get(table, ())),
+                description=words.DESCRIPTIONS.get(table),
+                configuration={
+                    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
+                    "delta.logRetentionDuration": kept,
+                    "delta.deletedFileRetentionDuration": kept,
+                    "delta.dataSkippingStatsColumns": ",".join(
+                        name for name in indexed(schema) if name not in PARTED.get(table, ())
+                    ),
+                },
+            )
+        except (DeltaError, OSError) as error:
+            raise LakeDiskError(f"{self.lake.path}/{table}", OSError(str(error))) from error
 
     def note(self) -> None:
+        """Write down which version of each table goes with the last batch."""
         lake, rows = self.lake, []
-        for table in (*filter(lake.has, (OPEN_RECORDS,)), *lake.tables()):
-            delta, batch = lake.delta(table), lake.batch(table)
-            rows.append(
-                {
-                    "table": table,
-                    "version": delta.version(),
-                    "id": str(delta.metadata().id),
-                    "batch": None if batch is None else batch.number,
-                }
-            )
+        for table in filter(lake.has, (*TABLES, OPEN, POSITIONS)):
+            delta = lake.delta(table)
+            row = {"table": table, "version": delta.version(), "id": str(delta.metadata().id)}
+            rows.append(row | {"batch": lake.batch(table)})
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        try:
-            publish(lake.path / LAST_BATCH, text.encode(), self.new_directory("note"), over=True)
-        except OSError as error:
-            raise LakeDiskError(lake.path, error) from error
+        lake.folder.write(LAST_BATCH, text.encode())
         lake.__dict__.pop("_noted", None)
-        self._send(LAST_BATCH)
 
-    def drop_days(self, table: str, before: str) -> int:
-        """Let days of a table go, but for rows that may still change; returns how many files did.
+    def drop_days(self, table: str, before: str) -> None:
+        """Let days of a table go, but for rows that may still change.
 
         Args:
             table: its name.
-            before: the first day that stays, as ISO 8601 has it.
+            before: the first day that stays, in ISO 8601.
         """
-        gone = tuple(
-            file
-            for file in self.lake.data_files(table)
-            if file.part == files.OVER and file.date is not None and file.date < before
+        where = f"{DATE} < '{before}'"
+        if IS_OVER in PARTED[table]:
+            where += f" AND {IS_OVER} = true"
+        is_old = (
+            file.date is not None and file.date < before and (file.is_over or "AND" not in where)
+            for file in self.lake.files(table)
         )
-        if gone:
-            self.commit(table, Change(removed=gone, operation="DELETE"))
-        return len(gone)
+        if any(is_old):
+            self.lake.delta(table).delete(where)
 
-    def keep_short(self, table: str) -> None:
-        deltalog.keep_short(self.lake.path / table, self.lake.delta(table))
-        self._send(table)
+    def upkeep(self, *, vacuum: bool) -> None:
+        """Write small files together, and remove files that no version of the last hour names."""
+        lake = self.lake
+        for table in filter(lake.has, (*TABLES, OPEN, POSITIONS)):
+            days: defaultdict[tuple[tuple[str, str | None], ...], list[int]] = defaultdict(list)
+            for file in lake.files(table):
+                is_open = (not file.is_over and IS_OVER in PARTED.get(table, ())) or table == OPEN
+                if file.size_bytes < (OPEN_BYTES if is_open else SMALL_BYTES_MAX) // 2:
+                    days[tuple(file.values.items())].append(file.size_bytes)
+            delta = lake.delta(table)
+            for place, sizes in days.items():
+                if len(sizes) < SMALL_FILES_MAX:
+                    continue
+                is_over = dict(place).get(IS_OVER) == "true"
+                is_open = table == OPEN or (IS_OVER in dict(place) and not is_over)
+                delta.optimize.compact(
+                    [(name, "=", value) for name, value in place if value is not None] or None,
+                    target_size=OPEN_BYTES if is_open else SMALL_BYTES_MAX * 4,
+                    max_concurrent_tasks=1,
+                )
+        self.note()
+        if vacuum:
+            for table in filter(lake.has, (*TABLES, OPEN, POSITIONS)):
+                self.vacuum(table)
 
-    def vacuum(self, table: str, *, keep_hours: int | None = None) -> int:
-        count = deltalog.vacuum(self.lake.path / table, self.lake.delta(table), keep_hours)
-        self._send(table)
-        return count
-
-
-def _schema(delta: DeltaTable) -> pa.Schema:
-    return pa.schema(delta.schema().to_arrow())
+    def vacuum(self, table: str, keep_hours: int = _KEEP_HOURS) -> None:
+        """Remove the files that no version of these hours names."""
+        delta = self.lake.delta(table)
+        delta.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
+        delta.cleanup_metadata()
 
 
 JOB_ID: Final = "job_id"
@@ -544,35 +503,27 @@ _SCHEMA: Final = pa.schema([(JOB_ID, pa.string()), ("erased_at", pa.timestamp("u
 
 
 def bury(writer: LakeWriter, job_ids: Iterable[str]) -> None:
-    known = set(erased_jobs(writer.lake.paths(TOMBSTONES)).to_pylist())
+    """Note jobs as erased, so that nothing they brought along is taken in again."""
+    known = set(erased_jobs(writer.lake).to_pylist())
     fresh = sorted(set(job_ids) - known)
     if not fresh:
         return
     now = [datetime.now(UTC)] * len(fresh)
     rows = pa.table([pa.array(fresh, pa.string()), pa.array(now, _SCHEMA.types[1])], schema=_SCHEMA)
-    directory = writer.new_directory(TOMBSTONES)
-    target = directory / f"{PART_COLUMN}={OVER}"
-    target.mkdir(parents=True)
-    parquet.write_table(rows, target / "0.parquet")
-    staged = writer.stage(TOMBSTONES, directory)
-    writer.commit(TOMBSTONES, Change(staged.files, schema=_SCHEMA, operation="WRITE"))
+    writer.commit(TOMBSTONES, writer.write(TOMBSTONES, rows), schema=_SCHEMA)
 
 
-def tombstones(lake: Lake) -> tuple[str, ...]:
-    return tuple(lake.paths(TOMBSTONES))
-
-
-def erased_jobs(paths: Sequence[str]) -> pa.Array:
-    if not paths:
+def erased_jobs(lake: Lake) -> pa.Array:
+    if not lake.has(TOMBSTONES):
         return pa.array([], pa.string())
-    rows = dataset.dataset(list(paths), format="parquet").to_table(columns=[JOB_ID])
-    return rows[JOB_ID].combine_chunks()
+    return lake.rows(TOMBSTONES, [JOB_ID])[JOB_ID].combine_chunks()
 
 
-def cleared(rows: pa.Table, paths: Sequence[str]) -> pa.Table:
-    if not paths:
+def cleared(rows: pa.Table, erased: pa.Array) -> pa.Table:
+    """Return the rows; rows of erased jobs lose the data of their jobs."""
+    if not len(erased):
         return rows
-    is_erased = pc.is_in(rows[JOB_ID], erased_jobs(paths))
+    is_erased = pc.fill_null(pc.is_in(rows[JOB_ID], erased), fill_value=False)
     return without(rows, is_erased) if pc.any(is_erased).as_py() else rows
 
 
@@ -622,76 +573,3 @@ def _histories(history: pa.Array) -> pa.Array:
 
 #: Columns that are erased in part.
 _KEPT: Final = {"headers": _links, "attempts": _tries, "history": _histories}
-
-
-#: A file below this is small ...
-SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
-#: ... and so many of a day are written together: each row is written again a few times at most.
-SMALL_FILES_MAX: Final = 32
-#: Row group size in memory, unless the file is smaller.
-GROUP_BYTES_MIN: Final = 16 * 1024 * 1024
-
-
-def compact(writer: LakeWriter, table: str) -> int:
-    """Merge the small files of each day of a table; return the number of files removed.
-
-    The rows stay the same.
-    """
-    days: defaultdict[tuple[str, str | None], list[DataFile]] = defaultdict(list)
-    for file in writer.lake.data_files(table):
-        if _is_small(file):
-            days[file.part, file.date].append(file)
-    old: list[DataFile] = []
-    new: list[DataFile] = []
-    for (part, _), small in days.items():
-        if len(small) >= SMALL_FILES_MAX:
-            old += small
-            new += _merged(writer, table, part, small).files
-    if old:
-        writer.commit(table, Change(tuple(new), tuple(old), operation=OPTIMIZE))
-    return len(old)
-
-
-def _is_small(file: DataFile) -> bool:
-    if file.part == OVER:
-        return file.size_bytes < SMALL_BYTES_MAX
-    return file.rows < ROWS_MAX // 2
-
-
-def _merged(writer: LakeWriter, table: str, part: str, small: Sequence[DataFile]) -> Staged:
-    chosen = frozenset(file.path for file in small)
-    paths = writer.lake.paths(table, lambda file: file.path in chosen)
-    directory = writer.new_directory(table)
-    # As Spark names them, so that they are taken up in the same way.
-    below = small[0].path.rpartition("/")[0]
-    target = directory / f"{PART_COLUMN}={part}" / below
-    schema = writer.lake.schema(table)
-    if below:
-        schema = schema.remove(schema.get_field_index(DATE))
-    try:
-        target.mkdir(parents=True)
-        rows_max = None if part == OVER else ROWS_MAX
-        _copy(paths, schema, target, rows_max)
-    except OSError as error:
-        raise LakeDiskError(directory, error) from error
-    return writer.stage(table, directory)
-
-
-def _copy(paths: Sequence[str], schema: pa.Schema, target: Path, rows_max: int | None) -> None:
-    small = dataset.dataset(list(paths), schema=schema, format="parquet")
-    total = rows = 0
-
-    def number(batch: pa.RecordBatch) -> int:
-        nonlocal total, rows
-        total += batch.nbytes
-        rows += batch.num_rows
-        # Compressed, a file has about a fifth of it.
-        return int(total // (SMALL_BYTES_MAX * 10)) if rows_max is None else rows // rows_max
-
-    # No readahead: it would be most of the memory of a run with ``--every``.
-    ahead = small.to_batches(batch_readahead=1, fragment_readahead=1, use_threads=False)
-    for index, batches in groupby(ahead, number):
-        with parquet.ParquetWriter(target / f"{index}.parquet", schema, **written(schema)) as file:
-            # Each row group has statistics of every column.
-            for group in groups(batches, GROUP_BYTES_MIN):
-                file.write_table(pa.Table.from_batches(group, schema))

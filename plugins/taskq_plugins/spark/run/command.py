@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,18 +19,15 @@ from taskq.cli import Failure, WrongUsage, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
 from taskq_plugins.spark.cli import lake_option
-from taskq_plugins.spark.java import ENGINES, takes_spark
-from taskq_plugins.spark.lake.bucket import is_address
-from taskq_plugins.spark.lake.store import DATED, DERIVED, TOMBSTONES, Lake, LakeWriter
-from taskq_plugins.spark.run.errors import SourceGone, spelled
-from taskq_plugins.spark.run.increment import RunOptions, Summary, keep_in_order
-from taskq_plugins.spark.run.increment import run as run_increment
-from taskq_plugins.spark.run.progress import BASE, held, reached, unread_bytes
+from taskq_plugins.spark.lake.files import is_address
+from taskq_plugins.spark.lake.store import DATED, DERIVED, Lake, LakeWriter
+from taskq_plugins.spark.run.errors import spelled
+from taskq_plugins.spark.run.pipeline import RunListener, RunOptions, Summary, update
+from taskq_plugins.spark.session import spark_session
 from taskq_plugins.spark.source.options import size_of
-from taskq_plugins.spark.source.positions import Offsets
-from taskq_plugins.spark.source.snapshot import FleetSnapshot, look
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from rich.progress import Progress, TaskID
 
     from taskq_plugins.spark.run.batch import BatchResult
@@ -47,7 +46,7 @@ def open_report(*, as_json: bool) -> Iterator[RunReport]:
         yield RunReport(progress)
 
 
-class RunReport:
+class RunReport(RunListener):
     """A plain line on stderr for each step, or one on a terminal, and the summary on stdout.
 
     As JSON, an object a line for each step; the last one is the summary.
@@ -91,25 +90,19 @@ class RunReport:
     def on_table(self, name: str) -> None:
         self._step(f"computing {name}", "table", table=name)
 
-    def nothing_new(self, lake: Lake) -> None:
-        self._end(None, lake)
-
     def done(self, summary: Summary, lake: Lake) -> None:
-        self._end(summary, lake)
-
-    def _end(self, summary: Summary | None, lake: Lake) -> None:
         if self._progress is not None:
             self._progress.stop()
         last = lake.batch()
-        batch = None if last is None else last.number
-        batches, records, refreshed, seconds = summary or (0, 0, (), 0.0)
+        batch = None if last < 0 else last
+        batches, records, refreshed, seconds = summary[:4]
         if self._as_json:
             rows = {holding.table: holding.rows for holding in lake.holdings()}
             self._step(
                 "", "done", batch=batch, records=records, batches=batches,
                 seconds=round(seconds, 3), refreshed=list(refreshed), rows=rows,
             )  # fmt: skip
-        elif summary is None:
+        elif not batches and not refreshed:
             render.echo(f"nothing new; the tables stand at batch {batch}")
         else:
             rate = records / seconds if seconds else 0.0
@@ -124,11 +117,7 @@ class RunReport:
             render.print_table(("table", ">rows", ">size"), lines)
 
 
-#: Java hands out work, and no record passes through it: its second compiler never pays.
-_JAVA: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _EVERY_SECONDS: Final = 5
-#: How often a batch is planned anew because something went before it was read.
-_TRIES: Final = 5
 _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
@@ -175,19 +164,12 @@ class Keep(click.ParamType[dict[str, int]]):
 @lake_option
 @click.option("--master", help="Spark's master.  [default: all cores of this machine]")
 @click.option(
-    "--engine",
-    type=click.Choice(ENGINES),
-    default="auto",
-    show_default=True,
-    help="Who reads: Spark from the size on where it is no slower (see doctor), always, or never.",
-)
-@click.option(
     "--max-bytes",
     metavar="SIZE",
     callback=_size,
     default="64m",
     show_default=True,
-    help="Bytes of log in one micro-batch.",
+    help="Bytes of log in one micro-batch, at most; a larger frame is one alone.",
 )
 @click.option(
     "--corrupt",
@@ -217,14 +199,6 @@ class Keep(click.ParamType[dict[str, int]]):
     help="Let days go that are older: 90d of all tables with days, or records=30d.",
 )
 @click.option(
-    "--rebuild",
-    "anew",
-    multiple=True,
-    metavar="TABLE",
-    type=click.Choice([*BASE, TOMBSTONES, *DERIVED]),
-    help="Make a lost table anew from the logs, and say what is gone.",
-)
-@click.option(
     "--keep-open", is_flag=True, help="Go on until Ctrl-C, and look for what is new every 5 s."
 )
 @json_option
@@ -234,133 +208,90 @@ def run(
     lake_path: Path | str,
     *,
     master: str | None,
-    engine: str,
     max_bytes: int,
     corrupt: str,
     ignore_data_loss: bool,
     payloads: str,
     keep_days: tuple[dict[str, int], ...],
-    anew: tuple[str, ...],
     keep_open: bool,
     as_json: bool,
 ) -> None:
     """Read what is new in the logs, bring the tables up to date, and exit.
 
-    Without --master, Java is started only where that is no slower: taskq pipeline doctor says when.
-
-    The tables records, jobs and attempts are always brought up to date; TABLE limits which others
-    are (all: rollup_hour failures duplicates device_lag breaks steps).
+    A log that cannot be read is held where it stands, and named; the others go on, and the exit
+    code is 1. The tables records, jobs, attempts and steps are always brought up to date; TABLE
+    limits which others are (all: rollup_hour failures duplicates device_lag breaks).
     """
-    _check(tables, engine, master, lake_path)
-    if not journals.is_dir():
-        raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
-    lake = Lake.open(lake_path, create=True)
-    with lake.writer(anew) as writer, open_report(as_json=as_json) as report:
-        options = RunOptions(
-            journals=journals,
-            max_bytes=max_bytes,
-            tables=tables or DERIVED,
-            corrupt=corrupt,
-            fail_on_data_loss=not ignore_data_loss,
-            payloads=payloads,
-            keep_days={table: days for keep_day in keep_days for table, days in keep_day.items()},
-        )
-        if keep_open:
-            from taskq_workers.process.supervisor import keep_heap_small  # noqa: PLC0415 - few do
-
-            keep_heap_small()
-        if anew:
-            from taskq_plugins.spark.run.rebuild import rebuild  # noqa: PLC0415 - few do
-
-            for line in rebuild(writer, anew, options):
-                render.echo(line, err=True)
-        sight = look(options.of_source())
-        if not _turn(writer, options, report, engine, master, sight):
-            report.nothing_new(lake)
-        while keep_open:
-            time.sleep(_EVERY_SECONDS)
-            _turn(writer, options, report, engine, master, look(options.of_source()))
-        _tell_held(lake, sight.twice)
-
-
-def _check(tables: tuple[str, ...], engine: str, master: str | None, lake_path: Path | str) -> None:
     for table in tables:
         if table not in DERIVED:
             raise WrongUsage(f"there is no derived table {table!r}: there are {', '.join(DERIVED)}")
-    if engine == "local" and master is not None:
-        raise WrongUsage("--engine local starts no Spark: leave out --master")
     if is_address(lake_path) and master is not None and not master.startswith("local"):
-        raise UsageError(
-            f"--master {master}: its executors write where all of them see the lake's directory: "
-            f"give one with --lake, not {lake_path}"
-        )
+        # Executors write there themselves: they need the same environment.
+        logging.getLogger("taskq").info("executors write to %s with their own keys", lake_path)
+    if not journals.is_dir():
+        raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
+    options = RunOptions(
+        journals=journals,
+        max_bytes=max_bytes,
+        tables=tables or DERIVED,
+        corrupt=corrupt,
+        fail_on_data_loss=not ignore_data_loss,
+        payloads=payloads,
+        keep_days={table: days for keep_day in keep_days for table, days in keep_day.items()},
+    )
+    lake = Lake.open(lake_path, create=True)
+    with lake.writer() as writer, open_report(as_json=as_json) as report:
+        report.starting()
+        with spark_session("taskq pipeline run", master=master) as session:
+            # Failures are reported by taskq in a line.
+            logging.getLogger("py4j").setLevel(logging.CRITICAL)
+            while True:
+                summary = _turn(session, writer, options, report)
+                if not keep_open:
+                    break
+                time.sleep(_EVERY_SECONDS)
+    _tell_held(summary)
 
 
 def _turn(
-    writer: LakeWriter,
-    options: RunOptions,
-    report: RunReport,
-    engine: str,
-    master: str | None,
-    sight: FleetSnapshot,
-) -> bool:
-    before = reached(writer.lake)
-    left_bytes = unread_bytes(before.offsets, options.of_source(), sight)
-    if not left_bytes and before.begun is None and not writer.lake.stale(options.tables):
-        if time.monotonic() >= writer.vacuum_due:  # days expire without new records, too
-            keep_in_order(writer, options)
-        return False
-    started = time.monotonic()
-
-    def read(sight: FleetSnapshot | None = None) -> Summary:
-        if not takes_spark(engine, master, left_bytes):
-            return run_increment(writer, options, report, sight=sight)
-        return _run(writer, options, report, master)
-
-    for turn in range(_TRIES):
-        try:
-            summary = read(None if turn else sight)
-        except SourceGone:
-            # Planned anew, the log is held where it is whole.
-            if not options.fail_on_data_loss or reached(writer.lake).begun is not None:
-                raise
-        else:
-            break
-    else:
-        summary = read()
-    _tell_restored(before.offsets, reached(writer.lake).offsets)
-    report.done(summary._replace(seconds=time.monotonic() - started), writer.lake)
-    return True
+    session: SparkSession, writer: LakeWriter, options: RunOptions, report: RunReport
+) -> Summary:
+    with interruptible(session.sparkContext.cancelAllJobs) as asked:
+        summary = update(session, writer, options, report, asked.is_set)
+    for line in summary.skipped:
+        render.echo(f"skipped: {spelled(line)}", err=True)
+    report.done(summary, writer.lake)
+    return summary
 
 
-def _tell_restored(before: Offsets, now: Offsets) -> None:
-    devices = [
-        at.device
-        for log_id, at in now.items()
-        if at.branch > (before[log_id].branch if log_id in before else 0)
-    ]
-    if devices:
-        was, is_, other = ("1 log was", "is", "another branch")
-        if len(devices) > 1:
-            was, is_, other = (f"{len(devices)} logs were", "are", "other branches")
-        names = ", ".join(sorted(devices))
-        render.echo(f"{was} restored from a backup and {is_} read on as {other}: {names}", err=True)
-
-
-def _tell_held(lake: Lake, twice: Mapping[str, str]) -> None:
-    lines = sorted({*map(spelled, held(reached(lake).offsets)), *map(spelled, twice.values())})
+def _tell_held(summary: Summary) -> None:
+    lines = sorted(map(spelled, summary.problems))
     if lines:
         count = f"{len(lines)} log{'' if len(lines) == 1 else 's'}"
         raise Failure("\n".join([f"{count} held back, all others were read:", *lines]))
 
 
-def _run(writer: LakeWriter, options: RunOptions, report: RunReport, master: str | None) -> Summary:
-    from taskq_plugins.spark.run.spark_executor import SparkExecutor  # noqa: PLC0415 - needs pyspark
-    from taskq_plugins.spark.session import spark_session  # noqa: PLC0415
+@contextmanager
+def interruptible(stop: Callable[[], None]) -> Iterator[threading.Event]:
+    """Inside, Ctrl-C sets the event and calls ``stop`` in a thread; a second one raises at once."""
+    asked = threading.Event()
 
-    report.starting()
-    with spark_session("taskq pipeline run", master=master, conf=_JAVA) as session:
-        # Failures are reported by taskq in a line.
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        session.sparkContext.setLogLevel("OFF")
-        return run_increment(writer, options, report, SparkExecutor(session))
+    def note(_number: int, _frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        threading.Thread(target=stop, name="taskq-interrupt", daemon=True).start()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, note) if is_main else None
+    try:
+        yield asked
+    except Exception:
+        if asked.is_set():
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+    if asked.is_set():
+        raise KeyboardInterrupt

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.errors import LakeError
-from taskq_plugins.spark.source.positions import DataLoss
 
 #: The last line of a traceback whose error is one of ours: its class, and what it says.
 _OURS: Final = re.compile(r"^\s*(?:\w+: )*taskq\w*(?:\.\w+)*\.\w+: (?P<text>.+)$", re.MULTILINE)
@@ -47,11 +45,6 @@ def failure(text: str) -> PipelineFailed:
         f"Spark stopped the run ({shown[:_CHARACTERS_MAX]}); what was committed before stands. "
         f"Remove the cause, then run again"
     )
-
-
-def failure_of(error: TaskqError) -> PipelineFailed:
-    kind = SourceGone if isinstance(error, DataLoss) else PipelineFailed
-    return kind(f"{spelled(str(error))[:_CHARACTERS_MAX]}; nothing of it was committed")
 
 
 def spelled(text: str) -> str:

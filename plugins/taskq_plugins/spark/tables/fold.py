@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from taskq import State
 from taskq.arrow import attempts_in
 from taskq.engine import Flag
-from taskq_plugins.spark.lake.files import DATE, DEAD, OPEN, OVER, PART_COLUMN, REPLAY_OF
+from taskq_plugins.spark.lake.files import DATE, REPLAY_OF
 from taskq_plugins.spark.tables.logs import (
     CONCERNING,
     IS_ANEW,
@@ -45,7 +45,6 @@ from taskq_plugins.spark.tables.logs import (
     IS_SUCCESS,
     IS_WHOLE,
     KINDS,
-    LOG,
     LOST,
     NEVER,
     NONE,
@@ -55,7 +54,6 @@ from taskq_plugins.spark.tables.logs import (
     Events,
     Ints,
     Log,
-    LogKey,
     Mask,
     text,
 )
@@ -78,7 +76,7 @@ _ATTEMPT: Final = pa.schema(
     [
         ("of", _LONG), ("number", pa.int32()), ("owner", _TEXT), ("started_ns", _LONG),
         ("ended_ns", _LONG), ("outcome", _TEXT), ("reason", _TEXT), ("wait_ns", _LONG),
-        ("run_ns", _LONG),
+        ("run_ns", _LONG), ("is_own", pa.bool_()),
     ]
 )  # fmt: skip
 
@@ -90,9 +88,10 @@ class FoldResult(NamedTuple):
         events: all events, of other jobs as well.
         born, placed: first event of each job, and the last with its queue or due time.
         state: of each job, as a code.
+        is_over: whether nothing can change the row of each job any more.
         columns: other recomputed columns, by name.
         attempts: of all jobs; ``of`` is the place of the job.
-        kept, kept_states: events for later batches, and the states of their jobs.
+        kept: events for later batches.
         passed: jobs to skip if a record carries them again, as places among all.
     """
 
@@ -100,14 +99,14 @@ class FoldResult(NamedTuple):
     born: Ints
     placed: Ints
     state: Ints
+    is_over: Mask
     columns: dict[str, pa.Array]
     attempts: pa.Table
     kept: Ints
-    kept_states: Ints
     passed: Ints
 
 
-def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> FoldResult:
+def fold(records: pa.Table, logs: Mapping[str, Log]) -> FoldResult:
     """Fold the records of some jobs.
 
     ``records`` holds all records of these jobs and rows of kind "told", in any order; ``logs`` the
@@ -117,20 +116,40 @@ def fold(records: pa.Table, logs: Mapping[LogKey, Log]) -> FoldResult:
     state, due_ns = jobs.standing()
     early, reasons = _early(jobs)
     reason, result = jobs.bodies(reasons)
-    state, due_ns, exists = jobs.parted(state, due_ns)
+    parted = jobs.parted(state, due_ns)
+    state, exists = parted.state, parted.exists
     columns = {
-        "attempt": jobs.attempt(), "enqueued_ns": jobs.enqueued_ns(), "due_ns": due_ns,
+        "attempt": jobs.attempt(), "enqueued_ns": jobs.enqueued_ns(), "due_ns": parted.due_ns,
         "expires_ns": jobs.expires_ns(), "settled_ns": jobs.settled_ns(),
     }  # fmt: skip
     rows = np.flatnonzero(exists)
     chosen = {name: numbers(values[rows]) for name, values in columns.items()}
-    bodies = {"reason": reason.take(pa.array(rows)), "result": result.take(pa.array(rows))}
-    kept, passed = jobs.kept(exists, state)
+    others = {"reason": reason, "result": result, "continued_in": parted.continued_in}
+    others |= jobs.writers()
+    chosen |= {name: values.take(pa.array(rows)) for name, values in others.items()}
+    kept, passed = jobs.kept(exists & ~parted.is_over)
     attempts = _shown(pa.concat_tables([early, _claimed(jobs)]), rows)
     return FoldResult(
-        jobs.events, jobs.born[rows], jobs.placed[rows], state[rows], chosen | bodies, attempts,
-        kept, state[jobs.events.of[kept]], passed,
+        jobs.events, jobs.born[rows], jobs.placed[rows], state[rows], parted.is_over[rows], chosen,
+        attempts, kept, passed,
     )  # fmt: skip
+
+
+class Parted(NamedTuple):
+    """What a log's gaps, its parents and its children say of each job.
+
+    Attributes:
+        state, due_ns: of jobs that are lost others than before.
+        exists: whether the job has a row; what was finished before a log began is its parent's.
+        is_over: whether nothing can change the row any more.
+        continued_in: the child that goes on with it.
+    """
+
+    state: Ints
+    due_ns: Ints
+    exists: Mask
+    is_over: Mask
+    continued_in: pa.Array
 
 
 def numbers(values: Ints, kind: pa.DataType = _LONG) -> pa.Array:
@@ -199,18 +218,30 @@ class _Jobs:
         is_due = (due_ns == NONE) | (shifted <= logs.now_ns[events.log])
         return np.where(waits & is_due, _READY, state), np.where(waits & ~is_due, shifted, NONE)
 
-    def parted(self, state: Ints, due_ns: Ints) -> tuple[Ints, Ints, Mask]:
-        """Return (states, due times, whether there is a row) on the branch of the job's log.
-
-        Jobs that were finished when a branch began belong to the branch before.
-        """
+    def parted(self, state: Ints, due_ns: Ints) -> Parted:
         events, logs = self.events, self.events.logs
         last_lsn = events.lsn[events.ends]
         is_over = IS_OVER[state]
-        first = np.where(is_over, logs.begins[events.log], logs.left[events.log])
         is_lost = ~is_over & (last_lsn < logs.lost_before[events.log])
+        exists = self._exists & (~is_over | (last_lsn >= logs.begins[events.log]))
+        final = is_over | is_lost
+        child = logs.continued_in(events.log, events.number)
+        child = pc.if_else(pa.array(final), pa.scalar(None, _TEXT), child)
+        is_lost |= ~final & logs.is_replaced[events.log] & child.is_null().to_numpy(False)
         state, due_ns = np.where(is_lost, _LOST, state), np.where(is_lost, NONE, due_ns)
-        return state, due_ns, self._exists & (last_lsn >= first)
+        return Parted(state, due_ns, exists, final, child)
+
+    def writers(self) -> dict[str, pa.Array]:
+        """Return the logs in which each job was enqueued, and ended."""
+        events, logs = self.events, self.events.logs
+        ended = np.where(self.settling >= 0, self.settling, self.born)
+        settled = pa.array(self.settled_ns() == NONE)
+        return {
+            "enqueued_in": logs.writers(events.log, events.lsn[self.born]),
+            "settled_in": pc.if_else(
+                settled, pa.scalar(None, _TEXT), logs.writers(events.log, events.lsn[ended])
+            ),
+        }
 
     def attempt(self) -> Ints:
         events, last = self.events, self.last
@@ -266,14 +297,13 @@ class _Jobs:
         others = [early[job] for job in np.flatnonzero(asked).tolist()]
         return pc.replace_with_mask(reason, asked, pa.array(others, _TEXT)), result
 
-    def kept(self, exists: Mask, state: Ints) -> tuple[Ints, Ints]:
+    def kept(self, is_open: Mask) -> tuple[Ints, Ints]:
         """Return (events for later batches, jobs to skip when carried again).
 
         The first event that carries a job is needed. After a gap the last one shows that the job
         still exists.
         """
         events = self.events
-        is_open = exists & ~IS_OVER[state]
         repeats = IS_REPEAT[events.kind]
         first = events.first(repeats & events.begins())
         needed = ~repeats
@@ -293,6 +323,7 @@ def _early(jobs: _Jobs) -> tuple[pa.Table, dict[int, str]]:
     """
     events, enqueued_ns = jobs.events, jobs.enqueued_ns()
     histories = events.taken("history", jobs.born)
+    begins = events.logs.begins[events.log]
     rows: list[dict[str, Any]] = []
     reasons: dict[int, str] = {}
     open_rows: list[tuple[int, int]] = []
@@ -301,7 +332,9 @@ def _early(jobs: _Jobs) -> tuple[pa.Table, dict[int, str]]:
         views, is_whole = attempts_in(histories[job].as_py())
         before_ns = None if enqueued_ns[job] == NONE else int(enqueued_ns[job])
         for number, view in enumerate(views):
-            rows.append({"of": job} | _told(view, before_ns if number or is_whole else None))
+            is_own = not view.ended_ns or bool(begins[job] <= events.lsn[jobs.born[job]])
+            row = _told(view, before_ns if number or is_whole else None)
+            rows.append({"of": job, "is_own": is_own} | row)
             before_ns = view.ended_ns or None
             if view.reason:
                 reasons[job] = view.reason
@@ -404,6 +437,7 @@ def _ends(
         "outcome": _OUTCOMES.take(pa.array(outcome, mask=~has_end)),
         "reason": text(events.taken("value", np.where(has_end & events.have_text[end], end, -1))),
         "run_ns": numbers(np.where(has_end, run_ns, NONE)),
+        "is_own": pa.array(events.lsn[end] >= events.logs.begins[events.log[of]], mask=~has_end),
     }
 
 
@@ -421,26 +455,21 @@ def _shown(attempts: pa.Table, jobs: Ints) -> pa.Table:
 
 
 #: Identity of a job.
-KEYS: Final = [*LOG, "job"]
+KEYS: Final = ["log_id", "job"]
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _STATES: Final = pa.array(STATES, pa.string())
 #: Columns of a row from its first event, and from the last with its queue or due time.
 _OF_BIRTH: Final = ("attempts_max", "key", "headers", "value", "flags", "epoch")
-_OF_PLACE: Final = ("device", *LOG, "job_id", "job", "queue", "task", "priority")
-#: By state: the part of the tables that a job in it is in.
-_PARTS: Final = pa.array(
-    OVER if is_over else DEAD if state == DEAD else OPEN
-    for state, is_over in zip(STATES, IS_OVER, strict=True)
-)
+_OF_PLACE: Final = ("device", "log_id", "job_id", "job", "queue", "task", "priority")
 
 
 class JobRows(NamedTuple):
-    """Rows of the jobs that a batch touches, with the columns ``part`` and ``date``."""
+    """Rows of the jobs that a batch touches."""
 
     jobs: pa.Table
     attempts: pa.Table
-    #: without days: records that later batches need, and a row of kind "told" for each job that
-    #: began with a record that carries it and is over or purged: compaction may write it again
+    #: records that later batches need, and a row of kind "told" for each job that began with a
+    #: record that carries it and is over or purged: compaction may write it again
     kept: pa.Table
 
 
@@ -449,7 +478,7 @@ def touched_by(records: pa.Table) -> pa.Table:
     return chosen.select(KEYS).group_by(KEYS, use_threads=False).aggregate([])
 
 
-def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> JobRows:
+def rows_of(records: pa.Table, logs: Mapping[str, Log]) -> JobRows:
     """Fold the records of some jobs.
 
     Args:
@@ -464,12 +493,11 @@ def rows_of(records: pa.Table, logs: Mapping[LogKey, Log]) -> JobRows:
 
 def _kept(folded: FoldResult) -> pa.Table:
     events = folded.events
-    rows = events.records.take(pa.array(events.row[folded.kept]))
-    needed = rows.append_column(PART_COLUMN, _PARTS.take(pa.array(folded.kept_states)))
+    needed = events.records.take(pa.array(events.row[folded.kept]))
     keys = [events.keys[log] for log in events.log[folded.passed].tolist()]
     over = [
-        {"log_id": log_id, "branch": branch, "job": job, "kind": TOLD, PART_COLUMN: DEAD}
-        for (log_id, branch), job in zip(keys, events.number[folded.passed].tolist(), strict=True)
+        {"log_id": log_id, "job": job, "kind": TOLD}
+        for log_id, job in zip(keys, events.number[folded.passed].tolist(), strict=True)
     ]
     return pa.concat_tables([needed, pa.Table.from_pylist(over, needed.schema)])
 
@@ -477,7 +505,9 @@ def _kept(folded: FoldResult) -> pa.Table:
 def _jobs(folded: FoldResult) -> pa.Table:
     tried, count = folded.attempts, len(folded.born)
     offsets = np.searchsorted(tried["of"].to_numpy(), np.arange(count + 1)).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), _structs(tried.drop_columns(["of"])))
+    lists = pa.ListArray.from_arrays(
+        pa.array(offsets), _structs(tried.drop_columns(["of", "is_own"]))
+    )
     born = {name: folded.events.taken(name, folded.born) for name in _OF_BIRTH}
     placed = {name: folded.events.taken(name, folded.placed) for name in _OF_PLACE}
     made, state = folded.columns, pa.array(folded.state)
@@ -504,25 +534,26 @@ def _jobs(folded: FoldResult) -> pa.Table:
             "stores_result": pc.equal(dropped, 0),
             "replay_of": pc.map_lookup(born["headers"], pa.scalar(REPLAY_OF), "first"),
             "epoch": born["epoch"],
-            "is_over": pa.array(IS_OVER[folded.state]),
+            **{name: made[name] for name in ("continued_in", "enqueued_in", "settled_in")},
             "attempts": lists,
-            PART_COLUMN: _PARTS.take(state),
+            "is_over": pa.array(folded.is_over),
             DATE: moment(made["enqueued_ns"]).cast(pa.date32()),
         }
     )
 
 
 def _attempts(jobs: pa.Table, tried: pa.Table) -> pa.Table:
-    names = ["device", *LOG, "job_id", "job", "queue", "task", "key", "is_over", PART_COLUMN]
+    names = ["device", "log_id", "job_id", "job", "queue", "task", "key", "is_over"]
+    # Ends that a parent wrote are in its rows.
+    tried = tried.filter(pc.fill_null(tried["is_own"], fill_value=True))
     job = jobs.select(names).take(tried["of"])
-    columns = {name: job[name] for name in names[:8]}
+    columns = {name: job[name] for name in names[:-1]}
     columns |= {name: tried[name] for name in ("number", "owner", "started_ns", "ended_ns")}
     columns |= {
         "started_at": moment(tried["started_ns"]),
         "ended_at": moment(tried["ended_ns"]),
         **{name: tried[name] for name in ("outcome", "reason", "wait_ns", "run_ns")},
         "is_over": job["is_over"],
-        PART_COLUMN: job[PART_COLUMN],
         DATE: moment(pc.coalesce(tried["started_ns"], tried["ended_ns"])).cast(pa.date32()),
     }
     return pa.table(columns)

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -23,21 +24,20 @@ if TYPE_CHECKING:
 
 Ints: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
-LogKey: TypeAlias = tuple[str, int]
+#: Parents of each log, the oldest first: (log, the first lsn that it no longer wrote).
+Lineage: TypeAlias = Mapping[str, Sequence[tuple[str, int]]]
 
 #: Stands for no number, as null does in Arrow ...
 NONE: Final = int(np.iinfo(np.int64).min)
 #: ... and for an lsn behind all.
 NEVER: Final = int(np.iinfo(np.int64).max)
-#: Identity of a branch, and of a job in it: records before the fork belong to both branches.
-LOG: Final = ("log_id", "branch")
 STEPS: Final = frozenset(map(kinds.name_of, kinds.STEPS))
 #: Columns of the last record of a stretch.
 _LAST: Final = ("device", "epoch", "timestamp", "ts_ns")
 
 
 class Log(NamedTuple):
-    """State of one branch of a log over all batches."""
+    """State of one log over all batches."""
 
     #: time of the last record that was read: as of then a job still waits or is ready
     now_ns: int
@@ -45,23 +45,23 @@ class Log(NamedTuple):
     steps: Sequence[tuple[int, int]]
     #: the stretches that were read without a gap: (first lsn, last)
     stretches: Sequence[tuple[int, int]]
-    #: the first lsn that is of this branch alone
-    begins: int = 0
-    #: ... and the first that the branch behind it does not share; None: it is the newest
-    left: int | None = None
     #: declared gaps: (first lsn after it, where the log ended when it was declared)
     gaps: Sequence[tuple[int, int]] = ()
+    device: str = ""
+    parents: Sequence[tuple[str, int]] = ()
+    #: logs that went on with this one's: (first lsn of its own, log, whether on the same device)
+    children: Sequence[tuple[int, str, bool]] = ()
+
+    @property
+    def begins(self) -> int:
+        """Return the first lsn that the log itself wrote."""
+        return self.parents[-1][1] if self.parents else 0
 
     def is_past(self, gap: tuple[int, int]) -> bool:
         return any(last + 1 >= gap[1] for _, last in self.stretches)
 
     def lost_before(self) -> int:
-        """Return the lsn after which every unfinished job appears again.
-
-        Open jobs are written again after a gap; a branch that was left has no later records.
-        """
-        if self.left is not None:
-            return NEVER
+        """Return the lsn after which every unfinished job appears again: one after a gap."""
         return max((gap[0] for gap in self.gaps if self.is_past(gap)), default=0)
 
 
@@ -70,15 +70,18 @@ class LogColumns:
 
     Attributes:
         now_ns, begins, lost_before: as in ``Log``.
-        left: as in ``Log``, 0 for none.
+        is_replaced: whether a child took the log's place on its device.
         has_gaps: whether there are any.
     """
 
-    def __init__(self, logs: Sequence[Log]) -> None:
+    def __init__(self, logs: Sequence[Log], names: Sequence[str]) -> None:
         self._logs = logs
+        self._names = names
         self.now_ns = np.array([log.now_ns for log in logs], np.int64)
         self.begins = np.array([log.begins for log in logs], np.int64)
-        self.left = np.array([log.left or 0 for log in logs], np.int64)
+        self.is_replaced = np.array(
+            [any(is_here for _, _, is_here in log.children) for log in logs], np.bool_
+        )
         self.lost_before = np.array([log.lost_before() for log in logs], np.int64)
         self.has_gaps = np.array([bool(log.gaps) for log in logs], np.bool_)
 
@@ -102,6 +105,26 @@ class LogColumns:
             spent[rows] = sums[np.maximum(begin, end)] - sums[begin]
         return spent
 
+    def writers(self, of: Ints, lsns: Ints) -> pa.Array:
+        """Return the log that wrote each record: the log itself, or the parent of that time."""
+        names = [*self._names]
+        code = of.copy()
+        for number, log in enumerate(self._logs):
+            for parent, next_lsn in reversed(log.parents):
+                code[(of == number) & (lsns < next_lsn)] = len(names)
+                names.append(parent)
+        return pa.array(names, pa.string()).take(pa.array(code))
+
+    def continued_in(self, of: Ints, jobs: Ints) -> pa.Array:
+        """Return the youngest child that took each job along, if it is not finished; or null."""
+        names: list[str | None] = [None]
+        code = np.zeros(len(of), np.int64)
+        for number, log in enumerate(self._logs):
+            for begins, child, _ in sorted(log.children):
+                code[(of == number) & (jobs < begins)] = len(names)
+                names.append(child)
+        return pa.array(names, pa.string()).take(pa.array(code))
+
     def were_read(self, of: Ints, lsns: Ints) -> Mask:
         were_read = np.zeros(len(of), np.bool_)
         for number in np.unique(of).tolist():
@@ -117,73 +140,100 @@ def log_rows(records: pa.Table) -> pa.Table:
     ``records`` holds a batch, and these rows of the batches before.
     """
     others = records.filter(pc.is_in(records["kind"], pa.array([*STEPS, BREAK])))
-    keys = [*LOG, "segment", "lsn"]
+    keys = ["log_id", "segment", "lsn"]
     read = records.select([*keys, *_LAST])
     read = read.filter(pc.and_(pc.is_valid(read["segment"]), pc.is_valid(read["ts_ns"])))
-    ends = read.group_by(keys[:3]).aggregate([("lsn", "max")]).rename_columns(keys)
+    ends = read.group_by(keys[:2]).aggregate([("lsn", "max")]).rename_columns(keys)
     near = read.filter(pc.is_in(read["lsn"], ends["lsn"].combine_chunks()))
     lasts = near.join(ends, keys, join_type="left semi").to_pylist()
     lasts.sort(key=itemgetter(*keys))
     merged: list[dict[str, Any]] = []
     for last in lasts:
         before = merged[-1] if merged else None
-        if before and _log_of(before) == _log_of(last) and last["segment"] <= before["lsn"] + 1:
+        is_next = before is not None and before["log_id"] == last["log_id"]
+        if before is not None and is_next and last["segment"] <= before["lsn"] + 1:
             if last["lsn"] > before["lsn"]:
                 merged[-1] = last | {"segment": before["segment"]}
         else:
             merged.append(last)
-    told_rows = [stretch | {"kind": POSITION} for stretch in merged]
-    return pa.concat_tables([others, pa.Table.from_pylist(told_rows, records.schema)])
+    read_rows = [stretch | {"kind": POSITION} for stretch in merged]
+    return pa.concat_tables([others, pa.Table.from_pylist(read_rows, records.schema)])
 
 
-def logs_of(rows: pa.Table) -> dict[LogKey, Log]:
-    """Return each branch of each log.
+def logs_of(rows: pa.Table, lineage: Lineage | None = None) -> dict[str, Log]:
+    """Return the state of each log.
 
     Args:
         rows: of ``log_rows``.
+        lineage: parents of the logs that have any.
     """
-    names = [*LOG, "kind", "segment", "lsn", "ts_ns", "step_ns", "value"]
-    forks: dict[LogKey, int] = {}
-    newest: dict[LogKey, tuple[int, int]] = {}
-    stretches, steps, gaps = (defaultdict[LogKey, list[tuple[int, int]]](list) for _ in range(3))
+    names = ["device", "log_id", "kind", "segment", "lsn", "ts_ns", "step_ns", "value"]
+    newest: dict[str, tuple[int, int]] = {}
+    devices: dict[str, str] = {}
+    stretches, steps, gaps = (defaultdict[str, list[tuple[int, int]]](list) for _ in range(3))
     for row in rows.select(names).to_pylist():
-        key, lsn = _log_of(row), row["lsn"]
+        key, lsn = row["log_id"], row["lsn"]
         newest.setdefault(key, (-1, 0))
         if row["kind"] in STEPS:
             steps[key].append((lsn, row["step_ns"] or 0))
         elif row["kind"] == BREAK:
-            told_break = json.loads(row["value"])
-            if told_break["what"] == "fork":
-                forks[key] = lsn
-            elif "end_lsn" in told_break:
-                gaps[key].append((told_break["goes_on"], told_break["end_lsn"]))
+            gap = json.loads(row["value"])
+            if gap.get("end_lsn") is not None:
+                gaps[key].append((gap["goes_on"], gap["end_lsn"]))
         else:
             stretches[key].append((row["segment"], lsn))
             if lsn > newest[key][0]:
                 newest[key] = lsn, row["ts_ns"]
+                devices[key] = row["device"]
     logs = {
-        key: Log(now_ns, sorted({*steps[key]}), stretches[key], gaps=sorted({*gaps[key]}))
+        key: Log(
+            now_ns,
+            sorted({*steps[key]}),
+            stretches[key],
+            sorted({*gaps[key]}),
+            devices.get(key, ""),
+        )
         for key, (_, now_ns) in newest.items()
     }
-    for (log_id, branch), lsn in sorted(forks.items()):
-        left = logs.get((log_id, branch - 1), Log(0, [], []))
-        logs[log_id, branch - 1] = left._replace(left=lsn)
-        logs[log_id, branch] = _grown(logs[log_id, branch], left, lsn)
+    for log_id, parents in sorted((lineage or {}).items(), key=lambda item: len(item[1])):
+        if log_id in logs and parents:
+            logs[log_id] = _grown(logs[log_id], parents, logs)
+    for log_id, begins, child in edges(lineage or {}):
+        if log_id in logs and child in logs:
+            log = logs[log_id]
+            edge = (begins, child, logs[child].device == log.device)
+            logs[log_id] = log._replace(children=[*log.children, edge])
     return logs
 
 
-def _log_of(row: Mapping[str, Any]) -> LogKey:
-    return row["log_id"], row["branch"]
+def edges(lineage: Lineage) -> list[tuple[str, int, str]]:
+    """Return (parent, first lsn of the child's own, child) for each parent and child."""
+    pairs = set()
+    for log_id, parents in lineage.items():
+        chain = [*parents, (log_id, NEVER)]
+        pairs |= {(log, lsn, child) for (log, lsn), (child, _) in pairwise(chain)}
+    return sorted(pairs)
 
 
-def _grown(own: Log, left: Log, lsn: int) -> Log:
-    shared = [(first, min(last, lsn - 1)) for first, last in left.stretches if first < lsn]
+def _grown(own: Log, parents: Sequence[tuple[str, int]], logs: Mapping[str, Log]) -> Log:
+    """Return a log with what its parents wrote of it."""
+    steps: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
+    gaps: list[tuple[int, int]] = []
+    now_ns, first = 0, 0
+    for log_id, next_lsn in parents:
+        log = logs.get(log_id, Log(0, [], []))
+        shared = [(max(begin, first), min(last, next_lsn - 1)) for begin, last in log.stretches]
+        stretches += [stretch for stretch in shared if stretch[0] <= stretch[1]]
+        steps += [step for step in log.steps if first <= step[0] < next_lsn]
+        gaps += [gap for gap in log.gaps if first <= gap[0] < next_lsn]
+        now_ns, first = log.now_ns or now_ns, next_lsn
     return own._replace(
-        now_ns=own.now_ns or left.now_ns,
-        steps=[*(step for step in left.steps if step[0] < lsn), *own.steps],
-        stretches=[*shared, *own.stretches],
-        begins=lsn,
-        gaps=[*(gap for gap in left.gaps if gap[0] < lsn), *own.gaps],
+        now_ns=own.now_ns or now_ns,
+        steps=[*steps, *own.steps],
+        stretches=[*stretches, *own.stretches],
+        gaps=[*gaps, *own.gaps],
+        parents=parents,
     )
 
 
@@ -262,12 +312,12 @@ class Events:
         ends: of each job the place of its last event.
     """
 
-    def __init__(self, records: pa.Table, logs: Mapping[LogKey, Log]) -> None:
+    def __init__(self, records: pa.Table, logs: Mapping[str, Log]) -> None:
         self.records = records
         code = _codes(records["kind"], KINDS)
         chosen = np.flatnonzero(_IS_KNOWN[code])
         log, self.keys = _logs(records, chosen)
-        self.logs = LogColumns([logs[key] for key in self.keys])
+        self.logs = LogColumns([logs[key] for key in self.keys], self.keys)
         job, lsn = self._column("job")[chosen], self._column("lsn")[chosen]
         order = np.lexsort((lsn, job, log))
         log, job = log[order], job[order]
@@ -353,14 +403,11 @@ def _codes(column: pa.ChunkedArray, names: list[str]) -> Ints:
     return codes
 
 
-def _logs(records: pa.Table, rows: Ints) -> tuple[Ints, list[LogKey]]:
+def _logs(records: pa.Table, rows: Ints) -> tuple[Ints, list[str]]:
     names = sorted(pc.unique(records["log_id"]).to_pylist())
-    branch = records["branch"].to_numpy()[rows].astype(np.int64)
-    span = int(branch.max(initial=0)) + 1
-    code = _codes(records["log_id"], names)[rows] * span + branch
-    there = np.bincount(code, minlength=len(names) * span) > 0
-    keys = [(names[code // span], code % span) for code in np.flatnonzero(there).tolist()]
-    return (np.cumsum(there) - 1)[code], keys
+    code = _codes(records["log_id"], names)[rows]
+    there = np.bincount(code, minlength=len(names)) > 0
+    return (np.cumsum(there) - 1)[code], [names[at] for at in np.flatnonzero(there).tolist()]
 
 
 def text(values: pa.Array) -> pa.Array:

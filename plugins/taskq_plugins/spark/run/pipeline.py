@@ -1,0 +1,285 @@
+"""A run: what is new in the logs, batch by batch, into the tables of a lake.
+
+::
+
+    with Lake.open("lake", create=True).writer() as writer:
+        update(spark, writer, RunOptions(journals="hub/devices"))
+
+``taskq pipeline run`` is this in a session of its own. In a notebook, or by ``spark-submit``, it is
+the session that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+
+from taskq.arrow import UNLIMITED, Corrupt
+from taskq.errors import TaskqError
+from taskq_plugins.fleet import log_problem
+from taskq_plugins.fleet.inventory import segment_rows
+from taskq_plugins.spark.lake.state import POSITION, READ, positions_of
+from taskq_plugins.spark.lake.store import ATTEMPTS, DERIVED, JOBS
+from taskq_plugins.spark.run import batch as batches
+from taskq_plugins.spark.run.derived import Outside, refresh_tables
+from taskq_plugins.spark.run.errors import SourceGone, failure
+from taskq_plugins.spark.source.logs import FleetSnapshot, LogInventory, look
+from taskq_plugins.spark.source.options import ReadOptions, read_options
+from taskq_plugins.spark.source.plan import Plan, plan
+from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
+from taskq_plugins.spark.source.rows import RowReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from taskq_plugins.spark.lake.store import LakeWriter
+
+#: Larger bodies are stored as hash and size.
+_BODY_BYTES_MAX: Final = 64 * 1024
+#: Bytes of log that one task reads.
+PART_BYTES: Final = 4 * 1024 * 1024
+#: Time between two removals of old files by a run that stays open: each lists every file.
+_VACUUM_SECONDS: Final = 600
+#: Segment rows of the logs as they were seen; most have not changed since.
+_segments_known: Final[WeakKeyDictionary[LogInventory, list[dict[str, Any]]]] = WeakKeyDictionary()
+#: How often a batch is planned anew because something went before it was read.
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of a run."""
+
+    journals: Path | str
+    max_bytes: int = 64 * 1024 * 1024
+    tables: Sequence[str] = DERIVED
+    corrupt: str = "fail"
+    fail_on_data_loss: bool = True
+    #: "drop": ``records`` lacks payloads and results; "full": large ones are not left out
+    payloads: str = "keep"
+    #: days to keep, by table; missing: all days
+    keep_days: Mapping[str, int] = field(default_factory=dict)
+
+    def kept_from(self, table: str) -> str:
+        if table not in self.keep_days:
+            return ""
+        return str(datetime.now(UTC).date() - timedelta(days=self.keep_days[table]))
+
+    def of_source(self) -> ReadOptions:
+        return read_options(
+            {
+                "path": str(self.journals),
+                "corruptMode": self.corrupt,
+                "failOnDataLoss": "hold" if self.fail_on_data_loss else "false",
+                "targetPartitionBytes": str(PART_BYTES),
+            }
+        )
+
+    def reading(self) -> RowReader:
+        return RowReader(
+            READ, Corrupt(self.corrupt), payload=True, headers=True,
+            fails_on_loss=self.fail_on_data_loss,
+            body_bytes_max=UNLIMITED if self.payloads == "full" else _BODY_BYTES_MAX,
+        )  # fmt: skip
+
+
+class Summary(NamedTuple):
+    """Result of a run: ``problems`` are logs that were not read further, ``skipped`` what was."""
+
+    batches: int
+    records: int
+    refreshed: tuple[str, ...]
+    seconds: float
+    problems: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+class RunListener:
+    """Hears how a run goes on; this one keeps silent."""
+
+    def on_batch(self, number: int, folded: batches.BatchResult, seconds: float) -> None: ...
+
+    def on_table(self, name: str) -> None: ...
+
+
+def update(
+    spark: SparkSession,
+    writer: LakeWriter,
+    options: RunOptions,
+    listener: RunListener | None = None,
+    asked: Callable[[], bool] = lambda: False,
+) -> Summary:
+    """Read what is new, fold it into the tables, and refresh the derived ones.
+
+    A batch that was begun before is finished first, from the lake alone.
+
+    Args:
+        spark: the session; none of its settings is changed.
+        writer: of the lake.
+        options: what is read, and how.
+        listener: hears of each batch and table.
+        asked: whether to stop after this batch.
+
+    Raises:
+        LakeError: the lake cannot be used, or somebody else writes to it.
+        PipelineFailed: Spark failed; what was committed before stands.
+    """
+    started, lake = time.monotonic(), writer.lake
+    listener = listener or RunListener()
+    source = options.of_source()
+    committed, finished = lake.reached()
+    folded = []
+    if committed > finished:
+        folded.append(_fold(spark, writer, options, listener))
+    seen = look(source.path, source.devices)
+    outside = outside_of(seen)
+    targets = {log_id: log.latest for log_id, log in seen.logs.items()}
+    sight: FleetSnapshot | None = seen
+    skipped: dict[str, None] = {}
+    while True:
+        planned = _read(spark, writer, options, (sight, targets))
+        sight = None
+        skipped |= dict.fromkeys(planned.skipped)
+        if not planned.pieces or asked():
+            break
+        folded.append(_fold(spark, writer, options, listener))
+    refreshed: list[str] = []
+    if lake.batch() >= 0 and not asked():
+        refreshed = _refresh(spark, writer, options, listener, outside)
+        if folded or refreshed or time.monotonic() >= writer.vacuum_due:
+            keep_in_order(writer, options)
+    problems = set(planned.problems.values())
+    if not options.fail_on_data_loss:  # what is gone is passed over
+        problems -= skipped.keys() - {problem.text for problem in seen.problems}
+    return Summary(
+        len(folded),
+        sum(batch.records for batch in folded),
+        tuple(refreshed),
+        time.monotonic() - started,
+        tuple(sorted(problems)),
+        tuple(text for text in skipped if text not in problems),
+    )
+
+
+def _fold(
+    spark: SparkSession, writer: LakeWriter, options: RunOptions, listener: RunListener
+) -> batches.BatchResult:
+    began = time.monotonic()
+    with spark_errors():
+        folded = batches.fold_batch(spark, writer)
+    if options.payloads == "drop":
+        batches.drop_bodies(writer)
+    listener.on_batch(writer.lake.batch(), folded, time.monotonic() - began)
+    return folded
+
+
+def _refresh(
+    spark: SparkSession,
+    writer: LakeWriter,
+    options: RunOptions,
+    listener: RunListener,
+    outside: Outside,
+) -> list[str]:
+    # The rollups' sources may be gone: older days stay unchanged.
+    since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
+    with spark_errors():
+        return refresh_tables(spark, writer, options.tables, outside, listener.on_table, since)
+
+
+def _read(spark: SparkSession, writer: LakeWriter, options: RunOptions, seen: Any) -> Plan:
+    """Plan the next batch and append its records; plan anew if a piece went meanwhile."""
+    sight, targets = seen
+    source = options.of_source()
+    for turn in range(_TRIES):
+        known = positions_of(writer.lake).to_pylist()
+        at = positions_from_json({row["log_id"]: json.loads(row["position"]) for row in known})
+        planned = plan(source, at, options.max_bytes, sight, targets)
+        if not planned.pieces:
+            return planned
+        parents = {row["log_id"]: row["parents"] for row in known}
+        looked = look(source.path, source.devices) if sight is None else sight
+        for log_id, log in looked.logs.items():
+            parents[log_id] = json.dumps(log.parents) if log.parents else None
+        ends = positions_to_json(planned.ends)
+        rows = [
+            {
+                "log_id": log_id, "device": planned.ends[log_id].device,
+                "position": json.dumps(end), "parents": parents.get(log_id),
+            }
+            for log_id, end in ends.items()
+        ]  # fmt: skip
+        positions = pa.Table.from_pylist(rows, POSITION)
+        try:
+            with spark_errors():
+                batches.read_batch(spark, writer, planned.pieces, positions, options.reading())
+        except SourceGone:
+            if turn == _TRIES - 1:
+                raise
+            sight = None
+        else:
+            break
+    return planned
+
+
+def outside_of(sight: FleetSnapshot) -> Outside:
+    """Return what the derived tables need of the logs as they stand."""
+    segments, declared = [], []
+    for log in sight.logs.values():
+        known = _segments_known.get(log)
+        if known is None:
+            known = _segments_known[log] = list(_segments_of(log))
+        segments += known
+        declared += [
+            {
+                "device": log.log.device, "log_id": log.log.log_id, "kind": "gap",
+                "lsn": gap.lsn, "goes_on_lsn": gap.at.segment, "end_lsn": gap.end_lsn,
+                "cause": gap.cause,
+            }
+            for gap in log.breaks
+        ]  # fmt: skip
+    return Outside(segments, declared, sight.at_ns)
+
+
+def _segments_of(log: LogInventory) -> Iterator[dict[str, Any]]:
+    place = log.log
+    for segment in segment_rows(place, log.places, log.end, on_problem=log_problem):
+        row = {"device": place.device, "log_id": place.log_id, "segment": segment.first_lsn}
+        if segment.is_gap_before:
+            yield row | {"is_missing": True}
+        times = {"modified_ns": segment.modified_ns, "last_record_ns": None, "is_missing": False}
+        if segment.next_lsn > segment.first_lsn:
+            times["last_record_ns"] = segment.last_time_ns
+        yield row | times | {"size_bytes": segment.size_bytes}
+
+
+def keep_in_order(writer: LakeWriter, options: RunOptions) -> None:
+    """Let old days go, write small files together, and remove what nobody needs any more."""
+    for table in options.keep_days:
+        if writer.lake.has(table):
+            writer.drop_days(table, options.kept_from(table))
+    is_due = time.monotonic() >= writer.vacuum_due
+    writer.upkeep(vacuum=is_due)
+    if is_due:
+        writer.vacuum_due = time.monotonic() + _VACUUM_SECONDS
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Inside, an error of Spark's becomes one of a line."""
+    try:
+        yield
+    except TaskqError:
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in {"pyspark", "py4j"}:
+            raise
+        raise failure(str(error)) from error
