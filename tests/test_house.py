@@ -374,10 +374,9 @@ def test_the_top_level_holds_only_what_belongs_there() -> None:
 #: Calls that begin something which no task group owns.
 LOOSE = {"call_soon", "create_task", "ensure_future"}
 LOOSE_IN = re.compile("|".join(LOOSE))
-#: In the loops of workers and of the log each job would pay for more.
-HOT = {"slots.py", "port.py"}
-#: Everywhere else, by the function that does it: why no task group owns it.
+#: By the function that does it: why no task group owns it.
 REASONS = {
+    "LoopPort._rung": "each job would pay for more: a plain callback that hands out the answers",
     "LoneCaller.answered": "a plain callback, one turn later: nothing is awaited",
     "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",
     "Lasting.run": "it goes on after whoever asked was cancelled, and the next call takes it up",
@@ -386,6 +385,8 @@ REASONS = {
     "Attempt._wait": "a plain callback, one turn later: nothing is awaited",
     "Run._answer": "a plain callback, should a task that it wakes end the program",
     "Settler.flush_soon": "a plain callback for each turn of the loop, on the hot path",
+    "Slot.__init__": "each job would pay for more: the worker waits for its slots as it drains",
+    "Slots._spread_soon": "each job would pay for more: a plain callback, one turn later",
     "SparkCrew._end": "a task for each result that is stored, counted until it is done",
     "SparkCrew.wake": "a task for each batch, counted until it is done; and a plain callback",
     "Supervisor.run": "the root of a loop",
@@ -417,8 +418,6 @@ def loose_calls(path: Path) -> set[str]:
 
 
 def test_whatever_no_task_group_owns_has_its_reason() -> None:
-    files = [
-        source for source in SOURCES if source.name not in HOT and "examples" not in source.parts
-    ]
+    files = [source for source in SOURCES if "examples" not in source.parts]
     names = {name for path in files for name in loose_calls(path)}
     assert names == REASONS.keys()

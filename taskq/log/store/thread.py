@@ -402,13 +402,8 @@ class StorageThread:
     # -- sleeping ---------------------------------------------------------------------------------
 
     def _idle(self) -> None:
-        """Nothing is in the mailbox: do what has fallen due, else sleep until something does.
-
-        No wake-up of another process is missed: it appends, and then looks who sleeps; this thread
-        announces its sleep, and then looks for what was appended.
-        """
-        mailbox, committer, peers = self._mailbox, self.committer, self.peers
-        assert peers is not None
+        """Do what is due, else sleep until something is; the mailbox is empty."""
+        mailbox, committer = self._mailbox, self.committer
         now = time.monotonic()
         if committer.waiters.outcomes and now >= self._forget_at:
             self._forget_at = now + _FORGET_SECONDS
@@ -418,21 +413,28 @@ class StorageThread:
         timeout = self._timeout()
         if timeout is not None and timeout <= 0:
             self._do_due()
-            return
-        if mailbox.has_work:
-            return
-        interest = self._interest()
+        elif not mailbox.has_work:
+            self._sleep_announced(timeout)
+
+    def _sleep_announced(self, timeout: float | None) -> None:
+        """Sleep so that other processes wake this thread; then do what is due.
+
+        The order matters, or a wake-up is missed: another process appends, and then looks for
+        sleepers; this thread announces its sleep, and then looks for appended records.
+        """
+        peers, interest = self.peers, self._interest()
+        assert peers is not None
         if interest:
             peers.announce(interest)
         if not (interest and self._has_news()):
             self._sleep(interest, timeout)
-        if not mailbox.requests:
+        if not self._mailbox.requests:
             self._has_told = False
             self._do_due()
             if self._has_told:
-                # Who was answered begins at once, and not when this thread is done with the GIL.
+                # The callers just answered begin at once, not after this thread gives up the GIL.
                 self._sleep(interest, _KEEP_SECONDS)
-        # Last of all, since it takes as long as a claim. Until then others may ring for nothing.
+        # Last, since it takes as long as a claim; until then others may ring for nothing.
         if interest:
             peers.announce(0)
 
