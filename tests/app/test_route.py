@@ -17,10 +17,10 @@ MOST: Final = {
         "enqueue": (8, 15, 75),
         "enqueue to result": (20, 56, 278),
         "enqueue to ack": (22, 60, 305),
-        "taskq ls": (15, 38, 225),
+        "taskq ls": (15, 40, 245),
     },
     "dead": {"dead letter": (24, 61, 320)},
-    "killed": {"open after kill -9": (17, 58, 250)},
+    "killed": {"open after kill -9": (18, 60, 262)},
 }
 
 
