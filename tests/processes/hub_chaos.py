@@ -29,8 +29,9 @@ from taskq import State, TaskLog, TaskQ
 from taskq.connection.settings import HubSettings
 from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
-from taskq.log.machine.disk import SystemClock
+from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read.reader import LogReader
+from taskq.log.segments.identity import read_identity
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub import line as ways
 from taskq_plugins.hub.client import Outbox
@@ -257,7 +258,7 @@ class Chaos:
     def _let_go_on(self) -> None:
         """Let a device that is held go on, as a person does, but with its token."""
         with Registry(self.hub)._changed(_DEVICE) as facts:
-            facts.update(machine="", forks=[], state="active")
+            facts.update(machine="", left=[], state="active")
 
     async def run(self, sessions: int, kills: int) -> str:
         """Run ``count`` sessions, each of which may fail; then all records must be there."""
@@ -318,7 +319,9 @@ class Chaos:
 
     def check(self) -> None:
         """Compare log and copy, and what became of the hub's jobs."""
-        copy = max((self.hub / "devices" / _DEVICE).glob("*-*"))
+        identity = read_identity(LocalDisk(), str(self.log))
+        assert identity is not None
+        copy = self.hub / "devices" / _DEVICE / str(identity.log_id)
         content_of(self.log, copy)
         assert not [*faults(self.hub, deep=True)]
         ran = Counter[str]()
