@@ -309,10 +309,11 @@ class Journal:
             hint = None
         writer, now_ns = self.writer, self.clock.wall_ns()
         self._identify(read_or_create_identity(self.disk, self.path, writer.mark, now_ns))
-        self.files.refresh()
+        names = self.files.refresh()
         if self.identity.cut is not None:
             hint = self._finish_fork()
-        sweep_forked(self.disk, self.path)
+        else:
+            sweep_forked(self.disk, self.path, names)
         if self.identity.is_copied(writer.mark, was_restored=writer.was_restored):
             self._go_on_as_child()
             hint = None

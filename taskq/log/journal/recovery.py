@@ -380,9 +380,9 @@ def moved(frame: Frame, seed: int, offset: int) -> bytes:
 FORKED: Final = ".fork"
 
 
-def sweep_forked(disk: Disk, path: str) -> None:
+def sweep_forked(disk: Disk, path: str, names: list[str]) -> None:
     """Remove what a fork left that was cut short before it was decided."""
-    for name in disk.names(f"{path}/log"):
+    for name in names:
         if name.endswith(FORKED):
             disk.remove(f"{path}/log/{name}")
 

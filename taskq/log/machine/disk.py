@@ -121,12 +121,9 @@ class LocalDisk(syscalls.Pace):
         """Return when an open file was made; 0 where neither system nor file system says."""
         if sys.platform == "darwin":
             return int(os.fstat(descriptor).st_birthtime * 10**9)
-        facts = (ctypes.c_uint64 * (_STATX_BYTES // 8))()
-        try:
-            statx = ctypes.CDLL(None).statx
-        except AttributeError:  # an older libc
-            return 0
-        if statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, facts):
+        # An older C library has no such function.
+        facts, statx = ctypes.create_string_buffer(_STATX_BYTES), getattr(_libc(), "statx", None)
+        if statx is None or statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, facts):
             return 0
         mask, seconds, nanoseconds = _STATX.unpack_from(facts)
         return int(seconds * 10**9 + nanoseconds) if mask & _STATX_BTIME else 0
@@ -173,6 +170,11 @@ class LocalDisk(syscalls.Pace):
         return facts.st_mtime_ns != facts.st_ctime_ns
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 @functools.cache  # no process outlives its boot
 def _boot() -> int:
     try:
@@ -188,7 +190,7 @@ def _boot_session() -> bytes:
     size = ctypes.c_size_t(_SESSION_BYTES)
     name = ctypes.create_string_buffer(_SESSION_BYTES)
     try:
-        failed = ctypes.CDLL(None).sysctlbyname(
+        failed = _libc().sysctlbyname(
             b"kern.bootsessionuuid", name, ctypes.byref(size), None, ctypes.c_size_t(0)
         )
     except (AttributeError, OSError):

@@ -110,8 +110,8 @@ class SegmentFiles:
 
     # -- which there are --------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Look which segments there are."""
+    def refresh(self) -> list[str]:
+        """Look which segments there are; return the names of all files beside them."""
         names = self._disk.names(f"{self.path}/log")
         self.lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
         floors = (name.removesuffix(FLOOR) for name in names if name.endswith(FLOOR))
@@ -121,6 +121,7 @@ class SegmentFiles:
             for lsn in self._descriptors.keys() - {*self.lsns, self.pinned}:
                 self._disk.close(self._descriptors.pop(lsn))
             self.when_fewer()
+        return names
 
     def __contains__(self, lsn: int) -> bool:
         return lsn in self._ordinals
