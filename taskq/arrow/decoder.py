@@ -255,7 +255,7 @@ def _job_ids(tag: parsing.Tag, job: npt.NDArray[np.uint64]) -> pa.Array:
 
 #: Functions that build columns with one value for all rows of a piece.
 CONSTANTS: Final[dict[str, Callable[[Piece, int], pa.Array]]] = {
-    name: _repeated(name) for name in ("device", "log_id", "branch", "segment")
+    name: _repeated(name) for name in ("device", "log_id", "segment")
 }
 #: Functions that build the other columns; ``values`` builds value, result and problem.
 BUILDERS: Final[dict[str, Callable[[RecordRows], pa.Array]]] = {
@@ -446,7 +446,6 @@ class _Decoder:
             "ts_ns": damage.time_ns,
             "epoch": f"{damage.epoch:016x}",
             "value_bytes": raw,
-            "branch": piece.branch,
             "problem": problem,
         }
         columns = [

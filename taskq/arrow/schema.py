@@ -20,7 +20,6 @@ SCHEMA: Final = pa.schema(
         ("device", _TEXT),
         ("log_id", _TEXT),
         # counts how often the log was found restored from a backup, and to have gone on otherwise
-        ("branch", _INT),
         # the first lsn of the segment, and where the record starts in its file
         ("segment", _LONG),
         ("offset", _LONG),
@@ -107,7 +106,7 @@ ROWS_MAX: Final = 8_192
 UNKNOWN: Final = "unknown"
 #: ... of bytes that are no whole frame ...
 DAMAGED: Final = "damaged"
-#: ... and of a row that tells what is missing, or of a new branch, before the records behind it.
+#: ... and of a row that says what is missing before the records after it.
 BREAK: Final = "break"
 
 
@@ -115,9 +114,8 @@ class Break(NamedTuple):
     """A break in the sequence of records; its reason is in ``value``, as JSON.
 
     Attributes:
-        what: "gap": records are missing; "fork": the log was restored and went on otherwise.
-        lsn: of the first missing record; of a fork, of the first record that the branches do not
-        share.
+        what: "gap": records are missing; "damaged": they are there and do not read.
+        lsn: of the first of them.
         goes_on: the first lsn after a gap.
         end_lsn: where the device's log ended when it declared the break; None: it did not.
         cause: text of the declaration.
@@ -140,7 +138,6 @@ class Piece(NamedTuple):
         tag: of that log.
         segment: first lsn of the segment.
         start, end: bytes of the file; the segment's header is checked unless ``start`` is after it.
-        branch: of the log.
         behind: the break before its records, if there is one.
     """
 
@@ -151,7 +148,6 @@ class Piece(NamedTuple):
     segment: int
     start: int
     end: int
-    branch: int = 0
     behind: Break | None = None
 
 

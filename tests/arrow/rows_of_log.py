@@ -97,7 +97,6 @@ def _row(journal: Journal, record: Record, bodies: BodyStore, device: str) -> Ro
         "log_id": str(journal.identity.log_id),
         "segment": journal.files.segment_at(record.location),
         "offset": record.location & _OFFSET_MASK,
-        "branch": 0,
         "lsn": record.lsn,
         "kind": kinds.name_of(record.type) if record.type in _known() else "unknown",
         "job_id": f"{journal.tag}-{record.job}" if record.job else None,

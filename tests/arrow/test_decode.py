@@ -170,7 +170,7 @@ def test_every_kind_of_record_has_these_columns(tmp_path: Path) -> None:
             "device": "edge-7", "log_id": str(LOG_ID), "segment": 1, "offset": offset,
             "lsn": number + 1, "kind": name_of(kind), "ts_ns": time_ns, "flags": 1,
             "timestamp": datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=124_456),
-            "epoch": f"{EPOCH:016x}", "branch": 0,
+            "epoch": f"{EPOCH:016x}",
         }  # fmt: skip
         if kind is Kind.ENQUEUED:
             expected |= {"job": number + 1, "job_id": f"00112233-{number + 1}"}
@@ -333,7 +333,7 @@ def test_records_of_unknown_types_are_passed_on_or_refused(tmp_path: Path) -> No
     assert [row["kind"] for row in rows] == ["unknown", "enqueued"]
     assert {name for name, value in rows[0].items() if value is not None} == {
         "device", "log_id", "segment", "offset", "lsn", "kind", "timestamp", "ts_ns", "epoch",
-        "flags", "branch",
+        "flags",
     }  # fmt: skip
     segments.frame(codec.PREFIX.pack(12, 99, 1, 0, 0))
     with pytest.raises(FormatError, match=r"001\.log: record type 99 at lsn 3 is unknown"):

@@ -225,5 +225,9 @@ def test_an_error_of_sql_is_one_line_with_the_tables(tmp_path: Path) -> None:
 def test_a_restored_logs_records_count_once(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "logs" / "old")
     made.enqueue(3)
-    made.child(tmp_path / "logs" / "new").enqueue(2)
-    assert rows(tmp_path / "logs", "SELECT count(*) n FROM records") == [{"n": 5}]
+    child = made.child(tmp_path / "logs" / "new")
+    child.enqueue(2)
+    child.frame(claimed(1), succeeded(1, child.next_lsn, child.next_lsn + 1))
+    assert rows(tmp_path / "logs", "SELECT count(*) n FROM records") == [{"n": 7}]
+    query = "SELECT device, job, state FROM jobs WHERE job = 1 AND continued_in IS NULL"
+    assert rows(tmp_path / "logs", query) == [{"device": "new", "job": 1, "state": "succeeded"}]

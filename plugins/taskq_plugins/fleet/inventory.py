@@ -250,10 +250,9 @@ _BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class DeclaredBreak(NamedTuple):
-    """A break that was declared: from ``at`` on the log is another.
+    """A gap that was declared: the device lost what comes before ``at``.
 
     Attributes:
-        is_fork: the device was restored and wrote other records; else it lost the following ones.
         left: end of the copy before.
         at: where the device goes on.
         end_lsn: after the device's last record when it declared the break.
@@ -262,7 +261,6 @@ class DeclaredBreak(NamedTuple):
         old: directory of the old branch, once set aside.
     """
 
-    is_fork: bool
     left: Border
     at: Border
     end_lsn: int
@@ -272,7 +270,7 @@ class DeclaredBreak(NamedTuple):
 
     @property
     def lsn(self) -> int:
-        return (self.at if self.is_fork else self.left).next_lsn
+        return self.left.next_lsn
 
     def left_segment(self, first_lsn: int) -> str:
         return f"{self.old}/log/{segment_name(first_lsn)}"
@@ -301,7 +299,6 @@ def breaks(log: LogPlace) -> list[DeclaredBreak]:
 
 def decode_break(values: dict[str, Any]) -> DeclaredBreak:
     return DeclaredBreak(
-        values["kind"] == "fork",
         Border.from_list(values["left"]),
         Border.from_list(values["at"]),
         int(values["end_lsn"]),
@@ -351,7 +348,7 @@ def segments(log: LogPlace, *, on_problem: OnSegment | None = None) -> list[Segm
 
 
 def segment_paths(log: LogPlace) -> dict[int, str]:
-    gaps = [f"{left.old}/log" for left in breaks(log) if not left.is_fork]
+    gaps = [f"{left.old}/log" for left in breaks(log)]
     paths = {lsn: path for place in (*gaps, f"{log.path}/log") for lsn, path in _paths(place)}
     if len(paths) > SEGMENTS_MAX:
         raise FleetError(f"{shown(log.path)}/log holds more than {SEGMENTS_MAX} segments")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from taskq_plugins.spark.source.plan import Plan
+    from taskq_plugins.spark.tables.logs import Lineage
 
 #: Column with the part of a row, which no table shows.
 _HIDDEN: Final = "part"
@@ -165,9 +166,9 @@ def ask_logs(query: str, data_dir: Path | None, problems: list[str]) -> pa.Table
     need = _need_of(query)
     if not need.scans:  # it asks for columns, or for nothing
         return answer(query, _empty_tables())
-    planned = _planned(data_dir, problems)
+    planned, lineage = _planned(data_dir, problems)
     with tempfile.TemporaryDirectory(prefix="taskq-sql-") as folder:
-        tables = dict(_tables_of(planned, need, Path(folder)))
+        tables = dict(_tables_of(planned, lineage, need, Path(folder)))
         stored = need.scans > 1
         with closed_duckdb(tables, Path(folder) if stored else None, memory=_MEMORY) as connection:
             return _asked(connection, query)
@@ -209,7 +210,7 @@ def _schemas() -> dict[str, pa.Schema]:
     }
 
 
-def _planned(data_dir: Path | None, problems: list[str]) -> Plan:
+def _planned(data_dir: Path | None, problems: list[str]) -> tuple[Plan, Lineage]:
     from taskq_plugins.spark.source import logs, plan  # noqa: PLC0415 - an extra
     from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415 - as above
 
@@ -223,14 +224,16 @@ def _planned(data_dir: Path | None, problems: list[str]) -> Plan:
         open_reader(data_dir).close()  # its refusal names logs nearby
     planned = plan.plan(options, {}, sight=sight)
     problems += dict.fromkeys([*planned.problems.values(), *planned.skipped])
-    return planned
+    return planned, {log_id: log.parents for log_id, log in sight.logs.items() if log.parents}
 
 
-def _tables_of(planned: Plan, need: _Need, folder: Path) -> Iterator[tuple[str, Any]]:
+def _tables_of(
+    planned: Plan, lineage: Lineage, need: _Need, folder: Path
+) -> Iterator[tuple[str, Any]]:
     import pyarrow as pa  # noqa: PLC0415 - an extra that help need not load
 
     schemas = _schemas()
-    fold = _Fold(planned, folder, has_payload="payload" in need.columns)
+    fold = _Fold(planned, lineage, folder, has_payload="payload" in need.columns)
     for table in sorted(need.tables):
         own = schemas[table]
         names = [name for name in own.names if name in need.columns] or own.names[:1]
@@ -292,15 +295,17 @@ class _Fold:
 
     Args:
         planned: what to read.
+        lineage: parents of the logs that have any.
         folder: for temporary files.
         has_payload: whether payloads are needed.
     """
 
-    def __init__(self, planned: Plan, folder: Path, *, has_payload: bool) -> None:
+    def __init__(self, planned: Plan, lineage: Lineage, folder: Path, *, has_payload: bool) -> None:
         size = sum(piece.end - piece.start for part in planned.pieces for piece in part)
         self._folder = folder
         self._buckets = max(-(-size // _FOLDED_BYTES), 1)
         self._planned = planned
+        self._lineage = lineage
         self._has_payload = has_payload
         self._logs: dict[Any, Any] | None = None
 
@@ -309,7 +314,7 @@ class _Fold:
 
         logs = self._split()
         for number in range(self._buckets):
-            rows = rows_of(self._bucket(number), logs)
+            rows = rows_of(self._inherited(self._bucket(number), logs), logs)
             made = _shown(rows.jobs) if table == "jobs" else _handy(_shown(rows.attempts))
             yield from made.select(schema.names).cast(schema).to_batches()
 
@@ -343,8 +348,30 @@ class _Fold:
                     first, last = int(ends[number]), int(ends[number + 1])
                     if first < last:
                         writer.write_table(sorted_rows.slice(first, last - first))
-        self._logs = logs_of(about)
+        self._logs = logs_of(about, self._lineage)
         return self._logs
+
+    def _inherited(self, records: pa.Table, logs: dict[str, Any]) -> pa.Table:
+        """Return the records with those that children begin with, once more as the children's."""
+        import pyarrow as pa  # noqa: PLC0415 - an extra that help need not load
+        import pyarrow.compute as pc  # noqa: PLC0415 - as above
+
+        tables = [records]
+        for child, parents in self._lineage.items():
+            if child not in logs:
+                continue  # it wrote nothing yet
+            first = 0
+            for parent, next_lsn in parents:
+                lsn = pc.field("lsn")
+                is_shared = (pc.field("log_id") == parent) & (lsn >= first) & (lsn < next_lsn)
+                shared = records.filter(is_shared)
+                for name, text in (("log_id", child), ("device", logs[child].device)):
+                    column = pa.repeat(pa.scalar(text, pa.string()), shared.num_rows)
+                    at = shared.schema.get_field_index(name)
+                    shared = shared.set_column(at, name, column)
+                tables.append(shared)
+                first = next_lsn
+        return pa.concat_tables(tables)
 
     def _path(self, number: int) -> str:
         return str(self._folder / f"{number}.arrows")

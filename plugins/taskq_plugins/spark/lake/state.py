@@ -14,7 +14,7 @@ from taskq_plugins.spark.lake.store import OPEN, PART, POSITIONS, POSITIONS_APP,
 
 BATCH: Final = "batch"
 #: Columns that are read of logs, and those of ``records``.
-READ: Final = pa.schema([field for field in as_bytes(DETAILS) if field.name != "branch"])
+READ: Final = as_bytes(DETAILS)
 RECORD: Final = pa.schema([*READ, pa.field(BATCH, pa.int64()), pa.field(files.DATE, pa.date32())])
 #: Columns that the fold and the rows about whole logs need.
 _NEEDED: Final = (

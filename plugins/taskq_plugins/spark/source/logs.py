@@ -54,7 +54,7 @@ class LogInventory:
     @cached_property
     def breaks(self) -> list[inventory.DeclaredBreak]:
         """Return the gaps that a hub's copy declares."""
-        return [gap for gap in inventory.breaks(self.log) if not gap.is_fork]
+        return inventory.breaks(self.log)
 
     def gap_before(self, first_lsn: int) -> inventory.DeclaredBreak | None:
         return next((gap for gap in self.breaks if gap.at.segment == first_lsn), None)

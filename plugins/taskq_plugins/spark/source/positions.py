@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
-from taskq.engine import segment_name
 from taskq.errors import LogError, UsageError
 from taskq.values import parse_json
 from taskq_plugins.fleet.inventory import START
@@ -17,68 +15,11 @@ if TYPE_CHECKING:
 _LSN_MAX: Final = 2**63
 _LOGS_MAX: Final = 100_000
 #: Exclusive upper bounds of a position's numbers, and the required ones.
-_LIMITS: Final = {
-    "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "epoch": 2**64, "frame": 2**32,
-    "from_segment": _LSN_MAX, "from_offset": 2**32, "branch": 2**31,
-}  # fmt: skip
 _BOUNDS: Final = {
     "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "time_ns": 2**63, "frame": 2**32,
     "from_segment": _LSN_MAX, "from_offset": 2**32,
 }  # fmt: skip
 _NEEDED: Final = frozenset({"segment", "offset"})
-
-
-class LogPosition(NamedTuple):
-    """How far a log was read: everything before ``offset`` of a segment, where frames meet.
-
-    ``frame`` is where the frame before that stands (0: none, or not known) and ``time_ns`` its
-    time, so that who goes on sees whether it is still there. ``from_segment`` and ``from_offset``
-    are where the stream began in this log, or in this branch of it: a batch in which it first
-    appears is read from there. ``held`` says why reading does not go on, "" if it does.
-    """
-
-    device: str
-    segment: int
-    offset: int
-    lsn: int
-    epoch: int
-    frame: int = 0
-    time_ns: int = 0
-    from_segment: int = 0
-    from_offset: int = 0
-    branch: int = 0
-    held: str = ""
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.segment, self.offset
-
-    def origin(self) -> LogPosition:
-        begin = LogPosition(self.device, self.from_segment, self.from_offset, self.from_segment, 0)
-        return begin.begun()._replace(branch=self.branch)
-
-    def begun(self) -> LogPosition:
-        return self._replace(from_segment=self.segment, from_offset=self.offset)
-
-    def of(self, stream: LogPosition) -> LogPosition:
-        return self._replace(
-            from_segment=stream.from_segment, from_offset=stream.from_offset, branch=stream.branch
-        )
-
-    def is_at(self, end: LogPosition) -> bool:
-        times = (self.time_ns, end.time_ns)
-        return self.place == end.place and (0 in times or times[0] == times[1])
-
-    def moved_to(self, end: DurableEnd) -> LogPosition:
-        mark = end.mark
-        return self._replace(
-            segment=mark.segment,
-            offset=mark.offset,
-            lsn=mark.next_lsn,
-            epoch=mark.epoch,
-            frame=end.frame,
-            time_ns=end.time_ns,
-        )
 
 
 class Position(NamedTuple):
@@ -136,7 +77,6 @@ Edge: TypeAlias = Literal["earliest", "latest"]
 Given: TypeAlias = Position | Lsn | Edge
 #: A place for all logs, or by log id or device.
 Bound: TypeAlias = Edge | Mapping[str, Given]
-Offsets: TypeAlias = dict[str, LogPosition]
 
 
 def parse_bound(text: str) -> Bound:
@@ -169,46 +109,11 @@ def _position_of(value: dict[str, Any]) -> Position:
     return position._replace(offset=max(position.offset, START))
 
 
-def _position(value: dict[str, Any]) -> LogPosition:
-    unknown = set(value) - set(LogPosition._fields)
-    if unknown:
-        raise ValueError(f"unknown {sorted(unknown)}")
-    numbers = {name: _number(value, name, limit) for name, limit in _LIMITS.items()}
-    time_ns = value.get("time_ns", 0)
-    if type(time_ns) is not int:
-        raise TypeError("time_ns is no number")
-    device, held = (str(value.get(name, "")) for name in ("device", "held"))
-    position = LogPosition(device, time_ns=time_ns, held=held, **numbers)
-    return position._replace(offset=max(position.offset, START))
-
-
 def _number(value: dict[str, Any], name: str, limit: int) -> int:
     number = value.get(name, None if name in _NEEDED else 0)
     if type(number) is not int or not 0 <= number < limit:
         raise ValueError(f"{name} is {number!r}")
     return number
-
-
-def offsets_to_json(offsets: Offsets) -> dict[str, dict[str, int | str]]:
-    plain = LogPosition._field_defaults
-    return {
-        log_id: {
-            name: value
-            for name, value in offsets[log_id]._asdict().items()
-            if name not in plain or value != plain[name]
-        }
-        for log_id in sorted(offsets)
-    }
-
-
-def offsets_from_json(values: dict[str, Any]) -> Offsets:
-    try:
-        return {str(log_id): _position(value) for log_id, value in values.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"the checkpoint holds an offset that this source did not write ({error}): "
-            f"give the query a checkpoint of its own"
-        ) from error
 
 
 def positions_to_json(positions: Mapping[str, Position]) -> dict[str, dict[str, int | str]]:
@@ -233,7 +138,6 @@ def positions_from_json(values: dict[str, Any]) -> dict[str, Position]:
         ) from error
 
 
-_log: Final = logging.getLogger("taskq")
 _GO_ON: Final = "with the option failOnDataLoss=false reading goes on"
 
 
@@ -299,28 +203,3 @@ class LogHeld(DataLoss):
     def __init__(self, text: str) -> None:
         LogError.__init__(self, text)
         self.device, self.lsn = "", 0
-
-
-def loss_handler(mode: str) -> Callable[[LogError], None]:
-    """Return what is done about lost data: raised, or with "false" told in the process's log."""
-    return _log_loss if mode == "false" else _raise_loss
-
-
-def restored(was: LogPosition, now: LogPosition | None) -> str:
-    goes_on = "nothing in it is new yet"
-    if now is not None:
-        place = f"{segment_name(now.segment)}, offset {now.offset}"
-        goes_on = f"it goes on as branch {now.branch}, from {place} on"
-    return (
-        f"device {was.device}: {segment_name(was.segment)}, offset {was.offset}, does not hold the "
-        f"frame behind which reading was to go on (lsn {was.lsn}, epoch {was.epoch:016x}): the log "
-        f"was restored from a backup, or cut; {goes_on}"
-    )
-
-
-def _raise_loss(error: LogError) -> None:
-    raise error
-
-
-def _log_loss(error: LogError) -> None:
-    _log.warning("failOnDataLoss=false: %s", error)
