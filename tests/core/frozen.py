@@ -31,6 +31,7 @@ from taskq.core.folds.steps import Form, Signal, Steps, Wait, pack_waits
 from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.schedules import ScheduleState, TickRecord, apply_ticked
+from taskq.core.sources import SourceState
 
 ALL: Final = 2**62
 START_NS: Final = 10**18
@@ -51,7 +52,7 @@ DECISIONS: Final[dict[type, dict[str, str]]] = {
     Agenda: {
         "table": "kept", "dead": "kept", "running": "kept", "leases": "kept", "flows": "kept",
         "steps": "kept",
-        "times": "kept", "ages": "kept", "schedules": "kept", "queues": "kept",
+        "times": "kept", "ages": "kept", "schedules": "kept", "sources": "kept", "queues": "kept",
         "floor_lsn": "kept", "edits": "reset",
         "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
         "lanes": "bound", "groups": "bound", "order": "bound", "_is_fresh": "bound",
@@ -368,6 +369,7 @@ class Driven:
         state = ScheduleState(count, number, number % 3 == 0, b"every 60", bytes([number % 7]))
         ticked = TickRecord(f"é{number % 4}", state, is_gone=is_gone, has_rule=count % 2 == 0)
         apply_ticked(self.agenda.schedules, ticked)
+        self.agenda.sources[f"é{number % 3}"] = SourceState(b"[%d]" % count, number)
         return None
 
     def revive(self, number: int, _: int, purges: bool) -> object:

@@ -290,7 +290,18 @@ def test_what_is_frozen_is_written_down_for_ever() -> None:
     table, blocks = "QIIQIQIIII", "IIIQIQ"
     names = "IB"
     assert codes == (
-        "q" + 2 * table + names + "qIIQ" + blocks + names + names + "qqB" + 2 * names + "Q"
+        "q"
+        + 2 * table
+        + names
+        + "qIIQ"
+        + blocks
+        + names
+        + names
+        + "qqB"
+        + 2 * names
+        + 2 * names
+        + "q"
+        + "Q"
         "qQQQ" + blocks + "q" + blocks + "QQ" + names + "qIqII" + "QQ"
     )
-    assert (_digest(agenda), _digest(dedup)) == (1703135580, 2627517294)
+    assert (_digest(agenda), _digest(dedup)) == (3492856853, 2627517294)
