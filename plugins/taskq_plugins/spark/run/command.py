@@ -19,7 +19,6 @@ from taskq.cli import Failure, WrongUsage, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
 from taskq_plugins.spark.cli import lake_option
-from taskq_plugins.spark.lake.files import is_address
 from taskq_plugins.spark.lake.store import DATED, DERIVED, Lake, LakeWriter
 from taskq_plugins.spark.run.errors import spelled
 from taskq_plugins.spark.run.pipeline import RunListener, RunOptions, Summary, update
@@ -225,9 +224,6 @@ def run(
     for table in tables:
         if table not in DERIVED:
             raise WrongUsage(f"there is no derived table {table!r}: there are {', '.join(DERIVED)}")
-    if is_address(lake_path) and master is not None and not master.startswith("local"):
-        # Executors write there themselves: they need the same environment.
-        logging.getLogger("taskq").info("executors write to %s with their own keys", lake_path)
     if not journals.is_dir():
         raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
     options = RunOptions(
