@@ -11,7 +11,7 @@ deprecated; ``taskq.log`` and ``taskq.core`` below it may change on any day.
 - copy it as it stands: ``DurableLog`` to send, ``Replica`` to keep, ``Border`` to compare
 - files: ``Identity``, ``Disk`` and ``Clock`` as the machine has them
 - care: ``check_health``, ``check_start``, ``back_up``, ``restore``, ``repair_directory``,
-  ``excerpt``; bulk: ``PartWriter``
+  ``excerpt``
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from taskq.log.format.flows import Takes
     from taskq.log.format.frames import Cursor, Gap, Scanner, segment_lsn, segment_name
     from taskq.log.format.record import Record, places
-    from taskq.log.inbox.writer import PartWriter
     from taskq.log.journal.replica import Border, DurableLog, Replica
     from taskq.log.machine.access import open_file, read_file, read_private
     from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
@@ -93,7 +92,6 @@ __all__ = [
     "Moment",
     "NamedReader",
     "Option",
-    "PartWriter",
     "PatientDisk",
     "Record",
     "Replica",
@@ -144,7 +142,6 @@ _HOMES: Final = {
     "taskq.log.format.flows": "Takes",
     "taskq.log.format.frames": "Cursor Gap Scanner segment_lsn segment_name",
     "taskq.log.format.record": "Record places",
-    "taskq.log.inbox.writer": "PartWriter",
     "taskq.log.journal.replica": ("Border DurableLog Replica"),
     "taskq.log.machine.access": ("open_file read_file read_private"),
     "taskq.log.machine.disk": "LocalDisk PatientDisk SystemClock",

@@ -20,7 +20,6 @@
     │   │   └── DiskFull        too little room for new jobs; settling and cancelling go on
     │   ├── FormatError         an unknown version, type or feature: a newer taskq wrote it
     │   ├── LogDamaged          bytes that were once durable no longer read back
-    │   │   └── UploadDamaged   the files of an upload are not what was published
     │   ├── MomentGone          compaction removed the records of that moment
     │   ├── ReaderBusy          somebody else reads the log under that name
     │   ├── ReaderFellBehind    compaction removed what the reader has not read yet
@@ -80,7 +79,6 @@ from taskq.core.errors import (
     StaleDelivery,
     TaskqError,
     UnknownTask,
-    UploadDamaged,
     UsageError,
     WrongLog,
 )
@@ -122,7 +120,6 @@ __all__ = [
     "StaleDelivery",
     "TaskqError",
     "UnknownTask",
-    "UploadDamaged",
     "UsageError",
     "WrongLog",
 ]

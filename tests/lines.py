@@ -43,7 +43,6 @@ FEATURES: Final[dict[str, str]] = {
     "top": r"/top/",
     "Prometheus": r"/prometheus/",
     "webhooks": r"webhook",
-    "bulk inbox": r"log/inbox/|uploads|uploading",
     "large bodies": r"bodystore|bodies",
     "index of segments": r"log/segments/(test_)?(index|looking)",
     "compaction, retention": r"compact|retention|dead_keep|keeper|carr(y|ied)|sealing|endings",

@@ -38,15 +38,12 @@ NAMES_MAX: Final = {
     "taskq.engine": 62,
     "taskq.hooks": 30,
     "taskq.cli": 20,
-    "taskq.connection.uploads": 10,
 }
 #: Variable names of an app or its log.
 HOLDERS: Final = frozenset({"app", "_app", "log", "_log", "connection", "_connection"})
 #: Public names of the doors within private modules.
 NAMED: Final = {
-    f"{door}.{name}"
-    for door in ("taskq.cli", "taskq.connection.uploads")
-    for name in importlib.import_module(door).__all__
+    f"{door}.{name}" for door in ("taskq.cli",) for name in importlib.import_module(door).__all__
 }
 #: Names that somebody outside takes past the doors, each with its why.
 EXCEPTIONS: Final[dict[str, str]] = {

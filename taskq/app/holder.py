@@ -573,24 +573,6 @@ class LogHolder:
 
     forget_source_sync = blocking(forget_source)
 
-    async def adopt(self) -> int:
-        """Enqueue the jobs of all uploads that were published (``taskq.log.inbox``).
-
-        Workers do it by themselves; call it to wait for the end. If another process is adopting,
-        this waits until nothing is left. It needs no worker.
-
-        Returns:
-            Number of jobs that this process enqueued.
-
-        Raises:
-            UploadDamaged: an upload was refused; the others were adopted.
-            LogError: the log could not be written; adopted jobs stay, and the rest waits.
-        """
-        ports = [await log._connection.port() for log in self.logs()]
-        return sum([await port.adopt() for port in ports])
-
-    adopt_sync = blocking(adopt)
-
     async def _set_paused(self, queue: str, *, paused: bool) -> bool:
         parsing.check_name("queue name", queue)
         ports = [await log._connection.port() for log in self.logs()]

@@ -291,10 +291,6 @@ class MomentGone(LogError):
         self.oldest = oldest
 
 
-class UploadDamaged(LogDamaged):
-    """The files of an upload are not what was published: it is set aside, in ``inbox/refused``."""
-
-
 class ReaderBusy(LogError):
     """Another process reads the log under that name: each would get only some records.
 

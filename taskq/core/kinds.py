@@ -72,8 +72,6 @@ OF_LANES: Final = kinds_that(lambda row: row.body is Body.LANE)
 FLOORS: Final = _with_field("token") - OF_JOBS
 #: They record where a source stands.
 SOURCES: Final = kinds_that(lambda row: row.body is Body.SOURCE)
-#: They record the progress of an upload.
-ADOPTIONS: Final = _with_field("upload")
 
 # Effects on a job.
 

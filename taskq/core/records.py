@@ -34,7 +34,6 @@ class Kind(enum.IntEnum):
     RESUMED = 34
     TALLIED = 35
     COMPACTED = 36
-    ADOPTED = 37
     CANCEL_ASKED = 38
     TICKED = 39
     INGESTED = 40
@@ -217,7 +216,6 @@ OWNER: Final = Layout("IQ", "zero owner")
 TICK: Final = Layout("Iqq", "zero last_ns done_ns")
 RATES: Final = Layout("Iqq", "zero most window_ns")
 MOVED: Final = Layout("Iq", "zero moved_ns")
-UPLOAD: Final = Layout("I16sQQQQ", "zero upload done total duplicates first_lsn")
 
 
 class Body(enum.Enum):
@@ -382,11 +380,6 @@ _ROWS: Final = (
     Row(
         Kind.CLOCK, "clock", "wall time made a step, in nanoseconds; relative times shift by it; "
         "always with its CRC", STEP,
-    ),
-    Row(
-        Kind.ADOPTED, "adopted", "how far an upload has come, in the frame of the jobs that "
-        "brought it there: jobs that are decided, in all of it, left out; first_lsn is of the "
-        "frame that began it; always with its CRC", UPLOAD,
     ),
     Row(
         Kind.TICKED, "ticked", "how far a schedule has ticked, in the frame of the jobs of its "

@@ -378,8 +378,6 @@ class LogStats:
     next_lsn: int
     #: of the answering process; None when the log was only read
     engine: EngineStats | None = None
-    #: that were published and are not adopted as a whole
-    uploads: int = 0
 
     def __str__(self) -> str:
         rows = [("queue", *STATES)]
@@ -398,7 +396,6 @@ class LogStats:
             segments=self.segments + more.segments,
             size=self.size + more.size,
             next_lsn=max(self.next_lsn, more.next_lsn),
-            uploads=self.uploads + more.uploads,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -407,7 +404,6 @@ class LogStats:
             "segments": self.segments,
             "size_bytes": self.size,
             "next_lsn": self.next_lsn,
-            "uploads": self.uploads,
             "queues": [asdict(queue) for queue in self.queues],
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskq.core import model, parsing, records
@@ -34,7 +34,7 @@ class Trait(enum.IntFlag):
     GROWS = 4
     #: it outlives a wait for the lock: nobody waits for its answer with a time in mind
     PATIENT = 8
-    #: its answer waits for no disk. What is carried or adopted need not be on it before what
+    #: its answer waits for no disk. What is carried need not be on it before what
     #: follows is decided: the end waits for all. A loss of power ends a claim with its holder,
     #: extended or not.
     AT_ONCE = 16
@@ -66,8 +66,6 @@ class Op(enum.IntEnum):
     ENQUEUE_RUN = 2, Trait.GROWS
     #: operand bytes -> None, if new jobs may take them
     ROOM = 3, Trait.GROWS | Trait.AT_ONCE
-    #: operand Slice of an upload -> UploadProgress, how far it has come then
-    ADOPT = 4, Trait.GROWS | Trait.AT_ONCE
     #: operand Ingest -> as ENQUEUE_MANY: jobs, and the position of their source
     INGEST = 11, Trait.AGENDA | Trait.GROWS
     # -- claims and their ends
@@ -221,7 +219,7 @@ class Duplicate(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """Jobs that are of one spec and have no options: of an upload, or of a transaction."""
+    """Jobs of a transaction that are of one spec and have no options."""
 
     spec: EnqueueSpec
     bodies: list[bytes]
@@ -235,31 +233,6 @@ class Ingest(NamedTuple):
 
     move: sources.Move
     items: list[Item] | Plain
-
-
-class Slice(NamedTuple):
-    """The next jobs of an upload.
-
-    Attributes:
-        upload: id of it.
-        start: jobs before these; ``total`` are in all of it.
-        size: about how many bytes these add to the log.
-        is_keyed: whether any of them has a key.
-    """
-
-    upload: bytes
-    start: int
-    total: int
-    runs: Sequence[Plain | list[Item]]
-    size: int
-    is_keyed: bool
-
-
-class AdoptOrder(NamedTuple):
-    """Somebody waits for all uploads that were published so far."""
-
-    port: Any
-    future: Any
 
 
 # -- claims and their ends -------------------------------------------------------------------------
@@ -578,9 +551,7 @@ class Edit(NamedTuple):
 class Floor(NamedTuple):
     """Report of compaction when it is done with a segment.
 
-    ``lsn`` is the first that is kept; ``uploads`` are ids of partly adopted uploads, whose progress
-    is written again if it stands before that.
+    ``lsn`` is the first that is kept.
     """
 
     lsn: int
-    uploads: tuple[bytes, ...] = ()

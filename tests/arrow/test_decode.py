@@ -36,13 +36,7 @@ from taskq.log.format.carried import (
     encode_tally,
 )
 from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
-from taskq.log.format.notes import (
-    UploadProgress,
-    encode_adopted,
-    encode_moved,
-    encode_rated,
-    encode_ticked,
-)
+from taskq.log.format.notes import encode_moved, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from tests.arrow.rows_of_log import Row, decoded_rows
 from tests.arrow.segmentfiles import (
@@ -145,7 +139,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_queue(Kind.RESUMED, "réseau", 31), {"queue": "réseau"}),
     (encode_tally(_LANE, 31), _NAMES),
     (encode_compacted(77, 31), {"token": 77}),
-    (encode_adopted(UploadProgress(bytes(16), 3, 9, 0, 31), 31), {}),
+    (encode_moved(SourceRecord("s", SourceState(b"1", 7)), 31), {}),
     (encode_ticked(TickRecord("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
     (encode_rated(("mail.send", b"a"), Times(), 0, 31), {}),
     (encode_moved(SourceRecord("a", SourceState(b"[1]", 7)), 31), {}),

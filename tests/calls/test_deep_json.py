@@ -13,10 +13,9 @@ from click.testing import CliRunner
 
 from taskq import TaskLog, TaskQ
 from taskq.cli.main import main
-from taskq.core.errors import FormatError, InvalidCall, JobFailed, UploadDamaged
+from taskq.core.errors import FormatError, InvalidCall, JobFailed
 from taskq.core.parsing import DEPTH_MAX, VALUE_DEPTH_MAX, parse_json
 from taskq.log.config import LogConfig
-from taskq.log.inbox.directory import decode_upload
 from taskq.log.machine.owners import decode_description, read_servings
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
@@ -148,13 +147,6 @@ def _scheduled(deep: bytes, _: Path) -> bool:
     return _facts(deep) == {}
 
 
-def _manifest(deep: bytes, _: Path) -> bool:
-    for data in (deep, b'{"crc32": 1, "upload": %s}' % deep):
-        with pytest.raises(UploadDamaged, match="not readable"):
-            decode_upload(data, "nightly", "an upload")
-    return True
-
-
 def _identity(deep: bytes, path: Path) -> bool:
     (path / "taskq.json").write_bytes(deep)
     with pytest.raises(FormatError, match="not readable"):
@@ -163,7 +155,7 @@ def _identity(deep: bytes, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("deep", [_DEEP[: 2 * 900], _DEEP, _DEEP_OBJECTS, _DEEP[:_MANY]])
-@pytest.mark.parametrize("reads", [_described, _served, _scheduled, _manifest, _identity])
+@pytest.mark.parametrize("reads", [_described, _served, _scheduled, _identity])
 def test_who_reads_a_small_file_takes_a_deep_one_for_an_unreadable_one(
     reads: Callable[[bytes, Path], bool], deep: bytes, tmp_path: Path
 ) -> None:

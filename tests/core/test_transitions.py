@@ -31,7 +31,6 @@ ORIGINS = {
     Kind.RESUMED: set[State](),
     Kind.TALLIED: set[State](),
     Kind.COMPACTED: set[State](),
-    Kind.ADOPTED: set[State](),
     Kind.CANCEL_ASKED: set[State](),
     Kind.TICKED: set[State](),
     Kind.INGESTED: set[State](),

@@ -50,7 +50,6 @@ from tests.log.memory import Memory, stays_cancelled
 from tests.log.reference import Reference
 from tests.log.simulated_care import Care
 from tests.log.simulated_snapshots import Snapshooting
-from tests.log.simulated_uploads import Uploads
 from tests.log.world import Process, World
 from tests.machine.crashable import PowerLost, ProcessKilled
 
@@ -66,7 +65,7 @@ _TIED: Final = Flag.KEY_UNTIL_SETTLED | Flag.FLOW
 _ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DEAD: State.DEAD}
 
 
-class Simulation(Snapshooting, Care, Uploads):
+class Simulation(Snapshooting, Care):
     """One run; every draw comes from the seed."""
 
     def __init__(
@@ -106,9 +105,7 @@ class Simulation(Snapshooting, Care, Uploads):
         for _ in range(steps):
             self.act()
         self.calm()
-        self.adopt_rest()
         self.power_loss()
-        self.adopt_rest()
         self.check()
 
     # -- what happens -----------------------------------------------------------------------------
@@ -118,7 +115,7 @@ class Simulation(Snapshooting, Care, Uploads):
             (30, self.work), (12, self.sync), (2, self.rest), (6, self.pass_time), (3, self.appear),
             (2, self.kill), (1, self.power_loss), (2, self.plan_a_crash), (1, self.check),
             (1 if self._steps_of_clock else 0, self.step_clock),
-            (2 if self._faults else 0, self.fault), (2, self.upload), (4, self.adopt),
+            (2 if self._faults else 0, self.fault),
         ]  # fmt: skip
         weights = [weight for weight, _ in acts]
         act = self.chance.choices([action for _, action in acts], weights)[0]
@@ -137,7 +134,6 @@ class Simulation(Snapshooting, Care, Uploads):
             for process in [dead for dead in self.processes if dead.disk.is_dead]:
                 self._bury(process)
             self.check()
-        self.forget_adopters()
         self._take_answers()
 
     def appear(self) -> None:

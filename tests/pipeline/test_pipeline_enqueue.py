@@ -183,7 +183,7 @@ def test_a_bad_file_enqueues_nothing_and_says_where(
     assert problem in failed.output
     assert failed.exit_code in {1, 2}
     assert "Traceback" not in failed.output
-    assert not list(tmp_path.glob("data/inbox/*.*"))
+    assert not list(tmp_path.glob("data/uploads/**/*.*"))
 
 
 def test_a_type_that_changes_within_a_csv_names_the_remedy(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_type_that_changes_within_a_csv_names_the_remedy(tmp_path: Path) -> No
     assert failed.exit_code == 1
     assert "does not read behind row" in failed.output
     assert "name it with --text" in failed.output
-    assert not list(tmp_path.glob("data/inbox/*.*"))
+    assert not list(tmp_path.glob("data/uploads/**/*.*"))
 
 
 def test_rows_without_a_task_need_payloads(tmp_path: Path) -> None:

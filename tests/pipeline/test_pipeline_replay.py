@@ -170,7 +170,7 @@ def test_a_condition_that_does_not_read_is_refused(where: str, words: str, tmp_p
     for yes in ([], ["--yes"]):
         failed = replay(*yes, where=where)
         assert (failed.exit_code, words in failed.output) == (2, True), failed.output
-        assert not list(tmp_path.glob("data/inbox/*.*"))
+        assert not list(tmp_path.glob("data/uploads/**/*.*"))
 
 
 def test_no_lake_is_told(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ ATTACKS: Final[dict[str, Callable[[Target], object]]] = {
     "a pipe in place of a segment": lambda at: os.mkfifo(at.path / "log/00000000000000000002.log"),
     "a link in place of the reserve": link_reserve,
     "replace taskq.json": replace,
-    "plant an upload": lambda at: (at.path / "inbox/planted.json").write_bytes(b"{}"),
+    "plant an upload": lambda at: (at.path / "uploads/planted.json").write_bytes(b"{}"),
     "plant a marker of a failed fsync": lambda at: (at.path / "failed").write_bytes(b"{}"),
     "remove a segment": lambda at: (at.path / _SEGMENT).unlink(),
     "open its modes": lambda at: (at.path / "write.lock").chmod(0o666),
@@ -275,7 +275,7 @@ def opened(path: Path) -> dict[str, str]:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(out)
-    (path / "inbox").mkdir()
+    (path / "uploads").mkdir()
     for item in (path, *path.rglob("*")):
         item.chmod(0o777)
     return attacked(Target(path, [os.getpid()]), lambda: None)

@@ -20,7 +20,6 @@ from taskq import TaskLog
 from taskq.connection.settings import load_settings
 from taskq.core.errors import LogError
 from taskq.errors import UsageError
-from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.machine.access import exposures
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.health import check_health
@@ -33,8 +32,7 @@ AM_ROOT = os.geteuid() == 0
 USER, OTHER = (pwd.getpwnam(name).pw_uid for name in ("daemon", "nobody"))
 GROUP = grp.getgrnam("daemon").gr_gid if AM_ROOT else os.getgid()
 PLACES = {
-    "", "log", "inbox", "inbox/done", "inbox/refused", "owners", "readers", "snapshot",
-    "torn",
+    "", "log", "owners", "readers", "snapshot", "torn",
 }  # fmt: skip
 
 
@@ -137,12 +135,8 @@ def test_a_log_in_a_directory_that_a_group_shares_is_private_all_the_same(tmp_pa
     tmp_path.chmod(0o2775)
     with TaskLog.open(tmp_path / "opened"):
         pass
-    part = PartWriter(tmp_path / "uploaded", "up")
-    publish(tmp_path / "uploaded", "up", [part.close()])
-    publish(tmp_path / "published", "empty", [])
-    for name in ("opened", "uploaded", "published"):
-        modes_there = {stat.S_IMODE(fact.st_mode) for fact in facts(tmp_path / name).values()}
-        assert {mode & 0o777 for mode in modes_there} == {0o700, 0o600}
+    modes_there = {stat.S_IMODE(fact.st_mode) for fact in facts(tmp_path / "opened").values()}
+    assert {mode & 0o777 for mode in modes_there} == {0o700, 0o600}
 
 
 def test_a_mode_that_there_is_not_is_refused(

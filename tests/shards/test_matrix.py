@@ -47,6 +47,9 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
     "reader ls": (EACH, "", True),
     "schedules": (EACH, "", True),
     "schedules ls": (EACH, "", True),
+    "sources": (EACH, "", True),
+    "sources ls": (EACH, "", True),
+    "sources forget": (WHOLE, "orders", True),
     "dead ls": (EACH, "", True),
     "compact": (EACH, "", True),
     "repair": (EACH, "", True),
@@ -66,7 +69,7 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
     "export": (ONE, "", True),
     "backup": (ONE, "{out}/backup", True),
     "report": (ONE, "-o {out}/case.zip", True),
-    "sql": (ONE, "select&1", False),  # its packages may be missing
+    "sql": (WHOLE, "select&1", False),  # its packages may be missing
     "top": (ONE, "--once", True),
     "web": (ONE, "", False),
     "sync": (NONE, "", False),
@@ -167,8 +170,12 @@ APP: Final = frozenset({
     "middleware", "name", "on_dead", "on_step", "over", "run_worker", "schedule", "settings",
     "task", "tasks", "user_data", "worker", "worker_thread",
 })  # fmt: skip
-#: It goes to one of the logs, by the key or the job that does it; see test_router.
-SENDS: Final = frozenset({"enqueue", "enqueue_by_name", "enqueue_flow", "enqueue_many", "flow"})
+#: It goes to one of the logs, by the key or the job that does it; see test_router. Or by the
+#: source's name; see test_ingest.
+SENDS: Final = frozenset({
+    "enqueue", "enqueue_by_name", "enqueue_flow", "enqueue_many", "flow", "ingest", "position",
+    "forget_source",
+})  # fmt: skip
 #: It goes by the id's log.
 BY_ID: Final[dict[str, dict[str, Any]]] = {
     "job": {}, "why": {}, "timeline": {}, "attempts": {}, "edit": {"priority": 3},
@@ -176,8 +183,9 @@ BY_ID: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 #: It is of all logs.
 ALL: Final[dict[str, dict[str, str]]] = {
-    "open": {}, "stats": {}, "pause": {"queue": "mail"}, "resume": {"queue": "mail"}, "adopt": {},
-    "cancel_many": {"queue": "mail"}, "dead": {}, "close": {},
+    "open": {}, "stats": {}, "pause": {"queue": "mail"}, "resume": {"queue": "mail"},
+    "cancel_many": {"queue": "mail"}, "dead": {}, "sources": {},
+    "close": {},
 }  # fmt: skip
 #: Commands of one log: with shards they say so.
 OF_ONE: Final[dict[str, tuple[Any, ...]]] = {

@@ -323,7 +323,7 @@ async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed
         await app.close()
 
 
-async def test_stats_pause_dead_and_adopt_are_of_all_shards_together(tmp_path: Path) -> None:
+async def test_stats_pause_and_dead_are_of_all_shards_together(tmp_path: Path) -> None:
     app = sharded(tmp_path)
 
     @app.task(queue="mail", retry=1)
@@ -366,4 +366,3 @@ async def test_stats_pause_dead_and_adopt_are_of_all_shards_together(tmp_path: P
             await app.stats(at=1)
         with pytest.raises(UsageError, match="ask each of app"):
             await app.peek()
-        assert await app.adopt() == 0

@@ -106,11 +106,6 @@ class FakePort:
         self._called.set()
         return future
 
-    def adopt(self) -> asyncio.Future[int]:
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        future.set_result(0)
-        return future
-
     async def look(self, look: Callable[..., object]) -> None:
         del look
         await asyncio.Event().wait()

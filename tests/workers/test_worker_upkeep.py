@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from taskq import JobHandle, State, TaskQ
-from taskq.app.logs import over
 from taskq.errors import JobNotFound
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.inbox import PartWriter, encode_tail, publish
 
 KEEP_BYTES = 8 * SEGMENT_BYTES_MIN
 SECONDS = 30
@@ -70,50 +68,3 @@ async def test_without_upkeep_nothing_goes(tmp_path: Path) -> None:
         assert await first.status() is State.SUCCEEDED
     assert log_bytes(tmp_path) > 3 * KEEP_BYTES
     assert not list((tmp_path / "log").glob("*.idx"))
-
-
-def upload(app: TaskQ, path: Path, count: int) -> None:
-    call = app.call_by_name("echo", "x")
-    part = PartWriter(path, "night")
-    part.add_many(encode_tail(call.spec), [call.body] * count)
-    publish(path, "night", [part.close()])
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-async def test_a_burst_leaves_no_upload(tmp_path: Path, count: int, when: str) -> None:
-    app = TaskQ(tmp_path / "own")
-    logs = [tmp_path / str(number) for number in range(count)]
-    app.task(name="echo")(echo)
-
-    @app.task(name="publish")
-    async def publish_all() -> None:
-        for path in logs:
-            await asyncio.to_thread(upload, app, path, 500)
-
-    if when == "before":
-        await publish_all()
-    else:
-        async with over(app, logs[0]) as log:
-            await log._send_here([publish_all.call()])
-    async with app.worker(logs=logs, burst=True) as worker:
-        await worker.stopped.wait()
-    for path in logs:
-        async with over(app, path) as log:
-            stats = await log.stats()
-        (queue,) = stats.queues
-        assert (stats.uploads, queue.ready) == (0, 0)
-        assert queue.succeeded >= 500
-
-
-async def test_a_burst_of_few_jobs_leaves_the_upload_when_it_has_done_them(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-    app.task(name="echo")(echo)
-    async with app:
-        for _ in range(2):
-            await app.enqueue_by_name("echo", "x")
-        upload(app, tmp_path, 3)
-        ended: list[object] = []
-        async with app.worker(burst=True, max_jobs=2, on_event=ended.append) as worker:
-            await worker.stopped.wait()
-    assert len(ended) == 2

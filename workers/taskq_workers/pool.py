@@ -41,31 +41,6 @@ async def tell_drain(
         )  # fmt: skip
 
 
-class LastUploads:
-    """Has the logs of a burst that ran dry adopt what waits there."""
-
-    def __init__(self) -> None:
-        #: how many jobs had ended when it ran dry last
-        self._ended = -1
-
-    def look(self, runner: feed.Runner | None, stores: Iterable[engine.Store]) -> bool:
-        """Adopt, and let the runner look again; False if that brought nothing the last time."""
-        assert runner is not None
-        before, self._ended = self._ended, sum(runner.settler.ended.values())
-        if before == self._ended or runner.feed.allowed(1) <= 0:
-            return False
-        asked = [store.port().adopt() for store in stores]
-
-        def on_adopted(done: asyncio.Future[list[Any]]) -> None:
-            for answer in [] if done.cancelled() else done.result():
-                if isinstance(answer, BaseException):
-                    _log.error("not all uploads were adopted: %s", answer)
-            runner.feed.look_anew()
-
-        asyncio.gather(*asked, return_exceptions=True).add_done_callback(on_adopted)
-        return True
-
-
 class CancelListener:
     """Stops the jobs of slots that somebody wants cancelled."""
 
@@ -349,7 +324,7 @@ class Worker:
         self._task_limits: Mapping[str, engine.Limit] | None = None
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
-        self._begun, self._uploads = asyncio.Event(), LastUploads()
+        self._begun = asyncio.Event()
         self._parts = parts_of(app, logs, ticks=schedules and not burst, syncs=sync)
         self.services: list[Service] = self._parts[0].services
         self._own = list(self._parts) if logs is not None else []
@@ -755,8 +730,6 @@ class Worker:
         part.leave()
 
     def _on_end(self, error: BaseException | None) -> None:
-        if error is None and self._uploads.look(self._runner, self.stores):
-            return
         if error is not None and self._error is None:
             cause = ", because its log failed" if isinstance(error, errors.LogError) else ""
             _log.error("the worker stops%s: %s", cause, error)

@@ -127,9 +127,6 @@ def _of_log(stats: views.LogStats) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "taskq_log_next_position", "Of the next record; a new epoch skips some.", stats.next_lsn
     )
-    yield GaugeMetricFamily(
-        "taskq_uploads", "Uploads published and not adopted as a whole.", stats.uploads
-    )
 
 
 def _of_processes(status: hooks.LogStatus) -> Iterator[Metric]:

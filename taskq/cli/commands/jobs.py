@@ -222,9 +222,6 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         f"next position {counts.next_lsn}, {reader.lineage}, plain jobs in {native.language()}"
         f"{'' if at_text is None else f', as of {at_text}'}"
     )
-    if counts.uploads:
-        verb = "waits" if counts.uploads == 1 else "wait"
-        render.echo(f"{render.count_of(counts.uploads, 'upload')} {verb} to be adopted by a worker")
 
 
 def _count_row(queue: documents.QueueStats, title: str) -> tuple[str, ...]:

@@ -38,7 +38,6 @@ from taskq.log.read.gauges import Gauges
 from taskq.log.requests import ClaimRequest, Op, Request, Trait, ops_that
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.facets import Facets, LogView
-from taskq.log.state.uploads import UploadsSeen
 
 #: How often a claimer looks whether they still live: a killed worker's jobs run again in a second.
 CHECK_NS: Final = 250_000_000
@@ -179,7 +178,6 @@ class Committer:
         """
         self.journal.distrust()
         self.facets.discard()
-        self.facets.uploads = UploadsSeen(self.journal)
         self.operations.forget()
         self.undecided, self.answers = Undecided(), Answers()
         self._interest = ~0
@@ -377,7 +375,7 @@ class Committer:
             self._run(batch, requests)
             if self.operations.deaths.noted:
                 answers.add_later(self.operations.deaths.told(), batch.lsn)
-            if batch.adopted or self.facets.agenda is not None:
+            if self.facets.agenda is not None:
                 self.operations.close(batch)
                 self._note_frame(batch)
             count = batch.lsn - batch.first_lsn
@@ -386,8 +384,8 @@ class Committer:
                     journal.allow(batch.features)
                 where = journal.segment, journal.offset
                 journal.append(b"".join(batch.parts), count, time_ns)
-                if batch.adopted or self.facets.followed:
-                    self.facets.appended(where, batch.adopted)
+                if self.facets.followed:
+                    self.facets.appended(where)
                 journal.meters.sizes.record(count)
                 journal.meters.payload_bytes += batch.payload_size
                 if self.room.refused is not None:

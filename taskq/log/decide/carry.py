@@ -117,13 +117,6 @@ class Rewrites:
     def finish(self, batch: context.Batch, floor: Floor) -> None:
         """Record that nothing before ``floor.lsn`` is needed any more."""
         agenda = self._context.agenda
-        seen = self._context.facets.uploads
-        if floor.uploads:
-            seen.catch_up()
-        for upload in floor.uploads:
-            latest = seen.progress(upload)
-            if latest is not None and latest[0] < floor.lsn:
-                batch.adopted.setdefault(upload, latest[1])
         batch.add(encode_compacted(floor.lsn, batch.lsn))
         agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
 

@@ -9,7 +9,6 @@ from taskq.core.model import SIGNAL_BYTES_MAX, Conflict, Extras
 from taskq.log import requests
 from taskq.log.format import codec
 from taskq.log.format.codec import FRAME_HEADER_SIZE
-from taskq.log.format.notes import UploadProgress, encode_adopted
 from taskq.log.requests import Op, Plain, Rewrite
 
 if TYPE_CHECKING:
@@ -34,11 +33,9 @@ class Batch:
         where: location of the frame's first body byte; ``where + size`` is the next record's.
         interest: which sleepers must be woken for it.
         features: what a taskq must know to read it; see ``identity``.
-        adopted: how far uploads have come with it, by their ids; ``close`` adds the records.
     """
 
     __slots__ = (
-        "adopted",
         "epoch",
         "features",
         "first_lsn",
@@ -60,7 +57,6 @@ class Batch:
         self.where = journal.base + journal.offset + FRAME_HEADER_SIZE
         self.interest = 0
         self.features: tuple[str, ...] = ()
-        self.adopted: dict[bytes, UploadProgress] = {}
 
     def add(self, record: bytes) -> int:
         lsn = self.lsn
@@ -68,11 +64,6 @@ class Batch:
         self.size += len(record)
         self.lsn = lsn + 1
         return lsn
-
-    def close(self) -> None:
-        """Add what must stand at the end of the frame."""
-        for adopted in self.adopted.values():
-            self.add(encode_adopted(adopted, self.lsn))
 
     @property
     def count(self) -> int:
@@ -230,7 +221,6 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.SUCCEED_NOWAIT: lambda operand: codec.JOB.size * len(operand[0]),
     Op.TRANSACT: bundle_size,
     Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
-    Op.ADOPT: lambda piece: piece.size,
     Op.TICK: lambda turn: _TICKED_BYTES + sum(map(_enqueue_size, turn.items)),
     Op.ENROL: lambda many: sum(len(rule.rule) + len(rule.details) + _TICKED_BYTES for rule in many),
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
@@ -296,7 +286,7 @@ class BatchNeeds:
             self._look_at(() if isinstance(operand, Plain) else operand)
         elif op == Op.INGEST:
             self._look_at(() if isinstance(operand.items, Plain) else operand.items)
-        elif op in _NEEDS_KEYS or (op == Op.ADOPT and operand.is_keyed):
+        elif op in _NEEDS_KEYS:
             self.keyed = True
         elif op == Op.REQUEUE:
             self.keyed = self.keyed or any(letter.has_options for letter in operand)

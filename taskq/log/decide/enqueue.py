@@ -1,4 +1,4 @@
-"""Enqueues: one, a run, many, and slices of uploads; the holder of a key, and the next one."""
+"""Enqueues: one, a run, and many; the holder of a key, and the next one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import taskq._native as native
-from taskq.core.errors import DuplicateKey, LogDamaged, TaskqError
+from taskq.core.errors import DuplicateKey, LogDamaged
 from taskq.core.flows import needs_of
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.kinds import CANCEL
-from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras
+from taskq.core.model import WAITING_STATES, Conflict, Extras
 from taskq.core.records import PACKED, Cause, Flag
 from taskq.log.format import codec
 from taskq.log.format.flows import FLOW_FLAG, check_size, encode_part
-from taskq.log.format.notes import UploadProgress
 from taskq.log.format.options import encode_extras, encode_replaces, enqueue_extras, queue_of
 from taskq.log.machine.ports import INTEREST_READY
-from taskq.log.requests import Duplicate, EnqueueSpec, Item, Plain, Slice
+from taskq.log.requests import Duplicate, EnqueueSpec, Item, Plain
 from taskq.log.state.fold import enqueued_meta
 
 if TYPE_CHECKING:
@@ -457,74 +456,3 @@ class Enqueues:
                 agenda.apply_expiry(lsn, ready.expires_ns, ready.expires_is_wall)
         batch.interest |= INTEREST_READY
         return lsn
-
-
-#: Seconds after which a slice ends: others wait for the lock.
-_SLICE_NS: Final = SECOND_NS // 250
-#: Jobs between two looks at the clock: plain ones, and jobs with options.
-_PLAIN_STEP: Final = 512
-_ITEMS_STEP: Final = 32
-
-
-class Uploads:
-    """Enqueue the next slice of an upload.
-
-    Jobs and the upload's progress go into one frame, so a crash neither skips nor repeats a job.
-    """
-
-    def __init__(self, context: context.Context, enqueues: Enqueues) -> None:
-        self._clock = context.journal.clock
-        self._facets = context.facets
-        self._enqueues = enqueues
-
-    def adopt(self, batch: context.Batch, piece: Slice) -> UploadProgress:
-        """Enqueue as many of these as time allows; returns how far the upload has come.
-
-        Nothing is done if it has not come to where the slice begins: somebody else was there.
-
-        Raises:
-            TaskqError: the first of them cannot be enqueued now.
-        """
-        before = self._progress(batch, piece)
-        if before.done != piece.start:
-            return before
-        done, duplicates = 0, 0
-        deadline_ns = self._clock.steady_ns() + _SLICE_NS
-        try:
-            for run in piece.runs:
-                step = _PLAIN_STEP if isinstance(run, Plain) else _ITEMS_STEP
-                count = len(run.bodies) if isinstance(run, Plain) else len(run)
-                for start in range(0, count, step):
-                    if done and self._clock.steady_ns() > deadline_ns:
-                        return self._note(batch, before, done, duplicates)
-                    duplicates += self._add(batch, run, start, start + step)
-                    done += min(step, count - start)
-        except TaskqError:
-            if not done:
-                raise
-        return self._note(batch, before, done, duplicates)
-
-    def _progress(self, batch: context.Batch, piece: Slice) -> UploadProgress:
-        begun = batch.adopted.get(piece.upload)
-        if begun is not None:
-            return begun
-        seen = self._facets.uploads
-        seen.catch_up()
-        latest = seen.progress(piece.upload)
-        if latest is not None:
-            return latest[1]
-        return UploadProgress(piece.upload, 0, piece.total, 0, batch.first_lsn)
-
-    def _note(
-        self, batch: context.Batch, before: UploadProgress, done: int, duplicates: int
-    ) -> UploadProgress:
-        after = before._replace(done=before.done + done, duplicates=before.duplicates + duplicates)
-        batch.adopted[before.upload] = after
-        return after
-
-    def _add(self, batch: context.Batch, run: Plain | list[Item], start: int, stop: int) -> int:
-        if isinstance(run, Plain):
-            self._enqueues.enqueue_run(batch, run.spec, run.bodies[start:stop])
-            return 0
-        answers = self._enqueues.many(batch, run[start:stop])
-        return sum(isinstance(answer, Duplicate) for answer in answers)

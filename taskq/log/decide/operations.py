@@ -29,7 +29,7 @@ from taskq.log.decide.carry import Edits, Rewrites
 from taskq.log.decide.claim import Claims
 from taskq.log.decide.context import Batch, Context
 from taskq.log.decide.ends import Ends
-from taskq.log.decide.enqueue import Enqueues, Keys, Uploads
+from taskq.log.decide.enqueue import Enqueues, Keys
 from taskq.log.decide.listeners import Asks, Deaths
 from taskq.log.decide.settle import Cancels, Settles, Transactions
 from taskq.log.decide.steps import Steps
@@ -352,7 +352,6 @@ class Operations:
             Op.ENQUEUE: enqueues.one,
             Op.ENQUEUE_RUN: enqueues.run,
             Op.ENQUEUE_MANY: enqueues.many,
-            Op.ADOPT: Uploads(context, enqueues).adopt,
             Op.INGEST: Sources(context, enqueues).ingest,
             Op.EXTEND: self.claims.extend,
             Op.SETTLE: self.settles.settle_each,
@@ -399,4 +398,3 @@ class Operations:
         agenda = self.context.facets.agenda
         if agenda is not None and agenda.groups.freed and agenda.groups.is_freed():
             batch.interest |= INTEREST_READY  # a place is free that nobody here takes
-        batch.close()

@@ -144,10 +144,6 @@ LSN_MAX: Final = 2**63
 #                   may be gone; byte: 0; zero u32, token u64
 # CLOCK        24   wall time made a step, in nanoseconds; relative times shift by it; always with
 #                   its CRC; byte: 0; zero u32, step_ns i64
-# ADOPTED      64   how far an upload has come, in the frame of the jobs that brought it there: jobs
-#                   that are decided, in all of it, left out; first_lsn is of the frame that began
-#                   it; always with its CRC; byte: 0; zero u32, upload 16, done u64, total u64,
-#                   duplicates u64, first_lsn u64
 # TICKED       32   how far a schedule has ticked, in the frame of the jobs of its ticks, in wall
 #                   time; always with its CRC; byte: 1 paused, 2 forgotten; zero u32, last_ns i64,
 #                   done_ns i64; body: name of the schedule
@@ -171,9 +167,6 @@ LSN_MAX: Final = 2**63
 # without it must not pass over, is written only once ``taskq.json`` names an incompatible feature
 # for it.
 #
-# ADOPTED records stand at the end of a frame, and what they say of an upload holds for the log up
-# to there: the jobs that the frame brings from it are among the decided ones. The latest counts.
-#
 # A payload or result may be stored otherwise than it was given. With flag 16 it is its original
 # size u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878).
 #
@@ -193,7 +186,6 @@ MARK: Final = records.MARK.struct
 TICK: Final = records.TICK.struct
 RATES: Final = records.RATES.struct
 MOVED: Final = records.MOVED.struct
-UPLOAD: Final = records.UPLOAD.struct
 LENGTH: Final = struct.Struct("<I")
 #: Start of every record: length, type, byte, size of the options, flags.
 PREFIX: Final = struct.Struct("<IBBHI")

@@ -1,12 +1,8 @@
-"""ADOPTED records: how far an upload has come, in the frame of the jobs that brought it there.
-
-They stand at the end of a frame, so that they are found without reading what is before them.
-"""
+"""Records of schedules, of sources and of rates."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Final
 
 from taskq.core.errors import FormatError
@@ -14,59 +10,14 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.lanes import pack_group, unpack_group
 from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.rates import Times
-from taskq.core.records import Flag, Kind, Option
+from taskq.core.records import Kind, Option
 from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.core.sources import SourceRecord, SourceState
-from taskq.core.values import NamedTuple
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, option
 from taskq.log.format.options import each_option
 
-#: Bytes of a whole record.
-ADOPTED_SIZE: Final = codec.UPLOAD.size + 4
-_CHECKED: Final = int(Flag.CHECKED)
 _SIZE: Final = struct.Struct("<H")
-_HEAD: Final = codec.PREFIX.pack(ADOPTED_SIZE, Kind.ADOPTED, 0, 0, _CHECKED)
-
-
-class UploadProgress(NamedTuple):
-    """The progress of an upload."""
-
-    #: 16 bytes
-    upload: bytes
-    #: jobs that are decided, from its start
-    done: int
-    #: jobs in all of it
-    total: int
-    #: decided jobs that were left out, since their keys were held
-    duplicates: int
-    #: of the first record of the frame that began it
-    first_lsn: int
-
-
-def encode_adopted(adopted: UploadProgress, lsn: int) -> bytes:
-    return codec.encode(Kind.ADOPTED, 0, *adopted, lsn=lsn)
-
-
-def decode_adopted(record: bytes) -> UploadProgress:
-    return UploadProgress(*codec.UPLOAD.unpack_from(record)[6:])
-
-
-def adopted_at_end(data: bytes, next_lsn: int) -> Iterator[tuple[int, UploadProgress]]:
-    """Yield (lsn, progress) of likely ADOPTED records at the end of a frame, the last first.
-
-    Args:
-        data: the frame's body, or the end of it.
-        next_lsn: the lsn after the frame.
-    """
-    end, lsn = len(data), next_lsn - 1
-    while end >= ADOPTED_SIZE and data.startswith(_HEAD, end - ADOPTED_SIZE):
-        record = data[end - ADOPTED_SIZE : end]
-        if codec.LENGTH.pack(codec.crc32(record[:-4], lsn & 0xFFFFFFFF)) != record[-4:]:
-            return
-        yield lsn, decode_adopted(record)
-        end -= ADOPTED_SIZE
-        lsn -= 1
 
 
 # Ticks of schedules: the first process writes each, together with its jobs.

@@ -91,7 +91,6 @@ class Record:
     body: bytes | None
     #: of CARRIED, REQUEUED and EDITED: all of it; the fields above are the job's ENQUEUED record's
     carried: Carried | None
-    adopted: notes.UploadProgress | None
     ticked: TickRecord | None
     #: of INGESTED: all of it
     moved: SourceRecord | None
@@ -145,7 +144,7 @@ class Record:
         "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled", "expired";
         "carried" (compaction wrote the job again as it stands), "requeued", "edited" (the job
         waits otherwise), "purged", "extended", "cancel_asked"; of the log "clock", "paused",
-        "resumed", "tallied", "compacted", "ticked", "ingested", "adopted", "owner". Skip unknown
+        "resumed", "tallied", "compacted", "ticked", "ingested", "owner". Skip unknown
         kinds: later versions may add some.
         """
         return kinds.name_of(self.type)
@@ -325,7 +324,7 @@ class Record:
         self.due_ns = self.expires_ns = self.lease_ns = self.step_ns = 0
         self.job_id = self.queue = self.task = self.cause = self.problem = ""
         self.priority = self.extras = self.body = self.payload = self.result = None
-        self.carried = self.adopted = self.ticked = self.moved = self.step = None
+        self.carried = self.ticked = self.moved = self.step = None
         self.lines = self.awaits = b""
         if kind not in TABLE:
             check_known(kind, self.lsn)
@@ -396,8 +395,6 @@ class Record:
             case Body.TIMES:
                 (self.task, key), _ = notes.decode_rated(data)
                 self.extras = Extras(concurrency_key=key)
-            case Body.NONE if self.type in kinds.ADOPTIONS:
-                self.adopted = notes.decode_adopted(data)
             case Body.NONE:
                 pass
             case _:

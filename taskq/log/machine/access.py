@@ -231,7 +231,7 @@ _NAMED_MAX: Final = 3
 _GROUP, _OTHERS = 0o070, 0o007
 _WRITE_ALL: Final = 0o022
 #: Files of a data directory: their readers could stop writers or read payloads.
-_DIRECTORIES: Final = ("log", "owners", "inbox", "snapshot", "readers", "torn", "uploads")
+_DIRECTORIES: Final = ("log", "owners", "snapshot", "readers", "torn", "uploads")
 _INNER: Final = (
     *_DIRECTORIES,
     "write.lock",

@@ -48,7 +48,7 @@ from taskq.log.read.timeline import (
 )
 from taskq.log.segments import bodystore, identity
 from taskq.log.segments.segments import Extent, SegmentGone, hop
-from taskq.log.state import job_history, snapshot, uploads
+from taskq.log.state import job_history, snapshot
 from taskq.log.state.facets import DAMAGE_MAX, Facets, LogView
 
 
@@ -612,9 +612,6 @@ class LogReader:
             segments=len(sealed) + bool(files.lsns),
             size=sum(map(files.size, sealed)) + end.offset,
             next_lsn=journal.next_lsn,
-            uploads=0
-            if journal.is_past
-            else len(uploads.waiting_uploads(journal.disk, journal.path)),
         )
 
     def _story(self, lsn: int) -> job_history.Story | None:

@@ -15,7 +15,7 @@ from taskq.core.folds.dedup import Dedup
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
 from taskq.core.views import Damage, JobView, OwnerView
-from taskq.log.format import codec, frames, notes
+from taskq.log.format import codec, frames
 from taskq.log.format.frames import Gap, segment_name
 from taskq.log.format.record import Record
 from taskq.log.machine.owners import owner_views
@@ -24,7 +24,6 @@ from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.fold import Watch, fold_damaged, fold_frame, fold_steps
 from taskq.log.state.job_history import find_end, is_job, job_view
 from taskq.log.state.snapshot import AGENDA, DEDUP, load_newest
-from taskq.log.state.uploads import UploadsSeen
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
@@ -57,7 +56,6 @@ class Facets:
     Attributes:
         path: directory of the log.
         agenda, dedup: None until first needed.
-        uploads: how far uploads have come; caught up on demand.
         damage: what did not read back, as far as the folds met it.
         trusts_snapshots: whether they are used; not any more once batch after batch broke.
     """
@@ -72,7 +70,6 @@ class Facets:
         self.agenda: Agenda | None = None
         self.dedup: Dedup | None = None
         self.watch = Watch()
-        self.uploads = UploadsSeen(journal)
         self.damage: list[Damage] = []
         #: jobs that this process settled lately: the location of the record that did
         self.ended: dict[int, int] = {}
@@ -321,13 +318,12 @@ class Facets:
             younger = islice(self.ended.items(), ENDED_MAX // 2 + more, None)
             self.ended = dict(younger)
 
-    def appended(self, start: tuple[int, int], adopted: dict[bytes, notes.UploadProgress]) -> None:
+    def appended(self, start: tuple[int, int]) -> None:
         """Step over a frame of our own, which was applied while it was made.
 
-        ``start`` is (segment, offset) of it. Needed where anything is followed, or adopted.
+        ``start`` is (segment, offset) of it. Needed where anything is followed.
         """
         journal = self._journal
-        self.uploads.appended(start, adopted, journal.next_lsn)
         self._broken = 0
         for cursor in self.followed.values():
             if (cursor.segment, cursor.offset) == start:

@@ -13,7 +13,7 @@ from taskq.log.commit.answers import refusals
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.decide.enqueue import take
 from taskq.log.machine.threads import Reporter
-from taskq.log.requests import AdoptOrder, Op, Order, Request
+from taskq.log.requests import Op, Order, Request
 from taskq.log.store.caller_commit import CallerCommit
 
 _log: Final = Reporter("taskq")
@@ -26,7 +26,7 @@ class Mailbox:
     Attributes:
         requests: not yet taken by the thread; ``next`` takes one. The operand of an ENQUEUE_RUN is
             a line here, which its port goes on filling; see ``runs``.
-        orders: compactions and adoptions that somebody asked for.
+        orders: compactions that somebody asked for.
         chores: calls for the thread to make between two batches.
         waiting_for_room: called by ``emptied``.
         asleep: whether the thread must be poked to look.
@@ -41,7 +41,7 @@ class Mailbox:
     def __init__(self, path: str) -> None:
         self.path = path
         self.requests: deque[Request] = deque()
-        self.orders: deque[Order | AdoptOrder] = deque()
+        self.orders: deque[Order] = deque()
         self.chores: deque[Callable[[], object]] = deque()
         self.asleep = False
         self.turns = 0
@@ -65,7 +65,7 @@ class Mailbox:
     def closed(self) -> LogClosed:
         return LogClosed(f"{self.path}: the log is closed here; open it again")
 
-    def order(self, order: Order | AdoptOrder) -> None:
+    def order(self, order: Order) -> None:
         self.orders.append(order)
         self.wake_up()
 

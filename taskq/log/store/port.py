@@ -25,10 +25,9 @@ from taskq.log.format.flows import Stepped
 from taskq.log.machine import syscalls
 from taskq.log.machine.threads import Pending, Reporter, errands, refuse_inside
 from taskq.log.read.gauges import age_ns
-from taskq.log.requests import AdoptOrder, Op, Order, Settlement, Trait, Withdrawal
+from taskq.log.requests import Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.segments.segments import Extent
 from taskq.log.state.job_history import job_not_found, job_view
-from taskq.log.state.uploads import waiting_uploads
 from taskq.log.store.caller_commit import LoneCaller, Reply
 
 if TYPE_CHECKING:
@@ -99,7 +98,6 @@ def stats(
         size=journal.files.total_size(),
         next_lsn=journal.next_lsn,
         engine=engine,
-        uploads=len(waiting_uploads(journal.disk, journal.path)),
     )
 
 
@@ -374,12 +372,7 @@ class _Port(Generic[F]):
     def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Sent[views.CompactReport]:
         return self._order(lambda future: Order(keep_seconds, dry_run, self, future))
 
-    @_request
-    def adopt(self) -> Sent[int]:
-        """Adopt what was published: how many jobs came of it, once nothing waits any more."""
-        return self._order(lambda future: AdoptOrder(self, future))
-
-    def _order(self, make: Callable[[F], Order | AdoptOrder]) -> F:
+    def _order(self, make: Callable[[F], Order]) -> F:
         mailbox = self._mailbox
         if not mailbox.usable:
             raise mailbox.closed()

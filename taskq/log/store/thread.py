@@ -16,14 +16,13 @@ from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.config import BATCH_BYTES_MAX, LogConfig
 from taskq.log.decide.context import BatchNeeds
-from taskq.log.inbox.adopter import Adopter
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_CANCEL
 from taskq.log.machine.threads import Reporter
-from taskq.log.requests import AdoptOrder, Answer, Op, Order, Request, Trait, ops_that
+from taskq.log.requests import Answer, Op, Order, Request, Trait, ops_that
 from taskq.log.store.caller_commit import CallerCommit
 from taskq.log.store.mailbox import Mailbox, run_chore
 from taskq.log.upkeep.upkeep import Upkeep
@@ -155,7 +154,6 @@ class StorageThread:
         }[config.durability]
         self._kept: list[Request] = []
         self.upkeep: Upkeep | None = None
-        self.adopter: Adopter | None = None
         #: when they are looked at again, unless another segment begins before
         self._upkeep_at, self._kept_segment = 0.0, 0
         self._is_busy = self._has_told = False
@@ -175,7 +173,7 @@ class StorageThread:
             self._mailbox.poke = self.peers.poke
             self.committer = Committer(self.journal, self.peers, config, self.peers.description)
             self.committer.builds_in_steps = True
-            self.upkeep, self.adopter = Upkeep(self.committer), Adopter(self.committer)
+            self.upkeep = Upkeep(self.committer)
             self.here = self._mailbox.here = CallerCommit(self, self._mailbox)
             self._mailbox.serves_loops = config.durability is not Durability.FSYNC
         finally:
@@ -250,25 +248,22 @@ class StorageThread:
         return True
 
     def _keep_up(self, now: float) -> bool:
-        upkeep, adopter = self.upkeep, self.adopter
-        if upkeep is None or adopter is None or self.journal.gone:
+        upkeep = self.upkeep
+        if upkeep is None or self.journal.gone:
             return False
         self._kept_segment = self.journal.segment
-        for request in (*upkeep.step(), *adopter.step()):
+        for request in upkeep.step():
             self._mailbox.requests.appendleft(request)
         if self.committer.answers.now:
             self._deliver(self.committer.answers.take_now())
-        self._is_busy = upkeep.busy or adopter.busy
+        self._is_busy = upkeep.busy
         self._upkeep_at = now + (_UPKEEP_SECONDS if self._is_busy else _RESTING_SECONDS)
         return self._is_busy
 
-    def _order(self, order: Order | AdoptOrder) -> None:
+    def _order(self, order: Order) -> None:
         self._upkeep_at = 0.0
-        if self.upkeep is not None and self.adopter is not None:
-            if isinstance(order, AdoptOrder):
-                self.adopter.order(order)
-            else:
-                self.upkeep.order(order)
+        if self.upkeep is not None:
+            self.upkeep.order(order)
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -485,7 +480,8 @@ class StorageThread:
         limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
         if not self._leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
-        limits += [chore.seconds_until_look() for chore in (self.upkeep, self.adopter) if chore]
+        if self.upkeep is not None:
+            limits.append(self.upkeep.seconds_until_look())
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
@@ -516,9 +512,8 @@ class StorageThread:
         """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
         mailbox, committer = self._mailbox, self.committer
         self._shut()
-        for chore in (self.upkeep, self.adopter):
-            if chore is not None:
-                run_chore(chore.close)
+        if self.upkeep is not None:
+            run_chore(self.upkeep.close)
         self._rest()
         closed = LogClosed(f"{self.path}: the log was closed")
         waiters = committer.waiters

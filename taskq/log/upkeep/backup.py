@@ -48,12 +48,8 @@ NEW: Final = ".new"
 #: Marks a backup whose files get their names.
 _LIST: Final = "backup.json"
 _LOCK: Final = "backup.lock"
-#: Other files of a log, by folder: waiting bulk, positions of readers.
-_FOLDERS: Final = {
-    "inbox": re.compile(r".+\.(part|json)|lock"),
-    "inbox/done": re.compile(r".+\.json"),
-    "readers": re.compile(r".+\.place"),
-}
+#: Other files of a log, by folder: positions of readers.
+_FOLDERS: Final = {"readers": re.compile(r".+\.place")}
 _SEGMENT_FILE: Final = re.compile(r"[0-9]{20}\.(log|idx)")
 #: Files that a directory may hold before it becomes a backup.
 _OURS: Final = frozenset(
@@ -61,8 +57,6 @@ _OURS: Final = frozenset(
     | {name + rest for name in (FILE, _LIST) for rest in ("", _TEMPORARY, NEW, NEW + _TEMPORARY)}
     - {FILE}
 )
-#: Files of these folders never change once they have their names.
-_FIXED: Final = frozenset({"inbox"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,16 +347,12 @@ class Copier:
         )
 
     def _once(self) -> End:
-        # Before the end is looked for: a reader that came further would be beyond it, and jobs of
-        # an upload stand after it, once its file is gone.
+        # Before the end is looked for: a reader that came further would be beyond it.
         self._folder("readers", self._names("readers"))
-        waiting = self._names("inbox")
         # A reader lists the segments again, past its end, when compaction takes some meanwhile.
         first = self._first()
         with LogReader.open(self._source) as reader:
             end = self._end(reader)
-        self._folder("inbox", waiting)
-        self._folder("inbox/done", self._names("inbox/done"))
         for lsn in end.segments[:-1]:
             self._sealed(lsn)
         if end.segments:
@@ -398,10 +388,7 @@ class Copier:
 
     def _folder(self, folder: str, names: list[str]) -> None:
         for name in names:
-            if folder in _FIXED:
-                self._copy_unless_there(f"{folder}/{name}")
-            else:
-                self._copy(f"{folder}/{name}")
+            self._copy(f"{folder}/{name}")
 
     def _published(self, end: End) -> BackupReport:
         disk, target = self._disk, self._target
@@ -701,8 +688,7 @@ class _Mender(Copier):
     """A copy of the readable part of a log."""
 
     def _once(self) -> End:
-        for folder in ("readers", "inbox", "inbox/done"):
-            self._folder(folder, self._names(folder))
+        self._folder("readers", self._names("readers"))
         with LogReader.open(self._source) as reader:
             journal = reader.journal
             segments = write_repaired(journal, self._disk, f"{self._target}/log", NEW)

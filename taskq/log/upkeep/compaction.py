@@ -11,7 +11,6 @@ from taskq.core.folds import agenda, dedup, jobtable
 from taskq.log.decide.steps import Again
 from taskq.log.format import codec, frames, notes, options
 from taskq.log.format.carried import decode_carried, key_hash_of
-from taskq.log.inbox.directory import Inbox
 from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
 from taskq.log.upkeep.retention import Needed, Retained, extent
@@ -136,23 +135,8 @@ class Compaction:
                 yield from inner.wait()
             for groups in notes.chunks_of(tallied):
                 yield from self._port.make(Op.TALLY, groups).wait()
-        floor = Floor(self._next, (yield from self._uploads()))
+        floor = Floor(self._next)
         yield from self._port.make(Op.COMPACTED, floor).wait()
-
-    def _uploads(self) -> Generator[None, None, tuple[bytes, ...]]:
-        """Uploads that may not be adopted as a whole; their records in the segment are needed.
-
-        A later upload has no record in a segment that was sealed before.
-        """
-        journal, seen = self._journal, self._committer.facets.uploads
-        waiting = Inbox(journal.disk, journal.clock, journal.path).waiting().uploads
-        seen.keep_only(upload.id for upload in waiting)
-        if waiting:
-            seen.look_from(min(upload.from_lsn for upload in waiting))
-            journal.refresh()
-            for _ in seen.steps():
-                yield None
-        return tuple(upload.id for upload in waiting)
 
     def _catch_up(self) -> None:
         """Fold everything that the segment can hold: unknown jobs would be lost."""

@@ -17,7 +17,6 @@ import pytest
 from taskq import JobHandle, TaskLog, TaskQ, chain
 from taskq.core.fingerprints import fingerprint, pattern_of
 from taskq.errors import JobFailed
-from taskq.log.inbox.writer import publish
 from tests.cli.helpers import Sample, taskq, taskq_json
 from tests.programs import run_taskq
 
@@ -130,13 +129,6 @@ def test_stats_counts_by_queue_and_state(sample: Sample) -> None:
     shown = taskq("stats", "-d", sample.path).stdout
     assert "(all)" in shown
     assert "OLDEST READY" in shown
-
-
-def test_stats_tell_of_uploads_that_nobody_has_adopted_yet(tmp_path: Path) -> None:
-    for number in (1, 2):
-        publish(tmp_path, f"nightly@{number}", [])
-        assert taskq_json("stats", "-d", tmp_path)["uploads"] == number
-    assert "2 uploads wait to be adopted" in taskq("stats", "-d", tmp_path).stdout
 
 
 async def test_workers_shows_who_has_the_log_open_and_what_they_hold(tmp_path: Path) -> None:

@@ -30,9 +30,7 @@ from taskq.log.format.carried import (
 )
 from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
 from taskq.log.format.notes import (
-    UploadProgress,
     decode_rated,
-    encode_adopted,
     encode_moved,
     encode_rated,
     encode_ticked,
@@ -65,7 +63,6 @@ _RICH: Final = Extras(
 _RICH_READ: Final = Extras(
     due_ns=1_005, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
 )
-_ADOPTED: Final = UploadProgress(bytes(range(16)), 1_000, 2_000, 3, 21)
 _TICKED: Final = TickRecord("nightly", ScheduleState(7, 9, True, b"every 60", b"{}"))
 _MOVED: Final = SourceRecord("a", SourceState(b"[1]", 7))
 _FORGOTTEN: Final = TickRecord("nightly", ScheduleState(7, 9), is_gone=True, has_rule=False)
@@ -340,14 +337,6 @@ _RECORDS: Final = {
         "1c000000 24 00 0000 01000000 00000000 cdab000000000000 b99ca9a5",
         _fields(Kind.COMPACTED, Flag.CHECKED, token=0xABCD),
     ),
-    "adopted": (
-        encode_adopted(_ADOPTED, 31),
-        (
-            "44000000 25 00 0000 01000000 00000000 000102030405060708090a0b0c0d0e0f"
-            "e803000000000000 d007000000000000 0300000000000000 1500000000000000 3d09e894"
-        ),
-        _fields(Kind.ADOPTED, Flag.CHECKED, adopted=_ADOPTED),
-    ),
     "asked to cancel": (
         codec.encode_job(Kind.CANCEL_ASKED, 0, 2, 22, 30),
         "20000000 26 00 0000 00000000 02000000 1600000000000000 1e00000000000000",
@@ -495,7 +484,7 @@ def test_a_frame_has_these_bytes() -> None:
 _DEFAULTS: Final[dict[str, object]] = {
     "type": None, "job": 0, "flags": 0, "token": 0, "attempt": 0, "attempts_max": 0, "due_ns": 0,
     "expires_ns": 0, "lease_ns": 0, "step_ns": 0, "queue": "", "task": "", "cause": "",
-    "priority": None, "extras": None, "body": None, "carried": None, "adopted": None,
+    "priority": None, "extras": None, "body": None, "carried": None,
     "ticked": None, "moved": None, "step": None, "lines": b"", "awaits": b"", "key_hash": 0,
     "replaces": 0,
     "rated": (),

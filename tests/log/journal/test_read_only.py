@@ -11,7 +11,6 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.errors import FormatError, LogError
-from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.identity import REPLICA, read_identity
 from tests.log.world import PATH, World
@@ -42,15 +41,7 @@ async def _enqueue(path: Path) -> None:
         await log.put(b"two")
 
 
-async def _publish(path: Path) -> None:
-    publish(path, "load", [])
-
-
-async def _write_part(path: Path) -> None:
-    PartWriter(path, "load")
-
-
-@pytest.mark.parametrize("write", [_enqueue, _publish, _write_part])
+@pytest.mark.parametrize("write", [_enqueue])
 @pytest.mark.parametrize(
     ("feature", "error", "says"),
     [(REPLICA, LogError, "copy"), ("sealed-7", FormatError, r"\['sealed-7'\]")],

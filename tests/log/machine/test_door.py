@@ -146,7 +146,7 @@ def test_the_data_directory_itself_may_be_a_link(tmp_path: Path) -> None:
         assert reader.stats().queues
 
 
-@pytest.mark.parametrize("name", ["log", "owners", "inbox", "readers", "snapshot", "torn"])
+@pytest.mark.parametrize("name", ["log", "owners", "uploads", "readers", "snapshot", "torn"])
 def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name: str) -> None:
     log = tmp_path / "log"
     with TaskLog.open(log):

@@ -12,8 +12,6 @@ from typing import Any, Final
 import pytest
 
 from taskq.log.config import LogConfig
-from taskq.log.inbox.parts import encode_tail
-from taskq.log.inbox.writer import PartWriter, publish
 from taskq.log.machine import syscalls
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_READY
@@ -156,17 +154,3 @@ def test_a_wake_up_with_a_bug_in_it_is_logged_and_harms_nobody(
         assert store.thread_port.enqueue(EnqueueSpec(), b"x").result(10) == number
     store.close()
     assert "the others could not be woken" in caplog.text
-
-
-def test_whoever_publishes_wakes_those_who_adopt(
-    tmp_path: Path, two: tuple[LocalPeers, LocalPeers]
-) -> None:
-    """They look by themselves only every ten seconds."""
-    open_store(str(tmp_path), LogConfig()).close()
-    with PartWriter(tmp_path, "up") as writer:
-        writer.add(encode_tail(EnqueueSpec("task")), b"x")
-        part = writer.close()
-    assert not _is_woken(two[0])
-    assert publish(tmp_path, "up", [part])
-    assert _is_woken(two[0])
-    assert _is_woken(two[1])

@@ -10,11 +10,12 @@ from typing import Final
 from taskq.core.kinds import OF_JOBS
 from taskq.core.model import Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.core.sources import SourceRecord, SourceState
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, encode_carried, encode_compacted
 from taskq.log.format.frames import Gap
-from taskq.log.format.notes import UploadProgress, encode_adopted
+from taskq.log.format.notes import encode_moved
 from taskq.log.format.options import encode_extras
 from taskq.log.format.record import Record, places
 from taskq.log.journal.journal import Journal
@@ -153,7 +154,7 @@ class Writer:
         if kind == 1:
             return encode_compacted(1, self._lsn)
         if kind == 2:
-            return encode_adopted(UploadProgress(bytes(16), 7, 9, 0, 1), self._lsn)
+            return encode_moved(SourceRecord("s", SourceState(b"7", 9)), self._lsn)
         return codec.PREFIX.pack(20, 200, 0, 0, 0) + bytes(8)
 
 

@@ -16,7 +16,6 @@ import pytest
 from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
-from taskq.log.inbox import adopter
 from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store import thread
@@ -28,7 +27,7 @@ from tests.processes.harness import Pause, eventually, put
 #: Calls of the thread between one batch and its sleep.
 STEPS = [
     "_take", "_cycle", "_hand_out", "_build", "_keep_up", "_after_batch", "_idle", "_timeout",
-    "_until_rest", "_interest", "committer.commit", "upkeep.step", "adopter.step",
+    "_until_rest", "_interest", "committer.commit", "upkeep.step",
     "peers.announce", "_has_news", "journal.has_grown", "peers.sleep",
 ]  # fmt: skip
 SECONDS = 10
@@ -105,8 +104,6 @@ WAITS = [
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
     """Nobody looks around by himself: a wake-up that is lost is never made up for."""
     monkeypatch.setattr(thread, "LOOK_AROUND_NS", 10**15)
-    for name in ("_LOOK_NS", "_IDLE_LOOK_NS"):
-        monkeypatch.setattr(adopter, name, 10**15)
     monkeypatch.setattr(thread, "_REST_SECONDS", 10**9)
     logs = Logs(tmp_path)
     yield logs

@@ -14,10 +14,8 @@ from click.testing import CliRunner
 from taskq import State, TaskQ
 from taskq.cli.main import main
 from taskq.core.errors import LogError, WrongLog
-from taskq.log.inbox import PartWriter, encode_tail, publish
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
-from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep.backup import back_up, restore
 from tests.processes.harness import Child
 
@@ -121,22 +119,20 @@ def test_what_compaction_takes_behind_the_copied_end_is_no_gap(
     assert stands(target)[0] == dict.fromkeys(kept, State.READY)
 
 
-def test_bulk_that_waits_and_readers_come_along(tmp_path: Path) -> None:
+def test_positions_of_sources_and_readers_come_along(tmp_path: Path) -> None:
     data, again = tmp_path / "data", tmp_path / "again"
     with TaskQ(data, upkeep=False) as app:
         large = "x" * (2 << 20)
         job = app.enqueue_by_name_sync("keep", large)
+        app.ingest_sync("file", [], [7])
     run("reader", "seek", "billing", "end", "-d", data)
-    writer = PartWriter(data, "bulk")
-    writer.add(encode_tail(EnqueueSpec(), None), b"x")
-    publish(data, "bulk", [writer.close()])
     run("backup", data, tmp_path / "backup")
     run("restore", tmp_path / "backup", again)
     with LogReader.open(str(again)) as reader:
         view = reader.job(reader.parse_id(job.id))
         assert view is not None
         assert json.loads(view.payload)["*"] == [large]
-        assert reader.stats().uploads == 1
+        assert [source.position for source in reader.sources()] == [[7]]
     assert json.loads(run("reader", "ls", "-d", again, "--json").stdout)[0]["name"] == "billing"
     assert not stands(again)[0].keys() - {job.id}
 

@@ -12,11 +12,9 @@ import pytest
 
 from taskq import TaskQ
 from taskq.core.errors import LogError
-from taskq.log.inbox import PartWriter, encode_tail, publish
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import NamedReader, ReaderPosition, reader_positions
-from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep import backup
 from taskq.log.upkeep.backup import back_up, restore
 from tests.effort import every, grows
@@ -77,7 +75,7 @@ class Stands(NamedTuple):
     """The contents of a log."""
 
     jobs: dict[str, int]
-    uploads: int
+    sources: dict[str, object]
     readers: dict[str, tuple[int, int]]
 
 
@@ -90,15 +88,8 @@ def stands(path: Path) -> Stands:
         report = reader.verify()
         assert (report.damage, report.torn_bytes) == ((), 0)
         jobs = {view.job_id: int(view.state) for view in reader.jobs(None, None, None, 10**6)}
-        uploads = reader.stats().uploads
-    return Stands(jobs, uploads, reader_positions(LocalDisk(), str(path)))
-
-
-def publish_jobs(path: Path, name: str, count: int) -> None:
-    writer = PartWriter(path, name)
-    for _ in range(count):
-        writer.add(encode_tail(EnqueueSpec(), None), b"x")
-    publish(path, name, [writer.close()])
+        sources = {source.name: source.position for source in reader.sources()}
+    return Stands(jobs, sources, reader_positions(LocalDisk(), str(path)))
 
 
 def read_up_to(path: Path, lsn: int) -> None:
@@ -119,17 +110,16 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """A log, a backup of it from before an upload was adopted, and what stands in it and now."""
+    """A log, a backup of it from before jobs were ingested, and what stands in it and now."""
     tmp_path = tmp_path_factory.mktemp("case")
     data, first = tmp_path / "data", tmp_path / "first"
     with TaskQ(data, segment_bytes=65_536, upkeep=False) as app:
         handles = [app.enqueue_by_name_sync("keep", "x" * 30_000) for _ in range(4)]
         app.enqueue_by_name_sync("keep", "x" * (2 << 20))
         read_up_to(data, 2)
-        publish_jobs(data, "bulk", 500)
+        app.ingest_sync("bulk", [], 0)
         back_up(str(data), str(first))
-        assert app.adopt_sync() == 500
-        publish_jobs(data, "more", 3)
+        app.ingest_sync("bulk", [app.call_by_name("keep", "x")] * 500, 500)
         for handle in handles:
             handle.cancel_sync()
         for _ in range(4):
@@ -141,7 +131,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     back_up(str(data), str(tmp_path / "second"))
     restore(str(tmp_path / "second"), str(tmp_path / "new"))
     case = Case(data, first, stands(tmp_path / "old"), stands(tmp_path / "new"))
-    assert (case.old.uploads, case.new.uploads) == (1, 1)
+    assert (case.old.sources, case.new.sources) == ({"bulk": 0}, {"bulk": 500})
     assert len(case.old.jobs) == 5
     assert len(case.new.jobs) == 507
     assert case.old.readers != case.new.readers
@@ -163,7 +153,7 @@ def ends_early(case: Case, target: Path, cut: Cut, monkeypatch: pytest.MonkeyPat
 def test_a_second_backup_that_is_cut_anywhere_leaves_the_first_or_is_whole(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, full: bool
 ) -> None:
-    """With an upload adopted in between, a reader that went on, and segments that went."""
+    """With jobs ingested in between, a reader that went on, and segments that went."""
     step, is_cut, seen = 0, True, []
     while is_cut:
         target, again = tmp_path / f"backup-{step}", tmp_path / f"again-{step}"
@@ -179,7 +169,7 @@ def test_a_second_backup_that_is_cut_anywhere_leaves_the_first_or_is_whole(
         assert stands(again) == case.new, f"cut at operation {step}, and then whole"
         shutil.rmtree(again)
         shutil.rmtree(target)
-        step += every(41)
+        step += every(23)
     assert case.old in seen
     assert seen[-1] == case.new
     assert len(seen) >= 3

@@ -14,11 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from taskq import TaskLog
+from taskq import Put, TaskLog
 from taskq.core.views import ProgressView
-from taskq.log.inbox.parts import encode_tail
-from taskq.log.inbox.writer import PartWriter, publish
-from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep import snapshots
 
 _SEGMENT_BYTES = 64 * 1024
@@ -34,10 +31,7 @@ async def use(path: Path, *, hold: bool) -> None:
         (delivery,) = await log.claim(wait=10)
         store = log._connection.store()
         store.progress.tell(log, 1, 1, ProgressView(0.5, "half", 0))
-        part = PartWriter(path, f"up-{os.getpid()}")
-        part.add(encode_tail(EnqueueSpec(), None), b"uploaded")
-        publish(path, f"up-{os.getpid()}", [part.close()])
-        await log.adopt()
+        await log.ingest("file", [Put(payload=b"a line")], 1)
         async with log.stream(reader=f"reader-{os.getpid()}") as stream:
             async for _ in stream:
                 await stream.commit()
