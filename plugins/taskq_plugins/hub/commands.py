@@ -65,7 +65,7 @@ def enroll(
 ) -> None:
     """Give a device a token, and print it, this once; what to type on the device comes with it.
 
-    A code is short enough to be told. A name belongs to one machine: a device that is replaced, was
+    A code is short enough to say. A name belongs to one machine: a device that is replaced, was
     held, or lost its token goes on under its name with --replace.
     """
     registry = Registry(directory)
@@ -90,8 +90,7 @@ def enroll(
 def retire(directory: Path, device: str, other: str | None) -> None:
     """Let no token of a device hold any more; what it sent stays, jobs for it are cancelled.
 
-    With --jobs-to another device gets them instead, also those that this one took and never told
-    the end of.
+    With --jobs-to another device gets them instead; also jobs of which this one never sent the end.
     """
     if other is not None:
         with _opened(directory) as hub:
@@ -123,8 +122,7 @@ def serve(
 ) -> None:
     """Answer the devices that were enrolled, until stopped; an empty directory becomes a hub.
 
-    What is stored lies in HUB/devices/<device>/<log id>, a task log that read commands take with -d
-    while it is written.
+    The logs lie in HUB/devices/<device>/<log id>; read commands take them with -d while they grow.
     """
     if not (directory / "devices").is_dir():
         if directory.exists() and any(directory.iterdir()):
@@ -225,8 +223,8 @@ def _words_of_log(log: dict[str, Any], now_ns: int) -> Iterator[str]:
 def check(directory: Path, deep: bool, repair: bool) -> None:
     """Compare the copies with what was noted when their segments were sealed; exits with 1.
 
-    With --repair, for which the hub must not be served, what is wrong comes again when its device
-    syncs next, if that has it still. Until then it stays as it is.
+    With --repair the device sends damaged segments again at its next sync, if it has them. The hub
+    must not be served meanwhile.
     """
     files = _package("copyfiles")
     unknown = {copy.device for copy in files.kept(directory)} - {*Registry(directory).names()}
@@ -251,7 +249,7 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
 def erase(directory: Path, device: str, yes: bool) -> None:
     """Remove all that came of a device, and end its tokens; the hub must not be served.
 
-    Jobs that wait for it are cancelled. What backups and lakes have of it stays there.
+    Jobs that wait for it are cancelled. Its rows in backups and lakes stay.
     """
     registry = Registry(directory)
     registry.known(device)
@@ -267,8 +265,7 @@ def erase(directory: Path, device: str, yes: bool) -> None:
 def backup(directory: Path, target: Path) -> None:
     """Copy a hub to DEST, which is empty or not there, beside its server.
 
-    DEST is a hub: serve it in place of one that was lost, or back it up to where that was. What
-    came since the devices send again.
+    DEST is a hub: serve it in place of a lost one. The devices send later records again.
     """
     render.echo(f"{target}: {_package('transport').hub_backed_up(directory, target)} logs")
 

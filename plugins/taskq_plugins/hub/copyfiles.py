@@ -341,8 +341,8 @@ class DeclaredGap(NamedTuple):
 class Gaps:
     """The gaps of one copy; ``unmark`` drops the durable mark.
 
-    What came before a gap is set aside as a log of its own (``old/<n>``), since a log with a hole
-    in it would not fold to what the device has.
+    The segments before a gap are set aside as a log of their own (``old/<n>``): a log with a hole
+    folds to other jobs than the device's.
 
     Attributes:
         all: declared gaps, oldest first. The latest may still have to be carried out.

@@ -361,7 +361,7 @@ class HubStops(HubError):
 # -- as HTTP carries them --------------------------------------------------------------------------
 
 Carried: TypeAlias = tuple[str, str, dict[str, str], bytes]
-#: Where each request with a JSON body goes.
+#: Paths of the requests with a JSON body.
 PATHS: Final[dict[type, str]] = {
     Enroll: "/enroll",
     Sync: "/sync",
@@ -446,7 +446,7 @@ def refusal(status: int, title: str = "") -> HubError:
 
 
 def agreed(spoken: Iterable[str]) -> int:
-    """Return the version that both sides speak, 0 if there is none."""
+    """Return the highest version of both sides, 0 without one."""
     return max((version for version in VERSIONS if str(version) in spoken), default=0)
 
 

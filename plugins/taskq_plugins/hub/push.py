@@ -43,7 +43,7 @@ class Verdict(enum.Enum):
 
 
 def compare(synced: models.CopyEnd, log: engine.DurableLog) -> Verdict:
-    """Draw the verdict from what stands where the copy ends."""
+    """Return the verdict on the end of the copy."""
     at = synced.at
     if not at.segment:
         return Verdict.NEW
@@ -181,7 +181,7 @@ class Push:
         return await self._ask(models.Seal(*ids, end, digest)) == models.Stored(end)
 
     async def _sent(self, behind: engine.Border, data: bytes) -> models.Answer | None:
-        """Send frames; one that is larger than a request goes in pieces, which the hub keeps."""
+        """Send frames; the hub keeps the pieces of a frame that is larger than a request."""
         ids, held = (self._synced.session, self._log_id), 0
         while True:
             piece = data[held : held + self._piece_bytes()]

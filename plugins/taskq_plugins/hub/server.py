@@ -1,6 +1,6 @@
 """The hub's HTTP: ``taskq hub serve``. Requests of a device run one by one, others in parallel.
 
-Each request passes one gate before the app sees it: who asks, how much, how fast, how many at once.
+One gate checks each request before the app: token, size, speed and number at once.
 Put a proxy with TLS between the hub and the internet.
 """
 
@@ -73,7 +73,7 @@ _TRIES_MAX: Final = 10
 _TRIES_FREE: Final = 3
 _TRY_SECONDS: Final = 1.0
 _MINUTE: Final = 60.0
-#: What is there for anybody.
+#: Paths without a token.
 _OPEN: Final = frozenset({"/healthz", "/openapi.json"})
 _ENROLL: Final = models.PATHS[models.Enroll]
 _BODY_BYTES_MAX: Final = {

@@ -42,7 +42,7 @@ _redeemed: Final = set[str]()
 def sync(data_dir: Path | None, **given: Any) -> None:
     """Send a hub what it lacks of the log, or of all logs of a root of shards, once, then exit.
 
-    Workers and enqueues go on meanwhile. What the hub had before is found by what stands there, so
+    Workers and enqueues go on meanwhile. The hub's copy says where to go on, so
     it does not matter how the last try ended.
     """
     if given["restore"]:

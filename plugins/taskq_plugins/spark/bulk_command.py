@@ -246,7 +246,7 @@ def replay(
 ) -> None:
     """Enqueue past jobs of a lake once more, each with a header replay_of.
 
-    Tells what would be done; --yes does it. A run is done once: its name is made from the lake and
+    Shows the plan; --yes carries it out. A run is done once: its name is made from the lake and
     the condition unless --run gives another. The old jobs stay as they are. For example
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """

@@ -119,7 +119,7 @@ def lake_option(command: Callable[..., None]) -> Callable[..., None]:
 )
 @json_option
 def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
-    """Tell what the tables hold, how far each log was read, and what is left."""
+    """Print the tables, the positions in each log, and the unread rest."""
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - needs pyarrow
 
     newest = Lake.open(lake_path)

@@ -225,7 +225,7 @@ def _numbers(version: str) -> list[int]:
 @json_option
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Look at Java and at Python packages, and say what to do; exits with 1 if one will not do."""
+    """Check Java and Python packages, and print remedies; exits with 1 if one is missing."""
     looks: dict[str, Callable[[], str]] = {"java": lambda: "{1} from {2}, {0}".format(*find_java())}
     looks |= {name: partial(look_at_package, name) for name in PACKAGES}
     findings = []

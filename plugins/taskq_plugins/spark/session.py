@@ -42,7 +42,7 @@ MASTER_DEFAULT: Final = "local[*]"
 #: How the names of masters begin that run executors of their own on this machine.
 _LOCAL_CLUSTER: Final = "local-cluster"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-#: Of a session on this machine: records pass through in batches of some thousand.
+#: Options of a session on this machine: batches of some thousand records.
 _DRIVER_MEMORY: Final = "768m"
 #: Its second compiler and its parallel collectors never pay there.
 _JAVA_LOCAL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")

@@ -146,7 +146,7 @@ def _check(connection: duckdb.DuckDBPyConnection, query: str) -> None:
 
 
 class _Need(NamedTuple):
-    """What a question reads.
+    """Tables and columns of a question.
 
     Attributes:
         tables: their names.
@@ -186,7 +186,7 @@ def _need_of(query: str) -> _Need:
     text = " ".join(str(cell) for row in rows for cell in row)
     words = frozenset(re.findall(r"\w+", text))
     names = {name for table in empty.values() for name in table.schema.names}
-    # A node of the plan says so twice.
+    # The plan names each scan twice.
     return _Need(named, words & names, text.count(f'"name": "{_SCAN}"'))
 
 

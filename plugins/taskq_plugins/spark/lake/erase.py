@@ -189,7 +189,7 @@ def erase(
 ) -> None:
     """Erase payloads, results, reasons, keys and headers of jobs from all tables.
 
-    Tells what would be done; --yes does it: rows are written anew without them, and files of older
+    Shows the plan; --yes carries it out: rows are written anew without them, and files of older
     versions that had them are removed, so readers of older versions fail.
     """
     if not job_ids and where is None and not purged:

@@ -131,7 +131,7 @@ class Folder(NamedTuple):
         schema: pa.Schema,
         where: pc.Expression | None = None,
     ) -> pa.Table:
-        """Return columns of some files; those that a directory's name tells are not among them."""
+        """Return columns of some files, without the columns of their directories' names."""
         paths = [file.path for file in files]
         if not paths:
             return schema.empty_table()
@@ -172,7 +172,7 @@ class DataFile(NamedTuple):
         return self.values.get(IS_OVER) == "true"
 
     def placed(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Return the file's rows with the columns that its directory's name tells."""
+        """Return the file's rows with the columns of its directory's name."""
         for name, value in self.values.items():
             text = pa.scalar(value, pa.string())
             same = pa.repeat(text, rows.num_rows).cast(schema.field(name).type)

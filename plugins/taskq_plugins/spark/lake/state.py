@@ -13,7 +13,7 @@ from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.store import OPEN, PART, POSITIONS, POSITIONS_APP, RECORDS, Lake
 
 BATCH: Final = "batch"
-#: Columns that are read of logs, and those of ``records``.
+#: Columns of the logs, and of ``records``.
 READ: Final = as_bytes(DETAILS)
 RECORD: Final = pa.schema([*READ, pa.field(BATCH, pa.int64()), pa.field(files.DATE, pa.date32())])
 #: Columns that the fold and the rows about whole logs need.

@@ -156,7 +156,7 @@ class Lake:
         return DeltaTable.is_deltatable(self.folder.below(table).uri)
 
     def delta(self, table: str) -> DeltaTable:
-        """Return a table as deltalake has it: the newest version, or the pinned one."""
+        """Return the newest version of a table, or the pinned one."""
         where = self.folder.below(table).uri
         version = None if self._versions is None else self._versions.get(table, -1)
         if not self.has(table):
@@ -224,7 +224,7 @@ class Lake:
         return chosen if names is None else chosen.select(names)
 
     def whole(self, table: str, file: DataFile) -> pa.Table:
-        """Return a file's rows with the columns that its directory's name tells."""
+        """Return a file's rows with the columns of its directory's name."""
         return file.placed(self.rows(table, None, None, [file]), self.schema(table))
 
     def _check(self, table: str, file: DataFile) -> str:

@@ -73,7 +73,7 @@ _EMPTY: Final = rows_of(FOLDED.empty_table(), {})
 SCHEMAS: Final = {
     RECORDS: RECORD, JOBS: _EMPTY.jobs.schema, ATTEMPTS: _EMPTY.attempts.schema, OPEN: KEPT,
 }  # fmt: skip
-#: Columns of the records that say which jobs and logs a batch touches.
+#: Columns of the records by which a batch finds its jobs and logs.
 _NAMES: Final = (
     "device", "log_id", "epoch", "segment", "lsn", "timestamp", "ts_ns", "kind", "job", "step_ns",
 )  # fmt: skip

@@ -158,7 +158,7 @@ def update(
         if folded or refreshed or time.monotonic() >= writer.vacuum_due:
             keep_in_order(writer, options)
     problems = set(planned.problems.values())
-    if not options.fail_on_data_loss:  # what is gone is passed over
+    if not options.fail_on_data_loss:  # lost segments are skipped
         problems -= skipped.keys() - {problem.text for problem in seen.problems}
     return Summary(
         len(folded),

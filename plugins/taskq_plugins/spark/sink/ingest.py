@@ -37,7 +37,7 @@ _MANIFEST: Final = "manifest.json"
 PART_JOBS_MAX: Final = 1_000_000
 _ROWS: Final = 2_000
 _ROWS_BYTES: Final = 8 * 1024 * 1024
-#: What nobody published is removed after this time.
+#: Unpublished uploads are removed after this time.
 _LEFT_SECONDS: Final = 7 * 86_400
 _SCHEMA: Final = pa.schema(
     [
@@ -129,7 +129,7 @@ class Upload(NamedTuple):
         return parts
 
     def _make_folder(self) -> None:
-        """Make the folder for the users who may use the log's directory, and no others."""
+        """Make the folder for the users of the log's directory alone."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(self.data_dir.stat().st_mode) & 0o770 | 0o700
         for path in (self.folder.parent, self.folder):

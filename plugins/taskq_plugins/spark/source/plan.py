@@ -81,7 +81,7 @@ class Stretch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to read, and how far the logs were read after that.
+    """Pieces to read, and the positions after them.
 
     Attributes:
         pieces: by partition.
@@ -145,7 +145,7 @@ def _plan(
         if (end := standing.latest if targets is None else targets.get(log_id))
         and not batch.is_at(log_id, end)
     ]
-    # The log that is furthest behind first, so that none starves.
+    # The log with the oldest position first: each gets its turn.
     waiting.sort(key=lambda log: (log.here.time_ns, log.standing.log.log_id))
     while waiting and batch.take(waiting):
         waiting = [rest for rest in map(batch.rest_of, waiting) if rest is not None]

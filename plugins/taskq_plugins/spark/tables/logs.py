@@ -216,7 +216,7 @@ def edges(lineage: Lineage) -> list[tuple[str, int, str]]:
 
 
 def _grown(own: Log, parents: Sequence[tuple[str, int]], logs: Mapping[str, Log]) -> Log:
-    """Return a log with what its parents wrote of it."""
+    """Return a log with its parents' part of it."""
     steps: list[tuple[int, int]] = []
     stretches: list[tuple[int, int]] = []
     gaps: list[tuple[int, int]] = []

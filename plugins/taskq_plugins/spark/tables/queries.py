@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: What jobs and attempts did, with its hour since 1970.
+#: Ends of jobs and attempts, with their hour since 1970.
 EVENTS: Final = """
     SELECT device, queue, task, enqueued_ns div 3600000000000 AS hour, 'enqueued' AS what,
         CAST(NULL AS BIGINT) AS wait_ns, CAST(NULL AS BIGINT) AS run_ns, sign
