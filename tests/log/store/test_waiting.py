@@ -104,7 +104,7 @@ WAITS = [
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
     """Nobody looks around by himself: a wake-up that is lost is never made up for."""
     monkeypatch.setattr(thread, "LOOK_AROUND_NS", 10**15)
-    monkeypatch.setattr(thread, "_REST_SECONDS", 10**9)
+    monkeypatch.setattr(thread, "_REST_SECONDS", 10**6)
     logs = Logs(tmp_path)
     yield logs
     logs.close()
