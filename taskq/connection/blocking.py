@@ -57,7 +57,12 @@ async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
 
 
 async def in_turns(steps: Generator[None, None, R]) -> R:
-    """Do long work in steps, and let the event loop turn after each."""
+    """Do long work in steps, and let the event loop turn after each.
+
+    Raises:
+        UsageError: none of asyncio runs here.
+    """
+    need_loop()
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
     while True:
