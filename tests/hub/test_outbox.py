@@ -269,6 +269,18 @@ async def test_a_job_that_no_device_took_in_time_expires(place: Place) -> None:
     assert await late.status() is State.EXPIRED
 
 
+async def test_the_server_writes_to_an_outbox_only_if_a_job_of_it_is_over(place: Place) -> None:
+    await place.put(expires=0.001)
+    await place.put()
+    path = place.hub.outbox("edge-7").path
+    await place.hub.close()
+    await place.server._outbox._settle_all()
+    assert [job.state for job in _jobs(path)] == [State.READY, State.EXPIRED]
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    await place.server._outbox._settle_all()
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+
+
 async def test_one_that_a_device_took_is_its_own_to_judge(place: Place) -> None:
     ran, late = await place.put(expires="1h"), await place.put(expires="1h")
     await place.sync()

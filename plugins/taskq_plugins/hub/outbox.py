@@ -40,7 +40,7 @@ from taskq.engine import (
 from taskq.errors import TaskqError
 from taskq.hooks import Connection, off_loop
 from taskq.values import SECOND_NS
-from taskq.views import JobView
+from taskq.views import LIVE_STATES, JobView
 from taskq_plugins.hub.copyfiles import IDENTITY, CopyFiles, kept, lineage
 from taskq_plugins.hub.models import (
     BYTES_MAX,
@@ -264,6 +264,19 @@ async def settle(connection: Connection, reader: DeviceReader) -> None:
         await port.withdraw(over[at : at + _ENDED_MAX], expired=True)
 
 
+def _is_due(path: str, reader: DeviceReader) -> bool:
+    """Return whether ``settle`` has anything to write to an outbox."""
+    with LogReader.open(path) as log:
+        tag = log.journal.tag
+        waiting = [
+            (view.lsn, view.enqueued_ns, view.expires_ns) for view in log.each_job(LIVE_STATES)
+        ]
+    if waiting:
+        reader.read(waiting[0][1])
+    now_ns = time.time_ns()
+    return any(0 < end <= now_ns or reader.is_settled(tag, job) for job, _, end in waiting)
+
+
 class _All:
     """Has every job."""
 
@@ -398,8 +411,10 @@ class OutboxServer:
     async def _settle_all(self) -> None:
         for device in devices(self._path):
             connection = Connection(str(folder(self._path, device)), _CONFIG)
+            reader = DeviceReader(self._path, device)
             try:
-                await settle(connection, DeviceReader(self._path, device))
+                if await off_loop(_is_due, connection.path, reader):
+                    await settle(connection, reader)
             except (OSError, TaskqError) as error:
                 _log.warning("hub: jobs of %s wait a while: %s", device, error)
             finally:
