@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from taskq import Put, TaskLog
-from taskq.log.machine.disk import LocalDisk
-from taskq.log.segments.identity import Identity, LockMark
 from taskq.log.upkeep.health import Check, check_health
 from tests.cli.helpers import taskq, taskq_json
+from tests.processes.harness import same_log
 
 _KIB = 1024
 
@@ -39,13 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def queue(whole: Path, tmp_path: Path) -> Path:
     """Return a copy of it that is taken for the log itself, not for an older copy."""
     path = shutil.copytree(whole, tmp_path / "queue", ignore=shutil.ignore_patterns("*.pipe"))
-    disk = LocalDisk()
-    identity = Identity.read(disk, str(path))
-    assert identity is not None
-    lock = disk.open(f"{path}/write.lock")
-    mark = LockMark(disk.identity(lock)[1], disk.born_ns(lock))
-    identity._replace(lock=mark).write(disk, str(path))
-    disk.close(lock)
+    same_log(path)
     return path
 
 

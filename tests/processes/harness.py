@@ -24,8 +24,10 @@ from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.format.record import Record
+from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
+from taskq.log.segments.identity import Identity, LockMark
 from taskq.log.state.job_history import records
 from taskq.log.store.store import Store, open_store
 from tests.processes.warm import Program
@@ -48,6 +50,18 @@ def eventually(condition: Callable[[], object], seconds: float = STEP_SECONDS) -
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
         pause.wait(_LOOK_AGAIN_SECONDS)
+
+
+def same_log(path: Path) -> Identity:
+    """Let a directory of copied files be the log itself, and return which it is."""
+    disk = LocalDisk()
+    identity = Identity.read(disk, str(path))
+    assert identity is not None
+    lock = disk.open(f"{path}/write.lock")
+    identity = identity._replace(lock=LockMark(disk.identity(lock)[1], disk.born_ns(lock)))
+    disk.close(lock)
+    identity.write(disk, str(path))
+    return identity
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:

@@ -43,7 +43,7 @@ from taskq.core.errors import TaskqError
 from taskq.core.records import Kind
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
-from taskq.log.segments.identity import LockMark, read_identity, write_identity
+from taskq.log.segments.identity import read_identity
 from taskq.views import LIVE_STATES
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub import Hub
@@ -54,7 +54,7 @@ from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Protocol, Server
 from taskq_plugins.hub.sync import sync
-from tests.processes.harness import is_readable, log_records
+from tests.processes.harness import is_readable, log_records, same_log
 
 _DEVICE, _OTHER = "edge-7", "edge-8"
 _SMALL: Final = 64 * 1024
@@ -342,16 +342,6 @@ def roll_back(log: Path, files: dict[Path, bytes]) -> None:
         file.write_bytes(data)
 
 
-def _same_log(path: Path) -> None:
-    """Let a copied directory be the log itself."""
-    identity = read_identity(LocalDisk(), str(path))
-    assert identity is not None
-    lock = LocalDisk().open(str(path / "write.lock"))
-    mark = LockMark(LocalDisk().identity(lock)[1], LocalDisk().born_ns(lock))
-    write_identity(LocalDisk(), str(path), identity._replace(lock=mark))
-    LocalDisk().close(lock)
-
-
 async def _sync(place: Path, port: int) -> None:
     await sync(str(place / _DEVICE), _line(place, port))
 
@@ -424,7 +414,7 @@ class _Run:
         self._listening = listening
         shutil.copytree(template, folder)
         for log in (folder / _DEVICE, folder / "hub" / "outbox" / _DEVICE):
-            _same_log(log)
+            same_log(log)
         self._before = _bytes_of(folder / "hub" / "devices" / _DEVICE)
         self._server = 0
 

@@ -18,9 +18,11 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.model import Durability, State
+from taskq.core.parsing import Tag
 from taskq.log.machine.disk import LocalDisk
 from tests.effort import grows, some
 from tests.log.world import PATH
+from tests.processes.harness import same_log
 from tests.processes.recorded import ANSWERS, Call, record, replayed, written_out
 
 pytestmark = [
@@ -94,18 +96,24 @@ async def test_a_power_cut_loses_nothing_that_was_answered_for(
 ) -> None:
     cut = random.Random(seed).randrange(len(fsynced))
     machine = replayed(fsynced[:cut], seed)
+    lock = machine.find(f"{PATH}/write.lock")
     machine.lose_power()
     monkeypatch.setattr(LocalDisk, "boot_id", lambda _: seed)
     seen = [words for _, words in answers(fsynced[:cut])]
-    async with TaskLog.open(written_out(machine, tmp_path)) as log:
+    path = written_out(machine, tmp_path)
+    tag = Tag("")
+    if seen:
+        assert machine.find(f"{PATH}/write.lock") is lock, "by this file the log knows itself"
+        tag = same_log(path).tag
+    async with TaskLog.open(path) as log:
         waiting: dict[str, str] = {}
         while batch := await log.claim(100):
             waiting |= {
                 delivery.job_id: hashlib.sha256(delivery.payload).hexdigest() for delivery in batch
             }
-        tag = (await log.put(b"the next")).rpartition("-")[0]
+        assert (await log.put(b"the next")).startswith(tag)
         for kind, lsn, *rest in seen:
-            job_id = f"{tag}-{lsn}"
+            job_id = tag.id(int(lsn))
             if kind == "put" and job_id in waiting:
                 assert waiting[job_id] == rest[0]
             else:
