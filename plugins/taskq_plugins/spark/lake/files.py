@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import dataset, fs, parquet
 
 from taskq_plugins.spark.lake.errors import LakeBusy, LakeDamaged, LakeDiskError
+
+if TYPE_CHECKING:
+    from deltalake.transaction import AddAction, RemoveAction
 
 #: The column that tables are partitioned by: a day, UTC.
 DATE: Final = "date"
@@ -180,6 +182,8 @@ class DataFile(NamedTuple):
         return rows.select(schema.names).cast(schema)
 
     def added(self, *, is_change: bool) -> AddAction:
+        from deltalake.transaction import AddAction  # noqa: PLC0415 - taskq sql has no need of it
+
         stats = {
             "numRecords": self.rows,
             "minValues": {name: _low(low) for name, (low, _) in self.ranges.items()},
@@ -191,6 +195,8 @@ class DataFile(NamedTuple):
         return AddAction(path, self.size_bytes, self.values, now_ms, is_change, json.dumps(stats))
 
     def removed(self, *, is_change: bool) -> RemoveAction:
+        from deltalake.transaction import RemoveAction  # noqa: PLC0415 - as above
+
         now_ms = time.time_ns() // 1_000_000
         path = quote(self.path, safe="/=")
         return RemoveAction(path, is_change, now_ms, self.size_bytes, self.values)
