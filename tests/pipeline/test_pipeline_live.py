@@ -145,8 +145,8 @@ def test_spark_reads_filters_and_explains_what_is_wrong(
         assert sorted(map(tuple, rows)) == [(3, "a"), (3, "b"), (4, "b")]
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-    with pytest.raises(Exception, match=r"option maxfiles is unknown: did you mean maxFilesPer"):
-        spark.read.format("taskq").option("maxFiles", "1").load(str(tmp_path))
+    with pytest.raises(Exception, match=r"option maxbytes is unknown: did you mean maxBytesPer"):
+        spark.read.format("taskq").option("maxBytes", "1").load(str(tmp_path))
     damage(made[1].frames[2])
     with pytest.raises(Exception, match=r"b/log/0*1\.log.*corruptMode=skip"):
         frame.count()
