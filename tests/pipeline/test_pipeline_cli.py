@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from typing import TYPE_CHECKING
@@ -15,12 +14,10 @@ from taskq.cli.main import main
 from taskq.extras import missing
 from taskq_plugins.spark.cli import COMMANDS, PipelineCommands
 from taskq_plugins.spark.errors import missing_package
-from tests.pipeline.rowmaking import live
 from tests.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 HEAVY = ("duckdb", "numpy", "pandas", "pyarrow", "pydantic", "pyspark", "rich")
 
@@ -88,28 +85,6 @@ def test_without_pyspark_a_command_says_in_one_line_what_to_install(arguments: l
     assert done.returncode in {1, 2}
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 2
-
-
-def test_runs_replays_and_enqueues_load_no_spark(tmp_path: Path) -> None:
-    asyncio.run(live(tmp_path / "hub" / "edge", 1, 8))
-    (tmp_path / "rows.csv").write_text("n\n1\n2\n")
-    commands = [
-        ["run", "--journals", "hub", "--lake", "lake"],
-        ["replay", "--lake", "lake", "--where", "state = 'dead'", "--to", "data", "--yes"],
-        ["enqueue", "rows.csv", "--task", "t", "--to", "data"],
-    ]
-    program = (
-        "import sys\n"
-        "from taskq.cli.main import main\n"
-        f"for words in {commands!r}:\n"
-        "    try: main(['pipeline', *words])\n"
-        "    except SystemExit as end: assert not end.code, words\n"
-        "assert 'pyspark' not in sys.modules"
-    )
-    done = run_python("-c", program, check=True, cwd=tmp_path)
-    assert "records in 1 batch" in done.stdout
-    assert "once more (run " in done.stdout
-    assert "enqueued 2 jobs in " in done.stdout
 
 
 def invoke(run: Callable[[], None]) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from taskq.core.records import Flag
 from taskq_plugins.spark.lake.store import Lake
 from tests.pipeline.lakes import put
 from tests.pipeline.sinking import jobs
+from tests.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,3 +178,23 @@ def test_no_lake_is_told(tmp_path: Path) -> None:
     failed = replay("--yes")
     assert failed.exit_code == 1
     assert "lake: is not a lake" in failed.output
+
+
+def test_replays_and_enqueues_load_no_spark(tmp_path: Path) -> None:
+    lake(tmp_path / "lake", [job(1)])
+    (tmp_path / "rows.csv").write_text("n\n1\n2\n")
+    commands = [
+        ["replay", "--lake", "lake", "--where", "state = 'dead'", "--to", "data", "--yes"],
+        ["enqueue", "rows.csv", "--task", "t", "--to", "data"],
+    ]
+    program = (
+        "import sys\n"
+        "from taskq.cli.main import main\n"
+        f"for words in {commands!r}:\n"
+        "    try: main(['pipeline', *words])\n"
+        "    except SystemExit as end: assert not end.code, words\n"
+        "assert 'pyspark' not in sys.modules"
+    )
+    done = run_python("-c", program, check=True, cwd=tmp_path)
+    assert "enqueued 1 job once more (run " in done.stdout
+    assert "enqueued 2 jobs in " in done.stdout
