@@ -39,6 +39,15 @@ def every(nth: int) -> int:
     return 1 if run.tortures else nth
 
 
+def at_most(seconds: float) -> float:
+    """Return a limit for what takes at most ``seconds`` on a quiet machine.
+
+    The torture runs, which have the machine to themselves, hold it; by default a machine may be
+    ten times as slow, and what waits for a lease or for ever is still found.
+    """
+    return seconds if run.tortures else 10 * seconds
+
+
 @contextlib.asynccontextmanager
 async def within(seconds: float = 30) -> AsyncIterator[None]:
     """Fail if the block takes longer, even if what it awaits swallows the cancellation."""

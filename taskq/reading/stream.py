@@ -171,7 +171,7 @@ class Stream:
         self._is_closed = True
         if self._growth is not None:
             self._growth.cancel()
-        if not self._is_finished:
+        if self._closing.is_running or not self._is_finished:
             await self._closing.run(self._close)
 
     async def _close(self) -> None:
@@ -184,10 +184,9 @@ class Stream:
                 if self._saving.is_running:
                     await self._saving.run(self._save_done)
             await opened.records.frames.settle()
-        if not self._is_finished:
-            self._is_finished = True
-            if opened is not None:
-                await off_loop(self._finish, opened)
+        self._is_finished = True
+        if opened is not None:
+            await off_loop(self._finish, opened)
 
     aclose_sync = blocking(aclose)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,32 @@ async def test_a_stream_whose_closing_is_cancelled_is_closed_all_the_same(
     await asyncio.wait({closing})
     async with within():
         await stream.aclose()
+    assert [view.alive for view in await log.readers()] == [False]
+
+
+async def test_a_stream_is_closed_only_when_the_closing_that_was_cancelled_is_over(
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await log.put(b"x")
+    stream = log.stream(reader="billing")
+    await anext(stream)
+    begun, go, plain = threading.Event(), threading.Event(), stream._finish
+
+    def slowly(opened: Any) -> None:
+        begun.set()
+        assert go.wait(30)
+        plain(opened)
+
+    monkeypatch.setattr(stream, "_finish", slowly)
+    closing = asyncio.ensure_future(stream.aclose())
+    await asyncio.to_thread(begun.wait, 30)
+    closing.cancel()
+    await asyncio.wait({closing})
+    again = asyncio.ensure_future(stream.aclose())
+    await asyncio.wait({again}, timeout=0.05)
+    assert not again.done()
+    go.set()
+    await again
     assert [view.alive for view in await log.readers()] == [False]
 
 
