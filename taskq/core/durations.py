@@ -55,11 +55,7 @@ def nanoseconds(value: Duration, what: str = "duration") -> int:
 
 
 def positive_nanoseconds(value: Duration, what: str = "duration") -> int:
-    """Return the span in nanoseconds, above 0.
-
-    Raises:
-        UsageError: as ``nanoseconds``, or it is 0.
-    """
+    """Return the span in nanoseconds, above 0."""
     span = nanoseconds(value, what)
     if not span:
         raise UsageError(f"{what} is {_shown(value)}: it must be longer than nothing")
@@ -76,11 +72,6 @@ def seconds(value: Duration, what: str = "duration") -> float:
 
 
 def moment_ns(value: datetime, what: str = "moment") -> int:
-    """Return nanoseconds of wall time since 1970.
-
-    Raises:
-        UsageError: no datetime, one without a time zone, or one outside 1970 to 2116.
-    """
     if not isinstance(value, datetime):
         raise UsageError(f"{what} is {_shown(value)}: give a datetime with a time zone")
     if value.utcoffset() is None:
@@ -137,11 +128,7 @@ def _shown(value: object) -> str:
 
 
 def seconds_or_never(value: Duration | None, what: str) -> float | None:
-    """Return a duration in seconds; None for "never" or None.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Return a duration in seconds; None for "never" or None."""
     if value is None or value == NEVER:
         return None
     return seconds(value, what)

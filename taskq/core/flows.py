@@ -220,11 +220,6 @@ def depth(shape: bytes) -> int:
 
 
 def nested(shape: bytes, values: Iterable[T]) -> Any:
-    """Return the values, nested.
-
-    Raises:
-        FormatError: the shape is invalid, or does not fit the number of values.
-    """
     left = iter(values)
     root: list[Any] = []
     stack = [root]

@@ -21,7 +21,6 @@ def kinds_that(fits: Callable[[Row], bool]) -> frozenset[int]:
 
 
 def name_of(kind: int) -> str:
-    """Return the name of a kind; "type-…" for an unknown kind."""
     row = TABLE.get(kind)
     return f"type-{kind}" if row is None else row.name
 

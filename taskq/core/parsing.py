@@ -109,9 +109,6 @@ def size_bytes(value: Size, what: str = "size") -> int:
     Args:
         value: bytes, or text with a unit.
         what: how an error names the value.
-
-    Raises:
-        UsageError: not a size, or out of range.
     """
     size = -1
     given: object = value
@@ -210,13 +207,11 @@ class Tag(str):
     parents: tuple[tuple[str, int], ...]
 
     def __new__(cls, text: str, parents: tuple[tuple[str, int], ...] = ()) -> Self:
-        """Make the tag of a log."""
         tag = super().__new__(cls, text)
         tag.parents = parents
         return tag
 
     def __getnewargs__(self) -> tuple[str, tuple[tuple[str, int], ...]]:  # type: ignore[override]
-        """Return what pickling makes it of."""
         return str(self), self.parents
 
     def of(self, job: int) -> str:
@@ -250,11 +245,7 @@ class Tag(str):
 
 
 def split_id(text: object, example: str = "1a2b3c4d-17") -> tuple[str, int]:
-    """Return the log's tag, "" where a number alone was given, and the job's lsn.
-
-    Raises:
-        InvalidJobId: it is neither an id nor a number.
-    """
+    """Return the log's tag, "" where a number alone was given, and the job's lsn."""
     if not isinstance(text, str):
         raise InvalidJobId(f"{text!r:.60} is no job id: give a handle, or text such as {example}")
     tag, dash, digits = text.strip().rpartition("-")

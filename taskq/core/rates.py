@@ -31,11 +31,7 @@ _WORDS: Final = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most ``count`` claims in any ``window_ns``.
-
-    Raises:
-        UsageError: a number is out of its range.
-    """
+    """At most ``count`` claims in any ``window_ns``."""
 
     count: int
     window_ns: int
@@ -62,11 +58,6 @@ class Rate:
 
 
 def rate_of(text: object) -> Rate:
-    """Return a rate as people write it: "10/s", "100/min", "1000/h", "5/30s".
-
-    Raises:
-        UsageError: the text is no rate, or out of range.
-    """
     match = re.fullmatch(_TEXT, text) if isinstance(text, str) else None
     window_ns = None if match is None else _window_ns(match[2], match[3])
     if match is None or window_ns is None:

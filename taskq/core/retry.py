@@ -436,11 +436,7 @@ DEFAULT: Final = RetryPolicy()
 
 
 def policy_of(value: RetryPolicy | int) -> RetryPolicy:
-    """Return the policy itself, or the default policy with this number of attempts.
-
-    Raises:
-        UsageError: neither a policy nor a number from 1 to 65 535.
-    """
+    """Return the policy itself, or the default policy with this number of attempts."""
     if isinstance(value, RetryPolicy):
         return value
     try:

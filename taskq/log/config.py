@@ -59,11 +59,6 @@ _SIZES: Final = (
 
 
 def check_dead_max(dead_max: int | None) -> None:
-    """Refuse what is no number of dead letters.
-
-    Raises:
-        UsageError: it is below 0.
-    """
     if dead_max is not None and dead_max < 0:
         raise errors.UsageError(f"dead_max is {dead_max}, it must be 0 (keep none) or more")
 

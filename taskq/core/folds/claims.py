@@ -144,7 +144,6 @@ class LaneQueues:
         return any(self.ready)
 
     def stats(self) -> tuple[QueueStats, ...]:
-        """Return counts per queue by name, including empty paused queues."""
         queues: dict[str, list[Lane]] = {name: [] for name in self.paused}
         for lane in self.lanes:
             if lane is not GONE:

@@ -669,11 +669,6 @@ def pack_group(key: tuple[str, bytes]) -> bytes:
 
 
 def unpack_group(packed: bytes) -> tuple[str, bytes]:
-    """Return the key of a packed group.
-
-    Raises:
-        ValueError: the bytes are no packed key.
-    """
     if not packed or len(packed) <= packed[0]:
         raise ValueError(f"{packed!r:.60} names no group")
     end = 1 + packed[0]

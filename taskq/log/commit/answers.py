@@ -257,11 +257,6 @@ class Outcomes:
         return bool(self.waiting)
 
     def add(self, job: int, port: Any, future: Any) -> None:
-        """Wait for a job.
-
-        Raises:
-            JobNotFound: the log has no record of that number yet.
-        """
         waiting = self.waiting.get(job)
         if waiting is not None:
             waiting.append((port, future))

@@ -115,7 +115,6 @@ class Rewrites:
                 batch.add(encode_moved(SourceRecord(source, stand), batch.lsn))
 
     def finish(self, batch: context.Batch, floor: Floor) -> None:
-        """Record that nothing before ``floor.lsn`` is needed any more."""
         agenda = self._context.agenda
         batch.add(encode_compacted(floor.lsn, batch.lsn))
         agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
@@ -161,13 +160,7 @@ class Edits:
         self._keys = keys
 
     def edit(self, batch: context.Batch, wish: Edit) -> bool | None:
-        """Let a job wait as somebody wants it; False if it does, None if it is not as it was found.
-
-        Raises:
-            NotWaiting: it was claimed or settled meanwhile.
-            KeyHeld: in that queue another job holds its key.
-            UsageError: it waits for other jobs and for no moment.
-        """
+        """Let a job wait as asked; False if it does, None if it is not as it was found."""
         context = self._context
         agenda, dedup, job = context.agenda, context.dedup, wish.item.job
         state = agenda.table.state(job)
@@ -287,7 +280,6 @@ def _key_until(dedup: Dedup, item: Rewrite) -> int:
 
 
 def write_rated(batch: context.Batch, agenda: Agenda, keys: Iterable[GroupKey]) -> None:
-    """Write down when the claims of these groups were made."""
     shift_ns = agenda.times.shift_ns
     for key in keys:
         times = agenda.groups.times(key, agenda.moment)

@@ -55,7 +55,6 @@ class Claims:
         self._introduced = False
 
     def claim_jobs(self, batch: Batch, request: ClaimRequest) -> tuple[list[Delivery], bool]:
-        """Claim jobs: their deliveries, and whether the claims must be on disk before they run."""
         agenda = self._context.agenda
         taken = _take(agenda, request)
         if not taken:
@@ -142,12 +141,7 @@ class Claims:
         return deliveries, any(meta & META_DURABLE_CLAIM for meta in set(taken.metas))
 
     def extend(self, batch: Batch, operand: tuple[Delivery, int]) -> None:
-        """Let a claim end ``lease_ns`` from now, with or without an earlier deadline.
-
-        Raises:
-            StaleDelivery: the claim is over.
-            JobCancelled: somebody wants it over: it is to be given back, which ends the job.
-        """
+        """Let a claim end ``lease_ns`` from now, with or without an earlier deadline."""
         delivery, lease_ns = operand
         agenda = self._context.agenda
         check_claim(agenda, delivery)
@@ -251,7 +245,6 @@ def _take(agenda: agenda.Agenda, request: ClaimRequest) -> claims.JobColumns:
 def mark_rated(
     batch: Batch, taken: claims.JobColumns, limits: Mapping[str, rates.Limit] | None
 ) -> None:
-    """Mark the last claims of a batch that count against a rate."""
     if not limits:
         return
     parts = batch.parts

@@ -88,11 +88,6 @@ class Recent:
         self.size += len(record)
 
     def record(self, job: int, location: int) -> bytes:
-        """Return a job's enqueue record, from wherever it is.
-
-        Raises:
-            LogDamaged: it does not read back as it was written.
-        """
         record = self.records.get(job)
         return record if record is not None else self._files.record(location, job)
 
@@ -168,7 +163,6 @@ _STEP_BYTES: Final = 640
 
 
 def bundle_size(bundle: requests.Bundle) -> int:
-    """Return bytes of a transaction's records."""
     size = sum(map(_settlement_size, bundle.settlements)) + sum(map(_enqueue_size, bundle.items))
     # Each may free a key, or take one over from a job that is cancelled for it.
     return size + _FREES_BYTES * sum(map(len, bundle))
@@ -188,7 +182,6 @@ def _enqueue_size(item: requests.Item) -> int:
 
 
 def extras_size(extras: Extras) -> int:
-    """Return bytes of a new job's options."""
     headers = sum(len(name) + len(value) for name, value in extras.headers.items())
     flow = extras.flow.size if extras.flow is not None else 0
     keys = len(extras.key or b"") + len(extras.concurrency_key)

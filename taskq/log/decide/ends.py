@@ -42,11 +42,6 @@ _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 
 
 def check_claim(agenda: Agenda, delivery: Delivery) -> None:
-    """Refuse a delivery whose claim is over.
-
-    Raises:
-        StaleDelivery: the job was taken back, settled, or claimed again.
-    """
     claim = agenda.running.get(delivery.job)
     if claim is None or claim[0] != delivery.token or claim[1] != delivery.epoch:
         raise StaleDelivery(f"{delivery!r} is over: the job was taken back or settled meanwhile")

@@ -187,10 +187,6 @@ class Keys:
         """Refuse jobs that are to be enqueued together, before anything of them is added.
 
         ``ending`` are jobs that will be settled before these are added.
-
-        Raises:
-            UsageError: the table of keys has no room for them.
-            DuplicateKey: a key is held, and its job asked to be refused then.
         """
         places: dict[tuple[bytes, bytes], Wanted] = {}
         for wish in wanted:
@@ -208,11 +204,6 @@ class Keys:
             self.check_room(batch, count)
 
     def check_room(self, batch: context.Batch, count: int) -> None:
-        """Refuse ``count`` more keys.
-
-        Raises:
-            UsageError: the table of keys has no room for them.
-        """
         self._context.dedup.check_room(batch.time_ns, count, self._keys_max)
 
     def make_way(self, batch: context.Batch, wanted: Wanted) -> tuple[int | None, int]:
@@ -332,12 +323,7 @@ class Enqueues:
         self._keys = keys
 
     def one(self, batch: context.Batch, item: Item) -> int | Duplicate:
-        """Enqueue a job: its lsn, or the job that holds its key.
-
-        Raises:
-            UsageError: an option is wrong, or there is no room for its key.
-            DuplicateKey: its key is held, and it asked to be refused then.
-        """
+        """Enqueue a job: its lsn, or the job that holds its key."""
         spec, body, extras = item
         if extras is not None:
             return self.many(batch, [item])[0]
@@ -376,7 +362,7 @@ class Enqueues:
         ]
 
     def _add(self, batch: context.Batch, spec: EnqueueSpec, tail: bytes, body: bytes) -> int:
-        """Return the hot path: a plain job that is ready at once."""
+        """Enqueue a plain job that is ready at once: the hot path."""
         lsn = batch.lsn
         record = codec.pack_length(len(tail) + len(body) + 8) + tail + body
         record += codec.pack_length(codec.crc32(record, lsn & 0xFFFFFFFF))

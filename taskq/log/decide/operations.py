@@ -80,11 +80,7 @@ class Ticks:
         self._enqueues = enqueues
 
     def tick(self, batch: Batch, turn: Turn) -> list[int | Duplicate] | None:
-        """Write ticks and enqueue their jobs; None if another process did, or it is paused.
-
-        Raises:
-            UsageError: there is no room for a job's key.
-        """
+        """Write ticks and enqueue their jobs; None if another process did, or it is paused."""
         state = self._schedules.get(turn.name)
         if state is None or state.is_paused or state.done_ns != turn.seen_ns:
             return None
@@ -98,11 +94,7 @@ class Ticks:
         return self._enqueues.add(batch, turn.items, prepared)
 
     def enrol(self, batch: Batch, enrolments: Iterable[Enrolment]) -> None:
-        """Take up schedules; new ones, and ones with another rule, count from now on.
-
-        Raises:
-            UsageError: they are too many for one log.
-        """
+        """Take up schedules; new ones, and ones with another rule, count from now on."""
         new = [enrolment for enrolment in enrolments if self._is_news(enrolment)]
         self._check_room(new)
         for enrolment in new:
@@ -113,11 +105,7 @@ class Ticks:
             self._write(batch, TickRecord(enrolment.name, state))
 
     def steer(self, batch: Batch, wish: Steer) -> bool:
-        """Pause, resume, reset or forget a schedule; False if it is so already.
-
-        Raises:
-            UsageError: the log knows no such schedule.
-        """
+        """Pause, resume, reset or forget a schedule; False if it is so already."""
         state = self._schedules.get(wish.name)
         if state is None:
             known = ", ".join(sorted(self._schedules)[:5]) or "none"
@@ -173,13 +161,6 @@ class Sources:
         self._enqueues = enqueues
 
     def ingest(self, batch: Batch, asked: Ingest) -> list[int | Duplicate]:
-        """Enqueue jobs, and write where their source stands with them.
-
-        Raises:
-            SourceMoved: it stands elsewhere than it should.
-            UsageError: the log knows too many sources, or has no room for a job's key.
-            DuplicateKey: a key is held, and its job asked to be refused then.
-        """
         (name, position, after), items = asked
         known = self._context.agenda.sources
         before = known[name].position if name in known else b""
@@ -293,10 +274,6 @@ class DeadLetters:
 
         Returns:
             Wall time at which its window for the key ends; 0 if it has none.
-
-        Raises:
-            KeyHeld: another job holds the key.
-            UsageError: the table of keys is full.
         """
         key = enqueue_extras(letter.born).key
         if key is None:
@@ -381,7 +358,6 @@ class Operations:
 
     @property
     def has_listeners(self) -> bool:
-        """Return whether anybody listens for deaths, or for requests to stop a job."""
         return bool(self.asks) or self.deaths.has_listeners
 
     def forget(self) -> None:

@@ -70,11 +70,7 @@ class Cancels:
         self._ends = ends
 
     def cancel(self, batch: context.Batch, job: int) -> Cancel:
-        """Withdraw a waiting job, or ask the owner of a running one to stop it.
-
-        Raises:
-            JobNotFound: no record has that number.
-        """
+        """Withdraw a waiting job, or ask the owner of a running one to stop it."""
         if not 0 < job < batch.lsn:
             raise JobNotFound(f"no job {self._context.tag.id(job)} in this log")
         agenda = self._context.agenda
@@ -209,9 +205,6 @@ class Settles:
 
         The children are checked before anything is added, and added last: the end may free a key
         that one of them takes.
-
-        Raises:
-            StaleDelivery: its claim is over.
         """
         kind, delivery, children = item.kind, item.delivery, item.children
         agenda, job = self._context.agenda, delivery.job
@@ -310,15 +303,7 @@ class Transactions:
         self._settles = settles
 
     def transact(self, batch: context.Batch, bundle: requests.Bundle) -> Done:
-        """Carry all of it out; nothing of it was added if this raises.
-
-        Raises:
-            StaleDelivery: a claim is over.
-            JobNotFound: a job to be cancelled does not exist.
-            DuplicateKey: a key will be held, and its job asked to be refused then.
-            PayloadTooLarge: together the parts are over TRANSACTION_BYTES_MAX.
-            UsageError: a part is wrong, or a delivery is settled twice.
-        """
+        """Carry all of it out; nothing of it was added if this raises."""
         settlements, cancels, items = bundle
         ending = self._check(batch, bundle)
         prepared = self._enqueues.prepared(batch, items, ending)

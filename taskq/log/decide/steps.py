@@ -95,12 +95,7 @@ class Steps:
         self._enqueues = enqueues
 
     def step(self, batch: Batch, new: NewStep) -> Stepped | None:
-        """Write a step; None if it is an event whose signal is not there, or was late and is.
-
-        Raises:
-            StaleDelivery: the claim is over: another runs the job now.
-            UsageError: the job has too many steps, or a job that it enqueues is wrong.
-        """
+        """Write a step; None if it is an event whose signal is not there, or was late and is."""
         delivery, form, name, number, body, flags, began_ns, items, wanted, detach = new
         agenda, job = self._context.agenda, delivery.job
         check_claim(agenda, delivery)
@@ -135,11 +130,7 @@ class Steps:
         return step
 
     def begin(self, batch: Batch, begun: tuple[Delivery, bytes]) -> None:
-        """Write that a running job begins to wait for these, so that their time counts from now.
-
-        Raises:
-            StaleDelivery: the claim is over.
-        """
+        """Write that a running job begins to wait for these, so that their time counts from now."""
         delivery, waits = begun
         agenda, job = self._context.agenda, delivery.job
         check_claim(agenda, delivery)
@@ -203,14 +194,6 @@ class Steps:
         return due_ns, needs_of(fewest, Policy.RUN) if fewest else None
 
     def signal(self, batch: Batch, new: NewSignal) -> bool:
-        """Signal a job, and wake it if it waits for that; False if it has had this one.
-
-        Raises:
-            JobNotFound: no record has that number.
-            JobSettled: it never runs again.
-            UsageError: it has too many signals that no step has taken.
-            PayloadTooLarge: the value is over SIGNAL_BYTES_MAX.
-        """
         job, name, body, once = new
         agenda, tag = self._context.agenda, self._context.tag
         if not 0 < job < batch.lsn:

@@ -33,12 +33,7 @@ _SIZE: Final = struct.Struct("<Q")
 
 
 def check_compression(name: object) -> Compression:
-    """Return the name of a way to compress that this process has.
-
-    Raises:
-        UsageError: there is no such way.
-        CompressionUnavailable: it needs a package that is not installed.
-    """
+    """Return the name of a way to compress that this process has."""
     known = get_args(Compression)
     if name not in known:
         raise UsageError(f"compress is {name!r}, it must be one of {', '.join(known)}")
@@ -48,11 +43,6 @@ def check_compression(name: object) -> Compression:
 
 
 def check_size(what: str, body: bytes) -> None:
-    """Refuse a payload or result that is too large; ``what`` it is called in the error.
-
-    Raises:
-        PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
-    """
     if len(body) > PAYLOAD_BYTES_MAX:
         remedy = "put the data into a file and pass its path"
         raise PayloadTooLarge(what, len(body), PAYLOAD_BYTES_MAX, remedy)
@@ -84,11 +74,6 @@ def decompress(stored: bytes, flags: int, limit: int, what: str) -> bytes:
     """Return the original body; ``flags`` are its record's, ``what`` names it in errors.
 
     The size that the body claims is checked first, and no more memory is taken.
-
-    Raises:
-        PayloadTooLarge: it would have more than ``limit`` bytes.
-        LogDamaged: it is not what ``compress`` made.
-        CompressionUnavailable: it needs a package that is not installed.
     """
     kind = flags & _COMPRESSED
     if not kind:
@@ -109,7 +94,6 @@ def decompress(stored: bytes, flags: int, limit: int, what: str) -> bytes:
 
 
 def original_size(stored: bytes, flags: int) -> int:
-    """Return the original size of a body as its stored form claims, in bytes."""
     if not flags & _COMPRESSED:
         return len(stored)
     size: int = _SIZE.unpack_from(stored.ljust(_SIZE.size, b"\0"))[0]

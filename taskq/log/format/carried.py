@@ -149,11 +149,6 @@ def encode_carried(kind: int, carried: Carried, lsn: int) -> bytes:
 
 
 def decode_carried(record: bytes) -> Carried:
-    """Return what a CARRIED, REQUEUED or EDITED record says.
-
-    Raises:
-        FormatError: the record inside does not fit.
-    """
     length, _, state, options_size, flags, attempt, job, token, due_ns, enqueued_ns = (
         codec.WHOLE.unpack_from(record)
     )
@@ -192,11 +187,6 @@ def decode_carried(record: bytes) -> Carried:
 
 
 def born_in(record: bytes) -> bytes:
-    """Return the ENQUEUED record that a CARRIED, REQUEUED or EDITED one holds.
-
-    Raises:
-        FormatError: no record of a fitting length is in it.
-    """
     if len(record) < codec.WHOLE.size + codec.BORN.size:
         raise FormatError("a carried record is shorter than what it holds")
     at = codec.WHOLE.size + codec.PREFIX.unpack_from(record)[3]

@@ -286,11 +286,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
-    """None when the bytes are no whole header.
-
-    Raises:
-        FormatError: the version is unknown.
-    """
+    """None when the bytes are no whole header."""
     if len(data) < SEGMENT_HEADER.size or data[:8] != SEGMENT_MAGIC:
         return None
     _, version, _, offset, first_lsn, epoch, log_id, created_ns, crc, link_crc = (
@@ -348,11 +344,7 @@ def encode_frame(
 
 
 def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameHeader | None:
-    """Return the header at ``data[at:]``, ``offset`` of its segment; None without a header.
-
-    Raises:
-        FormatError: it has flags that this taskq does not know.
-    """
+    """Return the header at ``data[at:]``, ``offset`` of its segment; None without a header."""
     view = memoryview(data)[at : at + FRAME_HEADER_SIZE]
     if len(view) < FRAME_HEADER_SIZE:
         return None

@@ -75,11 +75,6 @@ def encode_part(part: FlowPart, lsn: int) -> bytes:
 
 
 def check_size(size: int) -> None:
-    """Refuse a job whose options would be so large.
-
-    Raises:
-        UsageError: a record cannot hold them.
-    """
     if size > OPTIONS_BYTES_MAX:
         raise UsageError(
             f"a job of the flow needs {size} bytes to name its inputs and who waits for it, the "
@@ -97,11 +92,6 @@ def encode_unlocks(jobs: list[int]) -> bytes:
 
 
 def decode_needs(value: bytes) -> int:
-    """Return what a held job waits for.
-
-    Raises:
-        FormatError: the option has another length.
-    """
     if len(value) != _NEEDS.size:
         raise FormatError(f"option NEEDS has {len(value)} bytes: use a newer taskq")
     count, policy = _NEEDS.unpack(value)
@@ -233,11 +223,6 @@ def _named(step: Stepped) -> bytes:
 
 
 def decode_step(record: bytes) -> Stepped:
-    """Return what a STEP_DONE or SIGNAL_SENT record says.
-
-    Raises:
-        FormatError: an option has another length.
-    """
     length, kind, form, options_size, flags = codec.PREFIX.unpack_from(record)
     fixed = codec.FIXED_SIZES[kind]
     number = place = signal = began_ns = ended_ns = first = jobs = 0

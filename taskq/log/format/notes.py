@@ -42,11 +42,6 @@ def encode_ticked(ticked: TickRecord, lsn: int) -> bytes:
 
 
 def decode_ticked(record: bytes) -> TickRecord:
-    """Return what a TICKED record says.
-
-    Raises:
-        FormatError: its name is longer than any can be.
-    """
     _, _, byte, options_size, _, _, last_ns, done_ns = codec.TICK.unpack_from(record)
     name = record[codec.TICK.size + options_size : -CRC_SIZE]
     if len(name) > NAME_BYTES_MAX:
@@ -76,11 +71,6 @@ def encode_moved(moved: SourceRecord, lsn: int) -> bytes:
 
 
 def decode_moved(record: bytes) -> SourceRecord:
-    """Return what an INGESTED record says.
-
-    Raises:
-        FormatError: lengths do not fit.
-    """
     body = record[codec.MOVED.size : -CRC_SIZE]
     size = _SIZE.unpack_from(body)[0] if len(body) >= _SIZE.size else NAME_BYTES_MAX + 1
     end = _SIZE.size + size
@@ -133,11 +123,6 @@ def encode_rated(key: GroupKey, times: Times, shift_ns: int, lsn: int) -> bytes:
 
 
 def decode_rated(record: bytes, shift_ns: int = 0) -> tuple[GroupKey, Times]:
-    """Return the group of a RATED record, and its times.
-
-    Raises:
-        FormatError: lengths do not fit.
-    """
     most, window_ns = codec.RATES.unpack_from(record)[6:]
     body = record[codec.RATES.size : -CRC_SIZE]
     try:

@@ -42,11 +42,7 @@ def encode_replaces(job: int) -> bytes:
 
 
 def encode_extras(extras: Extras, now_ns: int) -> bytes:
-    """Return the options of an ENQUEUED record, with spans of time counted from ``now_ns``.
-
-    Raises:
-        UsageError: a key or header is empty, too long or not text.
-    """
+    """Return the options of an ENQUEUED record, with spans of time counted from ``now_ns``."""
     parts: list[bytes] = []
     if extras.due_ns:
         if extras.due_is_wall:
@@ -141,9 +137,6 @@ def decode_times(data: bytes, at: int, size: int) -> tuple[int, bool, int, bool,
     """(due, is that wall time, expires, is that wall time, concurrency key) of a record's options.
 
     0 and b"" for none. What folding a job with options needs, without an object for it.
-
-    Raises:
-        FormatError: one of them is no moment.
     """
     due = expires = 0
     is_wall = expires_is_wall = False
@@ -167,11 +160,7 @@ def decode_times(data: bytes, at: int, size: int) -> tuple[int, bool, int, bool,
 
 
 def decode_extras(data: Buffer, at: int, size: int) -> Extras:
-    """Return the options of an ENQUEUED record; its moments are wall time when it was written.
-
-    Raises:
-        FormatError: a number of another size.
-    """
+    """Return the options of an ENQUEUED record; its moments are wall time when it was written."""
     extras = Extras()
     for tag, value in each_option(data, at, size):
         if tag == Option.DUE:

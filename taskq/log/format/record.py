@@ -430,11 +430,7 @@ def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
 
 
 def records_in(frame: Frame, base: int = 0) -> Iterator[Record]:
-    """Yield the records of a frame of the segment whose locations start at ``base``.
-
-    Raises:
-        FormatError: a length that cannot be.
-    """
+    """Yield the records of a frame of the segment whose locations start at ``base``."""
     header, data = frame.header, frame.data
     where = base + frame.offset + codec.FRAME_HEADER_SIZE - frame.at
     for lsn, at, length in places(frame):
@@ -442,11 +438,6 @@ def records_in(frame: Frame, base: int = 0) -> Iterator[Record]:
 
 
 def check_known(kind: int, lsn: int) -> None:
-    """Let nobody pass over a record that may matter.
-
-    Raises:
-        FormatError: the type is unknown and may not be skipped.
-    """
     if kind < SKIPPABLE and kind not in TABLE:
         raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
 

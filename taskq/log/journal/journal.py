@@ -288,11 +288,7 @@ class Journal:
     # -- opening ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Find or make the log and put right what a crash left. The writer lock is held afterwards.
-
-        Raises:
-            LogError: another process keeps it, or a newer taskq wrote it.
-        """
+        """Find or make the log, put right what a crash left, and keep the writer lock."""
         self.disk.make_directory(f"{self.path}/log")
         hint = self.writer.acquire()
         self._check_lock_file()
@@ -344,11 +340,7 @@ class Journal:
         self.meters.open_ns = self.clock.steady_ns() - start_ns
 
     def open_for_reading(self) -> None:
-        """Stand at the last whole frame, having written nothing.
-
-        Raises:
-            LogError: there is no log.
-        """
+        """Stand at the last whole frame, having written nothing."""
         identity = read_identity(self.disk, self.path)
         if identity is None:
             raise LogError(f"{self.path} is not a task log: give its directory with -d")
@@ -432,11 +424,7 @@ class Journal:
         self._identify(identity)
 
     def _check_identity(self) -> None:
-        """Leave the log to others if it goes on as another.
-
-        Raises:
-            LogGone: it does.
-        """
+        """Leave the log to others if it goes on as another."""
         identity = None
         with contextlib.suppress(LogError):
             identity = read_identity(self.disk, self.path)
@@ -482,11 +470,7 @@ class Journal:
         return hint is not None and (hint.offset != self.offset or hint.segment != self.segment)
 
     def check_files(self) -> None:
-        """Make sure, without the lock, that the path still leads to the files that are open here.
-
-        Raises:
-            LogGone: it does not.
-        """
+        """Make sure, without the lock, that the path still leads to the open files."""
         self._check_lock_file()
         hint = self.writer.peek()
         if hint is None or hint.segment != self.segment or self._tail.size() is not None:
@@ -765,9 +749,6 @@ class Journal:
         """Append a sync point, if all of the log is on disk and none records it.
 
         If the lock is held, its holder is at work and appends one at rest.
-
-        Raises:
-            OSError: the disk refused.
         """
         if not self.writer.try_acquire():
             return

@@ -217,7 +217,6 @@ _STOPPED: Final = "stopped"
 
 
 def live_workers(path: str) -> tuple[views.OwnerView, ...]:
-    """Return the live processes that claim jobs of the log in a directory."""
     views = owners.owner_views(Path(path) / "owners", {})
     return tuple(view for view in views if view.alive and view.serves)
 
@@ -325,11 +324,7 @@ def _keeper(path: Path) -> tuple[int, str]:
 
 
 def find_progress(journal: Journal, job: int) -> views.ProgressView | None:
-    """Return what a job that runs told last; None if it does not run, or told nothing yet.
-
-    Raises:
-        JobNotFound: there is no such job in this log.
-    """
+    """Return what a job that runs told last; None if it does not run, or told nothing yet."""
     return progress_of(journal, read_job(journal, job), job)
 
 

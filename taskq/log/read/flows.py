@@ -163,11 +163,7 @@ def look_at_steps(sight: LogView, job: int, place: int = 0) -> StepsSeen:
 
 
 def look_at_body(sight: LogView, job: int, place: int) -> bytes:
-    """Return the body of a step, as it is stored.
-
-    Raises:
-        JobNotFound: the job has ended.
-    """
+    """Return the body of a step, as it is stored."""
     places = sight.facets.need_agenda().steps.places.get(job, ())
     if place >= len(places):
         raise errors.JobNotFound(f"job {sight.journal.tag.id(job)} has no step {place} any more")

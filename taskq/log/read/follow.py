@@ -297,11 +297,6 @@ class Onlooker:
             self._hint_file = -1
 
     def look(self) -> Extent:
-        """Return where the log ends now.
-
-        Raises:
-            LogGone: its files were removed, moved or replaced.
-        """
         journal = self.journal
         if not self._is_in_place():
             raise LogGone(journal.path, "the directory was removed, moved or replaced")

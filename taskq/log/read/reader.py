@@ -53,11 +53,7 @@ from taskq.log.state.facets import DAMAGE_MAX, Facets, LogView
 
 
 def verify(journal: Journal) -> VerifyReport:
-    """Return what a full read of the log finds, up to its known end, and what it lacks there.
-
-    Raises:
-        FormatError: a record that a newer taskq wrote.
-    """
+    """Return what a full read of the log finds, up to its known end, and what it lacks there."""
     frames = count = epoch = next_lsn = 0
     damage: list[Damage] = []
     missing: list[tuple[int, int]] = []
@@ -690,11 +686,7 @@ def _oldest(journal: Journal) -> int:
 
 
 def open_journal(path: str, clock: ports.Clock | None = None) -> Journal:
-    """Return a journal for reading the log in a directory, by this clock or the machine's.
-
-    Raises:
-        LogError: there is no log, or a newer taskq wrote it.
-    """
+    """Return a journal for reading the log in a directory, by this clock or the machine's."""
     disk = LocalDisk()
     directory = str(Path(path).absolute())
     try:
@@ -707,12 +699,6 @@ def open_journal(path: str, clock: ports.Clock | None = None) -> Journal:
 
 
 def parse_id(text: str, tag: parsing.Tag, path: str) -> int:
-    """Return the lsn in a job id of the log with this tag.
-
-    Raises:
-        WrongLog: it is an id of another log.
-        UsageError: it is no id.
-    """
     prefix, lsn = parsing.split_id(text, f"{tag}-123")
     if not tag.takes(prefix, lsn):
         raise tag.refusal(prefix, lsn, path)

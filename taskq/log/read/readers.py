@@ -46,11 +46,6 @@ class ReaderPosition(NamedTuple):
 
 
 def check_reader_name(name: str) -> str:
-    """Return the name, if files can be called so.
-
-    Raises:
-        UsageError: it is not one; the message says why.
-    """
     if not isinstance(name, str):
         raise errors.UsageError(f"a reader's name is text, not {name!r:.60}")
     if len(name) > NAME_CHARACTERS_MAX or len(name.encode("utf-8", "replace")) > NAME_BYTES_MAX:
@@ -98,9 +93,6 @@ def read_position(
     """Return where a reader stands; None if there is no reader of that name.
 
     A position in a parent counts as far as its records are those of this log.
-
-    Raises:
-        LogDamaged: it does not read back.
     """
     file_path = _file_of(path, name, _POSITION)
     try:
@@ -263,11 +255,6 @@ def _encoded(log_id: UUID, name: str, position: ReaderPosition) -> bytes:
 
 
 def _take_lock(disk: ports.Disk, path: str, name: str) -> int:
-    """Return a descriptor of the lock file, locked.
-
-    Raises:
-        ReaderBusy: another holds it.
-    """
     file_path = _file_of(path, name, _LOCK)
     mark = f"{os.getpid()} {os.urandom(8).hex()}\n".encode()
     for attempt in range(_TRIES):

@@ -246,11 +246,7 @@ class _BirthTimes:
 
 
 def _letter(journal: Journal, job: int, location: int, births: _BirthTimes) -> Letter:
-    """Return a dead letter whose ENQUEUED record stands at a location, or in the record there.
-
-    Raises:
-        LogDamaged: it does not read back.
-    """
+    """Return a dead letter whose ENQUEUED record stands at a location, or in the record there."""
     born = journal.files.record(location, job)
     record = journal.files.unchecked_record(location)
     born = timeless(born, job, DUE_OPTIONS)
@@ -288,13 +284,7 @@ def waiting_page(
 
 
 def waiting_job(sight: LogView, job: int) -> Rewrite:
-    """Return a job that waits, as it is to be written again by an edit.
-
-    Raises:
-        JobNotFound: there is no such job.
-        NotWaiting: it runs or is settled.
-        LogDamaged: it does not read back.
-    """
+    """Return a job that waits, as it is to be written again by an edit."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     time_ns, step_ns = journal.log_time()
     agenda.promote(time_ns - step_ns)

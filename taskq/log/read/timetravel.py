@@ -95,12 +95,7 @@ class _Steps(NamedTuple):
 
 
 def stand_at(journal: Journal, moment: Moment) -> int:
-    """Cut a reader's journal at the log's end of the moment; return the wall time then.
-
-    Raises:
-        UsageError: the moment is in the future.
-        MomentGone: compaction removed what would tell it.
-    """
+    """Cut a reader's journal at the log's end of the moment; return the wall time then."""
     _refuse_future(journal, moment)
     steps = _steps_of(journal)
     cursor = journal.start()

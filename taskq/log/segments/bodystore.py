@@ -36,11 +36,6 @@ class BodyStore:
     # -- into the log -----------------------------------------------------------------------------
 
     def pack(self, body: bytes, packing: Compression | None, what: str) -> tuple[bytes, int]:
-        """Return the body as its record holds it, and the record's flags for it.
-
-        Raises:
-            PayloadTooLarge: it is over the limit; ``what`` it is called there.
-        """
         check_size(what, body)
         # A body that is too large to decompress again stays as it is.
         if packing is None or len(body) > self.config.decompressed_bytes_max:

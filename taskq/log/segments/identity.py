@@ -214,12 +214,7 @@ class Identity(NamedTuple):
 
 
 def read_identity(disk: ports.Disk, path: str) -> Identity | None:
-    """None when the directory holds no task log.
-
-    Raises:
-        FormatError: a newer taskq wrote it, or it is not readable as JSON.
-        LogError: a fork of it was cut short.
-    """
+    """None when the directory holds no task log."""
     identity = _read(disk, path)
     if identity is not None and identity.cut is not None:
         raise errors.LogError(
@@ -282,12 +277,6 @@ def _cut(values: dict[str, Any] | None) -> Cut | None:
 
 
 def check_writable(disk: ports.Disk, path: str) -> None:
-    """Refuse to write to a log that may only be read; asked before anything else is touched.
-
-    Raises:
-        LogError: it is a hub's copy, or a backup.
-        FormatError: as ``read_identity``, or a feature allows this taskq no more than to read.
-    """
     identity = _read(disk, path)
     if identity is None or not identity.read_only:
         return
@@ -319,9 +308,6 @@ def read_or_create_identity(disk: ports.Disk, path: str, lock: LockMark, now_ns:
     """Return the identity of the directory's log; a new one in an empty directory.
 
     A fork that was cut short is still to be finished.
-
-    Raises:
-        FormatError: as ``read_identity``, or segments lack their identity.
     """
     identity = _read(disk, path)
     if identity is None:

@@ -142,9 +142,6 @@ class IndexBuilder(SegmentIndex):
 
         Returns:
             Whether all of the frame is indexed; else it is to be fed again.
-
-        Raises:
-            FormatError: an unknown type that may not be skipped, or lengths that do not fit.
         """
         data, at, header, offset = frame
         if offset < self.offset:

@@ -295,12 +295,7 @@ class SegmentIndexes:
     # -- upkeep -----------------------------------------------------------------------------------
 
     def upkeep_steps(self) -> Iterator[None]:
-        """Write missing indexes, and remove the indexes of lost segments.
-
-        Raises:
-            OSError: the disk refused.
-            LogError: a segment is gone.
-        """
+        """Write missing indexes, and remove the indexes of lost segments."""
         for segment in self._segments()[:-1]:
             if self._lacks_file(segment):
                 yield from self.save_steps(segment)

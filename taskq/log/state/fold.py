@@ -160,11 +160,7 @@ def fold_other(
     dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> None:
-    """Apply one record of a kind that the loop in ``fold`` leaves to this.
-
-    Raises:
-        FormatError: what it holds does not fit, or its type must not be passed over.
-    """
+    """Apply one record of a kind that the loop in ``fold`` leaves to this."""
     if kind in CARRYING:
         carried = decode_carried(record)
         fold_carried(kind, carried, location, header.time_ns, agenda, dedup)
@@ -398,9 +394,6 @@ def fold_end(
     """Apply the option UNLOCKS of a record that ends a job, at ``at``, if it is the first.
 
     ``location`` is the record's, which has ``room`` bytes left there.
-
-    Raises:
-        FormatError: the option is longer than that, or holds no whole numbers.
     """
     tag, length = OPTION.unpack_from(data, at)
     if tag == _UNLOCKS:
@@ -415,11 +408,7 @@ def fold_end(
 
 
 def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: agenda.Agenda) -> None:
-    """The options of a claim or an extension; ``at`` is where its record starts.
-
-    Raises:
-        FormatError: one of them has another length.
-    """
+    """The options of a claim or an extension; ``at`` is where its record starts."""
     for tag, value in each_option(data, at + codec.JOB.size, options_size):
         if tag == _LEASE and len(value) == _I64.size:
             deadline_ns = _I64.unpack(value)[0]
@@ -505,11 +494,7 @@ def fold_frame(
     dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> None:
-    """Apply a whole frame. ``base`` is the location of its segment's first byte.
-
-    Raises:
-        FormatError: a type that is unknown and may not be skipped, or lengths that do not fit.
-    """
+    """Apply a whole frame. ``base`` is the location of its segment's first byte."""
     data, at, header, offset = frame
     if agenda is not None and data[at + KIND_AT : at + KIND_AT + 1] not in _STEPS:
         # Jobs due when the frame was written were ready then; see ``Agenda.promote``. A frame

@@ -75,11 +75,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
 
 
 def find_end(journal: Journal, job: int) -> int | None:
-    """Return the location of the record that settled or purged a job, None if it is not settled.
-
-    Raises:
-        JobNotFound: there is no such job in this log.
-    """
+    """Return the location of the record that settled or purged a job, None if it is not settled."""
     end: int | None = None
     known = False
     for place in _about(journal, job):
@@ -98,11 +94,6 @@ def find_end(journal: Journal, job: int) -> int | None:
 
 
 def read_outcome(journal: Journal, location: int) -> Outcome:
-    """Return what the settling record at a location says.
-
-    Raises:
-        JobNotFound: the job was purged.
-    """
     record = Record(journal.files.unchecked_record(location), 0, 0, 0)
     if record.type in REMOVALS:
         raise JobNotFound(f"job {journal.tag.id(record.job)} was a dead letter and has been purged")

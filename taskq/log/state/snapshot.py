@@ -150,11 +150,7 @@ def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
 
 
 def read_header(disk: Disk, descriptor: int, kind: Kind, identity: identity.Identity) -> Header:
-    """Return the header of the open file, with size and CRC checked.
-
-    Raises:
-        Unusable: it cannot be a whole snapshot of this facet and log.
-    """
+    """Return the header of the open file, with size and CRC checked."""
     size = disk.size(descriptor)
     data = disk.read(descriptor, HEADER.size, 0)
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
@@ -272,15 +268,10 @@ class Contents:
 
     @property
     def left(self) -> int:
-        """Return how many bytes were not taken."""
         return self._left + len(self._block)
 
     def end(self) -> None:
-        """Make sure that nothing is left.
-
-        Raises:
-            ValueError: there is.
-        """
+        """Make sure that nothing is left."""
         if self.left:
             raise ValueError(f"{self.left} bytes are left")
 
@@ -353,11 +344,6 @@ DEDUP: Final = Form(Kind("dedup", 2, 1), dedup.Dedup, freeze_dedup, thaw_dedup)
 
 
 def check_fit(place: segments.Place, header: Header) -> None:
-    """Make sure that the log up to there is what the snapshot was made of.
-
-    Raises:
-        Unusable: it is not.
-    """
     files, end = place.files, place.end()
     if place.lost:
         raise Unusable("the log lacks segments: what they held is not to be claimed")

@@ -214,7 +214,6 @@ class _Port(Generic[F]):
 
     @_request
     def ingest(self, asked: requests.Ingest) -> Sent[list[int | requests.Duplicate]]:
-        """Enqueue the jobs of a source, and move its position, in one frame."""
         return self._send(Op.INGEST, asked)
 
     @_request
@@ -260,7 +259,6 @@ class _Port(Generic[F]):
 
     @_request
     def extend(self, delivery: requests.Delivery, lease_ns: int) -> Sent[None]:
-        """Let a claim end ``lease_ns`` from now."""
         return self._send(Op.EXTEND, (delivery, lease_ns))
 
     @_request
@@ -326,12 +324,10 @@ class _Port(Generic[F]):
 
     @_request
     def requeue(self, letters: list[requests.Letter]) -> Sent[list[errors.TaskqError | None]]:
-        """Make dead letters ready again: for each None, or why it was not done."""
         return self._send(Op.REQUEUE, letters)
 
     @_request
     def purge(self, lsns: list[int]) -> Sent[list[errors.TaskqError | None]]:
-        """Forget dead letters: for each None, or why it was not done."""
         return self._send(Op.PURGE, lsns)
 
     @_request
@@ -351,7 +347,6 @@ class _Port(Generic[F]):
 
     @_request
     def tick(self, turn: requests.Turn) -> Sent[list[int | requests.Duplicate] | None]:
-        """Write ticks: what their jobs became, or None if another process was faster."""
         return self._send(Op.TICK, turn)
 
     @_request
@@ -360,7 +355,6 @@ class _Port(Generic[F]):
 
     @_request
     def steer(self, wish: requests.Steer) -> Sent[bool]:
-        """Pause, resume, reset or remove a schedule: whether that was new."""
         return self._send(Op.STEER, wish)
 
     @_request

@@ -233,11 +233,7 @@ def fork_journal(journal: Journal, at: int) -> Identity:
 
 
 def _cut_at(journal: Journal, segment: int, at: int) -> tuple[int, codec.Link]:
-    """Return where the records of a segment from an lsn on begin, and how to name what is before.
-
-    Raises:
-        LogError: the lsn is within a frame.
-    """
+    """Return where a segment's records from an lsn on begin, and the link to what is before."""
     last, offset = 0, codec.SEGMENT_HEADER.size
     for _, item in _items(journal, segment):
         is_frame = isinstance(item, frames.Frame)

@@ -227,11 +227,6 @@ class Compaction:
         return self._agenda.dead.find(job) is not None
 
     def _frames(self) -> Iterator[frames.Frame]:
-        """Yield each frame of the segment.
-
-        Raises:
-            LogDamaged: one does not read back.
-        """
         files, segment = self._files, self._segment
         scanner = files.scanner(segment, self._size, segment, sealed=True)
         for item in scanner.frames(codec.SEGMENT_HEADER.size):

@@ -112,12 +112,6 @@ class Snapshots:
         return None
 
     def _fitting(self, form: snapshot.Form[Any], name: str) -> snapshot.Header:
-        """Return the header of a file.
-
-        Raises:
-            Unusable: it does not fit the log, or is damaged.
-            OSError: it cannot be read.
-        """
         journal = self._journal
         descriptor = journal.disk.open(f"{self._directory}/{name}", write=False)
         try:
