@@ -1,7 +1,8 @@
 # ruff: noqa: INP001 - Python imports it by its name
-"""Take one thing that only Linux has from every Python that is started with it, for .ci/fallbacks.
+"""Take what only Linux has from every Python that is started with it, for .ci/fallbacks.
 
-FALLBACKS_WITHOUT names it. Only calls of the product miss it: tests may look into /proc.
+FALLBACKS_WITHOUT names it, with commas between several. Only calls of the product miss
+it: tests may look into /proc.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-MISSING = os.environ.get("FALLBACKS_WITHOUT", "")
+MISSING = os.environ.get("FALLBACKS_WITHOUT", "").split(",")
 SOURCES = ("/taskq/", "/taskq_workers/", "/taskq_plugins/")
 
 
@@ -71,18 +72,19 @@ def take_from_library(*names: str) -> None:
     ctypes.CDLL.__getattr__ = get  # type: ignore[method-assign]
 
 
-match MISSING:
-    case "proc":
-        take_proc()
-    case "statx" | "prctl":
-        take_from_library(MISSING)
-    case "ctypes":
-        take_from_library("pread", "statx", "prctl")
-    case "pidfd_open":
-        take_pidfd()
-    case "posix_fallocate":
-        del os.posix_fallocate
-    case "CLOCK_BOOTTIME":
-        del time.CLOCK_BOOTTIME
-    case _:
-        raise SystemExit(f"FALLBACKS_WITHOUT={MISSING} is nothing that can be taken")
+for missing in MISSING:
+    match missing:
+        case "proc":
+            take_proc()
+        case "statx" | "prctl":
+            take_from_library(missing)
+        case "ctypes":
+            take_from_library("pread", "statx", "prctl")
+        case "pidfd_open":
+            take_pidfd()
+        case "posix_fallocate":
+            del os.posix_fallocate
+        case "CLOCK_BOOTTIME":
+            del time.CLOCK_BOOTTIME
+        case _:
+            raise SystemExit(f"FALLBACKS_WITHOUT={missing} is nothing that can be taken")
