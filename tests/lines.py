@@ -11,24 +11,25 @@ are not counted.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import statistics
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 import taskq
-from tests.test_house import known
-from tests.words import parsed
+from tests.words import ROOT, statements, tree_of
 
-ROOT: Final = Path(__file__).parents[1]
 TREES: Final = ("taskq", "workers", "plugins", "examples", "tests")
+SOURCES: Final = sorted(path for tree in TREES[:-1] for path in (ROOT / tree).rglob("*.py"))
 #: A larger feature should justify its size.
 LARGE: Final = 2_000
 FEATURES: Final[dict[str, str]] = {
@@ -113,12 +114,108 @@ def head_lines(tree: ast.Module) -> int:
     return 0
 
 
+def place(path: Path, node: ast.AST | None = None) -> str:
+    line = getattr(node, "lineno", 0)
+    return f"{path.relative_to(ROOT)}:{line}" if line else str(path.relative_to(ROOT))
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return []
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] in {"workers", "plugins"} else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def hints(tree: ast.Module) -> set[int]:
+    return {
+        id(inner)
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+
+
+class Source(NamedTuple):
+    """Facts about a source file, which is parsed once for all tests."""
+
+    #: place, number of lines, and first line of the docstring of each
+    functions: list[tuple[str, int, str]]
+    #: place, and first line of the docstring of each
+    classes: list[tuple[str, str]]
+    #: each import, with the modules that it may be of, and whether only type hints need it
+    imports: list[tuple[ast.AST, list[str], bool]]
+
+
+@functools.cache
+def sources() -> dict[Path, Source]:
+    result = {}
+    for path in SOURCES:
+        only_hints, source = hints(tree_of(path)), Source([], [], [])
+        for node in statements(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                count = (node.end_lineno or node.lineno) - node.lineno + 1
+                first, _, _ = (ast.get_docstring(node) or "").partition("\n")
+                if isinstance(node, ast.ClassDef):
+                    source.classes.append((place(path, node), first))
+                else:
+                    source.functions.append((place(path, node), count, first))
+            elif names := imported(node):
+                source.imports.append((node, names, id(node) in only_hints))
+        result[path] = source
+    return result
+
+
+@functools.cache
+def face(path: Path) -> frozenset[str]:
+    """Return the names that a package imports from its modules; none of another file."""
+    froms = [node for node, _, _ in sources()[path].imports if isinstance(node, ast.ImportFrom)]
+    names = (alias.asname or alias.name for node in froms for alias in node.names)
+    return frozenset(names) if path.name == "__init__.py" else frozenset()
+
+
+def needs(path: Path, modules: Mapping[str, Path]) -> set[str]:
+    """Return the modules of ours that a file needs, but for hints at classes in its own folder.
+
+    A module that is a name of its package's face, and is imported as that, needs the package.
+    """
+    result = set()
+    for node, names, is_hint in sources()[path].imports:
+        if isinstance(node, ast.ImportFrom):
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            home = modules.get(node.module or "")
+            faced = home is not None and face(home) & {alias.name for alias in node.names}
+            others = names if faced or set(whole) - modules.keys() else ()
+            names = [*(set(whole) & modules.keys()), *others]  # noqa: PLW2901
+        for name in names:
+            if name in modules and not (is_hint and modules[name].parent == path.parent):
+                result.add(name)
+    return result
+
+
+@functools.cache
+def known() -> tuple[dict[str, Path], dict[str, set[str]]]:
+    """Return our modules, and which others each needs.
+
+    The front page ``taskq`` is not asked: it looks its names up when somebody wants them.
+    """
+    modules = {module_of(path): path for path in SOURCES if not place(path).startswith("examples")}
+    del modules["taskq"]
+    return modules, {name: needs(path, modules) - {name} for name, path in modules.items()}
+
+
 class Shape:
     """Modules of the source, the lines at their heads, and class names in several modules."""
 
     def __init__(self) -> None:
         paths = [path for tree in TREES[:3] for path in sorted((ROOT / tree).rglob("*.py"))]
-        self.modules = {path: parsed(path.read_text()) for path in paths}
+        self.modules = {path: tree_of(path) for path in paths}
 
     @property
     def head_mean(self) -> float:
@@ -157,7 +254,7 @@ def house() -> dict[str, set[str]]:
     for module in modules:
         graph[room_of(module)] |= {room_of(name) for name in needed[module] & modules.keys()}
     for module, path in modules.items():
-        for node in ast.walk(parsed(path.read_text())):
+        for node in statements(path):
             if isinstance(node, ast.ImportFrom) and node.module == "taskq":
                 named = {homes[alias.name] for alias in node.names if alias.name in homes}
                 graph[room_of(module)] |= {room_of(name) for name in named}

@@ -51,10 +51,6 @@ QUIET: Final = """() => new Promise(done => {
 })"""
 
 
-def test_every_public_name_and_method_says_what_it_does() -> None:
-    assert not list(docs.undocumented())
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """Yield the site's first page in a browser, opened from its file."""

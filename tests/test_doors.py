@@ -14,7 +14,10 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[1]
+from tests.words import ROOT, nodes_of, source
+
+#: With its trees at hand.
+pytestmark = pytest.mark.xdist_group("house")
 #: Outsiders, and the prefix of their own modules.
 OUTSIDE: Final = {
     "taskq/cli": "taskq.cli",
@@ -52,11 +55,11 @@ EXCEPTIONS: Final[dict[str, str]] = {
 }
 
 
-def looked_at(tree: ast.AST, module: str, alias: str) -> set[str]:
+def looked_at(nodes: tuple[ast.AST, ...], module: str, alias: str) -> set[str]:
     """Return what a file takes of a module that it imports as a whole."""
     return {
         f"{module}.{node.attr}"
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == alias
@@ -70,9 +73,9 @@ def is_module(name: str) -> bool:
 
 def private_names(path: Path, own: str) -> Iterator[str]:
     """Yield the names of private modules that a file takes, type hints and inner imports too."""
-    tree = ast.parse(path.read_text())
+    nodes = nodes_of(path)
     private = PRIVATE if own == "taskq.cli" else PRIVATE + ROOMS
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             modules = (alias.name for alias in node.names if not alias.name.startswith(own))
             yield from (module for module in modules if module.startswith(private))
@@ -83,7 +86,7 @@ def private_names(path: Path, own: str) -> Iterator[str]:
             if not whole.startswith(private) or whole in NAMED:
                 continue
             if is_module(whole):
-                yield from looked_at(tree, whole, alias.asname or alias.name)
+                yield from looked_at(nodes, whole, alias.asname or alias.name)
             else:
                 yield whole
 
@@ -127,9 +130,8 @@ def test_a_door_is_narrow_and_says_what_each_name_is(face: str) -> None:
 
 def looks_at_privates(path: Path) -> Iterator[str]:
     """Yield the lines in which a file uses private names of an app or its log."""
-    text = path.read_text()
-    tree = ast.parse(text if re.search(rf"\b({'|'.join(HOLDERS)})\b\s*\.\s*_", text) else "")
-    for node in ast.walk(tree):
+    uses = re.search(rf"\b({'|'.join(HOLDERS)})\b\s*\.\s*_", source(path))
+    for node in nodes_of(path) if uses else ():
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr[:2] != "__":
             holder = node.value
             name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
@@ -147,8 +149,8 @@ def test_the_workers_are_found_by_name_in_one_place() -> None:
     finders = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "taskq").rglob("*.py")
-        if "taskq_workers" in (text := path.read_text())
-        for node in ast.walk(ast.parse(text))
+        if "taskq_workers" in source(path)
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
         if "taskq_workers" in ast.unparse(node)
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import functools
 import graphlib
 import importlib
 import inspect
@@ -13,17 +12,31 @@ import shutil
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import pytest
 
 import taskq
 from taskq.cli.main import BUILT_IN
-from tests.words import parsed
+from tests.lines import SOURCES, Shape, house, known, place, sources
+from tests.words import (
+    FOLDERS,
+    ROOT,
+    habits,
+    nodes_of,
+    of_folder,
+    share,
+    source,
+    statements,
+    subjects,
+    tree_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[1]
-SOURCE_FOLDERS = ("taskq", "workers", "plugins", "examples")
+#: The trees of all files are there once, and no longer than for these tests.
+pytestmark = [pytest.mark.xdist_group("house"), pytest.mark.usefixtures("trees")]
 FUNCTION_LINES_MAX = 60
 TOP_LEVEL = {
     ".ci",
@@ -44,119 +57,23 @@ TOP_LEVEL = {
 #: Programs of their own that tests start; to take time is what they are for.
 STARTED = {"bench", "samples", "scripts"}
 
-SOURCES = sorted(path for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
-def place(path: Path, node: ast.AST | None = None) -> str:
-    line = getattr(node, "lineno", 0)
-    return f"{path.relative_to(ROOT)}:{line}" if line else str(path.relative_to(ROOT))
-
-
-def lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
+@pytest.fixture(scope="module")
+def trees() -> Iterator[None]:
+    yield
+    for made in (tree_of, statements, nodes_of, source, sources):
+        made.cache_clear()
 
 
 def nodes(path: Path, having: str = "") -> list[ast.AST]:
-    """Return the nodes of a file, none where its text has no match: to parse takes longer."""
-    text = path.read_text()
-    return list(ast.walk(parsed(text))) if re.search(having, text, re.MULTILINE) else []
-
-
-def imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [node.module or ""]
-    return []
-
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts[1:] if parts[0] in {"workers", "plugins"} else parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def hints(tree: ast.Module) -> set[int]:
-    return {
-        id(inner)
-        for node in tree.body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-
-
-class Source(NamedTuple):
-    """Facts about a source file, which is parsed once for all tests."""
-
-    #: place, number of lines, and first line of the docstring of each
-    functions: list[tuple[str, int, str]]
-    #: place, and first line of the docstring of each
-    classes: list[tuple[str, str]]
-    #: each import, with the modules that it may be of, and whether only type hints need it
-    imports: list[tuple[ast.AST, list[str], bool]]
-
-
-@functools.cache
-def sources() -> dict[Path, Source]:
-    result = {}
-    for path in SOURCES:
-        tree = parsed(path.read_text())
-        only_hints, source = hints(tree), Source([], [], [])
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                count = (node.end_lineno or node.lineno) - node.lineno + 1
-                first, _, _ = (ast.get_docstring(node) or "").partition("\n")
-                if isinstance(node, ast.ClassDef):
-                    source.classes.append((place(path, node), first))
-                else:
-                    source.functions.append((place(path, node), count, first))
-            elif names := imported(node):
-                source.imports.append((node, names, id(node) in only_hints))
-        result[path] = source
-    return result
+    """Return the nodes of a file, none where its text has no match: a walk takes longer."""
+    return list(nodes_of(path)) if re.search(having, source(path), re.MULTILINE) else []
 
 
 def functions() -> list[tuple[str, int, str]]:
-    return [function for source in sources().values() for function in source.functions]
-
-
-@functools.cache
-def face(path: Path) -> frozenset[str]:
-    """Return the names that a package imports from its modules; none of another file."""
-    froms = [node for node, _, _ in sources()[path].imports if isinstance(node, ast.ImportFrom)]
-    names = (alias.asname or alias.name for node in froms for alias in node.names)
-    return frozenset(names) if path.name == "__init__.py" else frozenset()
-
-
-def needs(path: Path, modules: Mapping[str, Path]) -> set[str]:
-    """Return the modules of ours that a file needs, but for hints at classes in its own folder.
-
-    A module that is a name of its package's face, and is imported as that, needs the package.
-    """
-    result = set()
-    for node, names, is_hint in sources()[path].imports:
-        if isinstance(node, ast.ImportFrom):
-            whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            home = modules.get(node.module or "")
-            faced = home is not None and face(home) & {alias.name for alias in node.names}
-            others = names if faced or set(whole) - modules.keys() else ()
-            names = [*(set(whole) & modules.keys()), *others]  # noqa: PLW2901
-        for name in names:
-            if name in modules and not (is_hint and modules[name].parent == path.parent):
-                result.add(name)
-    return result
-
-
-@functools.cache
-def known() -> tuple[dict[str, Path], dict[str, set[str]]]:
-    """Return our modules, and which others each needs.
-
-    The front page ``taskq`` is not asked: it looks its names up when somebody wants them.
-    """
-    modules = {module_of(path): path for path in SOURCES if not place(path).startswith("examples")}
-    del modules["taskq"]
-    return modules, {name: needs(path, modules) - {name} for name, path in modules.items()}
+    return [function for facts in sources().values() for function in facts.functions]
 
 
 def test_no_modules_know_each_other_in_a_circle() -> None:
@@ -188,9 +105,9 @@ def test_the_core_knows_nothing_of_what_stands_on_it() -> None:
     """That it takes time, disk, threads and chance from nobody is a contract (pyproject.toml)."""
     seen = [
         f"{place(path, node)} imports {name}"
-        for path, source in sources().items()
+        for path, facts in sources().items()
         if path.is_relative_to(ROOT / "taskq/core")
-        for node, names, _ in source.imports
+        for node, names, _ in facts.imports
         for name in names
         if name.startswith("taskq") and not name.startswith("taskq.core")
     ]
@@ -326,7 +243,7 @@ NO_VERBS = {
 
 
 def test_docstrings_begin_with_what_is_done_or_what_it_is() -> None:
-    classes = [entry for source in sources().values() for entry in source.classes]
+    classes = [entry for facts in sources().values() for entry in facts.classes]
     of_classes = [entry for entry in classes if entry[0].startswith(("taskq/", "workers/"))]
     seen = [
         f"{where}: {text}"
@@ -402,8 +319,9 @@ REASONS = {
 def loose_calls(path: Path) -> set[str]:
     """Return the functions of a file that begin what no task group owns."""
     seen = set()
-    text = path.read_text()
-    scopes: list[tuple[ast.AST, str]] = [(parsed(text), "")] if LOOSE_IN.search(text) else []
+    scopes: list[tuple[ast.AST, str]] = (
+        [(tree_of(path), "")] if LOOSE_IN.search(source(path)) else []
+    )
     while scopes:
         node, name = scopes.pop()
         for child in ast.iter_child_nodes(node):
@@ -421,3 +339,65 @@ def test_whatever_no_task_group_owns_has_its_reason() -> None:
     files = [source for source in SOURCES if "examples" not in source.parts]
     names = {name for path in files for name in loose_calls(path)}
     assert names == REASONS.keys()
+
+
+# -- words, names and rooms ------------------------------------------------------------------------
+
+#: A share of texts; projects like this one have 1 to 3.5 %.
+SHARE_MAX = 0.03
+REPEATED_CLASSES_MAX = 15
+
+BROKEN = {
+    "D1": [
+        "Answer whoever asks.",
+        "The segments of one log for who compares.",
+        "Return the time of what is due.",
+        "Delete all that ended.",
+    ],
+    "D2": ["Keep those that wait.", "The file of one that died.", "Its pid is that of a worker."],
+    "D3": ["The caller is told.", "As the record tells it.", "Return what help says of a command."],
+    "D4": ["Nor does it log.", "It is kept. Not taken back: others wait.", "Of a body, a line."],
+    "D5": ["The bytes behind a frame.", "Let so many jobs pass.", "As SQLite has it."],
+}
+GOOD = [
+    "Return whether scanning from this job costs more than `count` single lookups.",
+    "Append a frame; truncate it if the write was short.",
+    "Jobs and the upload's progress go into one frame, so a crash neither skips nor repeats a job.",
+    "Create the directory and fsync its parent: an earlier process may have died in between.",
+    "What is a lease?",
+    "Call ``whoever`` once.",
+]
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_each_rule_finds_its_habit(rule: str) -> None:
+    assert [text for text in BROKEN[rule] if rule not in habits(text)] == []
+
+
+def test_plain_sentences_have_no_habit() -> None:
+    assert [text for text in GOOD if habits(text)] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_few_texts_have_a_habit(folder: str) -> None:
+    assert share(of_folder(ROOT / folder)) <= SHARE_MAX
+
+
+def test_few_subjects_of_commits_have_a_habit() -> None:
+    """A copy without a history has none."""
+    assert share(subjects()) <= SHARE_MAX
+
+
+def test_few_class_names_are_used_twice() -> None:
+    assert len(Shape().repeated_classes) <= REPEATED_CLASSES_MAX
+
+
+def test_the_picture_of_the_house_has_each_room_after_those_that_it_imports() -> None:
+    rooms = house()
+    order = list(rooms)
+    for room, imported in rooms.items():
+        assert all(order.index(other) < order.index(room) for other in imported), room
+    assert order.index("taskq.core") < order.index("taskq.log") < order.index("taskq.app")
+    # Through the front page, which looks names up late.
+    assert order.index("taskq.app") < order.index("taskq_workers")
+    assert "taskq.log" not in rooms["taskq.app"], "taskq.connection implies it"
