@@ -29,7 +29,10 @@ from taskq.core.parsing import check_name
 from taskq.errors import JobFailed
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.spark.lake.store import Lake
 from tests.cli.helpers import taskq as invoke
+from tests.pipeline.lakes import fold_rows
+from tests.pipeline.rowmaking import rows_of
 
 #: A title, a colour that no command of ours uses, C1, bidi, a line that is written over.
 TEXT: Final = "a\x1b]0;t\x07b\x1b[41;5mc\x9b31md\u202ee\rOVER"
@@ -148,7 +151,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         (log / "readers" / "hub.json").write_text(json.dumps({"error": NAME}))
         _enrol(hub)
         ids["down"] = invoke("hub", "put", hub, "edge-7", "t", "--key", NAME).output.strip()
-        invoke("pipeline", "run", "--journals", "logs", "--lake", root / "lake")
+        fold_rows(Lake.open(root / "lake", create=True), rows_of(root / "logs"))
         damaged = root / f"damaged{TEXT}"
         shutil.copytree(log, damaged)
         segment = min((damaged / "log").glob("*.log"))
@@ -330,7 +333,11 @@ def test_every_command_has_its_row() -> None:
 
 
 @pytest.mark.xdist_group("strangers")
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name",
+    # It starts Java.
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "pipeline run")) for name in ROWS],
+)
 def test_a_command_shows_what_strangers_wrote_as_text(name: str, place: Place) -> None:
     words, is_shown = ROWS[name]
     shown = by_itself(place, *words(place)) if name == "worker" else on_terminal(*words(place))
