@@ -22,6 +22,7 @@ import click
 import pytest
 
 from taskq import TaskQ
+from taskq import _native as native
 from taskq.cli.main import main as command_line
 from taskq.connection.logoptions import LogOptions
 from taskq.connection.settings import Settings
@@ -266,6 +267,7 @@ def play(session: str) -> None:
     try:
         for step in steps(session):
             shown = shell.run(step.typed).replace(str(here), "/home/you")
+            shown = shown.replace(f"plain jobs  {native.label()}", "plain jobs  C")
             assert is_shown(shown, step.shown), f"$ {step.typed}\n{shown}"
     finally:
         shell.close()

@@ -1,4 +1,4 @@
-"""Run plain jobs in C, if ``TASKQ_NATIVE=1`` is set at installation and at run time.
+"""Run plain jobs in C where the extension was compiled; ``TASKQ_NATIVE=0`` leaves them to Python.
 
 Python is the reference: each function in C has a twin in Python, with the same results. The
 extension keeps no state between calls, and hands every case that is not plain to Python. A binary
@@ -20,14 +20,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 #: Version of the C sources in this folder, which hold the same number; raised with each change.
-VERSION: Final = 8
+VERSION: Final = 9
 #: Results of ``run_jobs`` without a job: no job is left, the loop must turn, the slot has ended.
 EMPTY, TURN, SPOILT = 0, 1, 2
 
 
 def _load() -> ModuleType | None:
-    """Return the extension; None if it is missing or not asked for."""
-    if os.environ.get("TASKQ_NATIVE") != "1":
+    """Return the extension; None if it is missing, of other sources or turned off."""
+    if os.environ.get("TASKQ_NATIVE") == "0":
         return None
     try:
         from taskq._native import _plain as extension  # noqa: PLC0415 - it may be missing
@@ -46,5 +46,15 @@ is_on: bool = plain is not None
 
 
 def language() -> str:
-    """Return what runs plain jobs, in a word for people."""
+    """Return what runs plain jobs: C or Python."""
     return "C" if is_on else "Python"
+
+
+def build_id() -> str:
+    """Return version, digest of the sources and compiler of the extension; "" without it."""
+    return str(plain.BUILD) if is_on else ""
+
+
+def label() -> str:
+    """Return what runs plain jobs, with the build: ``C (build 9-db3b0b53, 12.2.0)``."""
+    return f"C (build {build_id()})" if is_on else "Python"

@@ -3,6 +3,7 @@ from contextvars import Token
 from typing import Any, final
 
 VERSION: int
+BUILD: str
 
 @final
 class Rest(Coroutine[Any, None, Any]):

@@ -1,13 +1,15 @@
-"""Compile the extension when taskq is built or installed with ``TASKQ_NATIVE=1``: a hatchling hook.
+"""Compile the extension when taskq is built or installed: a hatchling hook.
 
-Without a C compiler, on a Python that the extension is not for, and where it does not compile,
-taskq is installed without it: nothing is missing but speed.
+Without a C compiler or Python's headers, on a Python that the extension is not for, and with
+``TASKQ_NATIVE=0``, taskq is installed without it: nothing is missing but speed.
 ``python -m taskq._native.build FLAGS`` compiles it beside the sources.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +29,22 @@ def is_for(version: tuple[int, int], implementation: str, *, has_gil: bool) -> b
     return implementation == "cpython" and has_gil and PYTHONS[0] <= version <= PYTHONS[1]
 
 
+def digest() -> str:
+    """Return a digest of the sources, in 16 hexadecimal digits."""
+    sources = hashlib.sha256()
+    for path in sorted((*FOLDER.glob("*.c"), *FOLDER.glob("*.h"))):
+        sources.update(path.name.encode() + path.read_bytes())
+    return sources.hexdigest()[:16]
+
+
+def build_id() -> str:
+    """Return version and digest of the sources, such as ``9-db3b0b53``."""
+    (version,) = re.findall(
+        r"#define TASKQ_NATIVE_VERSION (\d+)", (FOLDER / "native.h").read_text()
+    )
+    return f"{version}-{digest()[:8]}"
+
+
 def compiled(folder: Path, *flags: str) -> Path | None:
     """Compile the extension for this Python into a folder; None where that cannot be."""
     has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -43,6 +61,7 @@ def compiled(folder: Path, *flags: str) -> Path | None:
     draft = folder / f".{os.getpid()}{suffix}"
     command = (
         *shlex.split(compiler), "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden",
+        f'-DTASKQ_NATIVE_BUILD="{build_id()}"',
         *shlex.split(os.environ.get("ARCHFLAGS", "")), *flags, *linked,
         "-I", sysconfig.get_path("include"), *(str(FOLDER / name) for name in SOURCES),
         "-o", str(draft),
@@ -74,7 +93,11 @@ def get_build_hook() -> type[Any]:
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             """Compile before files are collected."""
-            library = compiled(FOLDER) if os.environ.get("TASKQ_NATIVE") == "1" else None
+            is_off = os.environ.get("TASKQ_NATIVE") == "0"
+            library = None if is_off else compiled(FOLDER)
+            why = "TASKQ_NATIVE=0" if is_off else "nothing that compiles it here"
+            where = f"Python ({why})" if library is None else f"C (build {build_id()})"
+            self.app.display_info(f"taskq: plain jobs run in {where}")
             if library is not None and version != "editable":
                 build_data["force_include"][str(library)] = f"taskq/_native/{library.name}"
                 build_data["pure_python"] = False

@@ -70,6 +70,9 @@ execute(PyObject *module)
         || add_type(module, &taskq_decoder_spec, &state->decoder_type) < 0) {
         return -1;
     }
+    if (PyModule_AddStringConstant(module, "BUILD", TASKQ_NATIVE_BUILD ", " __VERSION__) < 0) {
+        return -1;
+    }
     return PyModule_AddIntConstant(module, "VERSION", TASKQ_NATIVE_VERSION);
 }
 

@@ -18,7 +18,11 @@
 
 /* Raised by hand whenever what these files do, or what Python gives them, changes. A build whose
    number is not that of ``taskq/_native/__init__.py`` is of other sources, and is not used. */
-#define TASKQ_NATIVE_VERSION 8
+#define TASKQ_NATIVE_VERSION 9
+/* Version and digest of these files, for reports; build.py sets it. */
+#ifndef TASKQ_NATIVE_BUILD
+#define TASKQ_NATIVE_BUILD "unknown"
+#endif
 
 /* Attributes and methods that are looked up by name, once for each job. */
 #define TASKQ_NAMES(X)                                                                             \

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+import taskq._native as native
 import taskq.cli.render as render
 from taskq import State
 from taskq.cli import errors
@@ -157,6 +158,7 @@ def _about(reader: LogReader, since_ns: int, *, bodies: bool) -> dict[str, Any]:
         "taskq": importlib.import_module("taskq").__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
+        "plain_jobs": native.label(),
         "packages": {package.name: package.version for package in distributions()},
     }
 

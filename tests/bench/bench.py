@@ -189,7 +189,7 @@ async def run(scenario: str, name: str, mode: str, jobs: int, directory: Path) -
     """Take one sample in an empty directory; fails loudly if the end state is wrong."""
     if name == PYTHON:
         os.environ["TASKQ_NATIVE"] = "0"  # before anything of taskq is imported
-    elif name == "taskq" and os.environ.get("TASKQ_NATIVE") == "1":
+    elif name == "taskq" and os.environ.get("TASKQ_NATIVE") != "0":
         from taskq import _native  # noqa: PLC0415 - likewise
 
         assert _native.is_on, "there is no extension: python -m taskq._native.build"

@@ -28,7 +28,7 @@ _PEERS: Final = " ".join(
 )
 #: For each interpreter, and once.
 EACH: Final = (
-    "bench --scale 0.3 --contender taskq --contender sqlite",
+    "bench --scale 0.3 --contender taskq --contender taskq-python --contender sqlite",
     "lone --count 500",
     f"peers --rounds 5 --jobs 1000 {_PEERS} --only lone --only start",
 )

@@ -43,7 +43,7 @@ class Cases:
     """Cases of one seed."""
 
     def __init__(self, seed: int) -> None:
-        assert native.is_on, "TASKQ_NATIVE=1, and the extension compiled"
+        assert native.is_on, "there is no extension: python -m taskq._native.build"
         self.chance = random.Random(seed)
         self.extension: Any = native.plain
         self.windows = [self._window() for _ in range(WINDOWS)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+import shutil
 import sys
+import sysconfig
+import zipfile
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from tests.native.conftest import Choose
 
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
-SOURCES: Final = (8, "db3b0b5341266b9d")
+SOURCES: Final = (9, "e5dd0857606995dc")
 TELL: Final = "from taskq import _native; print(_native.language())"
 #: Uses the extension of a path, or says that an interpreter does not get it.
 USE: Final = """
@@ -53,21 +56,19 @@ exec({use!r})
 
 
 def test_whoever_changes_the_sources_raises_their_version() -> None:
-    digest = hashlib.sha256()
-    for path in sorted((*build.FOLDER.glob("*.c"), *build.FOLDER.glob("*.h"))):
-        digest.update(path.name.encode() + path.read_bytes())
-    assert (native.VERSION, digest.hexdigest()[:16]) == SOURCES
+    assert (native.VERSION, build.digest()) == SOURCES
 
 
 def test_all_sources_are_compiled(extension: Any) -> None:
     assert {path.name for path in build.FOLDER.glob("*.c")} == set(build.SOURCES)
     assert extension.VERSION == native.VERSION
+    assert extension.BUILD.startswith(f"{native.VERSION}-{build.digest()[:8]}, ")
 
 
 def test_what_was_built_of_other_sources_is_not_used(
     extension: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TASKQ_NATIVE", "1")
+    monkeypatch.delenv("TASKQ_NATIVE", raising=False)
     monkeypatch.setitem(sys.modules, "taskq._native._plain", extension)
     monkeypatch.setattr(native, "_plain", extension, raising=False)
     assert native._load() is extension
@@ -75,16 +76,25 @@ def test_what_was_built_of_other_sources_is_not_used(
     assert native._load() is None
 
 
-def test_it_is_used_only_where_an_environment_variable_asks_for_it(
-    extension: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("text", "is_used"), [(None, True), ("1", True), ("", True), ("0", False)])
+def test_it_is_used_where_it_was_built_unless_it_is_turned_off(
+    text: str | None, is_used: bool, library: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "taskq._native._plain", extension)
-    for text in ("0", ""):
-        monkeypatch.setenv("TASKQ_NATIVE", text)
-        assert native._load() is None
-    monkeypatch.delenv("TASKQ_NATIVE")
-    assert native._load() is None
-    assert run_python("-c", TELL, check=True).stdout == "Python\n"
+    # A copy of the package that stands beside a binary; taskq's own may have none.
+    package = shutil.copytree(
+        build.FOLDER, tmp_path / "taskq/_native", ignore=shutil.ignore_patterns("*.so")
+    )
+    (tmp_path / "taskq/__init__.py").touch()
+    environment = dict(os.environ)
+    environment.pop("TASKQ_NATIVE", None)
+    environment |= {} if text is None else {"TASKQ_NATIVE": text}
+    assert language_in(tmp_path, environment) == "Python"
+    shutil.copy(library, package / f"_plain{sysconfig.get_config_var('EXT_SUFFIX')}")
+    assert language_in(tmp_path, environment) == ("C" if is_used else "Python")
+
+
+def language_in(folder: Path, environment: dict[str, str]) -> str:
+    return run_python("-c", TELL, check=True, cwd=folder, env=environment).stdout.strip()
 
 
 def test_another_interpreter_has_a_state_of_its_own_or_is_refused(library: Path) -> None:
@@ -122,19 +132,28 @@ def test_it_is_for_the_pythons_that_it_was_made_for(
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
 @pytest.mark.parametrize("is_built", [True, False])
-@pytest.mark.parametrize("is_asked", [True, False])
+@pytest.mark.parametrize("is_off", [True, False])
 def test_a_wheel_is_of_a_platform_only_with_it(
-    version: str, is_built: bool, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, is_built: bool, is_off: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     library = tmp_path / "_plain.so"
-    monkeypatch.setenv("TASKQ_NATIVE", "1" if is_asked else "0")
+    if is_off:
+        monkeypatch.setenv("TASKQ_NATIVE", "0")
+    else:
+        monkeypatch.delenv("TASKQ_NATIVE", raising=False)
     monkeypatch.setattr(build, "compiled", lambda *_: library if is_built else None)
     data: dict[str, Any] = {"force_include": {}, "pure_python": True}
-    build.get_build_hook()().initialize(version, data)
-    if is_built and is_asked and version == "standard":
+    lines: list[str] = []
+    hook = build.get_build_hook()(app=SimpleNamespace(display_info=lines.append))
+    hook.initialize(version, data)
+    (line,) = lines
+    assert line.startswith(
+        f"taskq: plain jobs run in {'C' if is_built and not is_off else 'Python'} ("
+    )
+    if is_built and not is_off and version == "standard":
         assert data.pop("infer_tag")
         assert data["force_include"] == {str(library): "taskq/_native/_plain.so"}
         assert not data["pure_python"]
@@ -144,13 +163,18 @@ def test_a_wheel_is_of_a_platform_only_with_it(
 
 @pytest.mark.usefixtures("own_settings")
 @pytest.mark.parametrize("in_c", [True, False])
-def test_check_and_stats_say_which_runs(in_c: bool, choose: Choose, tmp_path: Path) -> None:
+def test_commands_and_case_files_say_which_runs(in_c: bool, choose: Choose, tmp_path: Path) -> None:
     choose(in_c)
-    word = "C" if in_c else "Python"
+    label = f"C (build {native.build_id()})" if in_c else "Python"
+    assert bool(native.build_id()) is in_c
     with TaskQ(tmp_path / "data", durability="os"):
         pass
-    assert f"plain jobs in {word}" in taskq("check", "-d", tmp_path / "data").output
-    assert taskq("stats", "-d", tmp_path / "data").output.strip().endswith(f"plain jobs in {word}")
-    assert (
-        json.loads(taskq("stats", "-d", tmp_path / "data", "--json").output)["plain_jobs"] == word
-    )
+    here = ("-d", tmp_path / "data")
+    assert f"plain jobs in {label}" in taskq("check", *here).output
+    assert taskq("stats", *here).output.strip().endswith(f"plain jobs in {label}")
+    document = json.loads(taskq("stats", *here, "--json").output)
+    assert document["plain_jobs"] == label.partition(" ")[0]
+    assert document["plain_jobs_build"] == native.build_id()
+    taskq("report", *here, "-o", tmp_path / "case.zip")
+    with zipfile.ZipFile(tmp_path / "case.zip") as case:
+        assert json.loads(case.read("case.json"))["plain_jobs"] == label

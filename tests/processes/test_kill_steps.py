@@ -2,8 +2,9 @@
 
 ``python -m tests.processes.test_kill_steps kill COUNT [SEED]`` kills COUNT times, in parts of one
 log each, and prints a line for each part. ``… boundaries COUNT JOBS`` lets workers kill themselves
-COUNT times, at any turn of any step, while they go through JOBS jobs; by C if ``TASKQ_NATIVE=1`` is
-set. ``… DIRECTORY [COUNT]`` is one of the workers; it kills itself at its COUNT-th turn of a step.
+COUNT times, at any turn of any step, while they go through JOBS jobs; by Python alone with
+``TASKQ_NATIVE=0``. ``… DIRECTORY [COUNT]`` is one of the workers; it kills itself at its COUNT-th
+turn of a step.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskq import State, TaskQ
+from taskq import _native as native
 from taskq.cli.main import main
 from taskq.log.read.reader import LogReader
 from tests.processes.warm import Program
@@ -466,6 +467,7 @@ def test_the_banner_of_several_processes_says_what_that_of_one_says(
         "  durability  fsync",
         "  recovered   0 in-flight jobs of processes that died",
         "  queues      default, mail",
+        f"  plain jobs  {native.label()}",
     ):
         assert guard.lines.count(row) == 1
     assert sum(line.startswith("  tasks       jobs.add, ") for line in guard.lines) == 1

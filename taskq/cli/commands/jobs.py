@@ -201,7 +201,8 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         status = LogStatus(reader)
         counts = status.stats
     if as_json:
-        render.print_json({"plain_jobs": native.language(), **status.as_dict()})
+        plain = {"plain_jobs": native.language(), "plain_jobs_build": native.build_id()}
+        render.print_json({**plain, **status.as_dict()})
         return
     rows = [
         _count_row(queue, f"{queue.queue} (paused)" if queue.paused else queue.queue)
@@ -219,7 +220,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
         render.echo()
     render.echo(
         f"{render.count_of(counts.segments, 'segment')}, {render.size(counts.size)}, "
-        f"next position {counts.next_lsn}, {reader.lineage}, plain jobs in {native.language()}"
+        f"next position {counts.next_lsn}, {reader.lineage}, plain jobs in {native.label()}"
         f"{'' if at_text is None else f', as of {at_text}'}"
     )
 

@@ -58,6 +58,15 @@ def test_the_banner_has_at_most_8_lines_and_says_what_matters() -> None:
         assert part in text
 
 
+def test_the_banner_says_what_runs_plain_jobs_unless_an_executor_does() -> None:
+    row = "  plain jobs  C (build 9-db3b0b53, 12.2.0)"
+    assert row in banner(facts(plain_jobs="C (build 9-db3b0b53, 12.2.0)"), PLAIN)
+    far = banner(facts(executor="spark"), PLAIN)
+    assert "  executor    spark" in far
+    assert len(far) <= 8
+    assert "plain jobs" not in "\n".join(far)
+
+
 def test_the_banner_names_the_files_that_settings_come_from() -> None:
     lines = banner(facts(settings_files=("/app/.env", "/app/taskq.toml\x1b[31m")), PLAIN)
     assert "fsync, with the settings of /app/.env, /app/taskq.toml\\x1b[31m" in "\n".join(lines)

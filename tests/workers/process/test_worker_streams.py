@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from taskq import TaskQ
 from taskq.log.machine.forks import fill_standard
 
 JOBS = """
-import os, sys
-from taskq import TaskQ
+import os, resource, signal, sys
+from taskq import TaskQ, retry
 
 app = TaskQ("data")
 
@@ -26,6 +27,17 @@ async def here() -> int:
 @app.task
 async def quiet() -> int:
     return 3
+
+def crash() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), signal.SIGSEGV)
+
+@app.task
+async def crash_here() -> None:
+    crash()
+
+@app.task(runs_in="process", retry=retry.never())
+def crash_there() -> None:
+    crash()
 
 @app.task(runs_in="process")
 def there() -> int:
@@ -81,6 +93,15 @@ def test_a_worker_that_cannot_print_runs_its_jobs_and_ends_well(
     code, printed = run(redirected, "-m", "taskq", "worker", "jobs", "--burst")
     assert (code, printed) == (0, "")
     assert [handle.result_sync(0) for handle in handles] == results
+
+
+@pytest.mark.parametrize(("place", "code"), [("here", -signal.SIGSEGV), ("there", 0)])
+def test_a_crash_leaves_the_stack_of_the_job_on_stderr(queue: TaskQ, place: str, code: int) -> None:
+    queue.enqueue_by_name_sync(f"jobs.crash_{place}")
+    ended, printed = run("", "-m", "taskq", "worker", "jobs", "--burst")
+    assert ended == code
+    assert "Fatal Python error: Segmentation fault" in printed
+    assert f"in crash_{place}\n" in printed
 
 
 def test_a_worker_whose_reader_went_away_runs_its_jobs_and_ends_well(queue: TaskQ) -> None:

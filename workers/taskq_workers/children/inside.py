@@ -47,6 +47,7 @@ def main(work: int, life: int, parent: int) -> None:
         parent: the worker's process id.
     """
     fill_standard()
+    guards.show_crashes()
     if os.environ.pop(guards.MARK, "") == "main":
         sys.modules.setdefault(hooks.main_module_name(), sys.modules["__main__"])
     _leave_signals_to_the_worker()

@@ -45,7 +45,7 @@ def check_app(
 def check_versions() -> Check:
     detail = (
         f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}, "
-        f"plain jobs in {native.language()}"
+        f"plain jobs in {native.label()}"
     )
     return Check(name="versions", ok=True, detail=detail)
 

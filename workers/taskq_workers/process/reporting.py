@@ -139,6 +139,8 @@ class BannerFacts:
     ready_seconds: float
     #: where the jobs run, "" for here
     executor: str = ""
+    #: what runs plain jobs here, with its build
+    plain_jobs: str = "Python"
     #: files of the working directory that settings come from
     settings_files: tuple[str, ...] = ()
 
@@ -180,7 +182,7 @@ def particulars(facts: BannerFacts, style: Style) -> list[str]:
         "recovered": f"{facts.recovered} in-flight {jobs} of processes that died",
         "queues": "all" if facts.queues is None else ", ".join(sorted(facts.queues)),
         "tasks": values.listed(sorted(facts.tasks), _TASKS_SHOWN),
-        **({"executor": facts.executor} if facts.executor else {}),
+        **({"executor": facts.executor} if facts.executor else {"plain jobs": facts.plain_jobs}),
     }
     return [_row(name, value, style) for name, value in rows.items()]
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import taskq
+import taskq._native as native
 from taskq import TaskQ, engine, errors, extras, text, values, views
 from taskq.cli import silence
 from taskq_workers import events, pool
 from taskq_workers.process import reporting, supervisor
-from taskq_workers.runs import joblogs, loader
+from taskq_workers.runs import guards, joblogs, loader
 from taskq_workers.runs.loader import find_plugin
 
 _GROUP: Final = "taskq.executors"
@@ -92,6 +93,7 @@ def run_one(
         log: returns how to log, given the level and the format of the app's settings.
     """
     began = time.perf_counter()
+    guards.show_crashes()
     supervisor.keep_heap_small()
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = reporting.style_for(sys.stdout.encoding, colours=coloured)
@@ -291,6 +293,7 @@ def _facts(
         concurrency=worker.concurrency,
         ready_seconds=ready_seconds,
         executor=worker.executor,
+        plain_jobs=native.label(),
         settings_files=_settings_files(worker.app),
     )
 

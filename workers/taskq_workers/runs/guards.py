@@ -8,6 +8,7 @@ that drained, as a worker does, would never end.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ _importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
 #: Set in a frozen child until it runs jobs: "main" if the program itself has tasks of it, which
 #: makes them before it calls ``freeze_support()``; "modules" if it need not get that far.
 MARK: Final = "_TASKQ_CHILD"
+_STDERR: Final = 2
 #: Remedy if a copy of a frozen program did not become a child.
 ADVICE: Final = (
     "a frozen program starts itself to run jobs in a child process: call "
@@ -54,6 +56,12 @@ def refuse_while_importing() -> None:
             "a worker is started as the module is imported, which each child process of "
             'runs_in="process" does: put it under if __name__ == "__main__":'
         )
+
+
+def show_crashes() -> None:
+    """Write each thread's stack to stderr once a signal such as SIGSEGV ends this process."""
+    if not faulthandler.is_enabled():
+        faulthandler.enable(_STDERR)  # by its number: a windowed program has no sys.stderr
 
 
 def signal_name(number: int) -> str:
