@@ -45,20 +45,22 @@ def build_id() -> str:
     return f"{version}-{digest()[:8]}"
 
 
+def place_in(folder: Path) -> Path:
+    """Return where the extension for this Python stands in a folder."""
+    return folder / f"_plain{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
 def compiled(folder: Path, *flags: str) -> Path | None:
     """Compile the extension for this Python into a folder; None where that cannot be."""
     has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")
     if not is_for(sys.version_info[:2], sys.implementation.name, has_gil=has_gil):
         return None
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    if not isinstance(suffix, str):
-        return None
     is_mac = sys.platform == "darwin"
     linked = ("-bundle", "-undefined", "dynamic_lookup") if is_mac else ("-shared",)
-    target = folder / f"_plain{suffix}"
+    target = place_in(folder)
     # It is put in place as a whole: a program may run what stands there.
-    draft = folder / f".{os.getpid()}{suffix}"
+    draft = folder / f".{os.getpid()}{target.name}"
     command = (
         *shlex.split(compiler), "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden",
         f'-DTASKQ_NATIVE_BUILD="{build_id()}"',
@@ -98,6 +100,8 @@ def get_build_hook() -> type[Any]:
             why = "TASKQ_NATIVE=0" if is_off else "nothing that compiles it here"
             where = f"Python ({why})" if library is None else f"C (build {build_id()})"
             self.app.display_info(f"taskq: plain jobs run in {where}")
+            if library is None and version == "editable":
+                place_in(FOLDER).unlink(missing_ok=True)  # of an earlier installation
             if library is not None and version != "editable":
                 build_data["force_include"][str(library)] = f"taskq/_native/{library.name}"
                 build_data["pure_python"] = False

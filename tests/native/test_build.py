@@ -139,7 +139,10 @@ def test_a_wheel_is_of_a_platform_only_with_it(
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = SimpleNamespace  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    library = tmp_path / "_plain.so"
+    library = build.place_in(tmp_path)
+    library.touch()
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "build_id", lambda: "9-db3b0b53")
     if is_off:
         monkeypatch.setenv("TASKQ_NATIVE", "0")
     else:
@@ -153,9 +156,10 @@ def test_a_wheel_is_of_a_platform_only_with_it(
     assert line.startswith(
         f"taskq: plain jobs run in {'C' if is_built and not is_off else 'Python'} ("
     )
+    assert library.exists() is (version != "editable" or (is_built and not is_off))
     if is_built and not is_off and version == "standard":
         assert data.pop("infer_tag")
-        assert data["force_include"] == {str(library): "taskq/_native/_plain.so"}
+        assert data["force_include"] == {str(library): f"taskq/_native/{library.name}"}
         assert not data["pure_python"]
     else:
         assert data == {"force_include": {}, "pure_python": True}
