@@ -82,6 +82,7 @@ def is_of_module(item: pytest.Item) -> bool:
     return shares and "spark" not in names and item.get_closest_marker("xdist_group") is None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark growing tests as slow, and give each the same time.
 
