@@ -79,15 +79,22 @@ class MadeLog:
         self.next_lsn += SKIP
         self._begin()
 
-    def child(self, path: Path) -> MadeLog:
+    def child(self, path: Path, log_id: uuid.UUID | None = None) -> MadeLog:
         """Return the log that goes on in a copy of this one's directory."""
         shutil.copytree(self.path, path)
         made = copy(self)
-        made.path, made.log_id, made.frames = path, uuid.uuid4(), []
+        made.path, made.log_id, made.frames = path, log_id or uuid.uuid4(), []
         made.parents = [*self.parents, (self.log_id, self.next_lsn)]
         made.name()
         made._begin()
         return made
+
+    def replace(self, other: MadeLog) -> MadeLog:
+        """Put another log into this one's directory, as a restore does; return it."""
+        shutil.rmtree(self.path)
+        other.path.rename(self.path)
+        other.path, other.file = self.path, self.path / "log" / other.file.name
+        return other
 
     @property
     def begins(self) -> int:

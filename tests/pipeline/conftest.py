@@ -45,6 +45,16 @@ def spark() -> Iterator[SparkSession]:
         session.stop()
 
 
+@pytest.fixture
+def no_java() -> Iterator[None]:
+    """Runs of the pipeline go without Spark, and fill the tables that Spark's SQL does not."""
+    from tests.pipeline.lakes import no_spark  # noqa: PLC0415 - 1 s to import
+
+    with no_spark():
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -11,6 +12,8 @@ from taskq.log.config import LogConfig
 from taskq.log.read.jobs import JobFilter, each_job
 from taskq.log.read.reader import open_journal
 from taskq.log.segments.bodystore import BodyStore
+from taskq_plugins.spark.source.plan import Plan, UnreadRest
+from taskq_plugins.spark.sql import _Fold
 from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import log_rows, logs_of
 from tests.arrow.rows_of_log import pieces, save
@@ -18,9 +21,9 @@ from tests.pipeline.rowmaking import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from taskq.core.views import JobView
+    from taskq_plugins.spark.tables.logs import Lineage
     from tests.log.world import World
 
 Row = dict[str, Any]
@@ -78,8 +81,14 @@ class FoldedRows(NamedTuple):
     attempts: pa.Table
 
 
-def folded_rows(records: pa.Table, nows: dict[str, int] | None = None) -> FoldedRows:
-    logs = logs_of(log_rows(records))
+def folded_rows(
+    records: pa.Table, nows: dict[str, int] | None = None, lineage: Lineage | None = None
+) -> FoldedRows:
+    """Fold records; a log of ``lineage`` begins with its parents' records."""
+    logs = logs_of(log_rows(records), lineage)
+    if lineage:
+        planned = Plan([], {}, {}, [], UnreadRest())
+        records = _Fold(planned, lineage, Path(), has_payload=True)._inherited(records, logs)
     for log_id, now_ns in (nows or {}).items():
         logs[log_id] = logs[log_id]._replace(now_ns=now_ns)
     rows = rows_of(records, logs)

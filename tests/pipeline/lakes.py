@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -24,7 +24,7 @@ from taskq_plugins.spark.lake.store import (
     erased_jobs,
 )
 from taskq_plugins.spark.run import batch as batches
-from taskq_plugins.spark.run import frames
+from taskq_plugins.spark.run import command, frames, pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions, update
 from taskq_plugins.spark.tables import queries
 from taskq_plugins.spark.tables.logs import CONCERNING
@@ -119,9 +119,10 @@ def fold_rows(lake: Lake, records: pa.Table) -> None:
     fold_here(lake)
 
 
-def run(spark: SparkSession, journals: Path, lake: Path, **options: Any) -> Summary:
+def run(spark: SparkSession | None, journals: Path, lake: Path, **options: Any) -> Summary:
     with Lake.open(lake, create=True).writer() as writer:
-        return update(spark, writer, RunOptions(journals=journals, **options))
+        session = spark or mock.Mock()  # as within no_spark()
+        return update(session, writer, RunOptions(journals=journals, **options))
 
 
 def rows_of(lake: Path, *names: str) -> dict[str, list[str]]:
@@ -207,14 +208,22 @@ def _touched(_spark: object, batch: batches._Batch) -> pa.Table:
 
 @contextmanager
 def no_spark() -> Iterator[None]:
-    """Let what the executors do be done in this process, and a job's heirs be found by DuckDB."""
-    with (
-        mock.patch.object(frames, "on_executors", on_executors),
-        mock.patch.object(frames, "on_partitions", lambda rows, step: step(rows)),
-        mock.patch.object(batches, "_touched_records", _touched),
-        mock.patch.object(batches, "_with_maps", lambda rows: rows),
-        mock.patch.object(batches, "_add_steps", _no_steps),
-    ):
+    """Let this process do what the executors do; steps and derived tables stay empty.
+
+    DuckDB finds a job's heirs.
+    """
+    instead: tuple[tuple[Any, str, Any], ...] = (
+        (frames, "on_executors", on_executors),
+        (frames, "on_partitions", lambda rows, step: step(rows)),
+        (batches, "_touched_records", _touched),
+        (batches, "_with_maps", lambda rows: rows),
+        (batches, "_add_steps", _no_steps),
+        (pipeline, "refresh_tables", lambda *_: []),
+        (command, "spark_session", lambda *_, **__: nullcontext(mock.Mock())),
+    )
+    with ExitStack() as stack:
+        for owner, name, other in instead:
+            stack.enter_context(mock.patch.object(owner, name, other))
         yield
 
 

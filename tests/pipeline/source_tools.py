@@ -11,8 +11,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from pyspark_taskq import DefaultSource
-from taskq.arrow import DETAILS, SCHEMA
+from taskq.arrow import DETAILS, SCHEMA, Corrupt
+from taskq_plugins.spark.lake.state import READ
+from taskq_plugins.spark.source import plan as planning
+from taskq_plugins.spark.source.logs import look
+from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
 from taskq_plugins.spark.source.readers import StreamReader
+from taskq_plugins.spark.source.rows import RowReader, read_pieces
 from tests.fleet.made_logs import MadeLog
 
 if TYPE_CHECKING:
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
+
+    from taskq_plugins.spark.source.plan import Plan, Positions
 
 Row = dict[str, Any]
 
@@ -123,3 +131,51 @@ def begun(path: Path, **options: object) -> tuple[MadeLog, Stream]:
 
 def segment(made: MadeLog, lsn: int) -> Path:
     return next(frame.path for frame in made.frames if frame.first_lsn == lsn)
+
+
+READING = RowReader(READ, Corrupt.FAIL, payload=True, headers=True, fails_on_loss=True)
+
+
+class Follower:
+    """Reads batches with a limit; checks that a position moves only with bytes that were read."""
+
+    def __init__(self, path: Path, **options: str) -> None:
+        self.path = path
+        self.options = read_options({"path": str(path), "failOnDataLoss": "hold"} | options)
+        self.reading = READING._replace(corrupt=Corrupt(self.options.corrupt_mode))
+        self.at: Positions = {}
+        self.batches: list[pa.RecordBatch] = []
+        self.parents: dict[str, list[tuple[str, int]]] = {}
+        self.problems: dict[str, str] = {}
+
+    def step(self, max_bytes: int = planning.UNLIMITED) -> Plan:
+        sight = look(self.path)
+        self.parents |= {log_id: log.parents for log_id, log in sight.logs.items() if log.parents}
+        planned = planning.plan(self.options, self.at, max_bytes, sight)
+        read = {piece.log_id for part in planned.pieces for piece in part}
+        moved = {
+            log_id for log_id, end in planned.ends.items()
+            if log_id not in self.at or end.place != self.at[log_id].place
+        }  # fmt: skip
+        assert moved == read
+        for part in planned.pieces:
+            self.batches += read_pieces(part, self.reading)
+        self.at = positions_from_json(positions_to_json(planned.ends))
+        self.problems = planned.problems
+        return planned
+
+    def drain(self, max_bytes: int = planning.UNLIMITED) -> Follower:
+        while self.step(max_bytes).pieces:
+            pass
+        return self
+
+    @property
+    def records(self) -> pa.Table:
+        return pa.Table.from_batches(self.batches, READ)
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self.records.to_pylist())
+
+    def read(self) -> list[tuple[str, int]]:
+        return [(row["log_id"], row["lsn"]) for row in self.rows if row["kind"] != "break"]

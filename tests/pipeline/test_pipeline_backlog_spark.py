@@ -75,7 +75,7 @@ async def test_jobs_of_every_kind_run_on_executors(spark: SparkSession, app: Tas
     assert spark.range(1).count() == 1
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 async def test_a_job_that_kills_its_python_dies_alone(app: TaskQ) -> None:
     async with app:

@@ -18,7 +18,7 @@ from tests.cli.helpers import taskq
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("spark")
+pytestmark = pytest.mark.usefixtures("no_java")
 LARGE = 2 * 2**20
 NAMED = 20
 

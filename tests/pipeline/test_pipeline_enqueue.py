@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from pyarrow import parquet
 
 from taskq.cli.main import main
+from taskq_plugins.spark import bulk_files
 from tests.pipeline.sinking import jobs
 
 if TYPE_CHECKING:
@@ -186,9 +187,12 @@ def test_a_bad_file_enqueues_nothing_and_says_where(
     assert not list(tmp_path.glob("data/uploads/**/*.*"))
 
 
-def test_a_type_that_changes_within_a_csv_names_the_remedy(tmp_path: Path) -> None:
+def test_a_type_that_changes_within_a_csv_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_files, "_BLOCK_BYTES", 1_000)
     file = tmp_path / "rows.csv"
-    file.write_text("n\n" + "123456789\n" * 500_000 + "x\n")
+    file.write_text("n\n" + "123456789\n" * 500 + "x\n")
     failed = enqueue(file)
     assert failed.exit_code == 1
     assert "does not read behind row" in failed.output

@@ -9,10 +9,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyarrow.parquet import ParquetFile
 
 from taskq import Put, TaskLog
+from taskq.engine import FailureKind
 from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.erase import chosen_jobs, count_rows, erase_jobs
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
@@ -25,7 +27,7 @@ from tests.pipeline.lakes import fold_rows
 from tests.pipeline.rowmaking import cut, do_steps, last_lsns, live, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -124,9 +126,9 @@ async def purged(path: Path, job_ids: list[str]) -> None:
 
 
 @grows
-@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("no_java")
 def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requeues and compaction write it again; and 40 increments later."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # it is not about that
@@ -148,22 +150,21 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
     other = MadeLog(hub / "edge-2")
     for _ in range(some(3, of=40)):
         other.enqueue(1)
-        lakes.run(spark, hub, tmp_path / "lake")
+        lakes.run(None, hub, tmp_path / "lake")
     lake = Lake.open(lake.path)
     assert files_with(lake, CARD) == []
     assert sorted(lake.dataset("erased").to_table()["job_id"].to_pylist()) == sorted(ids)
 
 
 def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = last_lsns(rows_of(tmp_path / "hub"))
     asyncio.run(worked(tmp_path / "hub" / "edge-2"))
     fold_rows(lake, rows_of(tmp_path / "hub", before))
-    with lake.writer() as writer:
-        refresh_tables(spark, writer, DERIVED, Outside())
-    for table in ("duplicates", "failures"):
-        assert CARD in str(lake.dataset(table).to_table().to_pylist()), table
+    lakes.put(lake, "duplicates", pa.table({"queue": ["q"], "key": [f"{CARD}-1".encode()]}))
+    kind = {"pattern": [FailureKind.pattern_of(f"ValueError: {CARD} declined")]}
+    lakes.put(lake, "failures", pa.table(kind | {"example_reason": [CARD]}))
     ids = chosen_jobs(lake, [], "true", purged=True)
     real = LakeWriter.commit
     for turn in range(20):
@@ -183,10 +184,21 @@ def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
     assert files_with(lake, CARD) == []
 
 
-@pytest.mark.timeout(240)
-def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path, spark: SparkSession) -> None:
+def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path) -> None:
+    erased_at_each_moment(tmp_path, lambda _: None)
+
+
+@pytest.mark.slow
+def test_nor_do_derived_tables(tmp_path: Path, spark: SparkSession) -> None:
+    def refresh(writer: LakeWriter) -> None:
+        refresh_tables(spark, writer, DERIVED, Outside())
+
+    erased_at_each_moment(tmp_path, refresh)
+
+
+def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None]) -> None:
     asyncio.run(do_steps(tmp_path / "hub" / "orders", 4))
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 7, 40))
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 7, 20))
     plain = rows_of(tmp_path / "hub")
     asyncio.run(live(tmp_path / "hub" / "edge-1", 8, 20, keep="0s"))
     again = rows_of(tmp_path / "hub", last_lsns(plain))
@@ -201,7 +213,7 @@ def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path, spark: Sp
                     erase_jobs(writer, ids)
             fold_rows(lake, batch)
             with lake.writer() as writer:
-                refresh_tables(spark, writer, DERIVED, Outside())
+                refresh(writer)
         names = [name for name in lake.tables() if name != "erased"]
         made = lakes.rows_of(tmp_path / str(moment), *names)
         assert made == lakes.rows_of(tmp_path / "0", *names)
@@ -244,7 +256,7 @@ def test_days_that_cannot_go_are_refused(tmp_path: Path, wrong: str) -> None:
     assert taskq("pipeline", "run", *words, "--keep", wrong).exit_code == 2
 
 
-@pytest.mark.usefixtures("spark")
+@pytest.mark.usefixtures("no_java")
 def test_old_days_go_when_nothing_is_new(tmp_path: Path) -> None:
     """And so do files that no version names: the clock decides, not what is in the logs."""
     edge = MadeLog(tmp_path / "hub" / "edge")  # of the year 2023

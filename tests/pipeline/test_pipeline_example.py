@@ -29,6 +29,7 @@ def check(work: Path, shown: str) -> None:
     assert max(map(len, shown.splitlines())) <= COLUMNS
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_fleet_equal_the_python_fold_of_its_logs(
     spark: SparkSession, tmp_path: Path
 ) -> None:

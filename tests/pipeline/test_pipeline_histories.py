@@ -1,15 +1,16 @@
 """The tables do not depend on how a fleet was read: sizes of batches, kills, changes of the logs.
 
-Without Java: ``fold_batch`` does in this process what Spark's executors do. A fold in plain Python,
-which shares no code with the pipeline's, says what the rows are.
+Devices write, are set back to backups and cloned. A fold in plain Python, which shares no code with
+the pipeline's, gives the rows.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
+import uuid
 from collections import Counter
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -22,26 +23,36 @@ from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions
-from tests.effort import some
+from tests.effort import some, spread
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
+from tests.pipeline.joblogs import folded_rows
 from tests.pipeline.lakes import no_spark, rows_of
+from tests.pipeline.source_tools import Follower
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from taskq_plugins.spark.tables.logs import Lineage
 
 BASE = ("records", "jobs", "attempts", "_open")
 UNLIMITED = 2**62
 
 
 class Fleet:
-    """Devices that write, are set back to backups and cloned."""
+    """Three devices with a random history below ``hub``."""
 
     def __init__(self, root: Path, chance: random.Random) -> None:
         self.root, self.chance = root, chance
-        self.live = [MadeLog(root / "hub" / f"dev-{number}") for number in range(3)]
+        self.live = [MadeLog(root / "hub" / f"dev-{number}", self._log_id()) for number in range(3)]
         self._backups: list[tuple[int, MadeLog, dict[int, int]]] = []
         self._jobs: list[dict[int, int]] = [{}, {}, {}]
         self._count = 0
+
+    def _log_id(self) -> uuid.UUID:
+        return uuid.UUID(int=self.chance.getrandbits(128), version=4)
 
     def act(self) -> None:
         chance, at = self.chance, self.chance.randrange(len(self.live))
@@ -62,38 +73,22 @@ class Fleet:
         elif act == "rotate":
             made.rotate()
         elif act == "backup" and made.next_lsn > made.begins:
-            backup = made.child(self.root / f"backup-{self._count}")
+            backup = made.child(self.root / f"backup-{self._count}", self._log_id())
             self._backups.append((at, backup, dict(jobs)))
         elif act == "back" and self._backups:
             at, backup, jobs = self._backups.pop(chance.randrange(len(self._backups)))
-            path = self.live[at].path
-            shutil.rmtree(path)
-            backup.path.rename(path)
-            backup.path, backup.file = path, path / "log" / backup.file.name
-            self.live[at], self._jobs[at] = backup, jobs
+            self.live[at], self._jobs[at] = self.live[at].replace(backup), jobs
         elif act == "clone" and made.next_lsn > made.begins:
-            self.live.append(made.child(self.root / "hub" / f"clone-{self._count}"))
+            clone = made.child(self.root / "hub" / f"clone-{self._count}", self._log_id())
+            self.live.append(clone)
             self._jobs.append(dict(jobs))
 
-
-def step(root: Path, lake: Path, max_bytes: int) -> bool:
-    """Read and fold one batch, as a run does; return whether there was one."""
-    options = RunOptions(journals=root / "hub", max_bytes=max_bytes)
-    opened = Lake.open(lake, create=True)
-    with opened.writer() as writer, no_spark():
-        committed, finished = opened.reached()
-        if committed > finished:
-            batches.fold_batch(mock.Mock(), writer)
-        planned = pipeline._read(mock.Mock(), writer, options, (None, None))
-        assert not planned.problems
-        if planned.pieces:
-            batches.fold_batch(mock.Mock(), writer)
-        return bool(planned.pieces)
-
-
-def drain(root: Path, lake: Path, max_bytes: int) -> None:
-    while step(root, lake, max_bytes):
-        pass
+    def live_on(self, read: Callable[[int], object]) -> None:
+        """Let some time pass; ``read`` gets a limit of bytes now and then."""
+        for _ in range(self.chance.randint(10, 40)):
+            self.act()
+            if self.chance.randrange(6) == 0:
+                read(self.chance.choice([1, 300, 4000]))
 
 
 class Row(NamedTuple):
@@ -104,27 +99,28 @@ class Row(NamedTuple):
     attempts: int
 
 
-def shown(lake: Path) -> dict[tuple[str, int], Row]:
-    rows = Lake.open(lake).dataset("jobs").to_table().to_pylist()
+Rows = dict[tuple[str, int], Row]
+
+
+def shown(rows: Iterable[dict[str, Any]]) -> Rows:
+    listed = list(rows)
     made = {
         (row["log_id"], row["job"]): Row(row["state"], row["continued_in"], len(row["attempts"]))
-        for row in rows
+        for row in listed
     }
-    assert len(made) == len(rows)
+    assert len(made) == len(listed)
     return made
 
 
-def by_hand(lake: Path) -> dict[tuple[str, int], Row]:
-    """Fold what ``records`` has, log by log, each with its parents' records before it."""
-    opened = Lake.open(lake)
-    lineage = lineage_of(positions_of(opened))
+def by_hand(records: Iterable[dict[str, Any]], lineage: Lineage) -> Rows:
+    """Fold records log by log, each with its parents' records before it."""
     own: dict[str, list[dict[str, Any]]] = {}
-    for row in opened.dataset("records").to_table().to_pylist():
+    for row in records:
         own.setdefault(row["log_id"], []).append(row)
     device = {
         log_id: max(rows, key=lambda row: row["lsn"])["device"] for log_id, rows in own.items()
     }
-    made: dict[tuple[str, int], Row] = {}
+    made: Rows = {}
     for log_id, rows in own.items():
         parents = lineage.get(log_id, [])
         begins, first = 0, 0
@@ -156,24 +152,76 @@ def by_hand(lake: Path) -> dict[tuple[str, int], Row]:
     return made
 
 
-@pytest.mark.parametrize("seed", range(some(30, 300)))
+@pytest.mark.parametrize("seed", range(some(20, of=300)))
+def test_what_is_read_and_folded_depends_neither_on_sizes_nor_on_moments(
+    tmp_path: Path, seed: int
+) -> None:
+    """By the planner and the fold alone, without a lake."""
+    fleet = Fleet(tmp_path, random.Random(seed))
+    now_and_then, at_once = Follower(tmp_path / "hub"), Follower(tmp_path / "hub")
+
+    def read(max_bytes: int) -> None:
+        at_once.drain()
+        now_and_then.drain(max_bytes)
+
+    fleet.live_on(read)
+    read(700)
+    assert not now_and_then.problems
+    assert sorted(now_and_then.read()) == sorted(set(at_once.read())) == sorted(at_once.read())
+    fresh = Follower(tmp_path / "hub").drain()
+    for follower in (now_and_then, fresh):
+        jobs = folded_rows(follower.records, lineage=follower.parents).jobs
+        assert shown(jobs) == by_hand(follower.rows, follower.parents)
+    assert set(fresh.read()) <= set(at_once.read())
+
+
+def step(root: Path, lake: Path, max_bytes: int, spark: SparkSession | None = None) -> bool:
+    """Read and fold one batch, as a run does; return whether there was one."""
+    options = RunOptions(journals=root / "hub", max_bytes=max_bytes)
+    opened, session = Lake.open(lake, create=True), spark or mock.Mock()
+    with opened.writer() as writer, nullcontext() if spark else no_spark():
+        committed, finished = opened.reached()
+        if committed > finished:
+            batches.fold_batch(session, writer)
+        planned = pipeline._read(session, writer, options, (None, None))
+        assert not planned.problems
+        if planned.pieces:
+            batches.fold_batch(session, writer)
+        return bool(planned.pieces)
+
+
+def drain(root: Path, lake: Path, max_bytes: int, spark: SparkSession | None = None) -> None:
+    while step(root, lake, max_bytes, spark):
+        pass
+
+
+def check_lakes(root: Path, seed: int, spark: SparkSession | None = None) -> None:
+    """Let a fleet live, and fill two lakes from it: one in small batches, one in large ones."""
+
+    def read(max_bytes: int) -> None:
+        drain(root, root / "small", max_bytes, spark)
+        drain(root, root / "large", UNLIMITED, spark)
+
+    Fleet(root, random.Random(seed)).live_on(read)
+    read(700)
+    lake = Lake.open(root / "small", create=True)
+    if lake.has("jobs"):
+        assert rows_of(root / "small", *BASE[:-1]) == rows_of(root / "large", *BASE[:-1])
+        records, jobs = (lake.dataset(name).to_table().to_pylist() for name in BASE[:2])
+        assert shown(jobs) == by_hand(records, lineage_of(positions_of(lake)))
+
+
+@pytest.mark.parametrize("seed", range(some(3, of=60)))
 def test_tables_depend_neither_on_sizes_nor_on_numbers_of_batches(
     tmp_path: Path, seed: int
 ) -> None:
-    chance = random.Random(seed)
-    fleet = Fleet(tmp_path, chance)
-    for _ in range(chance.randint(10, 40)):
-        fleet.act()
-        if chance.randrange(6) == 0:
-            drain(tmp_path, tmp_path / "small", chance.choice([1, 300, 4000]))
-            drain(tmp_path, tmp_path / "large", UNLIMITED)
-    drain(tmp_path, tmp_path / "small", 700)
-    drain(tmp_path, tmp_path / "large", UNLIMITED)
-    if not (tmp_path / "small" / "jobs").exists():
-        return
-    small, large = (rows_of(tmp_path / name, *BASE[:-1]) for name in ("small", "large"))
-    assert small == large
-    assert shown(tmp_path / "small") == by_hand(tmp_path / "small")
+    check_lakes(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 103))
+def test_nor_do_they_when_spark_fills_them(tmp_path: Path, seed: int, spark: SparkSession) -> None:
+    check_lakes(tmp_path, seed, spark)
 
 
 def test_what_two_logs_share_is_counted_once(tmp_path: Path) -> None:
@@ -238,20 +286,14 @@ def compacted(fleet: Path, made: MadeLog) -> None:
 
 
 def restored(fleet: Path, made: MadeLog) -> None:
-    backup = made.child(fleet / "backup")
-    shutil.rmtree(made.path)
-    backup.path.rename(made.path)
-    backup.path, backup.file = made.path, made.path / "log" / backup.file.name
-    backup.enqueue(4)
+    made.replace(made.child(fleet / "backup")).enqueue(4)
 
 
 def removed(fleet: Path, made: MadeLog) -> None:
-    del fleet
     shutil.rmtree(made.path)
 
 
 def damaged(fleet: Path, made: MadeLog) -> None:
-    del fleet
     for segment in (made.path / "log").iterdir():
         segment.write_bytes(segment.read_bytes()[:60] + b"\x00" * 300)
 
@@ -261,17 +303,12 @@ TABLES = ("_positions", "records", "attempts", "jobs", "steps", "_open")
 STEPS = [(table, before) for table in TABLES for before in (True, False)]
 
 
-@pytest.fixture(params=STEPS, ids=lambda at: f"{'before' if at[1] else 'after'}-{at[0]}")
-def killed(request: pytest.FixtureRequest) -> tuple[str, bool]:
-    at: tuple[str, bool] = request.param
-    return at
-
-
+@spread(5)
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("table", "before"), STEPS)
 def test_a_batch_that_was_begun_is_finished_from_the_lake_alone(
-    tmp_path: Path, killed: tuple[str, bool], change: Any
+    tmp_path: Path, table: str, before: bool, change: Callable[[Path, MadeLog], None]
 ) -> None:
-    table, before = killed
     made, healthy = MadeLog(tmp_path / "hub" / "dev"), MadeLog(tmp_path / "hub" / "healthy")
     for log in (made, healthy):
         log.enqueue(5)
@@ -304,8 +341,7 @@ def test_records_of_the_lake_name_their_batch(tmp_path: Path) -> None:
     for _ in range(3):
         made.enqueue(2)
         drain(tmp_path, tmp_path / "lake", UNLIMITED)
-    rows = Lake.open(tmp_path / "lake").dataset("records").to_table(columns=["batch", "lsn"])
-    assert sorted(zip(rows["lsn"].to_pylist(), rows["batch"].to_pylist(), strict=True)) == [
+    rows = Lake.open(tmp_path / "lake").dataset("records").to_table(columns=["lsn", "batch"])
+    assert sorted(tuple(row.values()) for row in rows.to_pylist()) == [
         (1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2),
     ]  # fmt: skip
-    assert json.dumps(rows["batch"].to_pylist())

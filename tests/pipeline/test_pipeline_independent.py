@@ -1,4 +1,4 @@
-"""The tables against folds that share no code with the pipeline: DuckDB's SQL, and pandas."""
+"""A lake that Spark filled, against folds that share no code with the pipeline: SQL and pandas."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from taskq import Put, TaskLog
-from taskq_plugins.spark.lake.store import Lake, LakeWriter
+from taskq import Put, State, TaskLog
+from taskq.engine import LogReader
+from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from tests.arrow.rows_of_log import save
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.jobstories import world_of
-from tests.pipeline.rowmaking import live
+from tests.pipeline.lakes import rows_of
+from tests.pipeline.rowmaking import do_steps, live, order_app, work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,15 +55,28 @@ _TWICE = """
     GROUP BY queue, key HAVING count(DISTINCT device) > 1
 """
 _KEY = ["log_id", "lsn", "kind"]
+_STEP = (
+    "job_id", "place", "name", "number", "form", "began_ns", "ended_ns", "attempt", "size_bytes",
+)  # fmt: skip
 _WAITS = {"ready": "waits", "scheduled": "waits"}
 
 
 class Made(NamedTuple):
-    """A lake, and its logs' records as ``taskq export`` has them: now, and as they were left."""
+    """A lake, and its logs' records as ``taskq export`` has them: now, and as they were left.
+
+    Attributes:
+        lake, records, left: these.
+        anew: a lake filled from the same logs at once.
+        orders: the log of jobs with steps.
+        first: tables after the first run, which was to fill ``duplicates`` alone.
+    """
 
     lake: Path
     records: pd.DataFrame
     left: pd.DataFrame
+    anew: Path
+    orders: Path
+    first: list[str]
 
 
 async def same(path: Path) -> None:
@@ -70,6 +85,18 @@ async def same(path: Path) -> None:
         await log.put(b"once", queue="twice", key=b"same")
         for delivery in await log.claim(1, queues=["twice"]):
             await log.ack(delivery)
+
+
+async def signal(path: Path) -> None:
+    """Let the jobs go on that wait for their event."""
+    with LogReader.open(str(path)) as reader:
+        jobs = reader.jobs(None, None, None, 100)
+        waiting = [job.job_id for job in jobs if job.state is not State.SUCCEEDED]
+    assert waiting
+    async with order_app(path) as app:
+        for job_id in waiting:
+            await app.signal(job_id, "paid", 7)
+        await work(app)
 
 
 async def begun(path: Path) -> None:
@@ -102,21 +129,24 @@ def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Made:
     """Devices that came late, set their clocks, lost bytes or were restored; a run was killed."""
     del spark  # the runs take it
     root = tmp_path_factory.mktemp("independent")
-    hub, lake = root / "hub", root / "lake"
+    hub, lake, anew, orders = (root / name for name in ("hub", "lake", "anew", "hub/orders"))
 
-    def run() -> int:
-        words = ("pipeline", "run", "--journals", hub, "--lake", lake, "--corrupt", "skip")
-        return int(taskq(*words).exit_code)
+    def run(*words: str, to: Path = lake) -> int:
+        given = ("--journals", hub, "--lake", to, "--corrupt", "skip", *words)
+        return int(taskq("pipeline", "run", *given).exit_code)
 
+    asyncio.run(do_steps(orders, 3))
     asyncio.run(live(hub / "edge-1", 1, 20))
     asyncio.run(begun(hub / "restored"))
     shutil.copytree(hub / "restored", root / "backup")
     asyncio.run(gone_on(hub / "restored", 2, 1))
-    assert run() == 0
+    assert run("duplicates") == 0
+    first = Lake.open(lake).tables()
     left = exported(root, "restored")
     shutil.rmtree(hub / "restored")
     shutil.copytree(root / "backup", hub / "restored")
     asyncio.run(gone_on(hub / "restored", 3, 2))
+    asyncio.run(signal(orders))
     asyncio.run(live(hub / "edge-1", 2, 10))
     asyncio.run(live(hub / "edge-2", 3, 20))
     for name in ("edge-1", "edge-2"):
@@ -136,13 +166,50 @@ def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Made:
         crash.setattr(LakeWriter, "commit", killed)
         assert run() != 0
     assert run() == 0
-    names = ("edge-1", "edge-2", "restored", "stepped", "hurt")
-    return Made(lake, exported(root, *names), left)
+    assert run(to=anew) == 0
+    names = ("edge-1", "edge-2", "restored", "stepped", "hurt", "orders")
+    return Made(lake, exported(root, *names), left, anew, orders, first)
+
+
+def test_tables_that_grew_equal_those_made_anew(made: Made) -> None:
+    """But for what a restored device had before: nobody has that any more."""
+    lake, anew = rows_of(made.lake), rows_of(made.anew)
+    assert lake.keys() == anew.keys() == {"records", "jobs", "attempts", "steps", *DERIVED}
+    for name, rows in lake.items():
+        assert rows
+        assert [row for row in rows if '"restored"' not in row] == [
+            row for row in anew[name] if '"restored"' not in row
+        ], name
+
+
+def test_a_table_that_is_behind_is_computed_later(made: Made) -> None:
+    assert made.first == ["records", "jobs", "attempts", "steps", "duplicates"]
+    for table in DERIVED:
+        columns = DeltaTable(str(made.lake / table)).schema().fields
+        assert all(column.metadata.get("comment") for column in columns), columns
+
+
+def test_steps_are_those_of_the_log(made: Made) -> None:
+    rows = []
+    with LogReader.open(str(made.orders)) as reader:
+        for job in reader.jobs(None, None, None, 100):
+            for place, step in enumerate(reader.steps(job.lsn)):
+                name, _, number = step.title.rpartition("#")
+                rows.append(
+                    (job.job_id, place, name, int(number), step.form, step.began_ns or None,
+                     step.ended_ns, step.attempt, len(step.value or b""))
+                )  # fmt: skip
+    shown = Lake.open(made.lake).dataset("steps").to_table().to_pylist()
+    assert sorted(tuple(row[name] for name in _STEP) for row in shown) == sorted(rows)
+    assert {row[4] for row in rows} == {"step", "call", "event"}
+    for row in shown:
+        took_ns = row["ended_ns"] - row["began_ns"] if row["began_ns"] else None
+        assert (row["took_ns"], row["date"]) == (took_ns, row["ended_at"].date())
 
 
 def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: Made) -> None:
     """A job that its device ended before it was restored has a row of that, too."""
-    lake, records, left = made
+    lake, records, left, *_ = made
     duck = duckdb.connect()
     duck.register("records", records)
     duck.register("left", left)
@@ -170,7 +237,7 @@ def test_jobs_and_attempts_are_those_of_a_fold_in_sql(made: Made) -> None:
 
 
 def test_what_a_restored_device_had_done_before_is_told_of_its_parent(made: Made) -> None:
-    lake, _, left = made
+    lake, _, left, *_ = made
     duck = duckdb.connect()
     duck.register("records", left)
     (parent,) = set(left["log_id"])
@@ -187,12 +254,20 @@ def test_what_a_restored_device_had_done_before_is_told_of_its_parent(made: Made
             assert rows[job]["state"] == "lost"
     states = Counter((row["state"], row["continued_in"] is None) for row in rows.values())
     assert states.keys() >= {("succeeded", True), ("lost", True)}
-    (row,) = DeltaTable(str(lake / "breaks")).to_pandas().to_dict("records")
-    assert (row["device"], row["kind"], row["is_declared"]) == ("hurt", "damaged", False)
+    lag = pl.read_delta(str(lake / "device_lag")).filter(pl.col("device") == "restored").to_dicts()
+    waiting = {row["log_id"]: row["waiting"] for row in lag}
+    assert waiting.pop(parent) == 0
+    assert list(waiting.values()) == [sum(row["state"] == "ready" for row in child.values())]
+
+
+def test_what_is_skipped_is_a_row_of_breaks(made: Made) -> None:
+    (row,) = DeltaTable(str(made.lake / "breaks")).to_pandas().to_dict("records")
+    shown = (row["device"], row["kind"], row["lsn"], row["is_declared"])
+    assert shown == ("hurt", "damaged", 4, False)
 
 
 def test_records_and_rollups_are_those_of_a_fold_in_pandas(made: Made) -> None:
-    lake, records, left = made
+    lake, records, left, *_ = made
     own = DeltaTable(str(lake / "records")).to_pandas(columns=_KEY)
     own = own[own["kind"] != "break"]
     every = pd.concat([records, left]).drop_duplicates(_KEY)
@@ -207,11 +282,11 @@ def test_records_and_rollups_are_those_of_a_fold_in_pandas(made: Made) -> None:
     last = records[~records["job_id"].isin(purged)].sort_values("lsn").groupby("job_id")["kind"]
     lag = DeltaTable(str(lake / "device_lag")).to_pandas()
     assert lag["dead"].sum() == (last.last() == "dead").sum()
-    assert set(lag["device"]) == {"edge-1", "edge-2", "restored", "stepped", "hurt"}
+    assert set(lag["device"]) == {"edge-1", "edge-2", "restored", "stepped", "hurt", "orders"}
 
 
 def test_failures_and_duplicates_are_those_of_a_fold_in_sql(made: Made) -> None:
-    lake, records, _ = made
+    lake, records, *_ = made
     duck = duckdb.connect()
     duck.register("records", records)
     failed = duck.execute(_FAILED).fetchall()

@@ -1,85 +1,37 @@
-"""``taskq pipeline run`` in the session of all tests: what it reads, holds, tells and makes."""
+"""``taskq pipeline run``: what it reads, holds, reports and makes, all without Java.
+
+Tables that Spark's SQL makes: ``test_pipeline_independent`` and ``test_pipeline_derived``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
-from deltalake import DeltaTable
 
 from taskq import Put, TaskLog
 from taskq.cli.main import main
 from taskq.log.format.carried import encode_compacted
-from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
+from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from tests.fleet.made_logs import MadeLog, claimed, damage, succeeded
-from tests.pipeline.lakes import rows_of, run
-from tests.pipeline.rowmaking import do_steps, live
+from tests.pipeline.lakes import run
+from tests.pipeline.rowmaking import live
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.usefixtures("spark")
+pytestmark = pytest.mark.usefixtures("no_java")
 
 
 def pipeline(tmp_path: Path, *words: object) -> Result:
     where = ["--journals", str(tmp_path / "logs"), "--lake", str(tmp_path / "lake")]
     return CliRunner().invoke(main, ["pipeline", "run", *where, *map(str, words)])
-
-
-def grown(root: Path, turn: int) -> None:
-    """Let two devices live on: failures, steps, a key that both ran, and a restore."""
-    for number in range(2):
-        asyncio.run(live(root / "logs" / f"edge-{number}", 10 * turn + number, 5))
-        asyncio.run(same(root / "logs" / f"edge-{number}"))
-    if turn == 1:
-        asyncio.run(do_steps(root / "logs" / "steps", 2))
-
-
-async def same(path: Path) -> None:
-    async with TaskLog.open(path, durability="os", upkeep=False) as log:
-        await log.put(b"once", queue="twice", key=b"same")
-        for delivery in await log.claim(1, queues=["twice"]):
-            await log.ack(delivery)
-
-
-def test_tables_that_grew_equal_those_made_anew_however_often_a_run_was_killed(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chance = random.Random(5)
-    real = LakeWriter.commit
-
-    def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
-        if chance.randrange(8) == 0:
-            raise KeyboardInterrupt
-        done = real(self, table, *args, **options)
-        if chance.randrange(8) == 0:
-            raise KeyboardInterrupt
-        return done
-
-    for turn in range(3):
-        grown(tmp_path, turn)
-        with monkeypatch.context() as crash:
-            crash.setattr(LakeWriter, "commit", killed)
-            while True:
-                try:
-                    run(spark, tmp_path / "logs", tmp_path / "lake", max_bytes=20_000)
-                except KeyboardInterrupt:
-                    continue
-                break
-    assert run(spark, tmp_path / "logs", tmp_path / "anew").batches == 1
-    lake, anew = rows_of(tmp_path / "lake"), rows_of(tmp_path / "anew")
-    assert lake.keys() == anew.keys() == {"records", "jobs", "attempts", "steps", *DERIVED}
-    for name in lake:
-        assert lake[name] == anew[name], name
-    assert all(lake[name] for name in lake if name != "breaks")
 
 
 def opened(path: Path) -> TaskLog:
@@ -102,7 +54,7 @@ async def ack(path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("max_bytes", [16_000, 2**26])
 def test_a_restored_device_is_read_on_also_if_others_have_a_backlog(
-    tmp_path: Path, spark: SparkSession, max_bytes: int
+    tmp_path: Path, max_bytes: int
 ) -> None:
     hub, device = tmp_path / "logs", tmp_path / "logs" / "dev"
     others = [hub / f"other-{number}" for number in range(3)]
@@ -113,14 +65,14 @@ def test_a_restored_device_is_read_on_also_if_others_have_a_backlog(
     shutil.copytree(device, tmp_path / "backup")
     asyncio.run(put(device, 50, "lost"))
     asyncio.run(ack(device, 30))
-    run(spark, hub, tmp_path / "lake")
+    run(None, hub, tmp_path / "lake")
     shutil.rmtree(device)
     shutil.copytree(tmp_path / "backup", device)
     asyncio.run(put(device, 20, "new", 1000))
     asyncio.run(ack(device, 5))
     for path in others:
         asyncio.run(put(path, 40, "h", 500))
-    assert not run(spark, hub, tmp_path / "lake", max_bytes=max_bytes).problems
+    assert not run(None, hub, tmp_path / "lake", max_bytes=max_bytes).problems
     rows = Lake.open(tmp_path / "lake").dataset("jobs").to_table().to_pylist()
     mine = [row for row in rows if row["device"] == "dev"]
     child = next(row["continued_in"] for row in mine if row["continued_in"])
@@ -130,17 +82,9 @@ def test_a_restored_device_is_read_on_also_if_others_have_a_backlog(
     }
     assert by_log[True] == {"succeeded": 5, "ready": 105}
     assert by_log[False] == {"succeeded": 40, "ready": 60, "lost": 50}
-    lag = Lake.open(tmp_path / "lake").dataset("device_lag").to_table().to_pylist()
-    assert {row["log_id"]: row["waiting"] for row in lag if row["device"] == "dev"} == {
-        child: 105, next(row["log_id"] for row in mine if row["log_id"] != child): 0,
-    }  # fmt: skip
-    rollup = Lake.open(tmp_path / "lake").dataset("rollup_hour").to_table().to_pylist()
-    mine = [row for row in rollup if row["device"] == "dev"]
-    assert sum(row["enqueued"] for row in mine) == 170
-    assert sum(row["succeeded"] for row in mine) == 45
 
 
-def test_what_is_skipped_is_told_and_stands_in_breaks(tmp_path: Path) -> None:
+def test_what_is_skipped_is_printed_and_stands_in_records(tmp_path: Path) -> None:
     made, other = MadeLog(tmp_path / "logs" / "dev"), MadeLog(tmp_path / "logs" / "other")
     frames = [made.enqueue(1) for _ in range(5)]
     damage(frames[2])
@@ -151,8 +95,9 @@ def test_what_is_skipped_is_told_and_stands_in_breaks(tmp_path: Path) -> None:
     skipped = pipeline(tmp_path, "--corrupt", "skip")
     assert skipped.exit_code == 0, skipped.output
     assert "skipped: " in skipped.stderr
-    (row,) = Lake.open(tmp_path / "lake").dataset("breaks").to_table().to_pylist()
-    assert (row["device"], row["kind"], row["lsn"]) == ("dev", "damaged", 3)
+    rows = Lake.open(tmp_path / "lake").dataset("records").to_table().to_pylist()
+    (row,) = [row for row in rows if row["kind"] == "break"]
+    assert (row["device"], json.loads(row["value"])["what"], row["lsn"]) == ("dev", "damaged", 3)
 
 
 def test_a_log_of_a_newer_taskq_is_held_alone(tmp_path: Path) -> None:
@@ -166,13 +111,11 @@ def test_a_log_of_a_newer_taskq_is_held_alone(tmp_path: Path) -> None:
     assert Lake.open(tmp_path / "lake").dataset("records").count_rows() == 2
 
 
-def test_a_batch_has_at_most_the_bytes_that_it_may_have(
-    tmp_path: Path, spark: SparkSession
-) -> None:
+def test_a_batch_has_at_most_the_bytes_that_it_may_have(tmp_path: Path) -> None:
     made = [MadeLog(tmp_path / "logs" / f"dev-{number}") for number in range(3)]
     frames = [log.enqueue(1, size=300) for log in made for _ in range(4)]
     size = max(frame.end - frame.offset for frame in frames)
-    summary = run(spark, tmp_path / "logs", tmp_path / "lake", max_bytes=3 * size + 10)
+    summary = run(None, tmp_path / "logs", tmp_path / "lake", max_bytes=3 * size + 10)
     assert summary.batches >= 4
     batches = Lake.open(tmp_path / "lake").dataset("records").to_table(columns=["batch"])
     assert max(Counter(batches["batch"].to_pylist()).values()) <= 3
@@ -190,19 +133,6 @@ def test_records_may_lack_payloads_and_jobs_have_them_all_the_same(tmp_path: Pat
     files = {file.path for file in lake.files("records")}
     there = (tmp_path / "lake" / "records").rglob("*.parquet")
     assert {path.relative_to(tmp_path / "lake" / "records").as_posix() for path in there} == files
-
-
-def test_what_is_behind_is_computed_without_new_records(tmp_path: Path) -> None:
-    asyncio.run(live(tmp_path / "logs" / "edge-1", 1, 5))
-    assert pipeline(tmp_path, "duplicates").exit_code == 0
-    assert Lake.open(tmp_path / "lake").tables() == [
-        "records", "jobs", "attempts", "steps", "duplicates",
-    ]  # fmt: skip
-    assert pipeline(tmp_path).exit_code == 0
-    assert "nothing new; the tables stand at batch 0" in pipeline(tmp_path).stdout
-    for table in DERIVED:
-        columns = DeltaTable(str(tmp_path / "lake" / table)).schema().fields
-        assert all(column.metadata.get("comment") for column in columns), columns
 
 
 def test_readers_see_none_of_a_batch_that_was_cut_short(

@@ -137,7 +137,7 @@ def test_a_session_of_the_users_is_neither_changed_nor_stopped(
     assert spark.range(3).count() == 3
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_a_killed_process_leaves_no_java(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}

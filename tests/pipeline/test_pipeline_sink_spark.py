@@ -24,6 +24,7 @@ def save(frame: DataFrame, data_dir: Path, mode: str = "append", **options: str)
     frame.write.format("taskq").mode(mode).options(path=str(data_dir), **options).save()
 
 
+@pytest.mark.slow
 def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_path: Path) -> None:
     app = TaskQ(tmp_path)
     ran: list[int] = []
@@ -59,6 +60,7 @@ def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_
     assert sorted(ran) == sorted(n for n in range(640) if not 10 <= n % 160 < 20)
 
 
+@pytest.mark.slow
 async def test_priorities_and_order_hold(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.createDataFrame(
         [("low", 1, "a"), ("high", 9, "b"), ("low", 1, "c"), ("high", 9, "d")],
@@ -95,6 +97,7 @@ def test_every_type_of_spark_that_json_has_a_form_for_is_an_argument(
     assert (job.extras.headers, job.extras.expires_ns > 0) == ({"source": "spark"}, True)
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_told_and_nothing_is_enqueued(spark: SparkSession, tmp_path: Path) -> None:
     # One task: another that still runs when the write is given up leaves its file for the sweep.
     good = spark.range(0, 1_000, 1, 1)

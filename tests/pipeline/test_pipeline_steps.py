@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,70 +9,12 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from taskq.engine import LogReader
 from taskq_plugins.spark.lake.state import RECORD
-from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.tables import queries
-from tests.cli.helpers import taskq
-from tests.pipeline.rowmaking import order_app, work
 from tests.pipeline.tablerows import NOON, SECOND
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
-
-COLUMNS_TOLD = ("job_id", "place", "name", "number", "form", "began_ns", "ended_ns", "attempt")
-
-
-def told(data_dir: Path, job_ids: list[str]) -> list[tuple[Any, ...]]:
-    rows = []
-    with LogReader.open(str(data_dir)) as reader:
-        for job_id in job_ids:
-            for place, step in enumerate(reader.steps(int(job_id.rpartition("-")[2]))):
-                name, _, number = step.title.rpartition("#")
-                rows.append(
-                    (job_id, place, name, int(number), step.form, step.began_ns or None,
-                     step.ended_ns, step.attempt, len(step.value or b""))
-                )  # fmt: skip
-    return sorted(rows)
-
-
-def shown(lake: Path) -> list[tuple[Any, ...]]:
-    rows = Lake.open(lake).dataset("steps").to_table().to_pylist()
-    for row in rows:
-        took_ns = row["ended_ns"] - row["began_ns"] if row["began_ns"] else None
-        assert row["took_ns"] == took_ns
-        assert row["date"] == row["ended_at"].date()
-    return sorted((*(row[name] for name in COLUMNS_TOLD), row["size_bytes"]) for row in rows)
-
-
-def run(root: Path, lake: str) -> None:
-    done = taskq("pipeline", "run", "--journals", root / "hub", "--lake", root / lake)
-    assert done.exit_code == 0, done.output
-
-
-async def test_the_rows_are_those_of_the_python_fold_from_run_to_run(
-    tmp_path: Path, spark: SparkSession
-) -> None:
-    del spark  # the runs take it
-    path = tmp_path / "hub" / "edge"
-    async with order_app(path) as app:
-        jobs = [await app.enqueue_by_name("order", number) for number in range(3)]
-        ids = [job.id for job in jobs]
-        await work(app)
-        await asyncio.to_thread(run, tmp_path, "lake")
-        first = shown(tmp_path / "lake")
-        assert first == told(path, ids)
-        assert {row[4] for row in first} == {"step", "call"}
-        await app.signal(jobs[1], "paid", 7)
-        await work(app)
-        await asyncio.to_thread(run, tmp_path, "lake")
-        await asyncio.to_thread(run, tmp_path, "anew")
-        rows = shown(tmp_path / "lake")
-        assert rows == told(path, ids) == shown(tmp_path / "anew")
-        new = [row[2:5] for row in rows if row not in first]
-        assert new == [("paid", 1, "event"), ("ship", 1, "step")]
 
 
 def record(lsn: int, place: int, /, **details: Any) -> dict[str, Any]:
