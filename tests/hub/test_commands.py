@@ -49,7 +49,7 @@ async def test_devices_shows_who_is_late_and_what_is_missing_and_exits_by_it(pla
     (row,) = json.loads(result.output)
     assert (result.exit_code, row["device"], row["late"], row["behind"]) == (1, _DEVICE, True, 0)
     (log,) = row["logs"]
-    assert (log["path"], log["next_lsn"], log["breaks"]) == (str(place.copy), 4, [])
+    assert (log["path"], log["next_lsn"], log["gaps"]) == (str(place.copy), 4, [])
     assert f"log {place.copy}" in _run("hub", "devices", place.hub, _DEVICE).output
     assert _run("hub", "retire", place.hub, _DEVICE).exit_code == 0
     result = _run("hub", "devices", place.hub, "--late", "0s")
@@ -130,12 +130,13 @@ def test_devices_stand_in_the_order_of_their_numbers_and_lag_counts_records(plac
     assert registry.names() == list(registry.all_standing()) == names
     skip = 1 << 20
     for at, end, behind in ((40, 44, 4), (44, 41 + skip, 1), (40, 45 + skip, 5), (44, 41, 0)):
-        registry.note_end("edge-1", Identity(UUID(int=1), 0), at, end)
+        registry.note_end("edge-1", Identity(UUID(int=1), 0), (at, end, 0))
         assert registry.all_standing()["edge-1"]["behind"] == behind
-    registry.note_end("edge-1", Identity(UUID(int=2), 0), 3, 10)
+    registry.note_end("edge-1", Identity(UUID(int=2), 0), (3, 10, 1))
     assert registry.all_standing()["edge-1"]["behind"] == 7, "of all its logs"
     child = Identity.of_replica(UUID(int=3), 0, frozenset(), [(UUID(int=2), 5)])
-    registry.note_end("edge-1", child, 9, 10)
+    registry.note_end("edge-1", child, (9, 10, 1))
+    assert registry.all_standing()["edge-1"]["gaps"] == 2, "those of what was left, too"
     assert registry.all_standing()["edge-1"]["behind"] == 1, "what was left is behind for good"
 
 

@@ -12,6 +12,7 @@ from taskq.engine import Border, Replica
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
+from taskq_plugins.hub.copyfiles import in_order
 from taskq_plugins.hub.models import (
     NOWHERE,
     Append,
@@ -235,6 +236,16 @@ def test_sessions_of_two_logs_of_a_device_do_not_end_each_other() -> None:
     line, other = Line(), UUID(int=7)
     line.ask(Sync(other, 1, frozenset(), NOWHERE))
     assert isinstance(line.append(line.data), Stored)
+
+
+def test_logs_stay_in_the_order_in_which_they_came_whatever_is_written_of_them_later() -> None:
+    line, (first, second, parent) = Line(), map(UUID, ("7" * 32, "5" * 32, "9" * 32))
+    for log_id in (first, second):
+        line.ask(Sync(log_id, 1, frozenset(), NOWHERE, ((parent, 4),) if log_id == second else ()))
+    line.ask(Sync(first, 1, frozenset({"records-9"}), NOWHERE))
+    line.ask(Sync(parent, 1, frozenset(), NOWHERE))
+    copies = in_order(line.simulation._hub().all())
+    assert [copy.log_id for copy in copies] == [parent, line.log.identity.log_id, first, second]
 
 
 def test_a_late_request_of_an_older_session_changes_nothing() -> None:

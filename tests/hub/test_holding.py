@@ -107,14 +107,19 @@ async def test_a_question_takes_the_place_of_the_one_before(
     await _end(place, held, lines)
 
 
-async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(place: Place) -> None:
-    token, answers = place.token, set[int]()
-    for _ in range(50):
+async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq_plugins.hub.copies._LOGS_MAX", 5)
+    token, answers = place.token, dict[int, str]()
+    for _ in range(8):
         asked = {"protocol": 1, "log_id": str(uuid4()), "created_ns": 5, "incompat": []}
         end = {"end": [0, 0, 0, ""]}
-        answers.add((await place.ask("POST", "/sync", token, json=asked | end)).status_code)
+        answer = await place.ask("POST", "/sync", token, json=asked | end)
+        answers[answer.status_code] = answer.text
     copies = place.server._copies
-    assert answers == {200, 507}
+    assert answers.keys() == {200, 507}
+    assert "has sent 5 logs, as many as it may: give it another name" in answers[507]
     assert len(copies._sessions) == len(copies.all())
 
 

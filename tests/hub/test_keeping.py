@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.copyfiles import kept
 from taskq_plugins.hub.models import HubError
 from taskq_plugins.hub.push import Verdict
-from tests.hub.place import DEVICE
+from tests.hub.place import DEVICE, run
 
 if TYPE_CHECKING:
     from taskq_plugins.hub.copies import Copy
@@ -154,6 +155,31 @@ async def test_what_was_before_a_gap_goes_as_a_whole_once_all_of_it_is_old(place
     assert len(_copy(place).gaps.all) == 1
     await place.write()
     assert await place.sync() == [Verdict.BEHIND]
+
+
+async def test_what_was_lost_before_a_log_went_on_as_another_is_shown_with_its_records(
+    place: Place,
+) -> None:
+    limits = {"keep_segments": 1, "reader_lag_bytes": 3 * _SMALL}
+    await _work(place)
+    await place.sync()
+    had = _kept(place).next_lsn
+    shutil.copytree(place.log, place.path / "other")
+    place.remove()
+    (place.path / "other").rename(place.log)
+    await _work(place, 200, **limits)
+    await _work(place, 30, **limits)
+    assert await place.sync() == [Verdict.NEW]
+    line = f"lsn {had} to {int(_first(place)[:20]) - 1} never came: a limit of the device's log"
+    assert line in run("hub", "devices", place.hub, DEVICE).output
+    assert "1 gaps: see 'taskq hub devices HUB edge-7'" in run("hub", "devices", place.hub).output
+    for copy in kept(place.hub):
+        _let_first_go(Path(copy.path))
+    assert line in run("hub", "devices", place.hub, DEVICE).output, "what went here is no gap"
+
+
+def _let_first_go(copy: Path) -> None:
+    min((copy / "log").iterdir()).unlink()  # as ``keep`` does
 
 
 def _kept(place: Place) -> CopyFiles:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import pytest
+from anyio import to_thread
 from click.testing import CliRunner
 
 from examples.hub.line import HubProcess
@@ -314,21 +315,40 @@ async def test_a_result_as_large_as_may_be_comes_up(place: Place) -> None:
 
 
 async def test_a_job_that_its_device_lost_is_a_dead_letter_that_says_so(place: Place) -> None:
-    """Its log was compacted, and nothing of the job came to the hub before."""
+    """It ended, and its limits took it from the device before the hub had any of it."""
     job = await place.put()
     await place.sync()
-    async with TaskLog.open(place.path / "edge-7") as log:
-        (view,) = _jobs(place.path / "edge-7")
-        assert await log.cancel(view.job_id)
-        records = [record async for record in log.stream(follow=False)]
-        for copy in (place.hub.path / "devices/edge-7").glob("*-*"):
-            shutil.rmtree(copy)  # the hub has nothing of it any more
-        place.restart()
-        for number in range(40):
-            await log.put(bytes(70_000), priority=number % 9)
-        assert records
+    await place.work()
+    limits: dict[str, Any] = {
+        "keep": 0.001, "keep_segments": 1, "reader_lag_bytes": 65_536, "segment_bytes": 65_536,
+    }  # fmt: skip
+    async with TaskLog.open(place.path / "edge-7", **limits) as log:
+        for _ in range(60):
+            own = await log.put(bytes(4_000))
+            await log.cancel(own)
+        await log.compact()
     await place.sync()
-    assert await job.status() is State.CANCELLED
+    assert not [view for view in _jobs(place.path / "edge-7") if JOB in view.headers]
+    assert await job.status() is State.DEAD
+    with pytest.raises(JobFailed, match="edge-7 took it, and its log does not tell what became"):
+        await job.result(timeout=1)
+    await place.hub.outbox("edge-7").settle()
+    assert (await place.put(key="again")).duplicate is False
+    assert [view.state for view in _jobs(place.path / "hub/outbox/edge-7")][-1] is State.EXPIRED
+
+
+async def test_jobs_of_an_outbox_that_was_restored_twice_come_once(place: Place) -> None:
+    outbox, backup = place.path / "hub/outbox/edge-7", place.path / "backup"
+    await place.put("1")
+    await place.hub.close()
+    await to_thread.run_sync(shutil.copytree, outbox, backup)
+    for version in ("2", "3"):
+        await to_thread.run_sync(shutil.rmtree, outbox)
+        await to_thread.run_sync(shutil.copytree, backup, outbox)
+        await place.put(version)
+        await place.hub.close()
+        await place.round()
+    assert [version for _, version in place.ran] == ["1", "2", "3"]
 
 
 async def test_a_group_gets_one_job_a_member(place: Place) -> None:

@@ -25,7 +25,7 @@ async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> 
     registry.enroll("edge-8")
     registry.leave("edge-8", UUID(int=1))
     assert registry.holds("edge-8", UUID(int=1))
-    registry.note_end("edge-8", Identity(UUID(int=2), 0), 40, 90, clock_ns=-5 * 10**9)
+    registry.note_end("edge-8", Identity(UUID(int=2), 0), (40, 90, 0), clock_ns=-5 * 10**9)
     keys = AccessKeys("s" * 43)
     hub = make_hub(
         str(place.hub),

@@ -319,7 +319,7 @@ class Outbox(TaskQ):
     def is_given(self, view: JobView) -> bool:
         """Return whether the device may have a job of which it told nothing yet."""
         given = Registry(self.hub).standing(self.device).get("given", {})
-        return view.lsn <= int(given.get(str(self._tag), 0))
+        return view.lsn <= int(given.get(self._tag.of(view.lsn), 0))
 
     @property
     def _tag(self) -> Tag:

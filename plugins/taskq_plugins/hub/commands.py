@@ -190,7 +190,7 @@ def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
     yield f"{row['behind']} records behind" if row["behind"] else ""
     clock = row.get("clock_ns", 0) / 1e9
     yield f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""
-    yield f"{row['gaps']} gaps" if row.get("gaps") else ""
+    yield f"{row['gaps']} gaps: see 'taskq hub devices HUB {row['device']}'" if row["gaps"] else ""
     refused = (now_ns - row.get("refused_ns", 0)) / 1e9
     clone = f"another machine with its token was refused {refused:.0f} s ago"
     yield clone if refused < _DAY_SECONDS else ""
@@ -212,9 +212,8 @@ def _words_of_log(log: dict[str, Any], now_ns: int) -> Iterator[str]:
     if log["parents"]:
         parent, lsn = log["parents"][-1]
         yield f"goes on from log {parent} at lsn {lsn}"
-    for line in log["breaks"]:
-        at = f"from lsn {line['at'][0]} on, the log then ended at {line['end_lsn']}"
-        yield f"{line['kind']} {at}: {line['cause']}"
+    for gap in log["gaps"]:
+        yield f"lsn {gap['first']} to {gap['last']} never came: {gap['cause']}"
 
 
 @_at_hub

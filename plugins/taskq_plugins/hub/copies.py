@@ -138,7 +138,7 @@ class Copy:
         values = json.loads(copyfiles.content(self._disk, f"{self._path}/{copyfiles.IDENTITY}"))
         features, known = values["features"], frozenset(values["features"]["incompat"])
         if len(known | incompat) > models.FEATURES_MAX:
-            raise OSError(errno.EDQUOT, "a log has only so many features")
+            raise OSError(errno.EDQUOT, f"a log has at most {models.FEATURES_MAX} features")
         if not known >= incompat:
             features["incompat"] = sorted(known | incompat)
             data = json.dumps(values, indent=2).encode() + b"\n"
@@ -334,8 +334,8 @@ class Copy:
 
 #: Copies held open; others are opened at their next request.
 _COPIES_MAX: Final = 1_000
-#: Logs of one device: each reinstallation is one.
-_LOGS_MAX: Final = 32
+#: Logs of one device: each shard, restore and reinstallation is one.
+_LOGS_MAX: Final = 256
 
 
 class Copies:
@@ -459,11 +459,6 @@ class Copies:
     def all(self) -> list[copyfiles.CopyFiles]:
         return copyfiles.kept(self._path, self._make_disk())
 
-    def gaps(self, device: str, log_id: UUID) -> int:
-        """Return how many gaps a copy has that was in use just now."""
-        copy = self._copies.get((device, log_id))
-        return 0 if copy is None else len(copy.gaps.all)
-
     def keep(
         self, copy: copyfiles.CopyFiles, before_ns: int, *, dry_run: bool = False
     ) -> list[copyfiles.Old]:
@@ -494,15 +489,22 @@ class Copies:
         disk = self._disk_of(device)
         path = copyfiles.CopyFiles(disk, self._path, device, asked.log_id).path
         if len(disk.names(path.rpartition("/")[0])) >= _LOGS_MAX:
-            raise OSError(errno.EDQUOT, "a device has only so many logs")
+            raise OSError(
+                errno.EDQUOT,
+                f"this device has sent {_LOGS_MAX} logs, as many as it may: give it another name "
+                f"with 'taskq hub enroll HUB OTHER'",
+            )
         disk.make_directory(f"{path}/log")
         above = path
         while len(above) >= len(self._path):
             disk.sync_directory(above)
             above = above.rpartition("/")[0]
-        # The identity follows its directories to the disk.
         named = asked.log_id, asked.created_ns, asked.incompat, asked.parents
-        engine.Identity.of_replica(*named).write(disk, path)
+        values = json.loads(engine.Identity.of_replica(*named).encode())
+        others = copyfiles.in_order(copyfiles.kept(self._path, disk, device))
+        values[copyfiles.CAME] = 1 + max((other.came for other in others), default=0)
+        # The identity follows its directories to the disk.
+        engine.replace_file(disk, f"{path}/{copyfiles.IDENTITY}", json.dumps(values).encode())
         copy = self._opened(device, asked.log_id)
         assert copy is not None
         return copy

@@ -27,6 +27,9 @@ IDENTITY, LOG = engine.Replica.IDENTITY, engine.Replica.LOG
 #: The folder of segments that come again, by SHA-256, and what ends their names until then.
 AGAIN: Final = "again"
 PART: Final = ".part"
+#: In the identity of a copy: as which of its device's logs it came. No time tells that: files are
+#: written again, and brought back.
+CAME: Final = "came"
 #: SHA-256 in hex, and names of logs.
 SHA: Final = re.compile(r"[0-9a-f]{64}\Z")
 LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
@@ -41,13 +44,14 @@ class CopyFiles:
 
     Attributes:
         disk: to read by.
+        hub: its directory.
         device: whose it is.
         log_id: of the log.
         path: of its directory.
     """
 
     def __init__(self, disk: engine.Disk, hub: str | Path, device: str, log_id: UUID) -> None:
-        self.disk, self.device, self.log_id = disk, device, log_id
+        self.disk, self.hub, self.device, self.log_id = disk, hub, device, log_id
         self.path = f"{hub}/devices/{device}/{log_id}"
 
     @property
@@ -59,6 +63,11 @@ class CopyFiles:
         return lineage(self.disk, self.path, self.log_id)
 
     @property
+    def came(self) -> int:
+        """Return as which of its device's logs it came."""
+        return int(json.loads(content(self.disk, f"{self.path}/{IDENTITY}")).get(CAME, 0))
+
+    @property
     def seals(self) -> dict[int, dict[str, Any]]:
         lines = whole_lines(self.disk, f"{self.path}/{SEALS}")[0]
         return {line["segment"]: line for line in lines}
@@ -66,6 +75,25 @@ class CopyFiles:
     @property
     def breaks(self) -> list[dict[str, Any]]:
         return whole_lines(self.disk, f"{self.path}/{BREAKS}")[0]
+
+    @property
+    def begins(self) -> int:
+        """Return the first lsn that was ever here; 0: nothing was, or it is not known any more."""
+        folder = f"{self.path}/old/1" if self.breaks else self.path
+        lines = whole_lines(self.disk, f"{folder}/{SEALS}")[0]
+        sealed = [line["segment"] for line in lines[:1]]
+        return min(sealed + _segments(self.disk, folder)[:1], default=0)
+
+    @property
+    def next_lsn(self) -> int:
+        with self.files() as files:
+            for segment in reversed(files.lsns):
+                size = files.size(segment)
+                last = files.scanner(segment, size, segment, sealed=False).last_before(
+                    size, start=engine.Replica.START
+                )
+                return segment if last is None else last[1].next_lsn
+        return 0
 
     @property
     def arrived_ns(self) -> int:
@@ -99,6 +127,13 @@ def kept(hub: str | Path, disk: engine.Disk | None = None, device: str = "") -> 
     ]
 
 
+def in_order(copies: list[CopyFiles]) -> list[CopyFiles]:
+    """Return the copies of one device as they came, those that another goes on from before it."""
+    there = [copy for copy in copies if copy.is_there]
+    parents = {log_id for copy in there for log_id, _ in copy.identity.parents}
+    return sorted(there, key=lambda copy: (copy.log_id not in parents, copy.came))
+
+
 def newest(hub: str | Path, device: str) -> CopyFiles:
     copies = [copy for copy in kept(hub, device=device) if copy.is_there]
     if not copies:
@@ -118,14 +153,40 @@ def described(hub: Path, device: str) -> list[dict[str, Any]]:
                 next_lsn = reader.journal.next_lsn
         except LogError as error:
             problem = str(error)
-        breaks = [line for line in copy.breaks if line["step"] == "begun"]
         logs.append({
             "path": copy.path, "log_id": str(copy.log_id), "bytes": sum(sizes.values()),
-            "next_lsn": next_lsn, "arrived_ns": copy.arrived_ns, "breaks": breaks,
-            "problem": problem, "begins": min(sizes, default=0),
+            "next_lsn": next_lsn, "arrived_ns": copy.arrived_ns, "problem": problem,
+            "gaps": [gap._asdict() for gap in gaps(copy)], "begins": min(sizes, default=0),
             "parents": [[str(of), lsn] for of, lsn in copy.identity.parents],
         })  # fmt: skip
     return sorted(logs, key=lambda log: int(log["arrived_ns"]))
+
+
+class LostRecords(NamedTuple):
+    """Records of a device that its hub never got, and that are gone."""
+
+    first: int
+    last: int
+    cause: str
+
+
+def gaps(copy: CopyFiles) -> list[LostRecords]:
+    """Return what is missing in a copy, and what between it and the copies of its parents."""
+    lines = [line for line in copy.breaks if line["step"] == "begun"]
+    ends = [(engine.Border.from_list(line["left"]).next_lsn, line["at"][0]) for line in lines]
+    lost = [
+        LostRecords(end, begin - 1, line["cause"])
+        for (end, begin), line in zip(ends, lines, strict=True)
+    ]
+    parents = [
+        (CopyFiles(copy.disk, copy.hub, copy.device, of), next_lsn)
+        for of, next_lsn in copy.identity.parents
+    ]
+    had = [min(parent.next_lsn, next_lsn) for parent, next_lsn in parents if parent.is_there]
+    if any(had) and max(had) < (begin := copy.begins):
+        cause = "a limit of the device's log took it before it was sent, and the log was set back"
+        lost.insert(0, LostRecords(max(had), begin - 1, cause))
+    return lost
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ class HubJob:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Jobs of an outbox for a device, up to record ``end``.
+    """Jobs of an outbox for a device, up to record ``end`` of the log that wrote them.
 
     ``cancels`` are ids of jobs that it took before and is to cancel, each with its queue.
     """

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -41,7 +41,7 @@ from taskq.errors import TaskqError
 from taskq.hooks import Connection, off_loop
 from taskq.values import SECOND_NS
 from taskq.views import LIVE_STATES, JobView
-from taskq_plugins.hub.copyfiles import IDENTITY, CopyFiles, kept, lineage
+from taskq_plugins.hub.copyfiles import IDENTITY, in_order, kept, lineage
 from taskq_plugins.hub.models import (
     BYTES_MAX,
     JOB,
@@ -67,6 +67,7 @@ _MARK: Final = b"hub-"
 #: Most records that one answer is made of, and most jobs that one request ends.
 _RECORDS_MAX: Final = 100_000
 _ENDED_MAX: Final = 500
+_LSN_MAX: Final = 2**63
 #: The clock of the hub may have been set while jobs waited.
 _CLOCK_NS: Final = 86_400 * SECOND_NS
 
@@ -117,15 +118,6 @@ def moves(path: Path) -> list[str]:
 
 
 # -- what a device's log says ----------------------------------------------------------------------
-
-
-def copies_of(hub: str | Path, device: str, disk: Disk) -> list[CopyFiles]:
-    """Return the copies of a device's logs in the order in which they came."""
-    times = [
-        (disk.modified_ns(f"{copy.path}/{IDENTITY}"), copy) for copy in kept(hub, disk, device)
-    ]
-    dated = [(when, str(copy.log_id), copy) for when, copy in times if when is not None]
-    return [copy for _, _, copy in sorted(dated)]
 
 
 class There(NamedTuple):
@@ -213,7 +205,7 @@ class DeviceReader:
         self._logs: dict[UUID, CopyReader] = {}
 
     def read(self, since_ns: int = 0) -> None:
-        for copy in copies_of(self._hub, self._device, self._disk):
+        for copy in in_order(kept(self._hub, self._disk, self._device)):
             known = self._logs.pop(copy.log_id, None)
             since = since_ns - _CLOCK_NS
             log = known or CopyReader(self._disk, copy.path, copy.log_id, since)
@@ -228,11 +220,8 @@ class DeviceReader:
     def taken(self, tag: Tag, job: int) -> int:
         """Return when the device took a job of an outbox by its own log; 0: it did not."""
         log = next(reversed(self._logs.values()), None)
-        for name, next_lsn in (*tag.parents, (str(tag), job + 1)):
-            lsn, when_ns = (0, 0) if log is None else log.taken.get(name, (0, 0))
-            if job < next_lsn and job <= lsn:
-                return when_ns
-        return 0
+        lsn, when_ns = (0, 0) if log is None else log.taken.get(tag.of(job), (0, 0))
+        return when_ns if job <= lsn else 0
 
     def is_settled(self, tag: Tag, job: int) -> bool:
         """Return whether a job has ended or is lost: its device took it and knows nothing of it."""
@@ -287,49 +276,58 @@ class _All:
 def given(
     journal: Any, look: Callable[[int], JobView | None], asked: Question, now_ns: int
 ) -> Given:
-    """Return the jobs of an outbox after the last record that a device took.
+    """Return the jobs of an outbox that a device has not taken, of one log that wrote them.
 
-    ``look`` returns a job of the outbox.
+    An outbox that was restored goes on as another log, and has its parents' records: a device may
+    have taken some of them from another child. ``look`` returns a job of the outbox.
     """
     tag = journal.tag
-    after = end = taken_of(tag, asked.after)
-    jobs: dict[int, Record] = {}
-    over: list[int] = []
-    count = 0
-    for _, item in journal.frames(journal.cursor_at(after + 1)):
-        if isinstance(item, Gap) or item.header.next_lsn <= after + 1:
+    logs = (*tag.parents, (str(tag), _LSN_MAX))
+    begins = (1, *(next_lsn for _, next_lsn in tag.parents))
+    firsts = [max(asked.after.get(log[0], 0) + 1, at) for log, at in zip(logs, begins, strict=True)]
+    first = next(at for at, (_, next_lsn) in zip(firsts, logs, strict=True) if at < next_lsn)
+    end, count, jobs, over = first - 1, 0, dict[int, Record](), list[Record]()
+    for _, item in journal.frames(journal.cursor_at(first)):
+        if isinstance(item, Gap) or item.header.next_lsn <= first:
             continue
         for record in Record.tracing(item, b"", _All()):
-            if record.end is None and record.job > after:
+            is_taken = record.job <= asked.after.get(tag.of(record.job), 0)
+            if record.end is None and not is_taken:
                 jobs[record.job] = record
             elif record.end is not None and not jobs.pop(record.job, None):
-                over += [record.job] if record.end is State.CANCELLED else []
+                over += [record] if is_taken and record.end is State.CANCELLED else []
         end, count = item.header.next_lsn - 1, count + item.header.records
-        if count > _RECORDS_MAX:
+        if count > _RECORDS_MAX and (jobs or over):
             break
-    handed: list[HubJob] = []
-    size = 0
-    for job in sorted(jobs):
-        made = _made(tag.id(job), jobs[job], now_ns)
-        size += len(made.payload) if made is not None else 0
-        is_over = size > min(asked.bytes_max, BYTES_MAX)
+    answer = Given(str(tag), end, (), ())
+    for name, next_lsn in logs:
+        mine = [jobs[job] for job in sorted(jobs) if tag.of(job) == name]
+        new = [record.job for record in over if tag.of(record.lsn) == name]
+        handed, is_all = _handed(mine, asked.bytes_max, tag, now_ns)
+        ended = [view for view in map(look, new) if view is not None]
+        cancels = tuple((view.job_id, view.queue) for view in ended)
+        known = handed[-1].number if handed else asked.after.get(name, 0)
+        answer = Given(name, min(end, next_lsn - 1) if is_all else known, handed, cancels)
+        if not (answer.is_empty and is_all):
+            return answer
+    return answer
+
+
+def _handed(
+    jobs: list[Record], bytes_max: int, tag: Tag, now_ns: int
+) -> tuple[tuple[HubJob, ...], bool]:
+    """Return what of these jobs goes into an answer, and whether that is all."""
+    handed, size = list[HubJob](), 0
+    for record in jobs:
+        if (made := _made(tag.id(record.job), record, now_ns)) is None:
+            continue
+        size += len(made.payload)
+        is_over = size > min(bytes_max, BYTES_MAX)
         # A line with little left takes no job that is larger; another takes one at least.
-        if len(handed) == JOBS_MAX or (is_over and (handed or asked.bytes_max < BYTES_MAX)):
-            end = handed[-1].number if handed else after
-            break
-        handed += [made] if made is not None else []
-    views = [look(job) for job in over if job <= after]
-    cancels = [(view.job_id, view.queue) for view in views if view is not None]
-    return Given(str(tag), end, tuple(handed), tuple(cancels))
-
-
-def taken_of(tag: Tag, after: Mapping[str, int]) -> int:
-    """Return the last record of an outbox that a device took, by the tags of logs.
-
-    An outbox that was restored goes on as another log: what its parents had in common counts.
-    """
-    parents = [min(after.get(name, 0), next_lsn - 1) for name, next_lsn in tag.parents]
-    return max(after.get(tag, 0), *parents, 0)
+        if len(handed) == JOBS_MAX or (is_over and (handed or bytes_max < BYTES_MAX)):
+            return tuple(handed), False
+        handed.append(made)
+    return tuple(handed), True
 
 
 def _made(job_id: str, record: Record, now_ns: int) -> HubJob | None:
@@ -385,7 +383,7 @@ class OutboxServer:
         seen = _end_of(path), asked.bytes_max, dict(asked.after)
         if seen[0] is None or self._quiet.get(device) == seen:
             return None
-        copies = copies_of(self._path, device, PatientDisk())
+        copies = in_order(kept(self._path, PatientDisk(), device))
         if copies and copies[-1].log_id != asked.log_id:
             return None
         with LogReader.open(str(path)) as reader:
@@ -393,7 +391,8 @@ class OutboxServer:
         if answer.is_empty:
             self._quiet[device] = seen
             return None
-        self._registry.note(device, given={answer.tag: answer.end})
+        before = self._registry.standing(device).get("given", {})
+        self._registry.note(device, given=before | {answer.tag: answer.end})
         return answer
 
     async def run(self) -> None:
@@ -465,10 +464,11 @@ def _changed(hub: Path) -> int:
         return 0
 
 
-def _end_of(path: Path) -> tuple[str, int] | None:
-    """Return what changes whenever the log grows; None without a log."""
+def _end_of(path: Path) -> tuple[str, int, int] | None:
+    """Return what changes whenever the log grows, or is another; None without a log."""
     try:
         last = max((path / "log").glob("*.log"))
-        return last.name, last.stat().st_size
+        status = last.stat()
     except (OSError, ValueError):
         return None
+    return last.name, status.st_ino, status.st_size

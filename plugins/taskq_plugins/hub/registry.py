@@ -206,8 +206,11 @@ class Registry:
             known = json.loads(facts)
             added = {name: known[name] for name in ("enrolled_ns", "held") if name in known}
             ends = noted.pop("ends", {}).values()
-            behind = sum(_records(*each) for each in ends)
-            added |= {"at_lsn": max((at for at, _ in ends), default=0), "behind": behind}
+            added |= {
+                "at_lsn": max((at for at, *_ in ends), default=0),
+                "behind": sum(_records(at, end) for at, end, _ in ends),
+                "gaps": sum(gaps for *_, gaps in ends),
+            }  # fmt: skip
             standing[name] = added | noted | {"state": known.get("state", "active")}
         return standing
 
@@ -218,14 +221,17 @@ class Registry:
             hint.write((hint.read() or {}) | values)
 
     def note_end(
-        self, device: str, log: Identity, at_lsn: int, end_lsn: int, **values: Any
+        self, device: str, log: Identity, end: tuple[int, int, int], **values: Any
     ) -> None:
-        """Note how far the copy of a log is, and the log itself; its parents go on nowhere."""
+        """Note how far the copy of a log is, and the log itself, and how many gaps it has.
+
+        Its parents go on nowhere.
+        """
         with self._turn:
             ends = (self.hinted(device, _HEARD) or {}).get("ends", {})
-            for parent in log.parents:
-                ends.pop(str(parent.log_id), None)
-            ends[str(log.log_id)] = [at_lsn, end_lsn]
+            for parent in {str(parent.log_id) for parent in log.parents} & ends.keys():
+                ends[parent][1] = ends[parent][0]
+            ends[str(log.log_id)] = end
             self.note(device, heard_ns=time.time_ns(), ends=ends, **values)
 
     def groups(self) -> dict[str, list[str]]:

@@ -241,9 +241,13 @@ class Account:
     def require(self, size: int) -> None:
         """Make sure that this many more bytes fit."""
         if self.used + size > self._most:
-            raise OSError(errno.EDQUOT, "the device has as much there as it may")
+            raise OSError(
+                errno.EDQUOT,
+                f"this device has {self.used / 2**30:.1f} GiB there, as much as it may: let the "
+                f"hub keep less with 'taskq hub serve HUB --keep SPAN'",
+            )
         if self._disk.free_bytes(self._path) < _FREE_BYTES_MIN + size:
-            raise OSError(errno.ENOSPC, "the disk is nearly full")
+            raise OSError(errno.ENOSPC, _FULL)
 
     def charge(self, size: int) -> None:
         """Count bytes that are about to be written, if they fit."""
@@ -296,11 +300,10 @@ _THREADS: Final = 16
 _GAP_BYTES: Final = 64 * 1024
 #: How often it is noted when a device was heard of, unless it came to its end.
 _NOTED_SECONDS: Final = 10.0
+_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL: Final = "its disk is full: free some space there, then try again"
+_LATER: Final = "it could not be written: try again later"
 _ANEW: Final = models.Refused(models.Trouble.SUPERSEDED, models.NOWHERE)
-_FULL: Final = {
-    errno.ENOSPC: "its disk is full: free some space there, then try again",
-    errno.EDQUOT: "this device has as much there as it may: serve the hub with a shorter --keep",
-}
 
 
 def _asker(request: Request) -> str:
@@ -560,8 +563,9 @@ class Server:
         self._noted[key] = now, end
         tells = isinstance(asked, models.Sync) and asked.clock_ns
         clock = {"clock_ns": tells - time.time_ns()} if tells else {}
-        log, gaps = self._copy(device, asked.log_id).identity, self._copies.gaps(*key)
-        self._registry.note_end(device, log, lsn, end, gaps=gaps, **clock)
+        copy = self._copy(device, asked.log_id)
+        gaps = len(copyfiles.gaps(copy))
+        self._registry.note_end(device, copy.identity, (lsn, end, gaps), **clock)
 
     # -- what a device reads of its own logs, for a restore ---------------------------------------
 
@@ -649,9 +653,8 @@ async def _told(_request: Request, error: Any) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     device = getattr(request.state, "device", "a new device")
     _log.warning("hub: a request of %s failed: %s", device, error)
-    full = _FULL.get(error.errno or 0) if isinstance(error, OSError) else None
-    title = full or "it could not be written: try again later"
-    return _problem(HTTPException(507 if full else 503, title))
+    title = error.strerror if isinstance(error, OSError) and error.errno in _ROOM else None
+    return _problem(HTTPException(507 if title else 503, title or _LATER))
 
 
 # -- as a process: sockets, limits, and a prompt end -----------------------------------------------

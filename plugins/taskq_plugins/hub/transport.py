@@ -53,7 +53,8 @@ def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
     try:
         asyncio.run(Push(log, ask, lambda: _PART_BYTES, lambda: _PART_BYTES).run())
         lsn = ends[-1].next_lsn
-        registry.note_end(name, log.identity, lsn, lsn)
+        copy = copyfiles.CopyFiles(engine.PatientDisk(), hub, name, log.identity.log_id)
+        registry.note_end(name, log.identity, (lsn, lsn, len(copyfiles.gaps(copy))))
         return log.identity.log_id, lsn
     finally:
         log.close()
