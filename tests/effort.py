@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
@@ -55,6 +56,12 @@ async def within(seconds: float = 30) -> AsyncIterator[None]:
         yield
     if limit.expired():
         pytest.fail(f"it took over {seconds:g} s, and swallowed its cancellation")
+
+
+def ended(thread: threading.Thread, seconds: float = 30) -> None:
+    """Wait for the end of a thread; fail if it does not come."""
+    thread.join(seconds)
+    assert not thread.is_alive(), f"{thread.name} goes on after {seconds:g} s"
 
 
 @contextlib.contextmanager

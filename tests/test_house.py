@@ -269,6 +269,27 @@ def test_no_test_sleeps() -> None:
     assert not seen
 
 
+#: Owners of a ``wait`` or ``join`` that raises an error, fails the test, or is a pause itself.
+LOUD = re.compile(
+    r"(process|popen|screen|clocked|pause|barrier|flow|again|Event\(\)|Registry\(.*\))$"
+)
+
+
+def test_no_limit_of_time_expires_in_silence() -> None:
+    """A wait with a limit goes on after it: its answer is looked at, or ``ended`` does so."""
+    seen = [
+        place(path, node)
+        for path in TESTS
+        if path.name not in {"effort.py", "conftest.py"} and "bench" not in path.parts
+        for node in nodes(path, having=r"^ *[^=\n]*\.(wait|join)\([^)]")
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        for call in [node.value]
+        if isinstance(call.func, ast.Attribute) and call.func.attr in {"wait", "join"}
+        if (call.args or call.keywords) and not LOUD.search(ast.unparse(call.func.value))
+    ]
+    assert not seen
+
+
 def test_test_files_have_names_of_their_own() -> None:
     """Test folders are no packages, so two files of one name would be one module to pytest."""
     names = Counter(path.name for path in TESTS if path.name != "conftest.py")

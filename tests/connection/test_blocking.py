@@ -168,7 +168,7 @@ def test_an_interrupted_call_cancels_what_it_waits_for() -> None:
             cancelled.set()
 
     def interrupt(*_: object) -> None:
-        begun.wait(20)
+        assert begun.wait(20)
         raise Interrupted
 
     with pytest.MonkeyPatch.context() as patch:

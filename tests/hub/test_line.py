@@ -156,7 +156,7 @@ async def test_a_request_given_up_before_it_connected_leaves_no_connection_behin
         def close(self) -> None:
             if threading.current_thread() is not threading.main_thread():
                 began.set()
-                given_up.wait(10)
+                assert given_up.wait(10)
             super().close()
 
     with socket.create_server(("127.0.0.1", 0)) as hub:

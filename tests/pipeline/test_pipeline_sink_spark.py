@@ -50,7 +50,7 @@ def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_
     )
     worker = threading.Thread(target=asyncio.run, args=(work(),))
     worker.start()
-    begun.wait(10)
+    assert begun.wait(10)
     try:
         save(frame, tmp_path, task="count", window="1h")
         assert done.wait(30)

@@ -30,6 +30,7 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.identity import Identity, LockMark
 from taskq.log.state.job_history import records
 from taskq.log.store.store import Store, open_store
+from tests.effort import ended
 from tests.processes.warm import Program
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
@@ -162,7 +163,7 @@ class Child:
     def __exit__(self, *_exc: object) -> None:
         if self.process.poll() is None:
             self.kill()
-        self._reader.join(STEP_SECONDS)
+        ended(self._reader, STEP_SECONDS)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
@@ -186,7 +187,7 @@ class Pause:
 
         def chore() -> None:
             reached.set()
-            self._go_on.wait(20)
+            assert self._go_on.wait(20)
 
         store.between_batches(chore)
         assert reached.wait(10)

@@ -13,6 +13,7 @@ from taskq.core.errors import LogClosed
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store.store import Store
+from tests.effort import ended
 from tests.processes.harness import open_here, put
 
 SPEC = EnqueueSpec()
@@ -42,7 +43,7 @@ def test_threads_with_loops_of_their_own_may_make_them_at_once(tmp_path: Path) -
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        ended(thread)
     assert errors == []
     assert len(set(values)) == 8 * 40 * 2
     store.close()

@@ -15,6 +15,7 @@ from taskq.core.records import Kind
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
+from tests.effort import ended
 from tests.processes.harness import Child, Pause, log_records, of_kind, open_here, put
 
 SPEC = EnqueueSpec()
@@ -39,8 +40,7 @@ def test_a_full_mailbox_makes_threads_wait(tmp_path: Path) -> None:
     pause.end()
     assert roomy.wait(10)
     for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+        ended(thread)
     assert [future.result(10) for future in futures] == list(range(1, MAILBOX_MAX + 1))
     assert not store.mailbox.requests
     store.close()
@@ -73,8 +73,7 @@ def test_close_answers_everything(tmp_path: Path) -> None:
     closer = threading.Thread(target=store.close)
     closer.start()
     pause.end()
-    closer.join(10)
-    assert not closer.is_alive()
+    ended(closer)
     assert len({future.result(0) for future in sent}) == 1_000
     assert look.result(0)
     for waiting in (held, outcome):
@@ -109,8 +108,7 @@ def test_whoever_sends_while_it_closes_is_answered(tmp_path: Path) -> None:
         started.wait()
         store.close()
         for thread in threads:
-            thread.join(15)
-            assert not thread.is_alive()
+            ended(thread)
         assert sum(isinstance(answer, LogClosed) for answer in answers) == 4
 
 
@@ -133,8 +131,7 @@ def test_room_is_no_trap_at_the_end(tmp_path: Path) -> None:
     store.mailbox.requests.extend([(0, port, late, None)] * MAILBOX_MAX)
     waiter = threading.Thread(target=port.room, daemon=True)
     waiter.start()
-    waiter.join(5)
-    assert not waiter.is_alive()
+    ended(waiter)
     assert isinstance(late.exception(0), LogClosed)
 
 

@@ -18,7 +18,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store import thread as storage
 from taskq.log.store.store import open_store
-from tests.effort import at_most, every, grows
+from tests.effort import at_most, ended, every, grows
 from tests.processes.harness import Child, Pause, open_here, put
 
 SPEC = EnqueueSpec()
@@ -157,12 +157,11 @@ def test_two_threads_may_close_at_once(tmp_path: Path) -> None:
     closers = [threading.Thread(target=store.close) for _ in range(2)]
     for closer in closers:
         closer.start()
-    closers[0].join(0.1)
+    threading.Event().wait(0.1)  # enough for a close that does not wait
     assert all(closer.is_alive() for closer in closers)
     pause.end()
     for closer in closers:
-        closer.join(10)
-        assert not closer.is_alive()
+        ended(closer)
     assert not store.usable
 
 

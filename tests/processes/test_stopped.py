@@ -20,7 +20,7 @@ from taskq.log.machine.threads import Pending
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
-from tests.effort import at_most
+from tests.effort import at_most, ended
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
 
 SPEC = EnqueueSpec()
@@ -179,8 +179,7 @@ def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Pat
         sent = [port.enqueue(SPEC, b"refused") for _ in range(3)]
         closer = threading.Thread(target=store.close)
         closer.start()
-        closer.join(LIMIT_SECONDS + PATIENCE_SECONDS)
-        assert not closer.is_alive()
+        ended(closer)
         futures: list[Pending[Any]] = [*sent, claim, idle, outcome]
         for future in futures:
             assert isinstance(future.exception(0), TaskqError)

@@ -23,9 +23,11 @@ if "STANDS_IN" in os.environ:
     multiprocessing.freeze_support = multiprocessing.spawn.freeze_support
 
 own = TaskQ(Path(os.environ["OWN_DATA"]))
+#: A child that cannot start fails its job, which then is not tried again.
+ATTEMPTS = 1 if "FORGETS" in os.environ else 5
 
 
-@own.task(runs_in="process")
+@own.task(runs_in="process", retry=ATTEMPTS)
 def of_main(number: int) -> tuple[int, int]:
     return number, os.getpid()
 

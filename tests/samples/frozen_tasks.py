@@ -11,7 +11,7 @@ from taskq import TaskQ
 app = TaskQ(Path(sys.executable).parent / "frozen-data")
 
 
-@app.task(runs_in="process")
+@app.task(runs_in="process", retry=1 if "FORGETS" in os.environ else 5)
 def elsewhere(number: int) -> tuple[int, int]:
     """Print the process."""
     return number, os.getpid()

@@ -441,7 +441,11 @@ async def _log_of(path: Path, parts: frozenset[str]) -> None:
 _PARTS = ("schedules", "dead", "compacted", "waiting", "paused")
 
 
-@pytest.mark.parametrize("count", range(len(_PARTS) + 1))
+@pytest.mark.parametrize(
+    # All 32 states take half a minute; by default those of none, one, and all but one at most.
+    "count",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in {2, 3})) for n in range(len(_PARTS) + 1)],
+)
 async def test_every_page_and_endpoint_answers_in_every_state_of_the_log(
     tmp_path: Path, count: int
 ) -> None:

@@ -49,7 +49,7 @@ def tells_from_thread(go_on: threading.Event) -> Callable[[], Any]:
         for number in range(100):
             current_job().progress(number / 100, f"step {number}")
         progress_sync(1, "all of it")
-        go_on.wait(10)
+        assert go_on.wait(10)
 
     return work
 

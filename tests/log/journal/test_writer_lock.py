@@ -9,6 +9,7 @@ import pytest
 
 from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk
+from tests.effort import ended
 
 _PID = 7
 
@@ -77,5 +78,4 @@ def test_a_watch_that_is_ended_looks_no_more(make: Callable[[], WriterLock]) -> 
     thread = watch._thread
     assert thread is not None
     watch.stop()
-    thread.join(5)
-    assert not thread.is_alive()
+    ended(thread)

@@ -18,7 +18,7 @@ from taskq import TaskQ
 from taskq.connection.blocking import blocking
 from taskq.errors import UsageError
 from taskq.log.machine.threads import REPORTS_MAX, Aside, Pending, inside
-from tests.effort import within
+from tests.effort import ended, within
 
 
 def sources() -> Iterator[Path]:
@@ -64,8 +64,7 @@ def test_a_handler_that_enqueues_never_waits_for_one_that_waits_for_it(
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(20)
-            assert not any(thread.is_alive() for thread in threads)
+                ended(thread)
     finally:
         logging.getLogger("taskq").removeHandler(handler)
         app.close_sync()

@@ -23,6 +23,7 @@ from taskq.errors import LogError, UsageError
 from taskq_workers import Worker, WorkerThread
 from taskq_workers.process import supervisor
 from taskq_workers.process.supervisor import run_to_the_end
+from tests.effort import ended
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_a_worker_on_a_thread_claims_when_its_block_begins_and_has_drained_when_
     @app.task(name="wait")
     def wait() -> str:
         begun.set()
-        go_on.wait(20)
+        assert go_on.wait(20)
         return "done"
 
     with app.worker_thread(concurrency=2) as thread:
@@ -93,7 +94,7 @@ def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(
     starting.start()
     assert begun.wait(30)
     worker.stop()
-    starting.join(30)
+    ended(starting)
     assert not worker._thread.is_alive()
     assert not worker.worker.started.is_set()
 
@@ -156,8 +157,7 @@ def test_run_worker_works_in_a_thread_too(app: TaskQ) -> None:
     thread = threading.Thread(target=lambda: app.run_worker(burst=True))
     thread.start()
     assert job.result_sync(timeout=20) == 3
-    thread.join(20)
-    assert not thread.is_alive()
+    ended(thread)
 
 
 @pytest.mark.parametrize("kind", ["deaf", "executor"])
@@ -181,13 +181,12 @@ def test_a_job_that_does_not_end_when_cancelled_does_not_keep_the_workers_thread
     assert begun.wait(20)
     stopping = threading.Thread(target=thread.stop, daemon=True)
     stopping.start()
-    stopping.join(10)
-    is_stopped = not stopping.is_alive()
-    go_on.set()
-    assert is_stopped
+    try:
+        ended(stopping)
+    finally:
+        go_on.set()
     assert thread.worker.held == []
     assert job.status_sync().name == "READY"
-    stopping.join(10)
     del thread, stopping
     gc.collect()  # else asyncio's complaint would stand among the lines of another test's job
     assert ("Task was destroyed but it is pending" in caplog.text) == (kind == "deaf")

@@ -139,7 +139,7 @@ async def test_a_thread_that_outlasts_its_timeout_is_given_up_and_says_so(
     @fake.task(timeout=FAST)
     def hang() -> None:
         names.append(threading.current_thread().name)
-        go_on.wait(SECONDS)
+        assert go_on.wait(SECONDS)
 
     @fake.task
     def quick() -> None:
@@ -164,7 +164,7 @@ async def test_when_all_threads_are_held_sync_jobs_wait_and_the_log_says_why(
 
     @fake.task(timeout=FAST)
     def hang() -> None:
-        go_on.wait(SECONDS)
+        assert go_on.wait(SECONDS)
 
     @fake.task(timeout="1m")
     def after() -> None:
@@ -187,7 +187,7 @@ async def test_time_in_line_for_a_thread_is_not_counted(fake: FakeApp) -> None:
     @fake.task
     def hold() -> None:
         busy.set()
-        go_on.wait(SECONDS)
+        assert go_on.wait(SECONDS)
 
     @fake.task(timeout=20 * FAST)
     def quick() -> str:
@@ -312,7 +312,7 @@ async def test_a_value_that_taskq_checks_is_no_fault_of_the_tasks_function(
         @field_validator("a")
         @classmethod
         def wait(cls, value: int) -> int:
-            answer.said.wait(SECONDS)
+            assert answer.said.wait(SECONDS)
             return value
 
     async def build() -> Any:

@@ -126,7 +126,7 @@ async def test_a_thread_frees_its_slot_and_learns_of_it(app: TaskQ) -> None:
     def work() -> None:
         assert not current_job().cancel_asked
         began.set()
-        go_on.wait(10)
+        assert go_on.wait(10)
         if current_job().cancel_asked:
             saw.set()
 

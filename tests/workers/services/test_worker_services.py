@@ -17,7 +17,7 @@ from taskq.log.store.store import Store
 from taskq.log.upkeep.health import check_health
 from taskq_workers.pool import Worker
 from taskq_workers.services import watches
-from tests.effort import within
+from tests.effort import ended, within
 
 SECONDS = 30
 
@@ -150,8 +150,7 @@ def test_the_thread_ends_with_a_loop_that_is_closed_while_it_stands_still(
     main._log_destroy_pending = False  # type: ignore[attr-defined]  # the loop ends beneath it
     loop.close()
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
-        assert not thread.is_alive()
+        ended(thread)
 
 
 async def until_health_fails(app: TaskQ, names: set[str], text: str = "") -> None:

@@ -347,7 +347,7 @@ class Jobs:
             self._threads.append(event)
             self.parked += 1
             self._loop.call_soon_threadsafe(_tell)  # the loop waits for threads
-            event.wait(_THREAD_SECONDS)
+            assert event.wait(_THREAD_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

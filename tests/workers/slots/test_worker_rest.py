@@ -116,7 +116,7 @@ async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
         @app.task(name="work")
         def in_thread(number: int) -> None:
             loop.call_soon_threadsafe(begun.put_nowait, number)
-            hold.wait(SECONDS)
+            assert hold.wait(SECONDS)
 
     else:
 
