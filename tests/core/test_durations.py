@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from taskq.core.durations import moment_ns, nanoseconds
-from taskq.errors import UsageError
+from taskq.core.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from taskq import Discard, Retry, Snooze, retry
+from taskq.core.errors import UsageError
 from taskq.core.retry import DEFAULT, policy_of
-from taskq.errors import UsageError
 from taskq.retry import RetryPolicy
 
 

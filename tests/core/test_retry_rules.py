@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq import Discard, Retry, Snooze, retry
+from taskq.core.errors import UsageError
 from taskq.core.exceptions import MEMBERS_MAX, NO_TEXT, members, names_of, text_of
 from taskq.core.model import SECOND_NS
 from taskq.core.retry import wish_in
-from taskq.errors import UsageError
 
 ERRORS: list[Exception] = [
     OSError("down"),

@@ -15,7 +15,7 @@ from taskq import TaskQ
 from taskq.log.machine import peers
 from taskq.testing.sandbox import FakeClock, use_clock
 from tests.effort import grows, some
-from tests.log.golden.test_golden_logs import GOLDEN, opened
+from tests.log.format.test_golden import GOLDEN, opened
 from tests.log.golden.write import LOGS, world_of
 from tests.log.simulation import Simulation
 from tests.native.twins import held

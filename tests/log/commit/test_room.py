@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-from taskq.core.errors import DiskFull, JobNotFound, UsageError
-from taskq.core.model import State
+from taskq.core.errors import AppendFailed, DiskFull, JobNotFound, UsageError
+from taskq.core.model import Extras, State
 from taskq.core.records import Kind
-from taskq.log.config import MIN_FREE_BYTES, RESERVE_BYTES, LogConfig
-from taskq.log.read.selection import letters
-from taskq.log.requests import Cancel, Op
-from taskq.log.state.job_history import job_not_found
-from tests.log.commit.full_disks import (
-    CONFIG,
-    MIN_FREE,
-    RESERVE,
-    reserve_size,
-    state,
+from taskq.log.config import (
+    MIN_FREE_BYTES,
+    MIN_FREE_FILES,
+    RESERVE_BYTES,
+    SEGMENT_BYTES_MIN,
+    LogConfig,
 )
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.read.selection import letters
+from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Request, Settlement
+from taskq.log.state.job_history import job_not_found
+from taskq.log.store.store import open_store
+from taskq.log.upkeep.health import check_health
+from tests.effort import every, grows
 from tests.log.tending import FILLER, tend
-from tests.log.world import PATH, PLAIN, Process, World
+from tests.log.world import PATH, PLAIN, SMALL, Process, World
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
+
+pytestmark = grows
+
+# -- full disks ------------------------------------------------------------------------------------
+
+
+MIN_FREE: Final = 100_000
+RESERVE: Final = 40_000
+RESERVE_PATH: Final = f"{PATH}/reserve"
+CONFIG: Final = LogConfig(
+    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=MIN_FREE, reserve_bytes=RESERVE
+)
+
+
+def request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
+    future: Future[Any] = Future()
+    return (op, None, future, operand), future
+
+
+def reserve_size(world: World) -> int:
+    paths = world.machine.paths()
+    return len(world.machine.content(RESERVE_PATH)) if RESERVE_PATH in paths else 0
+
+
+def state(world: World, job: int) -> State:
+    view = world.view(job)
+    assert view is not None
+    return view.state
 
 
 def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -188,3 +227,445 @@ def test_the_oldest_ends_go_as_far_as_needed_and_whoever_asks_is_told_why() -> N
     assert re.search(gone, str(job_not_found(process.journal, jobs[0])))
     assert not re.search(gone, str(job_not_found(process.journal, jobs[-1])))
     assert process.ask(Op.OUTCOME, jobs[-1]).state is State.SUCCEEDED
+
+
+# -- no inodes -------------------------------------------------------------------------------------
+
+
+_PLENTY: Final = 10_000
+_SECONDS: Final = 20
+_CONFIG: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=1, reserve_bytes=0)
+
+
+def _state(world: World, job: int) -> State:
+    view = world.view(job)
+    assert view is not None
+    return view.state
+
+
+def _enqueue_until_refused(process: Process) -> None:
+    for _ in range(99):
+        process.enqueue(b"x" * 5_000)
+
+
+def _use_up(place: Path) -> None:
+    for number in range(999):
+        (place / f"{number}").touch()
+
+
+def test_without_an_inode_everything_that_was_enqueued_can_still_be_settled() -> None:
+    world = World(config=_CONFIG)
+    first, second = world.process(), world.process()
+    jobs = [first.enqueue(b"x" * 500) for _ in range(100)]
+    world.machine.files = (0, _PLENTY)
+    world.clock.advance(1)
+    for process in (first, second) * 50:
+        (delivery,) = process.claim()
+        process.settle(delivery, body=b"y" * 2_000)
+    assert {_state(world, job) for job in jobs} == {State.SUCCEEDED}
+    assert len(world.segments()) == 1
+    assert len(world.machine.content(world.segments()[0])) > SEGMENT_BYTES_MIN
+    world.lose_power()
+    world.machine.files = None
+    world.process()
+    assert {_state(world, job) for job in jobs} == {State.SUCCEEDED}
+
+
+def test_the_next_segment_is_tried_for_once_a_second_and_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(config=_CONFIG)
+    process = world.process()
+    for _ in range(60):
+        process.enqueue(b"x" * 500)
+    world.machine.files = (0, _PLENTY)
+    tried: list[str] = []
+    make = CrashableDisk.open
+
+    def watched(disk: CrashableDisk, path: str, *, create: bool = False, write: bool = True) -> int:
+        tried.extend([path] * create)
+        return make(disk, path, create=create, write=write)
+
+    monkeypatch.setattr(CrashableDisk, "open", watched)
+    for _ in range(3):
+        world.clock.advance(1)
+        for _ in range(20):
+            (delivery,) = process.claim()
+            process.settle(delivery, body=b"y" * 2_000)
+    assert len(tried) == 3
+    assert caplog.text.count("no next one") == 1
+
+
+def test_a_segment_does_not_grow_beyond_what_readers_accept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskq.log.journal.journal.STRETCHED_BYTES_MAX", 2 * SEGMENT_BYTES_MIN)
+    world = World(config=replace(SMALL, min_free_bytes=0))
+    process = world.process()
+    world.machine.files = (0, _PLENTY)
+    with pytest.raises(AppendFailed, match="No space left"):
+        _enqueue_until_refused(process)
+    size = len(world.machine.content(world.segments()[0]))
+    assert 2 * SEGMENT_BYTES_MIN <= size < 3 * SEGMENT_BYTES_MIN
+
+
+@pytest.mark.parametrize("left", [0, MIN_FREE_FILES - 1, MIN_FREE_FILES])
+def test_enqueues_are_refused_while_few_files_may_still_be_made(left: int) -> None:
+    world = World(config=_CONFIG)
+    process = world.process()
+    world.machine.files = (left, _PLENTY)
+    world.clock.advance(1)
+    if left == MIN_FREE_FILES:
+        process.enqueue()
+        return
+    with pytest.raises(DiskFull, match=f"{left} files may still be made") as caught:
+        process.enqueue()
+    assert caught.value.errno == errno.ENOSPC
+    world.machine.files = None
+    world.clock.advance(1)
+    process.enqueue()
+
+
+def test_health_looks_at_the_files_that_may_still_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk() -> bool:
+        (seen,) = [item for item in check_health(tmp_path) if item.name == "disk"]
+        return seen.ok
+
+    for files, is_well in (((3, _PLENTY), False), ((_PLENTY, _PLENTY), True), (None, True)):
+        monkeypatch.setattr(LocalDisk, "files", lambda _self, _path, files=files: files)
+        assert disk() is is_well
+
+
+@pytest.fixture
+def few_files(tmp_path: Path) -> Iterator[Path]:
+    """Yield a file system of 200 inodes."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m,nr_inodes=200", "tmpfs", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_real_file_system_without_inodes_lets_jobs_be_settled(few_files: Path) -> None:
+    store = open_store(str(few_files / "data"), LogConfig(segment_bytes=SEGMENT_BYTES_MIN))
+    port = store.thread_port
+    jobs = [port.enqueue(EnqueueSpec(task="a.b"), bytes(900)) for _ in range(60)]
+    assert all(job.result(_SECONDS) for job in jobs)
+    with pytest.raises(OSError, match="No space"):
+        _use_up(few_files)
+    for _ in jobs:
+        (delivery,) = port.claim(ClaimRequest(1)).result(_SECONDS)
+        ended = [Settlement(Kind.SUCCEEDED, delivery, bytes(900))]
+        assert port.settle(ended).result(_SECONDS) == [None]
+    assert [item.ok for item in check_health(few_files / "data") if item.name == "disk"] == [False]
+    store.close()
+
+
+# -- disk refuses ----------------------------------------------------------------------------------
+
+
+_ROOM: int = 10_000_000
+
+
+def _request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
+    future: Future[Any] = Future()
+    return (op, None, future, operand), future
+
+
+def _fill(world: World) -> None:
+    world.machine.free = 0
+
+
+@pytest.mark.parametrize("room", [0, 1, 57, 100, 200])
+def test_every_waiter_of_a_batch_that_does_not_fit_is_told_and_nothing_of_it_is_visible(
+    room: int,
+) -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    kept = first.enqueue(b"kept")
+    job = first.claim()[0]
+    before = [world.machine.content(path) for path in world.segments()]
+    world.machine.free = room
+    requests = [
+        _request(Op.ENQUEUE, (PLAIN, b"x" * 300, None)),
+        _request(Op.ENQUEUE, (PLAIN, b"y", Extras(key=b"k"))),
+        _request(Op.ENQUEUE_MANY, [(PLAIN, b"1", None), (PLAIN, b"2", None)]),
+        _request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, job)]),
+        _request(Op.CANCEL, kept),
+    ]
+    first.commit([request for request, _ in requests])
+    for _, future in requests:
+        error = future.exception(0)
+        assert isinstance(error, AppendFailed)
+        assert error.errno == errno.ENOSPC
+        assert "No space left on device" in str(error)
+    assert [world.machine.content(path) for path in world.segments()] == before
+    assert second.claim() == []
+    world.machine.free = _ROOM
+    first.settle(job)
+    assert first.enqueue(b"after") == world.records()[-1].lsn
+    assert [delivery.payload for delivery in second.claim(9)] == [b"after"]
+    assert not first.catch_up().damage
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_write_that_fails_in_the_middle_is_cut_back(code: int) -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    kept = first.enqueue(b"kept")
+    size = len(world.machine.content(world.segments()[0]))
+    writes = 0
+
+    def on_step(operation: str, path: str) -> None:
+        nonlocal writes
+        if operation == "write" and path.endswith(".log"):
+            writes += 1
+            if writes == 3:
+                raise OSError(code, "no")
+
+    world.machine.shorten = lambda size: max(size // 4, 1)
+    world.machine.on_step = on_step
+    with pytest.raises(AppendFailed) as caught:
+        first.enqueue(b"x" * 500)
+    assert caught.value.errno == code
+    assert len(world.machine.content(world.segments()[0])) == size
+    assert [delivery.job for delivery in second.claim(9)] == [kept]
+
+
+def test_claims_and_watchers_wait_until_there_is_room() -> None:
+    """They ask for nothing that a full disk could refuse for good."""
+    world = World()
+    first = world.process()
+    job = first.enqueue()
+    _fill(world)
+    claim = first.send(Op.CLAIM, ClaimRequest(1))
+    outcome = first.send(Op.OUTCOME, job)
+    assert not claim.done()
+    assert not outcome.done()
+    world.machine.free = _ROOM
+    first.commit([])
+    first.settle(claim.result(0)[0], body=b"42")
+    assert outcome.result(0).body == b"42"
+
+
+# -- reserve ---------------------------------------------------------------------------------------
+
+
+_NO_MIN_FREE: Final = LogConfig(
+    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=RESERVE
+)
+
+
+def _fill_disk(world: World) -> None:
+    world.machine.free = 0
+    world.clock.advance(1)
+
+
+@pytest.mark.parametrize("config", [CONFIG, _NO_MIN_FREE])
+def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others(
+    config: LogConfig,
+) -> None:
+    world = World(config=config)
+    world.machine.free = 2_000_000
+    first, second = world.process(), world.process()
+    jobs = [first.enqueue(), second.enqueue()]
+    _fill_disk(world)
+    first.settle(first.claim()[0])
+    assert reserve_size(world) == 0
+    assert world.machine.free
+    assert world.machine.free > RESERVE // 2
+    third = world.process()
+    for process in (first, second, third):
+        with pytest.raises(DiskFull):
+            process.enqueue(b"x" * 100)
+        assert process.committer.room.pressed
+    second.settle(second.claim()[0])
+    world.machine.free = config.min_free_bytes or 0
+    with pytest.raises(DiskFull):
+        third.enqueue()
+    world.machine.free += RESERVE + 5_000
+    assert third.enqueue() > max(jobs)
+    assert reserve_size(world) == RESERVE
+    assert first.enqueue() > max(jobs)
+    assert not first.committer.room.pressed
+
+
+@pytest.mark.parametrize("config", [CONFIG, _NO_MIN_FREE])
+@pytest.mark.parametrize("room", [0, 1, 60, 200, 500, 1_000, 5_000])
+def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
+    config: LogConfig, room: int
+) -> None:
+    world = World(config=config)
+    first = world.process()
+    jobs = [first.enqueue() for _ in range(4)]
+    item, two = first.claim(2)
+    world.machine.free = room  # since the last look, and nobody knows
+    errors: list[object] = []
+    requests = [
+        request(Op.ENQUEUE, (PLAIN, b"x" * 6_000, None)),
+        request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, item, b"42")]),
+        request(Op.ENQUEUE_MANY, [(PLAIN, b"1" * 6_000, None), (PLAIN, b"2", None)]),
+        request(Op.CANCEL, jobs[2]),
+        request(Op.OUTCOME, jobs[0]),
+        request(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)),
+    ]
+    soon = (Op.SETTLE_NOWAIT, None, None, ([Settlement(Kind.SUCCEEDED, two)], errors.append))
+    first.commit([*(request for request, _ in requests), soon])
+    first.sync()
+    enqueued, settled, many, cancelled, outcome, claimed = (future for _, future in requests)
+    assert isinstance(enqueued.exception(0), DiskFull)
+    assert isinstance(many.exception(0), DiskFull)
+    assert settled.result(0) == [None]
+    assert cancelled.result(0) == Cancel.WITHDRAWN
+    assert outcome.result(0).body == b"42"
+    assert [delivery.job for delivery in claimed.result(0)] == [jobs[3]]
+    assert not errors
+    kinds = world.kinds()
+    assert kinds.count(Kind.ENQUEUED) == 4
+    assert kinds.count(Kind.SUCCEEDED) == 2
+    assert kinds.count(Kind.CANCELLED) == 1
+    assert kinds.count(Kind.CLAIMED) == 3
+    facets = first.catch_up()
+    assert facets.agenda is not None
+    assert facets.agenda.queues.stats() == world.fold().need_agenda().queues.stats()
+
+
+def test_a_quota_that_the_free_bytes_do_not_show_is_a_full_disk_too() -> None:
+    world = World(config=CONFIG)
+    first = world.process()
+    for _ in range(3):
+        first.enqueue()
+    deliveries = first.claim(3)
+    left = 0
+
+    def on_step(operation: str, path: str) -> None:
+        nonlocal left
+        if operation == "remove" and path == RESERVE_PATH:
+            left = 3
+        elif operation == "write" and path.endswith(".log") and left:
+            left -= 1
+        elif operation == "allocate" or (operation == "write" and path.endswith(".log")):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    world.machine.on_step = on_step
+    with pytest.raises(DiskFull, match="quota") as caught:
+        first.enqueue()
+    assert caught.value.errno == errno.EDQUOT
+    first.settle(deliveries[0])
+    with pytest.raises(DiskFull):
+        first.enqueue()
+    first.settle(deliveries[1])
+    world.machine.on_step = None
+    assert first.enqueue() == 4 + 3 + 1 + 2
+    first.enqueue()
+    assert reserve_size(world) == RESERVE
+
+
+@pytest.mark.parametrize("was_power_lost", [True, False])
+def test_a_log_opens_on_a_full_disk_so_that_its_jobs_can_be_settled(
+    *, was_power_lost: bool
+) -> None:
+    """After a power loss it begins a segment, which needs room: the reserve's."""
+    world = World(config=CONFIG)
+    first = world.process()
+    job = first.enqueue()
+    first.enqueue()
+    if was_power_lost:
+        world.machine.lose_power()
+        world.everyone_is_gone()
+        CrashableDisk(world.machine).make_directory(PATH)
+        world.machine.put(RESERVE_PATH, bytes(RESERVE))
+    else:
+        first.kill()
+    world.machine.free = 0
+    second = world.process()
+    with pytest.raises(DiskFull):
+        second.enqueue()
+    delivery = second.claim()[0]
+    assert delivery.job == job
+    second.settle(delivery)
+    assert state(world, job) is State.SUCCEEDED
+    assert reserve_size(world) == 0
+
+
+def test_a_disk_that_is_full_for_good_is_named_at_opening() -> None:
+    world = World(config=CONFIG)
+    world.machine.free = 0
+    with pytest.raises(AppendFailed, match="Free some space"):
+        world.process()
+    world.machine.free = None
+    world.process().enqueue()
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+
+def _story(world: World, done: list[tuple[str, int]]) -> None:
+    first = world.process()
+    done.extend(("job", first.enqueue(b"x" * 50)) for _ in range(4))
+    delivery = first.claim()[0]
+    _fill_disk(world)
+    first.settle(delivery)
+    done.append(("settled", delivery.job))
+    with contextlib.suppress(DiskFull):
+        done.append(("job", first.enqueue()))
+    first.ask(Op.CANCEL, 2)
+    done.append(("cancelled", 2))
+    world.machine.free = 1_000_000
+    world.clock.advance(1)
+    done.append(("job", first.enqueue()))
+    done.append(("job", first.enqueue()))
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_crash_at_any_step_of_making_or_giving_up_the_reserve_loses_nothing(
+    *, power: bool
+) -> None:
+    whole = World(config=CONFIG)
+    _story(whole, [])
+    assert reserve_size(whole) == RESERVE
+    for step in range(1, whole.machine.steps + 1, every(2)):
+        world = World(step, CONFIG)
+        world.machine.stop_at(step, power=power)
+        done: list[tuple[str, int]] = []
+        with pytest.raises((PowerLost, ProcessKilled)):
+            _story(world, done)
+        if power:
+            world.everyone_is_gone()
+        else:
+            world.neighbourhood.living.clear()
+        world.machine.free = None
+        after = world.process()
+        for what, job in done:
+            ended = state(world, job)
+            if what == "settled":
+                assert ended is State.SUCCEEDED, step
+            elif what == "cancelled":
+                assert ended is State.CANCELLED, step
+        known = {record.lsn for record in world.records() if record.type == Kind.ENQUEUED}
+        assert {job for what, job in done if what == "job"} <= known
+        after.enqueue()
+        after.enqueue()
+        assert reserve_size(world) == RESERVE, step
+        assert f"{PATH}/reserve.tmp" not in world.machine.paths()
+        assert not after.catch_up().damage
+
+
+def test_a_probe_that_a_killed_process_left_takes_no_room() -> None:
+    world = World(config=CONFIG)
+    CrashableDisk(world.machine).make_directory(PATH)
+    world.machine.put(f"{PATH}/reserve.tmp", bytes(16_384))
+    world.process().enqueue()
+    assert f"{PATH}/reserve.tmp" not in world.machine.paths()
+
+
+def test_a_reserve_that_is_too_small_is_made_whole() -> None:
+    world = World(config=CONFIG)
+    CrashableDisk(world.machine).make_directory(PATH)
+    world.machine.put(RESERVE_PATH, bytes(100))
+    world.process().enqueue()
+    assert reserve_size(world) == RESERVE

@@ -1,20 +1,44 @@
-"""Dead letters in the log: requeued once, purged, found, and the same to every process."""
+"""Dead letters: requeue and purge, crashes meanwhile, their listeners, and their retention."""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pytest
 
+from taskq import DeadLetter
 from taskq.core.errors import JobNotFound, KeyHeld, NotDead, TaskqError, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import QueueStats
+from taskq.log.config import LogConfig, QueuePolicy
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Outcome
-from tests.log.world import PLAIN, SMALL, Process, World
+from taskq.log.requests import (
+    LETTERS_MAX,
+    ClaimRequest,
+    EnqueueSpec,
+    Op,
+    Outcome,
+    Settlement,
+    Withdrawal,
+)
+from taskq.log.upkeep import retention as deadkeep
+from tests.effort import grows, some
+from tests.log.tending import keeping, tend
+from tests.log.world import PLAIN, SMALL, Cut, Process, World, cuts
+
+if TYPE_CHECKING:
+    from taskq.core.folds.agenda import Agenda
+
+    Act: TypeAlias = Callable[[Process, list[int]], Future[Any]]
+
+pytestmark = grows
 
 MAIL = EnqueueSpec(queue="mail", task="mail.send", priority=7, attempts=2)
 ALL = 2**62
@@ -333,3 +357,380 @@ def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not() ->
     page = letters(fresh.committer.sight, jobs)
     assert [letter.job for letter in page.items] == [jobs[1]]
     assert [job for job, _ in page.refused] == [jobs[0]]
+
+
+# -- dead crashes ----------------------------------------------------------------------------------
+
+
+SEEDS: Final = some(1, 4)
+
+
+def is_live(agenda: Agenda, job: int) -> bool:
+    return agenda.table.find(job) is not None
+
+
+def is_dead(agenda: Agenda, job: int) -> bool:
+    return agenda.dead.find(job) is not None
+
+
+def test_every_cut_of_the_log_has_the_job_either_alive_or_dead() -> None:
+    """A move to the dead letters, or back, is one record: nothing lies between."""
+    world = World()
+    process = world.process()
+    job = process.enqueue(b"payload")
+    for kind in (Kind.RETRIED, Kind.DEAD):
+        (delivery,) = process.claim()
+        process.settle(delivery, kind, body=b"reason")
+    process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items)
+    (delivery,) = process.claim()
+    process.settle(delivery, Kind.DEAD, body=b"reason")
+    process.ask(Op.PURGE, [job])
+    (path,) = world.segments()
+    whole = world.machine.content(path)
+    seen: list[tuple[bool, bool]] = []
+    world.is_whole = False
+    for cut in range(len(whole), 64, -1):
+        world.machine.put(path, whole[:cut])
+        agenda = world.fold().need_agenda()
+        state = (is_live(agenda, job), is_dead(agenda, job))
+        if not seen or seen[-1] != state:
+            seen.append(state)
+    alive, dead, gone = (True, False), (False, True), (False, False)
+    assert seen == [gone, dead, alive, dead, alive, gone]
+
+
+# -- cut at every step of the disk -----------------------------------------------------------------
+
+
+def die(process: Process, jobs: list[int]) -> Future[Any]:
+    deliveries = process.claim(99)
+    assert [delivery.job for delivery in deliveries] == jobs
+    items = [
+        Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED) for delivery in deliveries
+    ]
+    return process.send(Op.SETTLE, items)
+
+
+def send_requeue(process: Process, jobs: list[int]) -> Future[Any]:
+    process.catch_up()
+    return process.send(Op.REQUEUE, letters(process.committer.sight, jobs).items)
+
+
+def send_purge(process: Process, jobs: list[int]) -> Future[Any]:
+    process.catch_up()
+    return process.send(Op.PURGE, jobs)
+
+
+def withdraw(process: Process, jobs: list[int]) -> Future[Any]:
+    return process.send(Op.WITHDRAW, Withdrawal(jobs))
+
+
+def pause(process: Process, _: list[int]) -> Future[Any]:
+    return process.send(Op.PAUSE, "default")
+
+
+#: (alive, dead) afterwards
+AFTER: Final[dict[Act, tuple[bool, bool]]] = {
+    die: (False, True),
+    send_requeue: (True, False),
+    send_purge: (False, False),
+    withdraw: (False, False),
+}
+
+
+class Story:
+    """Some jobs, brought to where the act begins."""
+
+    def __init__(self, seed: int, *, dead: bool) -> None:
+        self.world = World(seed)
+        process = self.world.process()
+        extras = Extras(key=b"k", headers={"a": "b"})
+        self.jobs = [process.enqueue(b"a", extras), *(process.enqueue() for _ in range(4))]
+        if dead:
+            die(process, self.jobs)
+        process.sync()
+        process.close()
+
+    def states(self) -> list[tuple[bool, bool]]:
+        agenda = self.world.fold().need_agenda()
+        return [(is_live(agenda, job), is_dead(agenda, job)) for job in self.jobs]
+
+
+def check_cut(cut: Cut, act: Act, seed: int, *, dead: bool) -> None:
+    story = Story(seed, dead=dead)
+    world, jobs = story.world, story.jobs
+    before = [(not dead, dead)] * len(jobs)
+    process = world.process()
+    sent: list[Future[Any]] = []
+    with cut.during(world, process):
+        sent.append(act(process, jobs))
+        process.sync()
+    opener = world.process()
+    after = story.states()
+    assert len(set(after)) == 1, "a part of a slice"
+    if after != before:
+        assert after[0] == AFTER[act]
+    if any(future.done() for future in sent):
+        assert (after != before) == (act is not pause), "what was answered is lost"
+    check_the_rest(story, opener, act)
+
+
+def check_the_rest(story: Story, opener: Process, act: Act) -> None:
+    """Nothing is lost, and nothing twice: the act can be done again, once, and the jobs run."""
+    world, jobs = story.world, story.jobs
+    agenda = opener.catch_up().need_agenda()
+    if act is pause:
+        paused = "default" in agenda.queues.paused
+        assert opener.ask(Op.PAUSE, "default") is not paused
+        assert world.kinds().count(Kind.PAUSED) == 1
+        return
+    if not is_live(agenda, jobs[0]) and not is_dead(agenda, jobs[0]):
+        return
+    if is_dead(agenda, jobs[0]):
+        answers = opener.ask(Op.REQUEUE, letters(opener.committer.sight, jobs).items)
+        assert answers == [None] * len(jobs)
+    requeued = [record.job for record in world.records() if record.type == Kind.REQUEUED]
+    assert requeued in ([], jobs)
+    deliveries = opener.claim(99)
+    assert [delivery.job for delivery in deliveries] == jobs
+    assert deliveries[0].headers == {"a": "b"}
+    for delivery in deliveries:
+        opener.settle(delivery, body=b"done")
+    for job in jobs:
+        view = world.view(job)
+        assert view is not None
+        assert (view.state, view.result) == (State.SUCCEEDED, b"done")
+
+
+@pytest.mark.parametrize("power", [True, False])
+@pytest.mark.parametrize(
+    ("act", "dead"),
+    [(die, False), (send_requeue, True), (send_purge, True), (withdraw, False), (pause, False)],
+)
+def test_a_crash_at_any_disk_step_leaves_all_or_nothing_of_a_slice(
+    act: Act, *, dead: bool, power: bool
+) -> None:
+    for cut in cuts(power=power):
+        for seed in range(SEEDS):
+            check_cut(cut, act, seed, dead=dead)
+    assert cut.step > 2
+
+
+# -- deaths told -----------------------------------------------------------------------------------
+
+
+TELL = EnqueueSpec(task="tell")
+ONCE = EnqueueSpec(attempts=1, task="mail")
+
+
+def told(world: World) -> list[bytes]:
+    records = world.records()
+    deaths = [record for record in records if record.type == Kind.DEAD]
+    jobs = [record for record in records if (record.type, record.task) == (Kind.ENQUEUED, "tell")]
+    assert [job.time_ns for job in jobs] == [death.time_ns for death in deaths]
+    return [job.body or b"" for job in jobs]
+
+
+def telling(process: Process) -> Process:
+    def write(letter: DeadLetter) -> list[Any]:
+        return [(TELL, letter.job_id.rpartition("-")[2].encode(), None)]
+
+    for app in "one", "other":
+        process.committer.operations.deaths.write(app, write)
+    return process
+
+
+def of_its_task(world: World, process: Process, job: int) -> None:
+    (delivery,) = process.claim()
+    world.clock.advance(1)
+    process.settle(delivery, Kind.DEAD, body=b"no")
+
+
+def of_its_worker(world: World, process: Process, job: int) -> None:
+    other = world.process()
+    other.claim()
+    other.kill()
+    world.clock.advance(1)
+    process.claim()
+
+
+def of_its_lease(world: World, process: Process, job: int) -> None:
+    process.ask(Op.CLAIM, ClaimRequest(1, wait_until_ns=0, lease_ns=SECOND_NS))
+    world.clock.advance(2)
+    process.claim()
+
+
+def of_its_record(world: World, process: Process, job: int) -> None:
+    process.catch_up()
+    process.committer.operations.context.recent.clear()
+    (path,) = world.segments()
+    world.machine.corrupt(path, world.machine.content(path).index(b"payload"), b"P")
+    process.claim()
+
+
+@pytest.mark.parametrize("die", [of_its_task, of_its_worker, of_its_lease, of_its_record])
+def test_each_death_is_told_once_in_its_own_frame(
+    die: Callable[[World, Process, int], None],
+) -> None:
+    world = World()
+    process = telling(world.process())
+    job = process.enqueue(b"payload", spec=ONCE)
+    world.clock.advance(1)
+    die(world, process, job)
+    assert told(world) == [b"%d" % job]
+    process.claim()
+    assert told(world) == [b"%d" % job]
+
+
+def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths() -> None:
+    world = World()
+    process = telling(world.process())
+    process.enqueue(spec=ONCE)
+    (delivery,) = process.claim()
+    claimed: Future[Any] = Future()
+    died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
+    process.commit([
+        (Op.CLAIM, None, claimed, ClaimRequest(1, wait_until_ns=0)),
+        (Op.SETTLE_NOWAIT, None, None, ([died], print)),
+    ])  # fmt: skip
+    assert [taken.task for taken in claimed.result(0)] == ["tell"]
+
+
+def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
+    world = World()
+    process = telling(world.process())
+    job = process.enqueue(spec=ONCE)
+    (delivery,) = process.claim()
+    died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
+    nonsense: Future[Any] = Future()
+    process.commit([
+        (Op.SETTLE_NOWAIT, None, None, ([died], print)),
+        (Op.PURGE, None, nonsense, ["no number"]),
+    ])  # fmt: skip
+    process.sync()
+    assert isinstance(nonsense.exception(0), TaskqError)
+    assert told(world) == [b"%d" % job]
+
+
+def test_what_fails_to_tell_of_a_death_does_not_keep_it_from_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    process = telling(world.process())
+
+    def fail(letter: DeadLetter) -> list[Any]:
+        raise ValueError(letter)
+
+    process.committer.operations.deaths.write("bad", fail)
+    job = process.enqueue(spec=ONCE)
+    with caplog.at_level(logging.ERROR, logger="taskq"):
+        of_its_task(world, process, job)
+    assert "the death of job" in caplog.text
+    assert told(world) == [b"%d" % job]
+
+
+# -- dead keep -------------------------------------------------------------------------------------
+
+
+HOUR = 3_600
+
+
+def dead_letters(process: Process, count: int, queue: str = "mail") -> list[int]:
+    spec = EnqueueSpec(queue=queue)
+    jobs: list[int] = process.ask(Op.ENQUEUE_MANY, [(spec, b"x", None)] * count)
+    deliveries = process.claim(count)
+    assert [delivery.job for delivery in deliveries] == jobs
+    items = [
+        Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED) for delivery in deliveries
+    ]
+    assert process.ask(Op.SETTLE, items) == [None] * count
+    return jobs
+
+
+def left(process: Process) -> list[int]:
+    agenda = process.catch_up().need_agenda()
+    return [chunk.ids[index] for chunk, index in agenda.dead]
+
+
+def world_with(**options: Any) -> tuple[World, Process]:
+    world = World(config=keeping(**options))
+    return world, world.process()
+
+
+def test_letters_go_when_they_are_dead_for_too_long() -> None:
+    """Counted from their death, not from their birth; not a second too early."""
+    world, process = world_with(keep_dead_seconds=HOUR)
+    slow = process.enqueue(spec=EnqueueSpec(queue="mail", priority=0))
+    old = dead_letters(process, 2)
+    world.clock.advance(HOUR)
+    (delivery,) = process.claim()
+    process.settle(delivery, Kind.DEAD, body=b"at last")
+    tend(process)
+    assert left(process) == [slow, *old]
+    world.clock.advance(2)
+    tend(process)
+    assert left(process) == [slow]
+    assert world.view(old[0]) is None
+    assert world.kinds().count(Kind.PURGED) == 2
+
+
+def test_of_too_many_letters_the_oldest_deaths_go() -> None:
+    world, process = world_with(dead_max=3)
+    first = process.enqueue(spec=EnqueueSpec(queue="mail", priority=0))
+    early = dead_letters(process, 3)
+    world.clock.advance(60)
+    (delivery,) = process.claim()
+    process.settle(delivery, Kind.DEAD, body=b"last of all")
+    tend(process)
+    assert left(process) == [first, *early[1:]]
+    tend(process)
+    assert len(left(process)) == 3
+
+
+def test_a_queue_may_keep_more_or_less_than_its_log() -> None:
+    policies = {
+        "mail": QueuePolicy(dead_max=1),
+        "sync": QueuePolicy(keep_dead_seconds=10 * HOUR),
+    }
+    world, process = world_with(keep_dead_seconds=HOUR, queues=policies)
+    mail = dead_letters(process, 3, "mail")
+    sync = dead_letters(process, 2, "sync")
+    other = dead_letters(process, 2, "other")
+    tend(process)
+    assert left(process) == [mail[2], *sync, *other]
+    world.clock.advance(2 * HOUR)
+    tend(process)
+    assert left(process) == sync
+    world.clock.advance(9 * HOUR)
+    tend(process)
+    assert left(process) == []
+
+
+def test_a_queue_with_a_number_of_its_own_is_counted_by_itself() -> None:
+    world, process = world_with(dead_max=2, queues={"mail": QueuePolicy(dead_max=4)})
+    mail = dead_letters(process, 5, "mail")
+    sync = dead_letters(process, 2, "sync")
+    world.clock.advance(1)
+    other = dead_letters(process, 1, "other")
+    tend(process)
+    assert left(process) == [*mail[1:], sync[1], *other]
+
+
+def test_thousands_go_in_slices_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch holds the lock for long, and no pass remembers more than its share."""
+    monkeypatch.setattr(deadkeep, "_EXCESS_MAX", LETTERS_MAX + 30)
+    monkeypatch.setattr(deadkeep, "_SCANNED", 100)
+    world, process = world_with(dead_max=5)
+    jobs = dead_letters(process, 3 * LETTERS_MAX)
+    before = process.journal.meters.batches
+    tend(process)
+    assert left(process) == jobs[-5:]
+    assert process.journal.meters.batches - before >= 4
+    assert world.fold().need_agenda().dead.live == 5
+
+
+@pytest.mark.parametrize("wrong", [-1, -100])
+def test_a_number_below_nothing_is_refused(wrong: int) -> None:
+    for make in (LogConfig, QueuePolicy):
+        with pytest.raises(UsageError, match=f"dead_max is {wrong}"):
+            make(dead_max=wrong)

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Final
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
 
 import pytest
 
-from taskq.core.errors import FormatError
-from taskq.core.folds.agenda import Agenda
-from taskq.core.model import SECOND_NS, Extras
+from taskq.core.errors import FormatError, UsageError
+from taskq.core.flows import Policy
+from taskq.core.folds import claims
+from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
+from taskq.core.folds.claims import GONE
+from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
+from taskq.core.folds.jobtable import STATE_MASK
+from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate, Times
-from taskq.core.records import Kind
-from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.core.records import Cause, Kind
+from taskq.flows.flow import Chain, Parallel
+from taskq.log.commit import chores as errand
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.decide import claim as claiming
+from taskq.log.decide import settle
 from taskq.log.format.notes import chunks_of, decode_rated, encode_rated
 from taskq.log.machine.ports import INTEREST_READY
-from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
-from tests.log.tending import fill_segment, keeping, tend
+from taskq.log.requests import (
+    ClaimRequest,
+    Delivery,
+    EnqueueSpec,
+    Enrolment,
+    Op,
+    Settlement,
+    Steer,
+    Turn,
+    Withdrawal,
+)
+from taskq.log.state.facets import Facets
+from taskq.log.upkeep import snapshots
+from taskq.log.upkeep.snapshots import SnapshotPolicy
+from tests.core.frozen import Columns
+from tests.effort import grows, some
+from tests.log.flowing import items_of, leaf, step
+from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix, said
+from tests.log.tending import FILLER, fill_segment, keeping, tend
 from tests.log.world import Process, World
+from tests.machine.crashable import ProcessKilled
 
 SEND: Final = EnqueueSpec(queue="mail", task="send")
 POST: Final = EnqueueSpec(task="post", attempts=3)
@@ -192,3 +222,433 @@ def test_keys_that_have_no_job_any_more_take_no_room() -> None:
         assert len(agenda.lanes) <= 2
         assert len(agenda.groups) <= 1
         assert agenda.queues.stats()[0].succeeded == 2_000
+
+
+# -- limits mix ------------------------------------------------------------------------------------
+
+
+HOUR_NS: Final = 3_600 * SECOND_NS
+#: A killed process's half-done work cannot be closed.
+LIMITS_OF_FLOWS: Final = {
+    "mail.send": Limit(concurrency=3),
+    "x": Limit(concurrency=2, rate=Rate(4, 60 * SECOND_NS)),
+    "part": Limit(rate=Rate(3, 20 * SECOND_NS)),
+    "step": Limit(concurrency=1),
+}
+KEYS: Final = (b"", b"a", b"b", b"c" * 40)
+TICKED: Final = "every so often"
+
+
+class LimitedMix(Mix):
+    """One history."""
+
+    def __init__(self, seed: int, *, locked: bool) -> None:
+        super().__init__(seed, CONFIGS[seed % 3], locked=locked)
+        #: (task, key) -> moments of its claims
+        self.claims: dict[tuple[str, bytes], list[int]] = {}
+        self.observer.ask(Op.ENROL, [Enrolment(TICKED, b"rule", b"{}")])
+
+    def join(self) -> None:
+        super().join()
+        _, care = self.tended[-1]
+        care._snapshots._policy = SnapshotPolicy(3_000, 10**6)
+
+    def act(self) -> None:
+        number = self.random.randrange(100)
+        if number < 60:
+            with contextlib.suppress(*REFUSED):
+                super().act()
+            return
+        acts: dict[Callable[[Process], object], int] = {
+            self.put_keyed: 12, self.put_flow: 6, self.withdraw: 1, self.tick: 2, self.claim: 12,
+            self.settle: 12, self.cancel: 4, self.crash: 1, self.steer: 1,
+        }  # fmt: skip
+        (act,) = self.random.choices(list(acts), list(acts.values()))
+        with contextlib.suppress(*REFUSED):
+            act(self.random.choice(self.tended)[0])
+        self.observer.catch_up()
+
+    def put_keyed(self, process: Process) -> None:
+        pick = self.random
+        extras = Extras(concurrency_key=pick.choice(KEYS))
+        if pick.random() < 0.3:
+            extras.expires_ns = pick.randrange(1, 2_000) * SECOND_NS
+        if pick.random() < 0.2:
+            extras.due_ns = pick.randrange(1, 900) * SECOND_NS
+        if pick.random() < 0.2:
+            extras.key = b"%d" % pick.randrange(3)
+            extras.on_conflict = pick.choice(list(Conflict))
+        spec = EnqueueSpec(
+            pick.choice(["default", "other"]),
+            pick.choice(["mail.send", "x"]),
+            pick.choice([0, 5]),
+            pick.choice([0, 2]),
+        )
+        answer = process.offer(b"{}", extras, spec)
+        if isinstance(answer, int):
+            self.jobs.append(answer)
+
+    def put_flow(self, process: Process) -> None:
+        pick = self.random
+        policy = pick.choice(list(Policy))
+        members = Parallel(tuple(leaf() for _ in range(pick.choice([1, 2, 4]))))
+        node = Chain(
+            (members, step(), Parallel((step(), step())), step())[: pick.randrange(2, 5)], policy
+        )
+        items = []
+        for spec, body, extras in items_of(node):
+            extras.concurrency_key = pick.choice(KEYS)
+            if pick.random() < 0.2:
+                extras.expires_ns = pick.randrange(100, 2_000) * SECOND_NS
+            items.append((spec, body, extras))
+        self.jobs += process.ask(Op.ENQUEUE_MANY, items)
+
+    def claim(self, process: Process) -> None:
+        lease_ns = self.random.choice([0, 0, 500]) * SECOND_NS
+        request = ClaimRequest(
+            self.random.randrange(1, 9),
+            wait_until_ns=0,
+            lease_ns=lease_ns,
+            limits=dict(LIMITS_OF_FLOWS),
+        )
+        result = process.ask(Op.CLAIM, request)
+        self.held += [(process, item) for item in result]
+        agenda = self.observer.catch_up().need_agenda()
+        moment = process.committer.facets.need_agenda().moment
+        for item in result:
+            limit = LIMITS_OF_FLOWS[item.lane.task]
+            key = item.lane.task, item.lane.concurrency_key
+            if limit.rate is not None:
+                moments = self.claims.setdefault(key, [])
+                moments.append(moment)
+                recent = [at for at in moments if at > moment - limit.rate.window_ns]
+                assert len(recent) <= limit.rate.count, key
+        check_running(agenda)
+
+    def fill(self, process: Process) -> None:
+        segment = process.journal.segment
+        for _ in range(60):
+            process.enqueue(FILLER)
+            self.claim(process)
+            self.settle(process)
+            if process.journal.segment != segment:
+                return
+
+    def withdraw(self, process: Process) -> None:
+        agenda = process.catch_up().need_agenda()
+        jobs = [job for job in self.jobs if agenda.table.state(job) in WAITING_STATES]
+        some = self.random.sample(jobs, min(3, len(jobs)))
+        process.ask(Op.WITHDRAW, Withdrawal(some, Cause.PURGE))
+
+    def tick(self, process: Process) -> None:
+        agenda = process.catch_up().need_agenda()
+        state = agenda.schedules[TICKED]
+        now_ns = self.world.clock.wall_ns()
+        item = (EnqueueSpec("default", "x"), b"{}", Extras(concurrency_key=b"a"))
+        self.world.clock.advance(1)
+        answer = process.ask(Op.TICK, Turn(TICKED, state.done_ns, now_ns, (now_ns,), (item,)))
+        self.jobs += answer or []
+
+    def steer(self, process: Process) -> None:
+        process.ask(Op.STEER, Steer(TICKED, self.random.choice(["pause", "resume", "resume"])))
+
+    def crash(self, process: Process) -> None:
+        machine = self.world.machine
+        machine.stop_at(machine.steps + self.random.choice([1, 2, 3, 5]), power=False)
+        try:
+            self.claim(process)
+            self.put_flow(process)
+            self.settle(process)
+        except ProcessKilled:
+            machine.stop_at(None)  # joining ones go on
+            for number, (item, care) in enumerate(self.tended):
+                if item.disk.is_dead:
+                    self.tended.pop(number)
+                    if care._steps is not None:
+                        with contextlib.suppress(ProcessKilled):
+                            care._steps.close()
+                    self.held = [held for held in self.held if held[0] is not item]
+                    item.kill()
+                    self.join()
+                    break
+        finally:  # also where one of these was refused
+            machine.stop_at(None)
+
+    def check(self, when: str) -> None:
+        super().check(when)
+        seen = self.observer.catch_up()
+        time_ns, step_ns = self.observer.journal.log_time()
+        now_ns = time_ns - step_ns
+        wanted = all_of(seen, now_ns)
+        folded = all_of(self.world.fold(), now_ns)
+        for name, value in wanted.items():
+            assert folded[name] == value, f"{when}: {name}"
+        for process, _ in self.tended:
+            # Only processes that know the limits know the next jobs.
+            assert all_of(process.catch_up(), now_ns) | {"next": wanted["next"]} == wanted, when
+        agenda = thaw_agenda(Columns(freeze_agenda(seen.need_agenda())))
+        assert parts_of(agenda, now_ns) == parts_of(seen.need_agenda(), now_ns), when
+        for item in (
+            agenda,
+            *(process.committer.facets.need_agenda() for process, _ in self.tended),
+        ):
+            check_lanes(item)
+
+    def drain(self) -> None:
+        process, _ = self.tended[0]
+        process.ask(Op.RESUME, "other")
+        for _ in range(600):
+            agenda = process.catch_up().need_agenda()
+            if not agenda.table.live:
+                break
+            for owner, delivery in self.held:
+                owner.ask(Op.SETTLE, [success(delivery)])
+            self.held.clear()
+            # A waiter for a signal waits for ever, and a waiter for a dead letter until it is gone.
+            for job in list(agenda.steps.waits):
+                process.ask(Op.CANCEL, job)
+            process.ask(Op.PURGE, [row[0] for row in agenda.dead.rows(0, 999)])
+            self.world.clock.advance(30)
+            request = ClaimRequest(50, wait_until_ns=0, limits=LIMITS_OF_FLOWS)
+            self.held = [(process, delivery) for delivery in process.ask(Op.CLAIM, request)]
+        agenda = process.catch_up().need_agenda()
+        assert not agenda.table.live, dict(agenda.flows.held)
+        assert not agenda.flows.held
+        assert not agenda.flows.todo
+        assert not agenda.leases.asked
+        assert not any(lane.family for lane in agenda.lanes if lane is not GONE)
+
+
+def success(delivery: Delivery) -> Any:
+    return Settlement(Kind.SUCCEEDED, delivery)
+
+
+def all_of(facets: Facets, now_ns: int) -> dict[str, Any]:
+    return {**said(facets, now_ns), **parts_of(facets.need_agenda(), now_ns)}
+
+
+def parts_of(agenda: Agenda, now_ns: int) -> dict[str, Any]:
+    shift_ns = agenda.times.shift_ns
+    return {
+        "held": dict(agenda.flows.held),
+        "todo": set(agenda.flows.todo),
+        "rates": {
+            key: ([(at + shift_ns, count) for at, count in times.pairs()], times.most)
+            for key, times in agenda.groups.rows(now_ns - shift_ns)
+        },
+        "keyed": sorted(lane.key for lane in agenda.lanes if lane.family is not None),
+    }
+
+
+def check_running(agenda: Agenda) -> None:
+    counts: dict[tuple[str, bytes], int] = {}
+    for lane in agenda.lanes:
+        if lane is not GONE:
+            place = lane.task, lane.concurrency_key
+            counts[place] = counts.get(place, 0) + lane.running
+    for (task, key), count in counts.items():
+        limit = LIMITS_OF_FLOWS[task]
+        assert not limit.concurrency or count <= limit.concurrency, (task, key)
+
+
+def check_lanes(agenda: Agenda) -> None:
+    counts: dict[int, list[int]] = {}
+    for chunk, at in agenda.table:
+        counts.setdefault(chunk.lanes[at], [0] * 8)[chunk.metas[at] & STATE_MASK] += 1
+    for number, lane in enumerate(agenda.lanes):
+        if lane is GONE:
+            assert number not in counts
+            continue
+        assert lane.number == number
+        row = counts.get(lane.number, [0] * 8)
+        states = row[State.SCHEDULED], row[State.READY], row[State.RUNNING]
+        assert states == (lane.scheduled, lane.ready, lane.running), lane.key
+        entry = lane if lane.family is None else lane.family
+        stands = entry in agenda.queues.ready[lane.priority]
+        if lane.family is not None:
+            stands = stands and lane in lane.family.ready
+        assert stands == (lane.ready > 0 and not lane.blocked), lane.key
+    for group in agenda.groups._groups.values():
+        assert group.running == sum(lane.running for lane in group.lanes), group.key
+        assert all(lane.group is group for lane in group.lanes)
+
+
+def history(seed: int) -> None:
+    mix = LimitedMix(seed, locked=seed % 5 == 0)
+    for number in range(ACTS):
+        mix.act()
+        if not number % 60:
+            mix.check(f"act {number}")
+    for _ in mix.tended:
+        mix.tend(400)
+    mix.check("at the end")
+    mix.drain()
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that does one in a millisecond."""
+    monkeypatch.setattr(errand, "STEPS_MAX", 1)
+    monkeypatch.setattr(snapshots, "_PATIENCE_BYTES", 1_000)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("small_steps")
+@grows
+@pytest.mark.parametrize("seed", range(some(2, 100)))
+def test_flows_limits_and_cancels_are_the_same_to_all_and_all_ends(seed: int) -> None:
+    history(seed)
+
+
+# -- starvation ------------------------------------------------------------------------------------
+
+
+WINDOW = 60
+CONFIG = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, starvation_seconds=WINDOW)
+SPECS = [EnqueueSpec("default", "mail.send", priority) for priority in range(10)]
+
+
+def put(process: Process, priority: int, body: bytes = b"{}", delay: float = 0) -> int:
+    extras = Extras(due_ns=int(delay * SECOND_NS)) if delay else None
+    return process.enqueue(body, extras, SPECS[priority])
+
+
+@pytest.fixture
+def ageing() -> World:
+    return World(config=CONFIG)
+
+
+def test_an_old_low_job_goes_first_across_segments_and_a_restart(ageing: World) -> None:
+    """LedgerQ loses such a job when it is opened again: this one is the next after kill -9."""
+    process = ageing.process()
+    low = put(process, 0)
+    while len(ageing.segments()) < 4:
+        ageing.clock.advance(40)
+        put(process, 5, FILLER)
+        for delivery in process.claim():
+            assert delivery.job != low
+            process.settle(delivery)
+        if ageing.clock.steady_ns() > 8 * WINDOW * SECOND_NS:
+            break
+    while len(ageing.segments()) < 4:
+        fill_segment(process)
+    process.kill()
+    ageing.clock.advance(9 * WINDOW)
+    process = ageing.process()
+    put(process, 9)
+    assert [delivery.job for delivery in process.claim()] == [low]
+
+
+def test_a_window_of_nothing_turns_it_off() -> None:
+    world = World(config=LogConfig(segment_bytes=SEGMENT_BYTES_MIN, starvation_seconds=None))
+    process = world.process()
+    low = put(process, 0)
+    world.clock.advance(10**6)
+    high = put(process, 1)
+    assert [delivery.job for delivery in process.claim(2)] == [high, low]
+    with pytest.raises(UsageError, match="starvation is -1 s, it must be 0 or above"):
+        LogConfig(starvation_seconds=-1)
+
+
+def test_a_process_that_wrote_nothing_for_long_dates_new_jobs_by_their_own_frame(
+    ageing: World,
+) -> None:
+    """In the very batch that enqueues a job it is young, however old the frame before."""
+    process = ageing.process()
+    put(process, 9)
+    process.claim()
+    ageing.clock.advance(10 * WINDOW)
+    low, high = put(process, 0), put(process, 1)
+    assert [delivery.job for delivery in process.claim(2)] == [high, low]
+
+
+# -- full looks ------------------------------------------------------------------------------------
+
+
+_HOUR_NS: Final = 3_600 * SECOND_NS
+_FIRST: Final = EnqueueSpec("first", "run")
+_OTHER: Final = EnqueueSpec("other", "run")
+
+
+def _put(process: Process, count: int, spec: EnqueueSpec = _FIRST, **extras: Any) -> list[int]:
+    items = [(spec, b"", Extras(**extras))] * count
+    jobs: list[int] = process.ask(Op.ENQUEUE_MANY, items)
+    return jobs
+
+
+def _due(world: World, taker: Process) -> None:
+    _put(taker, PROMOTE_MAX // 2, due_ns=_HOUR_NS)
+    _put(taker, PROMOTE_MAX // 2, due_ns=_HOUR_NS)
+    _put(taker, 1, _OTHER, due_ns=_HOUR_NS + 1)
+    world.clock.advance(3_601)
+
+
+def _leases_over(world: World, taker: Process) -> None:
+    holder = world.process()
+    _put(holder, 3)
+    _put(holder, 1, _OTHER)
+    holder.ask(Op.CLAIM, ClaimRequest(9, wait_until_ns=0, lease_ns=_HOUR_NS))
+    taker.catch_up()
+    world.clock.advance(3_601)
+
+
+def _owner_gone(world: World, taker: Process) -> None:
+    holder = world.process()
+    _put(holder, 3)
+    _put(holder, 1, _OTHER)
+    holder.claim(9)
+    taker.catch_up()
+    holder.kill()
+    world.clock.advance(1)
+
+
+def _expired(world: World, taker: Process) -> None:
+    _put(taker, 5, _OTHER, expires_ns=_HOUR_NS)
+    _put(taker, 1, _OTHER)
+    world.clock.advance(3_601)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "EXPIRED_MAX", 1)
+    monkeypatch.setattr(claims, "PASSED_MAX", 1)
+    monkeypatch.setattr(claiming, "TAKEN_BACK_MAX", 1)
+
+
+def _ask(process: Process, *queues: str, most: int = 1) -> Future[Any]:
+    request = ClaimRequest(most, queues=frozenset(queues), wait_until_ns=0)
+    return process.send(Op.CLAIM, request)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("fall", [_due, _leases_over, _owner_gone, _expired])
+def test_a_claim_that_does_not_wait_gets_what_the_last_part_brings(
+    fall: Callable[[World, Process], None],
+) -> None:
+    world = World()
+    taker = world.process()
+    fall(world, taker)
+    claim = _ask(taker, "other")
+    batches = 1
+    while not claim.done():
+        taker.commit([])
+        taker.sync()
+        batches += 1
+    assert [delivery.queue for delivery in claim.result(0)] == ["other"]
+    assert batches > 1, "the parts are not small"
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_claim_that_meets_expired_jobs_holds_up_no_other_for_longer_than_a_batch() -> None:
+    world = World()
+    process = world.process()
+    _put(process, 9, expires_ns=_HOUR_NS)
+    (job,) = _put(process, 1, _OTHER)
+    world.clock.advance(3_601)
+    first, other = _ask(process, "first"), _ask(process, "other")
+    process.commit([])
+    assert not first.done()
+    assert [item.job for item in other.result(0)] == [job]
+    while not first.done():
+        process.commit([])
+    assert first.result(0) == []

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from taskq.core.errors import (
     DuplicateKey,
+    FormatError,
     JobNotFound,
     PayloadTooLarge,
+    SourceMoved,
     StaleDelivery,
     TaskqError,
     UsageError,
 )
+from taskq.core.folds.dedup import key_hash
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
-from taskq.core.records import Cause, Kind
-from taskq.log.requests import Bundle, Cancel, Delivery, Done, Op, Settlement
+from taskq.core.records import Cause, Flag, Kind
+from taskq.core.sources import (
+    SOURCES_BYTES_MAX,
+    SOURCES_MAX,
+    Move,
+    SourceRecord,
+    SourceState,
+    checked_move,
+)
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.decide.enqueue import together
+from taskq.log.format.notes import decode_moved, encode_moved
+from taskq.log.machine.ports import INTEREST_OUTCOME
+from taskq.log.requests import (
+    Bundle,
+    Cancel,
+    Delivery,
+    Done,
+    Duplicate,
+    EnqueueSpec,
+    Ingest,
+    Item,
+    Op,
+    Plain,
+    Settlement,
+)
 from tests.effort import every, grows, some
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.told import check_same, write
 from tests.log.world import PATH, PLAIN, Process, World, cuts
 
 pytestmark = grows
@@ -196,3 +226,373 @@ def test_a_crash_at_any_disk_step_leaves_all_of_a_transaction_or_nothing(power: 
             seen.add(states == scene.after)
     assert cut.step > 2
     assert seen == {True, False}
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def _never(item: Settlement, error: TaskqError) -> None:
+    raise AssertionError(f"{item.delivery!r}: {error}")
+
+
+def _dead(delivery: Delivery) -> Settlement:
+    return Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED)
+
+
+@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
+@pytest.mark.parametrize("op", [Op.SETTLE, Op.SETTLE_NOWAIT])
+def test_whatever_ends_jobs_wakes_those_who_wait_for_outcomes(op: Op, kind: Kind) -> None:
+    process = World().process()
+    for _ in range(2):
+        process.enqueue()
+    ends = [Settlement(kind, delivery, cause=Cause.EXHAUSTED) for delivery in process.claim(2)]
+    process.committer.take_interest()
+    soon = op is Op.SETTLE_NOWAIT
+    operand = (ends, _never) if soon else ends
+    process.committer.commit([(op, None, None if soon else Future(), operand)])
+    assert process.committer.take_interest() & INTEREST_OUTCOME
+
+
+def test_a_listener_that_left_hears_of_no_death() -> None:
+    process = World().process()
+    deaths = process.committer.operations.deaths
+    stay, leave = [deaths.listen(port, object(), lambda *_: None) for port in ("a", "b")]
+    for heard in (["a", "b"], ["a"], []):
+        process.enqueue()
+        (delivery,) = process.claim()
+        process.committer.answers.later.clear()
+        process.committer.commit([(Op.SETTLE_NOWAIT, None, None, ([_dead(delivery)], _never))])
+        ports = [port for port, *_ in process.committer.answers.later if port is not None]
+        assert sorted(ports) == heard
+        (leave if len(heard) == 2 else stay)()
+
+
+def test_only_jobs_of_one_spec_without_options_go_together_as_columns() -> None:
+    plain, packed = EnqueueSpec(task="a"), EnqueueSpec(task="a", flags=Flag.ZLIB)
+    alike: list[Item] = [(plain, b"1", None), (plain, b"2", None)]
+    assert together(alike) == Plain(plain, [b"1", b"2"])
+    others: list[Item] = [(EnqueueSpec(task="b"), b"", None), (plain, b"", Extras(key=b"k"))]
+    for other in others:
+        mixed = [*alike, other]
+        assert together(mixed) is mixed
+    stored: list[Item] = [(packed, b"", None)]
+    assert together(stored) is stored
+    assert together([]) == []
+
+
+# -- key modes -------------------------------------------------------------------------------------
+
+
+MINUTE = 60 * SECOND_NS
+MAIL = EnqueueSpec("mail", "mail.send")
+
+
+def key(
+    name: str = "k", window_ns: int = 0, conflict: Conflict = Conflict.FIRST, *, both: bool = False
+) -> Extras:
+    return Extras(key=name.encode(), window_ns=window_ns, until_settled=both, on_conflict=conflict)
+
+
+REPLACE = key(conflict=Conflict.REPLACE)
+RAISES = key(conflict=Conflict.RAISE)
+
+
+def holders(world: World, name: str = "k", queue: str = "default") -> list[int]:
+    """Whom a fold by somebody else finds to hold the key."""
+    dedup = world.fold().need_dedup()
+    hashed = key_hash(queue.encode(), name.encode())
+    return [job for job, _ in dedup.holders(hashed, world.clock.wall_ns())]
+
+
+def test_keys_that_hash_alike_are_told_apart(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq.log.decide.enqueue.key_hash", lambda *_: 7)
+    first = process.enqueue(extras=key("a"))
+    other_key = process.enqueue(extras=key("b"))
+    other_queue = process.enqueue(extras=key("a"), spec=MAIL)
+    assert process.offer(extras=key("a")) == Duplicate(first)
+    assert process.offer(extras=key("b")) == Duplicate(other_key)
+    assert process.offer(extras=key("a"), spec=MAIL) == Duplicate(other_queue)
+
+
+# -- until the window, the job, or both are over ---------------------------------------------------
+
+
+@pytest.mark.parametrize("extras", [key(), key(window_ns=MINUTE, both=True)])
+def test_a_job_whose_record_does_not_read_frees_its_key_as_it_ends(
+    world: World, process: Process, extras: Extras
+) -> None:
+    other = world.process()
+    job = process.enqueue(b"", extras)
+    other.catch_up()
+    world.clock.advance("2m")
+    path = world.segments()[0]
+    sectors = range(len(world.machine.content(path)) // 512 + 1)
+    process.catch_up()
+    process.committer.operations.context.recent.clear()
+    world.machine.unreadable = {(path, sector) for sector in sectors}
+    assert not process.claim()
+    world.machine.unreadable = set()
+    assert not holders(world)
+    assert other.enqueue(b"", extras) != job
+
+
+# -- on conflict -----------------------------------------------------------------------------------
+
+
+def test_one_batch_may_replace_its_own_jobs(world: World, process: Process) -> None:
+    lsns = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"%d" % number, REPLACE) for number in range(3)])
+    assert holders(world) == [lsns[2]]
+    assert [delivery.payload for delivery in process.claim(9)] == [b"2"]
+
+
+def test_a_held_key_raises_when_asked_to(world: World, process: Process) -> None:
+    """The error names the job; nothing is written; and when the key is free nothing is raised."""
+    first = process.enqueue(extras=RAISES)
+    before = world.kinds()
+    with pytest.raises(DuplicateKey, match=r"key 'k' of queue 'default' is held by job") as caught:
+        process.offer(extras=RAISES)
+    assert caught.value.job_id == f"{process.journal.tag}-{first}"
+    assert caught.value.key == b"k"
+    assert world.kinds() == before
+    process.enqueue(extras=RAISES, spec=MAIL)
+    for delivery in process.claim(2):
+        process.settle(delivery)
+    process.enqueue(extras=RAISES)
+
+
+def test_a_refusal_is_no_more_durable_than_the_job_that_it_names(world: World) -> None:
+    """The holder is not on disk yet: who is refused because of it waits until it is."""
+    writer, other = world.process(), world.process()
+    writer.send(Op.ENQUEUE, (PLAIN, b"x", RAISES))
+    refused = other.send(Op.ENQUEUE, (PLAIN, b"x", RAISES))
+    assert not refused.done()
+    other.sync()
+    assert isinstance(refused.exception(0), DuplicateKey)
+    world.lose_power()
+    assert len(holders(world)) == 1
+
+
+def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None:
+    process = world.process()
+    extras = key(window_ns=MINUTE, conflict=Conflict.RAISE, both=True)
+    process.enqueue(extras=extras)
+    (held,) = process.claim()
+    with pytest.raises(DuplicateKey):
+        process.settle(held, children=((PLAIN, b"child", extras),))
+    world.clock.advance(60)
+    process.settle(held, children=((PLAIN, b"child", extras),))
+    assert len(holders(world)) == 1
+
+
+# -- limits, and older readers ---------------------------------------------------------------------
+
+
+def test_held_keys_are_limited(world: World) -> None:
+    """The error names the limit; jobs without a key go on, and so do keys once others are free."""
+    process = world.process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keys_max=3))
+    for number in range(3):
+        process.enqueue(extras=key(f"k{number}"))
+    with pytest.raises(UsageError, match="3 dedup keys are held, and keys_max is 3"):
+        process.offer(extras=key("another"))
+    process.enqueue()
+    process.settle(process.claim()[0])
+    process.enqueue(extras=key("another"))
+    process.settle(process.claim()[0])
+    with pytest.raises(UsageError, match="keys_max"):
+        process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"", key("a")), (PLAIN, b"", key("b"))])
+    with pytest.raises(UsageError, match="keys_max is 0, it must be above 0"):
+        LogConfig(keys_max=0)
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_key_has_one_holder_whatever_step_a_replacement_is_cut_at(power: bool) -> None:
+    """Either the old job waits still, or it is cancelled and the new one has its key."""
+    for cut in cuts(power=power):
+        world = World(cut.step)
+        process = world.process()
+        first = process.enqueue(b"old", REPLACE)
+        with cut.during(world, process):
+            process.offer(b"new", REPLACE)
+        (holder,) = _reopened(world) if cut.came else holders(world)
+        assert [delivery.job for delivery in world.process().claim(9)] == [holder]
+        view = world.view(first)
+        assert view is not None
+        assert (view.state is State.CANCELLED) == (holder != first)
+    assert cut.step > 2
+
+
+def _reopened(world: World) -> list[int]:
+    world.process()
+    return holders(world)
+
+
+@pytest.mark.parametrize("conflict", Conflict)
+def test_a_key_that_is_held_needs_no_room_for_another(world: World, conflict: Conflict) -> None:
+    """With keys_max reached, its enqueue is answered as at any time; alone, and among many."""
+    process = world.process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keys_max=2))
+    first, second = (process.enqueue(extras=key(name)) for name in "ab")
+    again = key("a", conflict=conflict)
+    if conflict is Conflict.RAISE:
+        with pytest.raises(DuplicateKey, match=f"is held by job .*-{first}"):
+            process.offer(extras=again)
+    elif conflict is Conflict.REPLACE:
+        first = process.enqueue(extras=again)
+    assert process.offer(extras=key("a")) == Duplicate(first)
+    items = [(PLAIN, b"{}", key(name)) for name in "aba"]
+    answers = process.ask(Op.ENQUEUE_MANY, items)
+    assert answers == [Duplicate(first), Duplicate(second), Duplicate(first)]
+    with pytest.raises(UsageError, match="keys_max is 2"):
+        process.ask(Op.ENQUEUE_MANY, [*items, (PLAIN, b"{}", key("c"))])
+
+
+# -- sources ---------------------------------------------------------------------------------------
+
+
+LINES = 7
+
+
+def _ingest(first: int, end: int, *, after: object = None, key: bytes | None = None) -> Ingest:
+    extras = Extras(key=key, on_conflict=Conflict.RAISE) if key else None
+    items: list[Item] = [(PLAIN, b"%d" % line, extras) for line in range(first, end)]
+    return Ingest(checked_move("file", end, after), together(items))
+
+
+def _position(process: Process, name: str = "file") -> int | None:
+    state = process.catch_up().need_agenda().sources.get(name)
+    return None if state is None else int(state.position)
+
+
+def _lines(world: World) -> list[int]:
+    return [int(it.body or b"") for it in world.records() if it.type == Kind.ENQUEUED]
+
+
+def _take_rest(world: World, step: int = 2) -> None:
+    """What a program does that is started anew: it goes on where the log says."""
+    process = world.process()
+    while (done := _position(process) or 0) < LINES:
+        end = min(done + step, LINES)
+        process.ask(Op.INGEST, _ingest(done, end, after=done or None))
+    process.close()
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_crash_at_any_step_leaves_each_line_once(power: bool) -> None:
+    for cut in cuts(power=power):
+        world = World()
+        with cut.during(world):
+            _take_rest(world)
+        _take_rest(world, step=3)
+        assert _lines(world) == list(range(LINES)), cut.step
+        assert _position(world.process()) == LINES
+
+
+def test_jobs_and_their_position_are_one_frame(world: World) -> None:
+    process = world.process()
+    process.ask(Op.INGEST, _ingest(0, 3))
+    assert world.kinds() == [Kind.ENQUEUED] * 3 + [Kind.INGESTED]
+    assert len({record.time_ns for record in world.records()[-4:]}) == 1
+    assert process.committer.journal.meters.batches == 1
+
+
+def test_the_slower_of_two_ingesters_is_refused_with_both_positions(world: World) -> None:
+    first, other = world.process(), world.process()
+    first.ask(Op.INGEST, _ingest(0, 3))
+    with pytest.raises(SourceMoved, match=r"'file' stands at 3, and not unknown") as caught:
+        other.ask(Op.INGEST, _ingest(0, 2))
+    assert (caught.value.source, caught.value.position, caught.value.after) == ("file", 3, None)
+    with pytest.raises(SourceMoved, match="stands at 3, and not at 2"):
+        other.ask(Op.INGEST, _ingest(2, 4, after=2))
+    with pytest.raises(SourceMoved, match="'new' is unknown here, and not at 2"):
+        other.ask(Op.INGEST, Ingest(checked_move("new", 3, 2), []))
+    assert _lines(world) == [0, 1, 2]
+
+
+def test_no_refusal_names_a_position_that_may_still_be_lost(world: World) -> None:
+    first, other = world.process(), world.process()
+    first.send(Op.INGEST, _ingest(0, 3))
+    refused: Future[Any] = other.send(Op.INGEST, _ingest(0, 2))
+    assert not refused.done()
+    other.sync()
+    assert isinstance(refused.exception(0), SourceMoved)
+    world.lose_power()
+    assert _position(world.process()) == 3
+
+
+def test_a_refused_job_moves_nothing(world: World) -> None:
+    process = world.process()
+    process.enqueue(extras=Extras(key=b"k"))
+    with pytest.raises(DuplicateKey):
+        process.ask(Op.INGEST, _ingest(0, 1, key=b"k"))
+    assert _position(process) is None
+    assert world.kinds() == [Kind.ENQUEUED]
+
+
+def test_without_jobs_a_source_moves_alone_and_is_forgotten(world: World) -> None:
+    process = world.process()
+    process.ask(Op.INGEST, _ingest(5, 5))
+    assert world.kinds() == [Kind.INGESTED]
+    assert process.ask(Op.INGEST, Ingest(Move("file", b"", b"5"), [])) == []
+    assert _position(process) is None
+    assert not world.fold().need_agenda().sources
+    process.ask(Op.INGEST, Ingest(Move("file", b"", b""), []))
+    assert world.kinds() == [Kind.INGESTED] * 2
+
+
+def test_compaction_carries_positions_as_they_stand() -> None:
+    world = World(config=keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None))
+    process = world.process()
+    process.ask(Op.INGEST, _ingest(0, 0))
+    process.ask(Op.INGEST, Ingest(checked_move("other", {"b": 1, "a": [2]}, None), []))
+    world.clock.advance(90)
+    process.ask(Op.INGEST, _ingest(0, 2, after=0))
+    for _ in range(8):
+        fill_segment(process)
+    before = dict(process.catch_up().need_agenda().sources)
+    tend(process)
+    assert len(world.segments()) <= 3
+    assert world.fold().need_agenda().sources == before
+    assert before["other"].position == b'{"a":[2],"b":1}'
+    with pytest.raises(SourceMoved):
+        world.process().ask(Op.INGEST, _ingest(0, 2, after=0))
+
+
+def test_snapshots_hold_positions(world: World) -> None:
+    process = world.process()
+    process.ask(Op.INGEST, _ingest(0, 2))
+    process.enqueue(bytes(2_000))
+    process.catch_up()
+    write(process)
+    check_same(world)
+    assert _position(world.process()) == 2
+
+
+def test_what_a_log_knows_of_sources_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = world.process()
+    monkeypatch.setattr("taskq.core.sources.SOURCES_MAX", 3)
+    for name in ("a", "b", "file"):
+        process.ask(Op.INGEST, Ingest(checked_move(name, 0, None), []))
+    with pytest.raises(UsageError, match=r"4 sources .* the most is 3 .* sources forget NAME"):
+        process.ask(Op.INGEST, Ingest(checked_move("c", 0, None), []))
+    process.ask(Op.INGEST, _ingest(0, 10, after=0))
+    process.ask(Op.INGEST, Ingest(Move("a", b"", None), []))
+    process.ask(Op.INGEST, Ingest(checked_move("c", 0, None), []))
+    monkeypatch.setattr("taskq.core.sources.SOURCES_BYTES_MAX", 20)
+    with pytest.raises(UsageError, match="bytes"):
+        process.ask(Op.INGEST, Ingest(checked_move("c", "x" * 20, 0), []))
+    assert (SOURCES_MAX, SOURCES_BYTES_MAX) == (10_000, 1024**2)
+
+
+def test_a_record_that_names_no_source_is_damage() -> None:
+    good = encode_moved(SourceRecord("é", SourceState(b"1", 7)), 5)
+    assert decode_moved(good) == SourceRecord("é", SourceState(b"1", 7))
+    for name in ("x" * 300, ""):
+        record = encode_moved(SourceRecord(name, SourceState(b"", 0)), 5)
+        with pytest.raises(FormatError, match="names no source"):
+            decode_moved(record if name else record[:24] + record[-4:])

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import uuid
+import zipfile
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
 
+from taskq import TaskLog
+from taskq.connection.connection import Connection
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.kinds import CARRYING, WITH_CAUSE
-from taskq.core.model import Extras, State
+from taskq.core.model import Durability, Extras, State
 from taskq.core.rates import Times
 from taskq.core.records import Cause, Flag, Kind, Option
 from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.core.sources import SourceRecord, SourceState
+from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.format.carried import (
     Carried,
@@ -37,7 +43,10 @@ from taskq.log.format.notes import (
 )
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces, rerouted
 from taskq.log.format.record import Record
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
+from taskq.testing.sandbox import FakeClock
+from tests.log.golden.write import EXPECTED, HERE, said
 
 _LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 _EPOCH: Final = 0x1122334455667788
@@ -523,3 +532,33 @@ def test_each_kind_of_record_has_these_bytes_and_reads_back(name: str) -> None:
 
 def test_every_kind_of_record_is_pinned() -> None:
     assert {fields["type"] for _, _, fields in _RECORDS.values()} == set(Kind)
+
+
+# -- golden logs -----------------------------------------------------------------------------------
+
+
+GOLDEN = sorted(path.stem for path in HERE.glob("*.zip"))
+
+
+async def opened(name: str, path: Path) -> None:
+    with zipfile.ZipFile(HERE / f"{name}.zip") as source:
+        source.extractall(path)
+    expected = json.loads((path / EXPECTED).read_text())
+    assert expected["jobs"]
+    assert said(path, expected["seconds"]) == expected
+    clock = FakeClock(expected["seconds"])
+    with LogReader.open(str(path), clock) as reader:
+        assert not reader.verify().damage
+    # Else it is the machine's speed that says which lsn is known to be on disk.
+    config = LogConfig(clock=clock, durability=Durability.OS)
+    async with TaskLog(Connection(str(path), config)) as log:
+        ready = sum(row[2] + row[3] for row in expected["queues"] if not row[8])
+        assert len(await log.claim(1_000)) == ready, "those that ran are given back"
+        assert await log.put(b"goes on")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+async def test_a_log_of_an_older_version_says_what_it_said_and_goes_on(
+    name: str, tmp_path: Path
+) -> None:
+    await opened(name, tmp_path)

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from taskq.core.model import State
 from taskq.core.views import Damage
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
@@ -257,3 +258,21 @@ def test_a_job_whose_record_rots_while_it_waits_ends_as_a_dead_letter() -> None:
     assert [delivery.job for delivery in process.claim(9)] == [jobs[0], jobs[2]]
     assert world.records()[-1].job == jobs[1]
     assert world.records()[-1].body == b"its record is damaged"
+
+
+# -- lacking zeros ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", range(8))
+def test_a_frame_that_lacked_zeros_is_seen_by_all_once_somebody_has_opened(size: int) -> None:
+    world = World()
+    writer, other = world.process(), world.process()
+    job = writer.enqueue(bytes(size))
+    end = writer.journal.offset
+    writer.kill()
+    descriptor = other.disk.open(world.segments()[-1])
+    whole = other.disk.read(descriptor, end, 0).rstrip(b"\0")
+    other.disk.truncate(descriptor, max(len(whole), end - 7))
+    world.process()
+    assert other.disk.size(descriptor) == end
+    assert other.catch_up().need_agenda().table.state(job) is State.READY

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import resource
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
-from taskq.core.errors import FormatError
+import pytest
+from click.testing import CliRunner
+
+from taskq import TaskLog, TaskQ
+from taskq.cli.main import main
+from taskq.core.errors import FormatError, LogError
 from taskq.core.model import Extras
+from taskq.log.config import LogConfig
 from taskq.log.format import codec
-from tests.effort import grows, some
+from taskq.log.journal.lock import LockWatch, WriterLock
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.syscalls import Reader, StatusReader
+from taskq.log.read.reader import LogReader
+from taskq.log.segments.identity import REPLICA, read_identity
+from taskq.log.store.store import open_store
+from tests.effort import ended, some
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk, ProcessKilled
-
-pytestmark = grows
 
 _FIRST = f"{PATH}/log/00000000000000000001.log"
 
@@ -101,3 +120,268 @@ def test_log_time_does_not_go_back_over_segments_without_frames() -> None:
     assert third.claim() == []
     world.clock.advance(200)
     assert [delivery.job for delivery in third.claim()] == [job]
+
+
+# -- refused opening -------------------------------------------------------------------------------
+
+
+_CONFIG: Final = LogConfig(min_free_bytes=0, reserve_bytes=0)
+_CALLS: Final = (
+    "open", "names", "read", "write", "sync", "sync_directory", "rename", "truncate", "size",
+    "try_lock", "status", "make_directory", "identity",
+)  # fmt: skip
+_CODES: Final = (
+    errno.EROFS, errno.EMFILE, errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.EIO,
+)  # fmt: skip
+#: More descriptors than opening a log takes.
+_ENOUGH: Final = 24
+
+
+def _descriptors() -> set[str]:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return {str(link.readlink()) for link in links}
+
+
+def _refuse(patch: pytest.MonkeyPatch, name: str, number: int, code: int) -> None:
+    """Let this call of the disk fail, and all of its name that follow."""
+    owner: type = {"read": Reader, "status": StatusReader}.get(name, LocalDisk)
+    call = vars(owner)[name]
+    left = [number]
+
+    def refused(self: Any, *args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(code, os.strerror(code), "somewhere")
+        return call.__get__(self)(*args, **options)
+
+    patch.setattr(owner, name, refused)
+
+
+@pytest.mark.parametrize("name", _CALLS)
+def test_what_the_disk_refuses_at_opening_is_a_log_error_and_leaves_nothing_open(
+    tmp_path: Path, name: str
+) -> None:
+    path = str(tmp_path / "data")
+    for number in range(4):
+        code = _CODES[(number + len(name)) % len(_CODES)]
+        with pytest.MonkeyPatch.context() as patch:
+            _refuse(patch, name, number, code)
+            with contextlib.suppress(LogError):  # it may open without that, too
+                open_store(path, _CONFIG).close()
+        assert not [link for link in _descriptors() if link.startswith(path)]
+    open_store(path, _CONFIG).close()
+
+
+def test_without_descriptors_the_limit_is_named_and_nothing_leaks(tmp_path: Path) -> None:
+    path = str(tmp_path / "data")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    refused = 0
+    for more in range(_ENOUGH):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+        try:
+            open_store(path, _CONFIG).close()
+        except LogError as error:
+            refused += 1
+            assert "ulimit -n" in str(error)  # noqa: PT017 - with enough of them it opens
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not [name for name in _descriptors() if name.startswith(path)]
+    assert refused
+
+
+def _file(path: Path) -> Path:
+    path.write_bytes(b"")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (_file, "another path"),
+        (lambda path: _file(path) / "below", "another path"),
+        (lambda path: path / ("x" * 300), "shorter path"),
+        (lambda path: path.joinpath(*["y" * 200] * 30), "shorter path"),
+    ],
+    ids=["a file", "below a file", "a long name", "a long path"],
+)
+def test_a_path_that_can_be_no_directory_is_one_line_that_says_what_to_do(
+    tmp_path: Path, make: Callable[[Path], Path], advice: str
+) -> None:
+    path = make(tmp_path / "data")
+    with pytest.raises(LogError, match=advice):
+        TaskQ(path).open_sync()
+    with pytest.raises(LogError):
+        LogReader.open(str(path))
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """Yield a log on a file system that nobody may write to."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        with TaskQ(place / "data") as app:
+            app.enqueue_by_name_sync("some.task")
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+        yield place / "data"
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "verify", "peek", "dead ls", "workers", "tail"])
+def test_read_commands_work_on_a_read_only_file_system(read_only: Path, command: str) -> None:
+    result = CliRunner().invoke(main, [*command.split(), "-d", str(read_only)])
+    assert result.exit_code == 0, result.output
+
+
+def test_who_would_write_on_a_read_only_file_system_is_told_what_to_do(read_only: Path) -> None:
+    with pytest.raises(LogError, match=r"Read-only file system\. Mount the file system"):
+        TaskQ(read_only).open_sync()
+    with pytest.raises(LogError, match="Read-only"):
+        TaskQ(read_only / "new").open_sync()
+
+
+# -- read only -------------------------------------------------------------------------------------
+
+
+def _mark(path: Path, *features: str) -> None:
+    values = json.loads((path / "taskq.json").read_text())
+    values["features"]["read_only_compat"] = list(features)
+    (path / "taskq.json").write_text(json.dumps(values))
+
+
+def _tree(path: Path) -> dict[str, str]:
+    return {
+        str(item.relative_to(path)): hashlib.sha256(item.read_bytes()).hexdigest()
+        for item in path.rglob("*")
+        if item.is_file()
+    }
+
+
+async def _filled(path: Path) -> str:
+    async with TaskLog.open(path) as log:
+        return await log.put(b"one")
+
+
+async def _enqueue(path: Path) -> None:
+    async with TaskLog.open(path) as log:
+        await log.put(b"two")
+
+
+@pytest.mark.parametrize("write", [_enqueue])
+@pytest.mark.parametrize(
+    ("feature", "error", "says"),
+    [(REPLICA, LogError, "copy"), ("sealed-7", FormatError, r"\['sealed-7'\]")],
+)
+async def test_a_writer_refuses_what_it_may_only_read_and_leaves_every_file_as_it_is(
+    tmp_path: Path,
+    write: Callable[[Path], Awaitable[None]],
+    feature: str,
+    error: type[LogError],
+    says: str,
+) -> None:
+    path = tmp_path / "edge-7"
+    job = await _filled(path)
+    _mark(path, feature)
+    before = _tree(path)
+    with pytest.raises(error, match=says) as raised:
+        await write(path)
+    assert "edge-7" in str(raised.value)
+    assert _tree(path) == before
+    with LogReader.open(str(path)) as reader:
+        view = reader.job(reader.find_job(job))
+    assert view is not None
+    assert view.payload == b"one"
+    assert _tree(path) == before
+
+
+def test_a_feature_that_is_added_leaves_the_read_only_ones_where_they_are() -> None:
+    world = World()
+    first = world.process()
+    path = f"{PATH}/taskq.json"
+    values = json.loads(world.machine.content(path))
+    values["features"]["read_only_compat"] = ["sealed-7"]
+    world.machine.put(path, json.dumps(values).encode())
+    first.journal.allow(("records-4",))
+    identity = read_identity(CrashableDisk(world.machine), PATH)
+    assert identity is not None
+    assert identity.incompat == {"records-4"}
+    assert identity.read_only == {"sealed-7"}
+
+
+# -- writer lock -----------------------------------------------------------------------------------
+
+
+_PID = 7
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[], WriterLock]]:
+    """Makes locks of one directory, each as a process of its own has it, all with one pid."""
+    made: list[WriterLock] = []
+
+    def one() -> WriterLock:
+        made.append(WriterLock(LocalDisk(), str(tmp_path), _PID))
+        return made[-1]
+
+    yield one
+    for lock in made:
+        lock.close()
+
+
+def test_who_is_alone_waits_behind_those_in_line_every_now_and_then(
+    make: Callable[[], WriterLock],
+) -> None:
+    lock, disk = make(), LocalDisk()
+    gate = make().descriptors[0]
+    lock.acquire()
+    lock.release()
+    lock.is_alone = True
+    waited: list[int] = []
+    for number in range(64):
+
+        def pass_on(number: int = number) -> None:
+            waited.append(number)
+            disk.unlock(gate)
+
+        lock.on_wait = pass_on
+        assert disk.try_lock(gate), "somebody is in line"
+        lock.acquire()
+        lock.release()
+        disk.unlock(gate)
+    assert waited == [16, 33, 50]
+
+
+def test_who_was_alone_sees_that_another_came_though_both_have_the_same_number(
+    make: Callable[[], WriterLock],
+) -> None:
+    first, second = make(), make()
+    first.acquire()
+    first.release()
+    first.is_alone = True
+    first.acquire()
+    first.release()
+    assert first.is_alone
+    second.acquire()
+    second.release()
+    first.acquire()
+    first.release()
+    assert not first.is_alone
+
+
+def test_a_watch_that_is_ended_looks_no_more(make: Callable[[], WriterLock]) -> None:
+    """Its thread would otherwise look for ten waits more, at a log that is closed."""
+    lock, late = make(), list[float]()
+    watch = LockWatch(lock, 0.001, late.append)
+    lock.waiting_since = 1.0
+    assert lock.on_wait is not None
+    lock.on_wait()
+    thread = watch._thread
+    assert thread is not None
+    watch.stop()
+    ended(thread)

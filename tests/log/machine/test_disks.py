@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import itertools
 import os
+import sys
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from taskq.log.config import BATCH_BYTES_MAX
+from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.log.machine import disk as machine_disk
+from taskq.log.machine import syscalls
 from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.machine.meters import Histogram
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taskq.log.machine.ports import Disk
 
-pytestmark = pytest.mark.disk
 _SEEDS: Final = range(60)
 
 
@@ -37,6 +45,7 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Disk, s
 # -- the real one ----------------------------------------------------------------------------------
 
 
+@pytest.mark.disk
 @pytest.mark.parametrize("session", [b"", b"0C9D-5F\0"])
 def test_without_proc_the_boot_is_one_after_a_sleep(
     monkeypatch: pytest.MonkeyPatch, session: bytes
@@ -57,6 +66,7 @@ def test_without_proc_the_boot_is_one_after_a_sleep(
     assert (guess() == before) == bool(session)  # a clock that is set is no sleep
 
 
+@pytest.mark.disk
 def test_two_containers_of_one_machine_are_in_one_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     boots = set()
     monkeypatch.setattr(machine_disk, "_boot", machine_disk._boot.__wrapped__)  # each time anew
@@ -77,6 +87,7 @@ def test_two_containers_of_one_machine_are_in_one_boot(monkeypatch: pytest.Monke
 # -- both ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.disk
 def test_a_missing_file_is_an_error_unless_it_is_to_be_made(disks: tuple[Disk, Disk, str]) -> None:
     disk, _, path = disks
     with pytest.raises(FileNotFoundError):
@@ -91,6 +102,7 @@ def test_a_missing_file_is_an_error_unless_it_is_to_be_made(disks: tuple[Disk, D
     assert disk.names(f"{path}/none") == []
 
 
+@pytest.mark.disk
 def test_reads_end_at_the_end_and_writes_reach_beyond_it(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
     descriptor = disk.open(f"{path}/a", create=True)
@@ -109,6 +121,7 @@ def test_reads_end_at_the_end_and_writes_reach_beyond_it(disks: tuple[Disk, Disk
     disk.sync_directory(path)
 
 
+@pytest.mark.disk
 def test_a_rename_replaces_and_a_removed_file_stays_readable(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
     old, new = disk.open(f"{path}/old", create=True), disk.open(f"{path}/new", create=True)
@@ -126,6 +139,7 @@ def test_a_rename_replaces_and_a_removed_file_stays_readable(disks: tuple[Disk, 
         disk.rename(f"{path}/old", f"{path}/other")
 
 
+@pytest.mark.disk
 def test_directories_are_made_with_their_parents_and_listed(disks: tuple[Disk, Disk, str]) -> None:
     disk, _, path = disks
     disk.make_directory(f"{path}/x/y")
@@ -136,6 +150,7 @@ def test_directories_are_made_with_their_parents_and_listed(disks: tuple[Disk, D
         disk.sync_directory(f"{path}/z")
 
 
+@pytest.mark.disk
 def test_a_file_that_is_touched_is_young_again(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
     assert disk.modified_ns(f"{path}/a") is None
@@ -155,6 +170,7 @@ def test_a_file_that_is_touched_is_young_again(disks: tuple[Disk, Disk, str]) ->
     assert disk.modified_ns(f"{path}/b") == modified_ns
 
 
+@pytest.mark.disk
 def test_a_lock_belongs_to_an_open_file_and_goes_with_it(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
     mine = disk.open(f"{path}/lock", create=True)
@@ -171,12 +187,14 @@ def test_a_lock_belongs_to_an_open_file_and_goes_with_it(disks: tuple[Disk, Disk
     assert not other.try_lock(third)
 
 
+@pytest.mark.disk
 def test_a_boot_has_one_number_and_a_disk_has_room(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
     assert disk.boot_id() == other.boot_id() < 2**64
     assert 0 < disk.free_bytes(path) <= disk.total_bytes(path)
 
 
+@pytest.mark.disk
 def test_room_that_was_set_aside_is_the_files_own_and_keeps_what_is_in_it(
     disks: tuple[Disk, Disk, str],
 ) -> None:
@@ -190,6 +208,7 @@ def test_room_that_was_set_aside_is_the_files_own_and_keeps_what_is_in_it(
     assert disk.size(descriptor) == 100_000
 
 
+@pytest.mark.disk
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, None])
 def test_where_the_system_sets_nothing_aside_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
@@ -230,6 +249,7 @@ def _after_power_loss(seed: int, act: Callable[[CrashableDisk], None]) -> tuple[
     return machine, machine.content("/d/f")
 
 
+@pytest.mark.disk
 def test_synced_data_is_kept() -> None:
     def act(disk: CrashableDisk) -> None:
         descriptor = disk.open("/d/f")
@@ -240,6 +260,7 @@ def test_synced_data_is_kept() -> None:
         assert _after_power_loss(seed, act)[1] == b"a" * 1_000 + b"b" * 3_000
 
 
+@pytest.mark.disk
 def test_unsynced_data_is_kept_in_any_part_and_nothing_else_is_touched() -> None:
     def act(disk: CrashableDisk) -> None:
         disk.write(disk.open("/d/f"), b"b" * 3_000, 1_800)
@@ -254,6 +275,7 @@ def test_unsynced_data_is_kept_in_any_part_and_nothing_else_is_touched() -> None
     assert any(tail[:200] == b"a" * 200 and b"b" in tail for tail in tails), "the end first"
 
 
+@pytest.mark.disk
 def test_an_unsynced_cut_may_come_back() -> None:
     def act(disk: CrashableDisk) -> None:
         disk.truncate(disk.open("/d/f"), 700)
@@ -263,6 +285,7 @@ def test_an_unsynced_cut_may_come_back() -> None:
     assert all(data[:512] == b"a" * 512 for data in seen)
 
 
+@pytest.mark.disk
 def test_unsynced_names_may_come_and_go() -> None:
     def act(disk: CrashableDisk) -> None:
         disk.close(disk.open("/d/new", create=True))
@@ -277,6 +300,7 @@ def test_unsynced_names_may_come_and_go() -> None:
     assert not any({"tmp", "name"} <= set(names) for names in seen), "a rename is one step"
 
 
+@pytest.mark.disk
 def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
     for sync, expected in ((True, {()}), (False, {(), ("f",)})):
         seen = set()
@@ -292,6 +316,7 @@ def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
         assert seen == expected
 
 
+@pytest.mark.disk
 def test_what_lies_in_a_lost_directory_is_lost() -> None:
     for seed in _SEEDS:
         machine = Machine(seed)
@@ -305,6 +330,7 @@ def test_what_lies_in_a_lost_directory_is_lost() -> None:
         assert after.names("/d/e") == (["f"] if after.names("/d") else [])
 
 
+@pytest.mark.disk
 def test_a_failed_sync_leaves_pages_that_read_back_and_are_lost() -> None:
     def act(disk: CrashableDisk) -> None:
         descriptor = disk.open("/d/f")
@@ -320,6 +346,7 @@ def test_a_failed_sync_leaves_pages_that_read_back_and_are_lost() -> None:
     assert all(set(data) <= set(b"ab\0") for data in seen)
 
 
+@pytest.mark.disk
 @pytest.mark.parametrize("reaches_all", [True, False])
 def test_a_failed_sync_is_told_to_each_open_file_once(*, reaches_all: bool) -> None:
     machine = Machine()
@@ -340,6 +367,7 @@ def test_a_failed_sync_is_told_to_each_open_file_once(*, reaches_all: bool) -> N
     newcomer.sync(newcomer.open("/f"))
 
 
+@pytest.mark.disk
 def test_a_nearly_full_disk_writes_what_fits_then_refuses() -> None:
     machine = Machine()
     disk = CrashableDisk(machine)
@@ -363,6 +391,7 @@ def test_a_nearly_full_disk_writes_what_fits_then_refuses() -> None:
     assert disk.free_bytes("/") == 2
 
 
+@pytest.mark.disk
 def test_a_killed_process_holds_nothing_and_can_do_nothing() -> None:
     machine = Machine()
     disk, other = CrashableDisk(machine), CrashableDisk(machine)
@@ -376,6 +405,7 @@ def test_a_killed_process_holds_nothing_and_can_do_nothing() -> None:
         disk.size(mine)
 
 
+@pytest.mark.disk
 @pytest.mark.parametrize(("power", "error"), [(True, PowerLost), (False, ProcessKilled)])
 def test_any_step_can_be_the_last(*, power: bool, error: type[BaseException]) -> None:
     machine = Machine()
@@ -391,9 +421,201 @@ def test_any_step_can_be_the_last(*, power: bool, error: type[BaseException]) ->
         disk.read(descriptor, 1, 0)
 
 
+@pytest.mark.disk
 def test_a_deadlock_is_an_assertion() -> None:
     machine = Machine()
     disk, other = CrashableDisk(machine), CrashableDisk(machine)
     assert disk.try_lock(disk.open("/f", create=True))
     with pytest.raises(AssertionError, match="deadlock"):
         other.lock(other.open("/f"))
+
+
+# -- syscalls --------------------------------------------------------------------------------------
+
+
+_PyDLL: Final = ctypes.PyDLL
+_CALLS: Final = (
+    "pread", "pread64", "pwrite", "pwrite64", "lseek", "lseek64", "write", "read", "flock",
+    "utimes",
+)  # fmt: skip
+
+
+def _write_elsewhere(descriptor: int, data: bytes, _size: int, offset: int) -> int:
+    return os.pwrite(descriptor, data, offset + 1)
+
+
+def _read_elsewhere(descriptor: int, buffer: Any, size: int, offset: int) -> int:
+    data = os.pread(descriptor, size, offset + 1)
+    ctypes.memmove(buffer, data, len(data))
+    return len(data)
+
+
+#: Results of offsets of the wrong size on 32-bit machines.
+_WRONG: Final[dict[str, Callable[..., int]]] = {
+    "lseek": lambda _descriptor, _offset, _whence: 0,
+    "pwrite": _write_elsewhere,
+    "pread": _read_elsewhere,
+}
+
+
+def _library(wrong: dict[str, Callable[..., int]]) -> Any:
+    real = _PyDLL(None, use_errno=True)
+    return SimpleNamespace(**{name: wrong.get(name) or getattr(real, name) for name in _CALLS})
+
+
+@pytest.mark.parametrize("name", _WRONG)
+def test_a_c_library_that_means_other_places_of_a_file_is_not_used(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 32-bit machines it destroyed logs, and found others empty."""
+    library = _library({name: _WRONG[name], f"{name}64": _WRONG[name]})
+    monkeypatch.setattr(ctypes, "PyDLL", lambda *_args, **_options: library)
+    assert syscalls._load() is None
+
+
+def test_where_offsets_are_short_the_calls_with_long_ones_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = _library(_WRONG)
+    monkeypatch.setattr(ctypes, "PyDLL", lambda *_args, **_options: library)
+    monkeypatch.setattr(ctypes, "c_long", ctypes.c_int32)
+    assert syscalls._load() is library
+    assert library.pread is library.pread64
+
+
+def test_the_c_library_of_this_machine_is_used() -> None:
+    assert syscalls._library is not None
+
+
+# -- pace ------------------------------------------------------------------------------------------
+
+
+class Times:
+    """A clock that advances by each call's cost; notes the calls that released the GIL."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1.0
+        self.takes = 0.0
+        self.patient = False
+        monkeypatch.setattr(syscalls, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(syscalls, "_library", SimpleNamespace(pwrite=self._hurried))
+        plain = SimpleNamespace(**{**vars(os), "pwrite": self._plain})
+        monkeypatch.setattr(syscalls, "os", plain)
+
+    def _hurried(self, _descriptor: int, data: bytes, size: int, _offset: int) -> int:
+        self.now += self.takes
+        self.patient = False
+        assert len(data) == size
+        return size
+
+    def _plain(self, _descriptor: int, data: bytes, _offset: int) -> int:
+        self.now += self.takes
+        self.patient = True
+        return len(data)
+
+    def gives_up(self, pace: syscalls.Pace, takes: float = 0.0, size: int = 3) -> bool:
+        self.takes = takes
+        assert syscalls.write_at(pace, 0, bytes(size), 0) == size
+        return self.patient
+
+
+def test_behind_a_slow_call_the_gil_is_given_up_until_all_were_quick_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times, pace = Times(monkeypatch), syscalls.Pace()
+    slow, quick = syscalls.SLOW_SECONDS * 1.01, syscalls.SLOW_SECONDS * 0.9
+    assert not times.gives_up(pace, quick)
+    assert not times.gives_up(pace, slow)
+    for _ in range(3):  # each slow one counts from its own end
+        assert times.gives_up(pace, 0.05)
+        times.now += syscalls.PATIENT_SECONDS * 0.9
+        assert times.gives_up(pace)
+    times.now += syscalls.PATIENT_SECONDS
+    assert times.gives_up(pace)
+    assert not times.gives_up(pace)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pace: syscalls.Reader(8, pace).read(0, 1, 0),
+        lambda pace: syscalls.size(pace, 0),
+        lambda pace: syscalls.touch(pace, "x"),
+        lambda pace: syscalls.try_flock(pace, 0),
+        lambda pace: syscalls.unflock(pace, 0),
+    ],
+    ids=["read", "size", "touch", "try_flock", "unflock"],
+)
+def test_whichever_call_was_slow_the_next_ones_give_the_gil_up(
+    call: Callable[[syscalls.Pace], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace, seconds = syscalls.Pace(), itertools.count()
+    monkeypatch.setattr(syscalls, "perf_counter", lambda: next(seconds))
+    quiet = SimpleNamespace(**dict.fromkeys(_CALLS, lambda *_: 0))
+    monkeypatch.setattr(syscalls, "_library", quiet)
+    call(pace)
+    assert pace.patient_until
+
+
+def test_to_wait_for_the_gil_is_not_to_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, pace = Times(monkeypatch), syscalls.Pace()
+    times.gives_up(pace, 0.05)
+    times.now += syscalls.PATIENT_SECONDS
+    assert times.gives_up(pace, sys.getswitchinterval() + 0.001)
+    assert not times.gives_up(pace)
+
+
+def test_a_large_frame_is_written_without_the_gil_however_quick_the_disk_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times, pace = Times(monkeypatch), syscalls.Pace()
+    assert times.gives_up(pace, 0.05, FRAME_BODY_MAX)
+    assert not times.gives_up(pace, 0, BATCH_BYTES_MAX + 4_096)
+
+
+def test_each_log_has_a_pace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, disk, other = Times(monkeypatch), LocalDisk(), LocalDisk()
+    times.gives_up(disk, 0.05)
+    assert times.gives_up(disk)
+    assert not times.gives_up(other)
+
+
+# -- meters ----------------------------------------------------------------------------------------
+
+
+def _histogram(values: list[int]) -> Histogram:
+    histogram = Histogram()
+    for value in values:
+        histogram.record(value)
+    return histogram
+
+
+@given(st.lists(st.integers(0, 2**40 - 1), min_size=1, max_size=50), st.sampled_from([0.5, 0.99]))
+def test_a_quantile_is_at_most_an_eighth_beside_the_true_one(
+    values: list[int], share: float
+) -> None:
+    rank = max(-int(-share * len(values) // 1), 1)
+    true = sorted(values)[rank - 1]
+    assert _histogram(values).quantile(share) == pytest.approx(true, rel=0.125)
+
+
+@given(st.lists(st.integers(0, 2**40 - 1), max_size=50))
+def test_buckets_cover_all_numbers_in_order_and_are_at_most_a_quarter_wide(
+    values: list[int],
+) -> None:
+    buckets = _histogram(values).buckets()
+    assert sum(count for _, count in buckets) == len(values)
+    bounds = [bound for bound, _ in buckets]
+    assert bounds == sorted(set(bounds))
+    below = 0
+    for bound, count in buckets:
+        inside = [value for value in values if below <= value <= bound]
+        assert len(inside) == count
+        assert all(value >= bound * 0.8 - 1 for value in inside)
+        below = bound + 1
+
+
+def test_what_is_beyond_the_last_bucket_is_counted_and_its_largest_is_exact() -> None:
+    histogram = _histogram([2**60, 5])
+    assert histogram.count == 2
+    assert histogram.largest == histogram.spread().max == 2**60

@@ -1,17 +1,32 @@
-"""Places of named readers: their files, and the permission to read under a name."""
+"""Readers: named places and permissions, what grows meanwhile, and one open reader."""
 
 from __future__ import annotations
 
 import os
 import uuid
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
+from taskq.core.errors import LogDamaged, LogError, LogFailed, ReaderBusy, UsageError
+from taskq.core.model import Durability
+from taskq.core.records import Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format.frames import Scanner
+from taskq.log.journal.journal import Journal
 from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.ports import (
+    INTEREST_CANCEL,
+    INTEREST_GROWTH,
+    INTEREST_OUTCOME,
+    INTEREST_READY,
+)
+from taskq.log.read.follow import Onlooker
+from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import (
     NAME_CHARACTERS_MAX,
     NamedReader,
@@ -21,8 +36,13 @@ from taskq.log.read.readers import (
     read_position,
     reader_positions,
 )
+from taskq.log.read.timetravel import Moment
+from taskq.log.requests import Answer, ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.segments.identity import Identity, LockMark, read_or_create_identity
-from tests.log.world import PATH
+from taskq.log.segments.segments import Extent, SegmentFiles
+from taskq.log.state.facets import Facets
+from taskq.log.store.store import open_store
+from tests.log.world import PATH, PLAIN, Process, World
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 
 LOG_ID = uuid.UUID(int=7)
@@ -222,3 +242,260 @@ def test_the_compactor_learns_of_every_reader_and_stumbles_over_no_junk(
     assert reader_positions(disk, path) == {"audit": (40, 2**63 - 1), "billing": (1, 42)}
     assert sorted(folder.iterdir()) == before
     assert caplog.text.count("does not read back") == 2
+
+
+# -- reader ----------------------------------------------------------------------------------------
+
+
+# -- over several segments -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def long_log(tmp_path: Path) -> str:
+    """Return a job in each of five segments; what became of four of them stands in a sixth."""
+    config = LogConfig(segment_bytes=SEGMENT_BYTES_MIN)
+    store = open_store(str(tmp_path), config)
+    port = store.thread_port
+    for number in range(5):
+        port.enqueue(EnqueueSpec("q", "t"), b"%d" % number + bytes(70_000)).result(10)
+    deliveries = port.claim(ClaimRequest(4)).result(10)
+    last = deliveries.pop()
+    port.settle([Settlement(Kind.SUCCEEDED, delivery) for delivery in deliveries]).result(10)
+    port.settle([Settlement(Kind.DEAD, last, b"because")]).result(10)
+    store.close()
+    return str(tmp_path)
+
+
+def test_a_list_of_the_newest_jobs_reads_no_more_segments_than_it_needs(
+    long_log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogReader.open(long_log) as reader:
+        lsns = list(reader._journal.files.lsns)
+        assert len(lsns) == 6
+        read: set[int] = set()
+        scanner = SegmentFiles.scanner
+
+        def spied(files: SegmentFiles, lsn: int, *arguments: Any, **rest: Any) -> Scanner:
+            read.add(lsn)
+            return scanner(files, lsn, *arguments, **rest)
+
+        monkeypatch.setattr(SegmentFiles, "scanner", spied)
+        assert [job.payload[:1] for job in reader.jobs(None, None, None, 1)] == [b"4"]
+        assert read == set(lsns[-2:])
+
+
+def test_a_reader_gives_its_files_back_and_may_be_closed_twice(long_log: str) -> None:
+    with LogReader.open(long_log) as reader:
+        reader.jobs(None, None, None, 10)
+        assert len(reader._journal.files._descriptors) == 6
+    reader.close()
+    assert not reader._journal.files._descriptors
+
+
+@pytest.mark.parametrize("at", [None, Moment(lsn=4)])
+def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
+    long_log: str, at: Moment | None
+) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def read(journal: Journal, _: Facets, __: int) -> int:
+        seen.append(tuple(journal.files.lsns))
+        if len(seen) == 1:
+            Path(journal.files.file_path(journal.files.lsns[0])).unlink()
+            journal.files.refresh()
+        return len(seen)
+
+    with LogReader.open(long_log, at=at) as reader:
+        assert reader._told(read) == 2
+    assert seen[1] == seen[0][1:]
+
+
+def test_a_log_that_is_compacted_faster_than_it_is_read_says_so(long_log: str) -> None:
+    def read(journal: Journal, _: Facets, __: int) -> None:
+        Path(journal.files.file_path(journal.files.lsns[0])).unlink()
+
+    with LogReader.open(long_log) as reader, pytest.raises(LogError, match="faster than they are"):
+        reader._told(read)
+
+
+def test_verify_and_lists_go_by_the_segments_whatever_lies_beside_them(long_log: str) -> None:
+    """An index and a snapshot of nonsense change no answer."""
+    with LogReader.open(long_log) as reader:
+        before = reader.verify(), reader.jobs(None, None, None, 10)
+    log, snapshot = Path(long_log) / "log", Path(long_log) / "snapshot"
+    snapshot.mkdir(exist_ok=True)
+    for path in list(log.glob("*.log")):
+        path.with_suffix(".idx").write_bytes(b"no index at all" * 300)
+        (snapshot / f"{path.stem}.agenda.snap").write_bytes(b"no snapshot" * 300)
+    with LogReader.open(long_log) as reader:
+        assert (reader.verify(), reader.jobs(None, None, None, 10)) == before
+        [queue] = reader.stats().queues
+        assert (queue.succeeded, queue.dead, queue.ready) == (3, 1, 1)
+        assert not before[0].damage
+
+
+# -- growth ----------------------------------------------------------------------------------------
+
+
+HINT: Final = f"{PATH}/write.lock"
+
+
+def config(durability: Durability) -> LogConfig:
+    return LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
+
+
+def follow(process: Process, beyond: int | None) -> Future[Any]:
+    """Ask, and leave the answer to ``told``."""
+    future: Future[Any] = Future()
+    process.commit([(Op.FOLLOW, None, future, beyond)])
+    return future
+
+
+def told(process: Process) -> list[Answer]:
+    return process.committer.waiters.growth.told()
+
+
+def extent_of(process: Process) -> Extent:
+    journal = process.journal
+    return Extent(journal.segment, journal.offset, journal.next_lsn)
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.INTERVAL])
+def test_only_what_is_on_disk_may_be_read(durability: Durability) -> None:
+    """A stream that waits hears of a record once it is synced, and not before."""
+    process = World().process(config(durability))
+    process.enqueue()
+    process.committer.sync()
+    end = process.journal.next_lsn
+    future = follow(process, end)
+    assert told(process) == []
+    process.send(Op.ENQUEUE, (PLAIN, b"x", None))
+    assert process.journal.next_lsn > end
+    assert told(process) == []
+    assert process.committer.waiters.growth.lacking
+    process.committer.sync()
+    assert told(process) == [(None, future, extent_of(process))]
+    assert not process.committer.waiters.growth
+
+
+def test_a_stream_sees_what_another_process_wrote_and_syncs_it_itself() -> None:
+    world = World()
+    writer, reader = world.process(), world.process()
+    writer.enqueue()
+    reader.follow()
+    reader.committer.sync()
+    future = follow(reader, reader.journal.next_lsn)
+    writer.send(Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
+    assert told(reader) == []
+    reader.follow()
+    assert reader.committer.waiters.growth.lacking
+    reader.committer.sync()
+    assert [answer[1:] for answer in told(reader)] == [(future, extent_of(reader))]
+    world.lose_power()
+    assert len(world.records()) >= 3
+
+
+def test_every_append_wakes_those_that_follow_and_nothing_else_does() -> None:
+    process = World().process()
+    take = process.committer.take_interest
+
+    def interest(op: Op, operand: Any) -> int:
+        process.committer.commit([(op, None, Future(), operand)])
+        return take()
+
+    assert interest(Op.ENQUEUE, (PLAIN, b"x", None)) == INTEREST_READY | INTEREST_GROWTH
+    process.sync()
+    assert interest(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)) & INTEREST_GROWTH
+    assert interest(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)) == 0
+    assert interest(Op.CANCEL, 1) == INTEREST_CANCEL | INTEREST_GROWTH
+    assert interest(Op.CANCEL, 1) == 0, "it was asked for already"
+    assert not interest(Op.FOLLOW, None)
+    assert not INTEREST_GROWTH & (INTEREST_READY | INTEREST_OUTCOME)
+
+
+def test_a_stream_of_a_log_whose_fsync_failed_is_told_so() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue()
+    end = process.journal.next_lsn
+    future = follow(process, end)
+    world.machine.fail_next_syncs()
+    process.send(Op.ENQUEUE, (PLAIN, b"x", None))
+    process.committer.sync()
+    ((_, answered, error),) = told(process)
+    assert answered is future
+    assert isinstance(error, LogFailed)
+
+
+def test_whoever_gave_up_is_forgotten() -> None:
+    process = World().process()
+    future = follow(process, process.journal.next_lsn)
+    assert process.committer.waiters.growth
+    future.cancel()
+    assert not process.committer.waiters.growth
+
+
+# -- without having it open ------------------------------------------------------------------------
+
+
+def onlooker(world: World) -> Onlooker:
+    return Onlooker(world.reader())
+
+
+def onlooker_without_a_hint(world: World) -> Onlooker:
+    show = world.machine.hide(HINT)
+    looking = onlooker(world)
+    show()
+    return looking
+
+
+def fill(process: Process) -> None:
+    for _ in range(30):
+        process.enqueue(b"x" * 5_000)
+
+
+def test_an_onlooker_sees_the_log_grow_by_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    process = world.process()
+    looking = onlooker(world)
+    monkeypatch.setattr(looking, "_walk", lambda: pytest.fail("it looks at the files"))
+    for _ in range(5):
+        assert looking.look() == extent_of(process)
+        process.enqueue(b"x" * 30_000)
+    assert looking.look() == extent_of(process)
+    looking.close()
+    looking.close()
+
+
+@pytest.mark.parametrize("hint", ["none", "junk", "of another boot"])
+def test_an_onlooker_without_a_hint_to_believe_looks_at_the_files(hint: str) -> None:
+    world = World()
+    process = world.process()
+    process.enqueue()
+    if hint == "of another boot":
+        world.machine.boot += 1
+        process.disk._boot = world.machine.boot
+    size = len(world.machine.content(HINT))
+    looking = onlooker_without_a_hint(world) if hint == "none" else onlooker(world)
+    fill(process)
+    if hint == "junk":
+        world.machine.corrupt(HINT, 0, bytes(size))
+    assert looking.look() == extent_of(process)
+    assert len(world.segments()) > 1
+
+
+def test_an_onlooker_takes_a_frame_that_is_being_written_for_not_yet_written() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue(b"first")
+    looking = onlooker_without_a_hint(world)
+    end = looking.look()
+    path = world.segments()[-1]
+    whole = world.machine.content(path)
+    process.enqueue(b"second" * 100)
+    grown = world.machine.content(path)
+    for size in range(len(whole) + 8, len(grown), 64):
+        world.machine.put(path, grown[:size])
+        assert looking.look() == end
+    world.machine.put(path, grown)
+    assert looking.look() == extent_of(process)

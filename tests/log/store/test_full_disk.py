@@ -1,25 +1,34 @@
-"""The whole store on a disk that is really full: a small tmpfs."""
+"""The whole store on a disk that is full, replaced or gone: a small tmpfs."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from taskq.core.errors import AppendFailed, DiskFull, TaskqError
+from taskq import TaskLog, TaskQ
+from taskq.core.errors import AppendFailed, DiskFull, LogGone, TaskqError
 from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
+from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.config import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.read.reader import LogReader
-from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Settlement
+from taskq.log.read.follow import Onlooker
+from taskq.log.read.reader import LogReader, open_journal
+from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.store.store import Store, open_store
+from taskq.testing import use_clock
+from taskq.testing.sandbox import FakeClock
+from tests.log.world import PATH, World
+from tests.processes.harness import eventually
 
 _SPEC: Final = EnqueueSpec(task="mail.send")
 _SIZE_BYTES: Final = 4 * 1024 * 1024
@@ -260,3 +269,243 @@ def _enqueue_within(store: Store, count: int, size: int) -> None:
         with contextlib.suppress(DiskFull):
             store.thread_port.enqueue(_SPEC, bytes(size)).result(_SECONDS)
             count -= 1
+
+
+# -- mounted disks ---------------------------------------------------------------------------------
+
+
+_JOBS: Final = 120
+_REFILLED_AT: Final = 48
+#: Long enough to sleep and wake up a few times.
+_REFUSED_SECONDS: Final = 2.5
+#: The least that a btrfs takes.
+_IMAGE_BYTES: Final = 128 * 1024 * 1024
+
+
+@pytest.fixture(params=["ext4", "btrfs"])
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Yield a file system in a file."""
+    image, place = tmp_path / "image", tmp_path / "disk"
+    place.mkdir()
+    image.touch()
+    with image.open("r+b") as file:
+        file.truncate(_IMAGE_BYTES)
+    for command in ([f"mkfs.{request.param}", "-q"], ["mount", "-o", "loop"]):
+        what = [*command, str(image), *([str(place)] if command[0] == "mount" else [])]
+        try:
+            done = subprocess.run(what, capture_output=True, text=True, check=False)
+        except OSError as error:
+            pytest.skip(f"{command[0]} is needed: {error}")
+        if done.returncode:
+            pytest.skip(f"{' '.join(what)}: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def _use_up_all(place: Path) -> None:
+    """Another program takes every byte that it can get, in large pieces and in small ones."""
+    for size in (1024 * 1024, 4_096, 64):
+        for number in range(100_000 // size + 1):
+            name = place / f"ballast-{size}-{number}"
+            with contextlib.suppress(OSError), name.open("ab", buffering=0) as ballast:
+                while ballast.write(bytes(size)) == size:
+                    pass
+
+
+@pytest.fixture
+def two(disk: Path) -> Iterator[tuple[Store, Store]]:
+    """Two that have one log on it open."""
+    data = disk / "data"
+    data.mkdir(0o700)
+    both = Store(str(data), LogConfig()), Store(str(data), LogConfig())
+    for store in both:
+        store.wait_open()
+    yield both
+    for store in both:
+        store.close()
+
+
+@pytest.mark.slow
+def test_a_worker_ends_its_jobs_on_the_full_disk_and_goes_on_when_there_is_room(
+    disk: Path, two: tuple[Store, Store]
+) -> None:
+    """It sleeps between them, beside another process that is to be woken."""
+    store, other = two
+    port = store.thread_port
+    jobs = port.enqueue_many([(_SPEC, bytes(200), None)] * _JOBS).result(_SECONDS)
+    _use_up_all(disk)
+    for number, job in enumerate(jobs):
+        assert isinstance(job, int)
+        outcome = other.thread_port.outcome(job)
+        if not number % 10:
+            eventually(lambda: store.mailbox.asleep and other.mailbox.asleep)
+        if number == _REFILLED_AT:
+            _use_up_all(disk)  # the log gave this up for room, too
+        limit = store.steady_ns() + _SECONDS * SECOND_NS
+        claim = port.claim(ClaimRequest(1, wait_until_ns=limit))
+        if number == _REFILLED_AT:
+            with contextlib.suppress(TimeoutError):
+                claim.result(_REFUSED_SECONDS)  # where it never writes in place, it is not served
+            with pytest.raises(AppendFailed, match="Free some space"):
+                port.enqueue(_SPEC, bytes(20_000)).result(_SECONDS)
+            for name in disk.glob("ballast-*"):
+                name.unlink()
+        [delivery] = claim.result(_SECONDS)
+        ends = [Settlement(Kind.SUCCEEDED, delivery, b"done")]
+        assert port.settle(ends).result(_SECONDS) == [None]
+        assert outcome.result(_SECONDS).body == b"done"
+
+    def enqueued() -> bool:
+        with contextlib.suppress(AppendFailed):
+            port.enqueue(_SPEC, b"again").result(_SECONDS)
+            return True
+        return False
+
+    eventually(enqueued)
+    with LogReader.open(store.path) as reader:
+        assert not reader.verify().damage
+        assert reader.stats().queues[0].succeeded >= _JOBS
+
+
+# -- gone ------------------------------------------------------------------------------------------
+
+
+_NOTICED_SECONDS: Final = 3 * LOOK_AROUND_NS / SECOND_NS
+
+
+def _segments(path: Path) -> list[Path]:
+    return sorted((path / "log").glob("*.log"))
+
+
+def _replace(path: Path) -> None:
+    shutil.copytree(path, path.with_name("backup"), ignore=shutil.ignore_patterns("*.pipe"))
+    _remove(path)
+    path.with_name("backup").rename(path)
+
+
+def _restore_segment(path: Path) -> None:
+    segment = _segments(path)[-1]
+    copy = segment.with_suffix(".new")
+    shutil.copy(segment, copy)
+    copy.rename(segment)
+
+
+def _remove(path: Path) -> None:
+    while path.exists():  # a file may be made in it meanwhile
+        shutil.rmtree(path, ignore_errors=True)
+
+
+async def _read_all(log: TaskLog) -> None:
+    async for _ in log.stream():
+        pass
+
+
+def _put_file(path: Path) -> None:
+    _remove(path)
+    path.write_bytes(b"")
+
+
+def _all(path: Path) -> list[Path]:
+    return sorted(path.rglob("*"))
+
+
+_TAKEN: Final[dict[str, Callable[[Path], object]]] = {
+    "the directory is removed": _remove,
+    "the directory is moved": lambda path: path.rename(path.with_name("elsewhere")),
+    "its parent is moved": lambda path: path.parent.rename(path.parent.with_name("other")),
+    "another log is put in its place": _replace,
+    "a file is put in its place": _put_file,
+    "the segments are removed": lambda path: _remove(path / "log"),
+    "the segments are moved": lambda path: (path / "log").rename(path / "old"),
+    "the last segment is removed": lambda path: _segments(path)[-1].unlink(),
+    "the last segment is restored": _restore_segment,
+    "the lock file is removed": lambda path: (path / "write.lock").unlink(),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "parent" / "data"
+
+
+@pytest.mark.parametrize("take", _TAKEN.values(), ids=_TAKEN)
+@pytest.mark.parametrize("exclusive", [False, True])
+async def test_once_the_files_are_gone_no_call_is_answered_as_if_they_were_there(
+    path: Path, take: Callable[[Path], object], *, exclusive: bool
+) -> None:
+    async with TaskLog.open(path, exclusive=exclusive, upkeep=False) as log:
+        await log.put(b"before")
+        (delivery,) = await log.claim()
+        take(path)
+        before = _all(path)
+        for call in (
+            lambda: log.put(b"after"),
+            lambda: log.ack(delivery),
+            lambda: log.claim(wait=0),
+            log.stats,
+            lambda: log.put(b"again"),
+        ):
+            with pytest.raises(LogGone, match="removed, moved or replaced while it was open"):
+                await call()
+    assert set(_all(path)) <= set(before), "nothing is made where the log was"
+
+
+@pytest.mark.parametrize("take", _TAKEN.values(), ids=_TAKEN)
+async def test_who_only_waits_is_told_within_a_second_or_so(
+    path: Path, take: Callable[[Path], object]
+) -> None:
+    async with TaskLog.open(path) as log, TaskLog.open(path) as other:
+        job = await log.put(b"never done", delay=3_600)
+        app = await TaskQ(path).open()
+        waits = [
+            asyncio.ensure_future(log.claim(wait=None)),
+            asyncio.ensure_future(app.job(job).result()),
+            asyncio.ensure_future(_read_all(other)),
+        ]
+        await app.stats()  # they were sent before it
+        take(path)
+        done, _ = await asyncio.wait(waits, timeout=_NOTICED_SECONDS)
+        assert done == set(waits)
+        for wait in waits:
+            with pytest.raises(LogGone):
+                wait.result()
+        await app.close()
+
+
+async def test_a_process_that_others_must_take_for_dead_notices_in_a_second(path: Path) -> None:
+    app, clock = TaskQ(path), FakeClock()
+    use_clock(app, clock)
+    await app.enqueue_by_name("a.b")
+    for lock in (path / "owners").glob("*.lock"):
+        lock.unlink()
+    clock.advance(LOOK_AROUND_NS / SECOND_NS)
+    with pytest.raises(LogGone, match="owners"):
+        await app.enqueue_by_name("a.b")
+    await app.close()
+
+
+@pytest.mark.parametrize("has_lock_file", [False, True])
+def test_who_looks_from_outside_is_told_too(path: Path, *, has_lock_file: bool) -> None:
+    with TaskQ(path) as app:
+        app.open_sync()
+    if not has_lock_file:
+        (path / "write.lock").unlink()
+    onlooker = Onlooker(open_journal(str(path)))
+    onlooker.look()
+    _remove(path)
+    with pytest.raises(LogGone):
+        onlooker.look()
+    onlooker.close()
+
+
+def test_a_claim_that_waits_is_answered_when_the_lock_file_goes() -> None:
+    world = World()
+    process = world.process()
+    future: Future[Any] = Future()
+    process.commit([(Op.CLAIM, None, future, ClaimRequest(1))])
+    world.machine.unlink(f"{PATH}/write.lock")
+    process.committer.look_around()
+    process.sync()
+    assert isinstance(future.exception(0), LogGone)

@@ -1,11 +1,14 @@
-"""Commits on the caller's own thread: who makes them, and what an interrupted one leaves."""
+"""Commits on the caller's own thread, locks of handlers, and lines of jobs in the mailbox."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import dis
 import fcntl
 import functools
+import gc
+import logging
 import os
 import signal
 import sys
@@ -20,20 +23,25 @@ from typing import Any, Final
 
 import pytest
 
-from taskq.core.errors import OutcomeUnknown, UsageError
+import taskq.log
+from taskq import TaskQ
+from taskq.connection.blocking import blocking
+from taskq.core.errors import LogClosed, OutcomeUnknown, UsageError
 from taskq.core.model import Durability, Extras
 from taskq.core.records import Kind
 from taskq.log.commit.committer import Committer
-from taskq.log.config import LogConfig
+from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
+from taskq.log.decide.enqueue import Run
 from taskq.log.journal.journal import Tail
-from taskq.log.machine.threads import Pending
-from taskq.log.requests import EnqueueSpec
+from taskq.log.machine.threads import REPORTS_MAX, Aside, Pending, inside
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request, Settlement
 from taskq.log.store import caller_commit
 from taskq.log.store.caller_commit import Handlers
-from taskq.log.store.port import ThreadPort
-from taskq.log.store.store import Store
+from taskq.log.store.mailbox import Mailbox
+from taskq.log.store.port import LoopPort, ThreadPort
+from taskq.log.store.store import Store, open_store
 from taskq.log.store.thread import StorageThread
-from tests.effort import every, grows
+from tests.effort import ended, every, grows, within
 from tests.processes.harness import eventually, log_records
 
 SPEC: Final = EnqueueSpec()
@@ -536,3 +544,316 @@ def test_the_log_is_right_wherever_a_handler_enqueues(
     with futures.ThreadPoolExecutor(1) as pool:
         kept = pool.submit(run).result()
     assert ready_in(store) == before + kept
+
+
+# -- locks -----------------------------------------------------------------------------------------
+
+
+def sources() -> Iterator[Path]:
+    return Path(taskq.log.__path__[0]).rglob("*.py")
+
+
+def test_no_module_of_the_log_logs_or_warns_but_by_reports() -> None:
+    reporting = [path for path in sources() if path.name != "threads.py"]
+    for path in reporting:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {"logging", "warnings"} & set(names), path
+
+
+class Handler(logging.Handler):
+    """Enqueues a job for each line, while other threads wait for its lock."""
+
+    def __init__(self, enqueue: Callable[[], object]) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+        self.was_inside = False
+        self._enqueue = enqueue
+
+    def emit(self, _record: logging.LogRecord) -> None:
+        self.was_inside |= threading.get_ident() in inside
+        if len(self.threads) < 5:
+            self.threads.add(threading.get_ident())
+            self._enqueue()
+
+
+def test_a_handler_that_enqueues_never_waits_for_one_that_waits_for_it(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task
+    def alert() -> None: ...
+
+    monkeypatch.setattr("taskq.log.journal.journal.SLOW_SYNC_NS", 0)
+    handler = Handler(alert.enqueue_sync)
+    logging.getLogger("taskq").addHandler(handler)
+    try:
+        threads = [threading.Thread(target=alert.enqueue_sync, daemon=True) for _ in range(8)]
+        with handler.lock or threading.Lock():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                ended(thread)
+    finally:
+        logging.getLogger("taskq").removeHandler(handler)
+        app.close_sync()
+    assert not handler.was_inside
+
+
+def on_storage_thread(app: TaskQ, call: Callable[[], Any]) -> Any:
+    answer: Pending[Any] = Pending()
+
+    def make() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is asked for
+            answer.set_exception(error)
+
+    app.store().between_batches(make)
+    return answer.result(20)
+
+
+async def _pause(app: TaskQ) -> bool:
+    return await app.pause("mail")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda app: app.connection.thread_port().stats(),
+        lambda app: app.enqueue_by_name_sync("task"),
+        lambda app: app.pause_sync("mail"),
+        blocking(_pause),
+        lambda app: app.close_sync(),
+        lambda app: app.store().close(),
+        lambda app: TaskQ(app.data_dir / "other").stats_sync(),
+    ],
+)
+def test_what_a_finalizer_asks_on_the_storage_thread_is_refused_at_once(
+    app: TaskQ, call: Callable[[TaskQ], object]
+) -> None:
+    """The collector runs finalizers on whichever thread it likes."""
+    app.task(name="task")(lambda: None)
+    with pytest.raises(UsageError, match="finalizer"):
+        on_storage_thread(app, lambda: call(app))
+    assert app.enqueue_by_name_sync("task").id
+    app.close_sync()
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """A loop of the program's own."""
+
+    was_inside = False
+
+    def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        self.was_inside |= threading.get_ident() in inside
+        return super().call_soon_threadsafe(*args, **kwargs)
+
+    def create_future(self) -> Any:
+        loop = self
+
+        class Future(asyncio.Future[Any]):
+            def done(self) -> bool:
+                loop.was_inside |= threading.get_ident() in inside
+                return super().done()
+
+        return Future(loop=self)
+
+
+def test_no_code_of_an_event_loop_runs_on_the_storage_thread(app: TaskQ) -> None:
+    async def use() -> None:
+        async with within(), app:
+            await asyncio.gather(*(app.stats() for _ in range(5)))
+
+    loop = Loop()
+    loop.run_until_complete(use())
+    loop.close()
+    assert not loop.was_inside
+
+
+def test_an_answer_is_given_while_its_waiting_thread_is_interrupted() -> None:
+    answer: Pending[int] = Pending()
+    held = [
+        lock for lock in map(answer.__getattribute__, Pending.__slots__) if hasattr(lock, "locked")
+    ]
+    assert [lock.locked() for lock in held].count(True) == 1
+    answer.set_result(1)
+    assert answer.result() == answer.result(0) == 1
+    assert not answer.cancel()
+
+
+def test_reports_are_bounded_and_all_that_fit_are_made() -> None:
+    aside, made, gate = Aside("test"), list[int](), threading.Event()
+    begun = threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        gate.wait()
+
+    aside.put(hold)
+    assert begun.wait(20)
+    for number in range(REPORTS_MAX + 50):
+        aside.put(lambda number=number: made.append(number))  # type: ignore[misc]
+    assert aside.dropped == 50
+    gate.set()
+    aside.drain(20)
+    assert made == list(range(REPORTS_MAX))
+    gc.collect()
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+MAIL = EnqueueSpec("mail")
+SMS = EnqueueSpec("sms")
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox("somewhere")
+
+
+@pytest.fixture
+def port(mailbox: Mailbox) -> Iterator[LoopPort]:
+    loop = asyncio.new_event_loop()
+    yield LoopPort(mailbox, loop)
+    loop.close()
+
+
+def taken(mailbox: Mailbox, room: int = BATCH_BYTES_MAX) -> list[Request]:
+    requests = []
+    while mailbox.requests:
+        request = mailbox.next(room)
+        if request is not None:
+            requests.append(request)
+    return requests
+
+
+def bodies(request: Request) -> list[bytes]:
+    op, _, _, operand = request
+    return list(operand.bodies) if op == Op.ENQUEUE_RUN else [operand[1]]
+
+
+def test_two_threads_that_empty_the_mailbox_take_no_job_twice(
+    mailbox: Mailbox, port: LoopPort
+) -> None:
+    count, taken_by = 20_000, (list[bytes](), list[bytes]())
+    over = threading.Event()
+
+    def take(mine: list[bytes]) -> None:
+        while not over.is_set() or mailbox.requests:
+            try:
+                request = mailbox.next(5_000)
+            except IndexError:
+                continue
+            mine.extend(bodies(request) if request else ())
+
+    threads = [threading.Thread(target=take, args=(mine,)) for mine in taken_by]
+    for thread in threads:
+        thread.start()
+    for number in range(count):
+        port.enqueue(MAIL, b"%d" % number, None)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(int, taken_by[0] + taken_by[1])) == list(range(count))
+
+
+def test_a_run_holds_no_more_than_a_batch_but_for_its_last_job(
+    mailbox: Mailbox, port: LoopPort
+) -> None:
+    for _ in range(10):
+        port.enqueue(MAIL, bytes(BATCH_BYTES_MAX // 3), None)
+    sizes = [len(bodies(request)) for request in taken(mailbox)]
+    assert sizes == [3, 3, 3, 1]
+
+
+def test_each_job_of_a_line_counts_for_the_limit_of_the_mailbox(port: LoopPort) -> None:
+    for _ in range(MAILBOX_MAX - 2):  # the request for all of them counts, too
+        port.enqueue(MAIL, b"", None)
+    assert not port.full
+    port.enqueue(MAIL, b"", None)
+    assert port.full
+
+
+def test_jobs_are_decided_by_spec_in_their_order() -> None:
+    specs = [MAIL, MAIL, SMS, MAIL, SMS, SMS]
+    run = Run(specs, [b"%d" % number for number in range(6)], [None] * 6)
+    parts = list(run.by_spec())
+    assert [spec for spec, _ in parts] == [MAIL, SMS, MAIL, SMS]
+    assert [part for _, part in parts] == [[b"0", b"1"], [b"2"], [b"3"], [b"4", b"5"]]
+
+
+def test_a_caller_that_gave_up_in_time_leaves_no_job(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = open_store(str(tmp_path / "log"), LogConfig())
+        port = store.port()
+        asked = [port.enqueue(MAIL, b"%d" % number) for number in range(5)]
+        asked[1].cancel()
+        asked[4].cancel()
+        lsns = [await asked[number] for number in (0, 2, 3)]
+        stats = await port.stats()
+        written = [view.payload for view in await port.peek(10)]
+        assert lsns == sorted(lsns)
+        # Unless the thread was there first, which writes them; never one for another.
+        assert stats.queues[0].ready == len(written)
+        assert [body for body in written if body in (b"0", b"2", b"3")] == [b"0", b"2", b"3"]
+        await asyncio.to_thread(store.close)
+
+    asyncio.run(main())
+
+
+def test_the_others_are_answered_when_one_of_them_ends_the_program(tmp_path: Path) -> None:
+    answered: list[Any] = []
+
+    async def one(port: LoopPort, number: int) -> None:
+        lsn = await port.enqueue(MAIL, b"", None)
+        answered.append(lsn)
+        if number == 1:
+            raise KeyboardInterrupt
+
+    async def main() -> None:
+        store = open_store(str(tmp_path / "log"), LogConfig())
+        loop = asyncio.get_running_loop()
+        tasks.extend(loop.create_task(one(store.port(), number)) for number in range(5))
+        stores.append(store)
+        await asyncio.wait(tasks)
+
+    tasks: list[asyncio.Task[None]] = []
+    stores: list[Any] = []
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(main())
+    loop.run_until_complete(asyncio.wait([task for task in tasks if not task.done()]))
+    assert len(answered) == 5
+    assert len(set(answered)) == 5
+    assert isinstance(tasks[1].exception(), KeyboardInterrupt)
+    for task in asyncio.all_tasks(loop):
+        loop.run_until_complete(task)
+    stores[0].close()
+    loop.close()
+
+
+def test_those_who_come_after_the_end_are_all_refused(mailbox: Mailbox, port: LoopPort) -> None:
+    loop = port.loop
+    before = [port.enqueue(MAIL, b"") for _ in range(3)]
+    mailbox.end()
+    after = [port.enqueue(MAIL, b"") for _ in range(3)]
+    loop.run_until_complete(asyncio.wait([*before, *after], timeout=5))
+    assert all(isinstance(future.exception(), LogClosed) for future in (*before, *after))
+
+
+def test_a_success_that_comes_twice_is_refused_once_and_the_others_stand(tmp_path: Path) -> None:
+    refused: list[Settlement] = []
+
+    async def main() -> None:
+        store = open_store(str(tmp_path / "log"), LogConfig())
+        port = store.port()
+        await asyncio.gather(*(port.enqueue(MAIL, b"") for _ in range(20)))
+        deliveries = await port.claim(ClaimRequest(20))
+        port.succeed_soon([*deliveries, deliveries[7]], lambda item, _: refused.append(item))
+        (stats,) = (await port.stats()).queues
+        assert (stats.succeeded, stats.running, stats.ready) == (20, 0, 0)
+        await asyncio.to_thread(store.close)
+        assert [settlement.delivery for settlement in refused] == [deliveries[7]]
+
+    asyncio.run(main())

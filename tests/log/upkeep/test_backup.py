@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import random
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -14,10 +19,22 @@ from click.testing import CliRunner
 from taskq import State, TaskQ
 from taskq.cli.main import main
 from taskq.core.errors import LogError, WrongLog
+from taskq.core.model import SECOND_NS, Extras
+from taskq.core.records import Kind
+from taskq.log.format import codec
+from taskq.log.format.frames import Frame, Gap
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.read.reader import LogReader
-from taskq.log.upkeep.backup import back_up, restore
+from taskq.log.read.reader import LogReader, verify
+from taskq.log.read.readers import NamedReader, ReaderPosition, reader_positions
+from taskq.log.requests import Op
+from taskq.log.state.facets import Facets
+from taskq.log.upkeep import backup
+from taskq.log.upkeep.backup import back_up, restore, survey_damage
+from tests.effort import every, grows, some
+from tests.log.world import PATH, PLAIN, Process, World
 from tests.processes.harness import Child
+
+pytestmark = grows
 
 #: The smallest that a log may have.
 SEGMENT_BYTES = 64 * 1024
@@ -228,3 +245,349 @@ def test_a_backup_that_is_cut_short_at_any_file_is_an_earlier_one(
                 seen, steps = now, steps + 1
     assert steps >= 3
     assert len(stands(target)[0]) == 10
+
+
+# -- backup cut ------------------------------------------------------------------------------------
+
+
+#: Operations that need room on the disk.
+GROWING = frozenset({"open", "write", "truncate", "make_directory"})
+
+
+class Cut:
+    """The moment from which the disk refuses operations: all, or writes alone."""
+
+    def __init__(self, left: int, *, full: bool) -> None:
+        self.left, self.full = left, full
+
+    def step(self, operation: str) -> bool:
+        if self.full and operation not in GROWING:
+            return False
+        self.left -= 1
+        return self.left < 0
+
+    def check(self, operation: str) -> None:
+        if self.step(operation):
+            self.refuse()
+
+    def refuse(self) -> None:
+        number = errno.ENOSPC if self.full else errno.EIO
+        raise OSError(number, os.strerror(number))
+
+
+def cut_disk(cut: Cut) -> type[LocalDisk]:
+    class CutDisk(LocalDisk):
+        def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
+            if create:
+                cut.check("open")
+            return super().open(path, create=create, write=write)
+
+        def write(self, descriptor: int, data: bytes, offset: int) -> int:
+            if cut.step("write"):
+                super().write(descriptor, data[: len(data) // 2], offset)
+                cut.refuse()
+            return super().write(descriptor, data, offset)
+
+    def cutting(name: str) -> Any:
+        whole = getattr(LocalDisk, name)
+
+        def act(self: LocalDisk, *values: Any) -> Any:
+            cut.check(name)
+            return whole(self, *values)
+
+        return act
+
+    for name in ("truncate", "sync", "sync_directory", "rename", "remove", "make_directory"):
+        setattr(CutDisk, name, cutting(name))
+    return CutDisk
+
+
+class Stands(NamedTuple):
+    """The contents of a log."""
+
+    jobs: dict[str, int]
+    sources: dict[str, object]
+    readers: dict[str, tuple[int, int]]
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def shape(path: Path) -> Stands:
+    with LogReader.open(str(path)) as reader:
+        report = reader.verify()
+        assert (report.damage, report.torn_bytes) == ((), 0)
+        jobs = {view.job_id: int(view.state) for view in reader.jobs(None, None, None, 10**6)}
+        sources = {source.name: source.position for source in reader.sources()}
+    return Stands(jobs, sources, reader_positions(LocalDisk(), str(path)))
+
+
+def read_up_to(path: Path, lsn: int) -> None:
+    with LogReader.open(str(path)) as reader:
+        identity = reader.journal.identity
+    named = NamedReader.take(LocalDisk(), str(path), identity, "billing")
+    named.load()
+    named.save(ReaderPosition(1, lsn))
+    named.release()
+
+
+class Case(NamedTuple):
+    data: Path
+    first: Path
+    old: Stands
+    new: Stands
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A log, a backup of it from before jobs were ingested, and what stands in it and now."""
+    tmp_path = tmp_path_factory.mktemp("case")
+    data, first = tmp_path / "data", tmp_path / "first"
+    with TaskQ(data, segment_bytes=65_536, upkeep=False) as app:
+        handles = [app.enqueue_by_name_sync("keep", "x" * 30_000) for _ in range(4)]
+        app.enqueue_by_name_sync("keep", "x" * (2 << 20))
+        read_up_to(data, 2)
+        app.ingest_sync("bulk", [], 0)
+        back_up(str(data), str(first))
+        app.ingest_sync("bulk", [app.call_by_name("keep", "x")] * 500, 500)
+        for handle in handles:
+            handle.cancel_sync()
+        for _ in range(4):
+            app.enqueue_by_name_sync("keep", "y" * 30_000)
+        app.enqueue_by_name_sync("keep", "y" * (3 << 20))
+        read_up_to(data, int(app.enqueue_by_name_sync("keep", "z").id.partition("-")[2]))
+        assert app.compact_sync(keep=0).freed > 100_000
+    restore(str(first), str(tmp_path / "old"))
+    back_up(str(data), str(tmp_path / "second"))
+    restore(str(tmp_path / "second"), str(tmp_path / "new"))
+    case = Case(data, first, shape(tmp_path / "old"), shape(tmp_path / "new"))
+    assert (case.old.sources, case.new.sources) == ({"bulk": 0}, {"bulk": 500})
+    assert len(case.old.jobs) == 5
+    assert len(case.new.jobs) == 507
+    assert case.old.readers != case.new.readers
+    return case
+
+
+def ends_early(case: Case, target: Path, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> bool:
+    with monkeypatch.context() as patched:
+        patched.setattr(backup, "LocalDisk", cut_disk(cut))
+        try:
+            back_up(str(case.data), str(target))
+        except LogError:
+            return True
+    return False
+
+
+@grows
+@pytest.mark.parametrize("full", [False, True], ids=["cut", "full"])
+def test_a_second_backup_that_is_cut_anywhere_leaves_the_first_or_is_whole(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, full: bool
+) -> None:
+    """With jobs ingested in between, a reader that went on, and segments that went."""
+    step, is_cut, seen = 0, True, []
+    while is_cut:
+        target, again = tmp_path / f"backup-{step}", tmp_path / f"again-{step}"
+        shutil.copytree(case.first, target)
+        is_cut = ends_early(case, target, Cut(step, full=full), monkeypatch)
+        restore(str(target), str(again))
+        seen.append(shape(again))
+        assert seen[-1] in (case.old, case.new), f"cut at operation {step}"
+        back_up(str(case.data), str(target))
+        assert names(target) == names(case.first)
+        shutil.rmtree(again)
+        restore(str(target), str(again))
+        assert shape(again) == case.new, f"cut at operation {step}, and then whole"
+        shutil.rmtree(again)
+        shutil.rmtree(target)
+        step += every(23)
+    assert case.old in seen
+    assert seen[-1] == case.new
+    assert len(seen) >= 3
+
+
+@grows
+def test_a_first_backup_that_is_cut_anywhere_is_none_or_whole(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, is_cut = 0, True
+    while is_cut:
+        target, again = tmp_path / f"backup-{step}", tmp_path / f"again-{step}"
+        is_cut = ends_early(case, target, Cut(step, full=False), monkeypatch)
+        try:
+            restore(str(target), str(again))
+        except LogError:
+            assert is_cut
+        else:
+            assert shape(again) == case.new
+            shutil.rmtree(again)
+        back_up(str(case.data), str(target))
+        restore(str(target), str(again))
+        assert shape(again) == case.new
+        step += every(73)
+
+
+# -- repair ----------------------------------------------------------------------------------------
+
+
+_FIRST: Final = f"{PATH}/log/00000000000000000001.log"
+_BODY: Final = codec.FRAME_HEADER_SIZE
+
+
+def _group(process: Process, count: int, extras: Extras | None = None) -> list[int]:
+    items = [(PLAIN, b"payload %d" % number, extras) for number in range(count)]
+    jobs: list[int] = process.ask(Op.ENQUEUE_MANY, items)
+    return jobs
+
+
+def _written(seed: int = 0) -> tuple[World, list[list[int]]]:
+    """Groups of jobs in two segments; of the first group one succeeded, one is to be retried."""
+    world = World(seed)
+    process = world.process()
+    groups = [_group(process, 4) for _ in range(3)]
+    first, second = process.claim(2)
+    process.settle(first, body=b"result")
+    process.settle(second, Kind.RETRIED, body=b"again", delay_ns=60 * SECOND_NS)
+    process.enqueue(bytes(70_000))
+    groups.append(_group(process, 3, Extras(due_ns=3_600 * SECOND_NS)))
+    process.close()
+    return world, groups
+
+
+def _frames(world: World, segment: int = 0) -> list[Frame]:
+    journal = world.reader()
+    lsn = journal.files.lsns[segment]
+    return [
+        item
+        for base, item in journal.frames(journal.start())
+        if not isinstance(item, Gap) and journal.files.segment_at(base) == lsn
+    ]
+
+
+def _flip(world: World, offset: int, segment: int = 0) -> None:
+    path = world.segments()[segment]
+    byte = world.machine.content(path)[offset]
+    world.machine.corrupt(path, offset, bytes((byte ^ 0x40,)))
+
+
+def _in_record(world: World, frame: Frame, number: int) -> int:
+    body = frame.data[frame.at : frame.at + frame.header.body_size]
+    at = -1
+    for _ in range(number + 1):
+        at = body.index(b"payload", at + 1)
+    return frame.offset + _BODY + at
+
+
+def _one_payload(world: World) -> None:
+    _flip(world, _in_record(world, _frames(world)[1], 2))
+
+
+def _a_frame_header(world: World) -> None:
+    _flip(world, _frames(world)[1].offset + 20)
+
+
+def _the_segment_header(world: World) -> None:
+    _flip(world, 17)
+
+
+def _a_claim(world: World) -> None:
+    _flip(world, _frames(world)[3].end - 12)
+
+
+def _two_frames_in_a_row(world: World) -> None:
+    frames = _frames(world)
+    for frame in frames[:2]:
+        _flip(world, _in_record(world, frame, 1))
+
+
+def _both_segments(world: World) -> None:
+    _one_payload(world)
+    frame = _frames(world, 1)[0]
+    _flip(world, _in_record(world, frame, 0), 1)
+    process = world.process()
+    process.enqueue(b"behind, so that the damage before is none of a torn tail")
+    process.close()
+
+
+DAMAGES: Final = [
+    _one_payload, _a_frame_header, _the_segment_header, _a_claim, _two_frames_in_a_row,
+    _both_segments,
+]  # fmt: skip
+
+
+def _picture(world: World) -> Any:
+    facets = Facets(world.reader())
+    agenda = facets.need_agenda()
+    agenda.promote(world.clock.wall_ns(), 2**62)
+    states = [
+        (job, agenda.table.state(job), agenda.attempt(job), world.reader().files.record(place, job))
+        for job, place in [
+            (chunk.ids[index], chunk.locations[index]) for chunk, index in agenda.table
+        ]
+    ]
+    return agenda.queues.stats(), dict(agenda.running), agenda.order.next_ready(99, None), states
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_repaired_log_verifies_clean_and_holds_what_the_damaged_one_still_gave(
+    damage: Callable[[World], None],
+) -> None:
+    world, _ = _written()
+    damage(world)
+    before = _picture(world)
+    result = verify(world.reader())
+    assert result.damage
+    report = world.repair()
+    assert report.damage == result.damage
+    after = verify(world.reader())
+    assert not after.damage
+    assert not after.torn_bytes
+    assert _picture(world) == before
+    assert after.records == result.records + sum(gap.salvaged for gap in result.damage)
+    process = world.process()
+    assert process.enqueue() > 0
+    assert _picture(world) != before
+
+
+def test_jobs_that_are_lost_are_named_as_far_as_other_records_tell() -> None:
+    world, groups = _written()
+    world.clock.advance(3_600)
+    process = world.process()
+    delivery = next(delivery for delivery in process.claim(99) if delivery.job == groups[1][2])
+    process.settle(delivery)
+    process.close()
+    _one_payload(world)
+    tag = world.reader().tag
+    expected = ((f"{tag}-{groups[1][2]}",), 1)
+    planned = survey_damage(world.reader())
+    assert (planned.lost_jobs, planned.lost_records) == expected
+    done = world.repair()
+    assert (done.lost_jobs, done.lost_records) == expected
+
+
+def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> None:
+    world, groups = _written()
+    for offset in (17, codec.SEGMENT_HEADER.size + 20):
+        _flip(world, offset, 1)
+    process = world.process()
+    process.close()
+    result = verify(world.reader()).damage
+    assert {item.segment for item in result} == {world.segments()[1].rpartition("/")[2]}
+    world.repair()
+    assert not verify(world.reader()).damage
+    assert groups[3][0] in [chunk.ids[i] for chunk, i in world.fold().need_agenda().table]
+
+
+@pytest.mark.parametrize("seed", range(some(8, 40)))
+def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -> None:
+    chance = random.Random(seed)
+    world, _ = _written()
+    size = len(world.machine.content(_FIRST))
+    for _ in range(chance.choice((1, 3, 12))):
+        start = chance.randrange(size)
+        count = min(chance.choice((1, 4, 64, 512, 5_000)), size - start)
+        world.machine.corrupt(_FIRST, start, chance.choice((bytes(count), chance.randbytes(count))))
+    before = _picture(world)
+    world.repair()
+    assert not verify(world.reader()).damage
+    assert _picture(world) == before

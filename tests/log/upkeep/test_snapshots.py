@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import logging
+import random
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+from uuid import UUID
+
 import pytest
 
-from taskq.core.model import SECOND_NS, Extras
+from taskq.core.folds.dedup import key_hash
+from taskq.core.model import SECOND_NS, Durability, Extras
+from taskq.core.records import Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.format import codec
+from taskq.log.format.frames import Cursor, segment_lsn, segment_name
 from taskq.log.requests import ClaimRequest, Op
 from taskq.log.state import snapshot as snapshotfile
 from taskq.log.state.facets import Facets
+from taskq.log.state.snapshot import (
+    AGENDA,
+    DEDUP,
+    HEADER,
+    Newer,
+    Unusable,
+    load_newest,
+    read_header,
+    snapshot_names,
+)
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
-from tests.log.told import check_same, exhaust, fill, names, write
-from tests.log.world import PLAIN, World
+from tests.effort import every, grows, some
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.told import OTHER, check_same, exhaust, fill, folded, grow, names, told, write
+from tests.log.world import PATH, PLAIN, World
+
+pytestmark = grows
 
 # -- what they are good for ------------------------------------------------------------------------
 
@@ -168,3 +195,490 @@ def test_a_large_one_is_on_disk_piece_by_piece_before_it_gets_its_name(
     pieces = [after - before for before, after in zip([0, *synced], synced, strict=False)]
     assert max(pieces) < 1_000 + 2 * 64
     assert sum(0 < size < 1_000 for size in pieces) <= 2, "the ends of two files"
+
+
+# -- snapshot fits ---------------------------------------------------------------------------------
+
+
+# -- which are refused -----------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_is_ahead_of_the_log_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if one had got its name before the log was synced: never written, but never used too."""
+    monkeypatch.setattr(Snapshots, "_is_true", lambda *_: True)
+    refused = 0
+    for seed in range(some(5, 15)):
+        world = World(seed, LogConfig(durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN))
+        process = world.process()
+        process.enqueue(b"synced")
+        process.committer.sync()
+        fill(process)
+        before = process.journal.next_lsn
+        write(process)
+        world.lose_power()
+        world.is_whole = False  # a snapshot says that there was more, as none ever should
+        survivor = world.process()
+        check_same(world)
+        fill(survivor)
+        check_same(world)
+        refused += survivor.journal.recovered != [] or survivor.journal.next_lsn < before
+    assert refused
+    assert all(record.levelno <= logging.WARNING for record in caplog.records)
+
+
+def test_what_is_moved_while_a_snapshot_is_written_keeps_it_from_its_name() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    fill(first)
+    steps = Snapshots(first.committer).write_steps()
+    next(steps)
+    second.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+    world.machine.fail_next_syncs()
+    second.sync()
+    third = world.process()
+    exhaust(steps)
+    assert not names(world)
+    third.close()
+    check_same(world)
+
+
+def test_a_process_that_does_not_know_yet_that_frames_were_moved_writes_none() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    for number in range(5):
+        second.enqueue(b"early %d" % number)
+    second.send(Op.ENQUEUE, (PLAIN, bytes(SEGMENT_BYTES_MIN), None))
+    first.enqueue(b"in the next segment")
+    fill(first)
+    first.committer.sync()
+    # Like a process that has not looked for a while, and shares no fsyncs.
+    second.journal.durable_lsn = 3
+    second.journal.writer.turn.crowded = False
+    world.machine.fail_next_syncs()
+    second.sync()
+    second.close()
+    third = world.process()
+    assert third.journal.recovered
+    assert not write(first)
+    check_same(world)
+    assert third.claim(9)
+
+
+def test_a_copy_of_the_log_that_went_another_way_does_not_take_the_snapshot(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An older copy of the segments is put back, and written to: the same lsns, other records."""
+    world = World()
+    process = world.process()
+    process.enqueue(b"both know this")
+    process.catch_up()
+    path = world.segments()[0]
+    copy = world.machine.content(path)
+    for number in range(4):
+        process.enqueue(b"one way %d" % number)
+    write(process)
+    process.close()
+    world.machine.put(path, copy)
+    world.machine.put(f"{PATH}/write.lock", b"")
+    world.is_whole = False
+    other = world.process()
+    for number in range(9):
+        other.enqueue(b"another %d" % number)
+    caplog.clear()
+    check_same(world)
+    assert "is passed over" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone", "between"])
+def test_segments_that_are_not_those_that_it_was_made_of_refuse_it(
+    change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    process = world.process()
+    for _ in range(4):
+        process.enqueue(bytes(SEGMENT_BYTES_MIN))
+        process.enqueue(b"one more, so that there is room between the names")
+    process.catch_up()
+    write(process)
+    process.close()
+    world.is_whole = False
+    second = world.segments()[1]
+    data = world.machine.content(second)
+    if change == "shorter":
+        world.machine.put(second, data[:-8])
+    elif change == "gone":
+        world.machine.unlink(second)
+    else:
+        lsn = segment_lsn(second.rpartition("/")[2])
+        assert lsn is not None
+        world.machine.put(f"{PATH}/log/{segment_name(lsn + 1)}", data)
+    world.fold()
+    assert "is passed over: the " in caplog.text
+
+
+def test_the_oldest_segments_may_be_gone() -> None:
+    world = World()
+    process = world.process()
+    for _ in range(4):
+        process.enqueue(bytes(SEGMENT_BYTES_MIN))
+        process.settle(process.claim(1)[0])
+    process.catch_up()
+    write(process)
+    world.remove_oldest(2)
+    fresh = world.process()
+    assert fresh.catch_up().caught_up == 0
+    assert fresh.catch_up().need_agenda().queues.stats()[0].succeeded == 4
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_refuses_leaves_no_snapshot_and_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for number in range(60):
+        world = World()
+        process = world.process()
+        fill(process)
+        left = number
+
+        def refuse(_operation: str, path: str) -> None:
+            nonlocal left
+            if "/snapshot" in path and not path.endswith("lock"):
+                left -= 1
+                if left < 0:
+                    raise OSError(28, "No space left on device")
+
+        world.machine.on_step = refuse
+        write(process)
+        world.machine.on_step = None
+        check_same(world)
+        if left > 0:
+            break
+        assert "no snapshot was written: [Errno 28]" in caplog.text
+        assert len(names(world)) <= 4
+        grow(process)
+        write(process)
+        assert check_same(world).behind == 0
+    assert left > 0
+
+
+def test_a_sync_of_a_snapshot_that_fails_is_no_failure_of_the_log() -> None:
+    world = World()
+    process = world.process()
+    fill(process)
+    world.machine.fail_next_syncs()
+    assert not write(process)
+    process.enqueue(b"the log goes on")
+    assert len(write(process)) == 2
+
+
+def test_there_is_none_when_the_disk_is_short() -> None:
+    world = World(config=LogConfig(min_free_bytes=10_000, reserve_bytes=0))
+    process = world.process()
+    fill(process)
+    world.machine.free = 10_050
+    assert not write(process)
+    world.machine.free = 50_000
+    assert len(write(process)) == 2
+
+
+# -- snapshot runs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", 512)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("seed", range(some(2, 10)))
+def test_it_is_the_same_when_compaction_took_segments_since(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World(seed, keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None))
+    process, idle = world.process(), world.process()
+    used = 0
+    for _ in range(10):
+        for number in range(12):
+            process.offer(b"%d" % number, _extras(chance), spec=chance.choice((PLAIN, OTHER)))
+        for delivery in process.claim(chance.randrange(14)):
+            kind = chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RETRIED, Kind.DEAD))
+            process.settle(delivery, kind)
+        if chance.random() < 0.3:
+            idle.catch_up()
+        for _ in range(chance.randrange(2)):
+            fill_segment(process)
+        world.clock.advance(chance.choice((0, 1, 30)))
+        if chance.random() < 0.5:
+            process.catch_up()
+            write(process)
+        if chance.random() < 0.5:
+            tend(process)
+        behind, total = check_same(world)
+        used += behind < total
+    assert used
+    now_ns = world.clock.wall_ns()
+    assert told(idle.catch_up(), now_ns) == told(folded(world, trusts_snapshots=True), now_ns)
+
+
+def _extras(chance: random.Random) -> Extras | None:
+    key = b"key %d" % chance.randrange(9)
+    seconds = chance.choice((1, 30)) * SECOND_NS
+    return chance.choice((
+        None, None, None, Extras(key=key), Extras(key=key, window_ns=seconds),
+        Extras(due_ns=seconds), Extras(expires_ns=10 * seconds),
+    ))  # fmt: skip
+
+
+# -- snapshot files --------------------------------------------------------------------------------
+
+
+_BLOCK: Final = 128
+
+
+class Small:
+    """A log with two snapshots of each facet, in blocks of 128 bytes."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        process = self.world.process()
+        for number in range(2):
+            process.offer(b"keyed %d" % number, Extras(key=b"key %d" % number))
+            process.enqueue(b"plain")
+            process.settle(process.claim(1)[0])
+            process.catch_up()
+            write(process)
+        process.enqueue(b"after it")
+        process.close()
+        self.paths = [f"{PATH}/snapshot/{name}" for name in names(self.world)]
+        self.contents = {path: self.world.machine.content(path) for path in self.paths}
+        self.truth = told(folded(self.world, trusts_snapshots=False), self.now_ns)
+
+    @property
+    def now_ns(self) -> int:
+        return self.world.clock.wall_ns()
+
+    def newest(self, facet: str) -> str:
+        return max(path for path in self.paths if f".{facet}." in path)
+
+    def put(self, path: str, data: bytes) -> None:
+        self.world.machine.put(path, data)
+
+    def restore(self) -> None:
+        for path, data in self.contents.items():
+            self.put(path, data)
+
+    def told(self) -> dict[str, Any]:
+        return told(folded(self.world, trusts_snapshots=True), self.now_ns)
+
+    def cursor(self, facet: str) -> int | None:
+        place = self.world.reader()
+        if facet == "agenda":
+            loaded: tuple[object, Cursor] | None = load_newest(place, AGENDA)
+        else:
+            loaded = load_newest(place, DEDUP)
+        return None if loaded is None else loaded[1].next_lsn
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Small]:
+    monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", _BLOCK)
+    small = Small()
+    assert len(small.paths) == 4
+    yield small
+    small.restore()
+    check_same(small.world)
+
+
+def _lsns(small: Small, facet: str) -> list[int]:
+    reader = small.world.reader()
+    return [int(name[:20]) for name in snapshot_names(reader.disk, PATH, facet)]
+
+
+@grows
+@pytest.mark.parametrize("facet", ["agenda", "dedup"])
+def test_any_byte_that_changed_makes_it_ignored(
+    small: Small, facet: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest, older = _lsns(small, facet)
+    path = small.newest(facet)
+    data = small.contents[path]
+    assert small.cursor(facet) == newest
+    for at in range(0, len(data), every(17)):
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        small.put(path, bytes(changed))
+        caplog.clear()
+        assert small.cursor(facet) == older, f"byte {at}"
+        assert "is passed over" in caplog.text
+        if not at % 16:
+            assert small.told() == small.truth
+
+
+@grows
+@pytest.mark.parametrize("facet", ["agenda", "dedup"])
+def test_one_that_was_cut_or_grew_is_ignored(small: Small, facet: str) -> None:
+    _, older = _lsns(small, facet)
+    path = small.newest(facet)
+    data = small.contents[path]
+    for size in range(0, len(data), every(17)):
+        small.put(path, data[:size])
+        assert small.cursor(facet) == older, f"{size} bytes"
+    small.put(path, data + b"\0")
+    assert small.cursor(facet) == older
+    small.put(path, data[:200] + bytes(len(data) - 200))
+    assert small.told() == small.truth
+
+
+def test_without_a_whole_one_the_log_is_folded_from_its_start(small: Small) -> None:
+    for path in small.paths:
+        small.put(path, b"nothing of the kind")
+    assert small.cursor("agenda") is None
+    assert small.told() == small.truth
+
+
+def test_one_of_another_log_is_ignored(small: Small, caplog: pytest.LogCaptureFixture) -> None:
+    other = Small()
+    for path in small.paths:
+        small.put(path, other.contents[path])
+    assert small.told() == small.truth
+    assert "it is of another log" in caplog.text
+
+
+def test_blocks_of_another_snapshot_do_not_fit(small: Small) -> None:
+    """Or of another place in the same one: their CRC begins with log, lsn and number."""
+    path = small.newest("agenda")
+    data = bytearray(small.contents[path])
+    at = len(data) - (len(data) - _contents_at(bytes(data))) // (_BLOCK + 4) * (_BLOCK + 4)
+    first, second = at, at + _BLOCK + 4
+    assert second + _BLOCK + 4 <= len(data)
+    data[first:second], data[second : second + _BLOCK + 4] = (
+        data[second : second + _BLOCK + 4],
+        data[first:second],
+    )
+    small.put(path, bytes(data))
+    assert small.cursor("agenda") == _lsns(small, "agenda")[1]
+
+
+def _contents_at(data: bytes) -> int:
+    count: int = HEADER.unpack_from(data)[12]
+    return HEADER.size + 16 * count + 4
+
+
+def _with_fields(data: bytes, **changes: int) -> bytes:
+    """Return the file with another version, or the like, and a header CRC that fits."""
+    end = _contents_at(data)
+    head = bytearray(data[: end - 4])
+    places = {"version": ("<H", 8), "facet": ("<H", 10), "frozen": ("<I", 12), "count": ("<I", 136)}
+    for name, value in changes.items():
+        form, at = places[name]
+        struct.pack_into(form, head, at, value)
+    return bytes(head) + zlib.crc32(head).to_bytes(4, "little") + data[end:]
+
+
+@pytest.mark.parametrize("what", ["version", "frozen"])
+def test_one_of_a_newer_taskq_is_ignored_and_kept(
+    small: Small, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = small.newest("agenda")
+    small.put(path, _with_fields(small.contents[path], **{what: 99}))
+    assert small.told() == small.truth
+    assert "a newer taskq wrote it" in caplog.text
+    process = small.world.process()
+    process.enqueue(b"more")
+    process.catch_up()
+    assert path.rpartition("/")[2] in write(process)
+    assert small.world.fold().caught_up == 0
+    process.close()
+    for name in names(small.world):
+        small.world.machine.unlink(f"{PATH}/snapshot/{name}")
+
+
+def test_one_of_another_facet_is_ignored(small: Small, caplog: pytest.LogCaptureFixture) -> None:
+    small.put(small.newest("agenda"), small.contents[small.newest("dedup")])
+    assert small.told() == small.truth
+    assert "it holds version 1 of facet 2" in caplog.text
+
+
+def test_counts_are_bounded_before_anything_is_made_of_them(small: Small) -> None:
+    path = small.newest("agenda")
+    disk = small.world.reader().disk
+    for count in (2**32 - 1, 1_000, 7):
+        changed = bytearray(small.contents[path])
+        struct.pack_into("<I", changed, 136, count)
+        small.put(path, bytes(changed))
+        opened = disk.open(path, write=False)
+        with pytest.raises(Unusable, match=r"cut short|does not read back"):
+            read_header(disk, opened, AGENDA.kind, small.world.reader().identity)
+
+
+def test_a_disk_that_does_not_give_one_back_is_no_reason_to_fail(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in small.paths:
+        small.world.machine.unreadable.add((path, 0))
+    assert small.told() == small.truth
+    assert "Input/output error" in caplog.text
+    small.world.machine.unreadable.clear()
+
+
+def test_what_frozen_columns_and_their_file_look_like(small: Small) -> None:
+    """The bytes, said again in the plainest way; a change of either needs another version."""
+    path = small.newest("dedup")
+    data = small.contents[path]
+    log_id = small.world.reader().identity.log_id.bytes
+    (magic, version, facet, frozen, log, segment, offset, lsn, frame, head, _, size, count,
+     zero) = HEADER.unpack_from(data)  # fmt: skip
+    assert (magic, version, facet, frozen, log, zero) == (b"taskqsnp", 1, 2, 1, log_id, 0)
+    assert (segment, count) == (1, 1)
+    assert struct.unpack_from("<QQ", data, 144) == (1, offset)
+    segment_data = small.world.machine.content(small.world.segments()[0])
+    assert head == segment_data[frame : frame + 56]
+    result = codec.decode_frame_header(head, 0, codec.segment_seed(UUID(bytes=log_id), 1), frame)
+    assert result is not None
+    assert (frame + result.size, result.next_lsn) == (offset, lsn)
+    at = 144 + 16
+    assert int.from_bytes(data[at : at + 4], "little") == zlib.crc32(data[:at])
+    at += 4
+    columns = b""
+    for number in range(-(-size // _BLOCK)):
+        block = data[at : at + min(_BLOCK, size - len(columns))]
+        at += len(block) + 4
+        seed = zlib.crc32(struct.pack("<16sQQ", log_id, lsn, number))
+        assert int.from_bytes(data[at - 4 : at], "little") == zlib.crc32(block, seed)
+        columns += block
+    assert at == len(data)
+    numbers = list(_columns(columns))
+    hashed = key_hash(b"default", b"key 1")
+    (job,) = numbers[5][1]
+    location = numbers[7][1][0]
+    assert codec.enqueue_body(_record(segment_data, location)) == b"keyed 1"
+    assert numbers == [
+        ("q", (0, 1, 0, 2)),  # shift of the clock, keys held, page to be swept next, keys taken
+        ("Q", (0,)),  # the lowest hash of each page
+        ("I", (1,)), ("Q", (hashed,)),
+        ("I", (1,)), ("Q", (job,)),
+        ("I", (1,)), ("Q", (location,)),
+        ("I", (1,)), ("q", (2**63 - 1,)),  # until it is settled
+    ]  # fmt: skip
+
+
+def _record(data: bytes, at: int) -> bytes:
+    return data[at : at + codec.LENGTH.unpack_from(data, at)[0]]
+
+
+def _columns(data: bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    at = 0
+    while at < len(data):
+        code, count = struct.unpack_from("<8sQ", data, at)
+        name = code.rstrip(b"\0").decode()
+        at += 16
+        yield name, struct.unpack_from(f"<{count}{name}", data, at)
+        at += struct.calcsize(f"<{count}{name}")
+
+
+def test_kinds_are_numbered_for_ever() -> None:
+    assert [record.kind[:2] for record in (AGENDA, DEDUP)] == [("agenda", 1), ("dedup", 2)]
+    assert issubclass(Newer, Unusable)

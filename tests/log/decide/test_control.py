@@ -1,0 +1,338 @@
+"""Waiting jobs are edited, withdrawn and paused; running ones are asked to cancel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskq.core.errors import JobCancelled, JobNotFound, NotWaiting, UsageError
+from taskq.core.model import SECOND_NS, Extras, State
+from taskq.core.rates import Limit
+from taskq.core.records import Cause, Kind
+from taskq.core.views import QueueStats
+from taskq.log.decide.settle import is_asked
+from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.read.selection import WaitingFilter, count_running, waiting_page
+from taskq.log.requests import Cancel, ClaimRequest, Delivery, EnqueueSpec, Op, Withdrawal
+from tests.log.editing import edit, found
+from tests.log.flowing import chord, items_of
+from tests.log.tending import FILLER, keeping, tend
+from tests.log.world import Process, World
+
+HOUR = 3_600 * SECOND_NS
+NOW = (0, False)
+SEND = EnqueueSpec("mail", "send")
+URGENT = EnqueueSpec("mail", "send", 9)
+
+
+def claimed(process: Process, count: int = 99, **wanted: Any) -> list[tuple[int, str, int]]:
+    request = ClaimRequest(count, wait_until_ns=0, **wanted)
+    return [
+        (delivery.job, delivery.queue, delivery.priority)
+        for delivery in process.ask(Op.CLAIM, request)
+    ]
+
+
+def test_a_job_that_waits_is_due_now_later_or_at_a_date_whatever_it_waited_for() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    hour, date = first.enqueue(extras=Extras(due_ns=HOUR)), world.clock.wall_ns() + 2 * HOUR
+    tried = first.enqueue(spec=URGENT)
+    (delivery,) = first.claim()
+    first.settle(delivery, Kind.RETRIED, delay_ns=HOUR)
+    ready = first.enqueue()
+    assert edit(second, hour, due=NOW)
+    assert edit(second, tried, due=(date, True))
+    assert edit(second, ready, due=(HOUR, False))
+    assert [job for job, _, _ in claimed(first)] == [hour]
+    world.clock.advance(3_601)
+    assert [job for job, _, _ in claimed(first)] == [ready]
+    world.clock.advance(3_600)
+    assert claimed(first) == [(tried, "mail", 9)]
+
+
+def test_a_job_that_somebody_claimed_or_ended_meanwhile_is_refused_and_nothing_is_written() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    jobs = [first.enqueue() for _ in range(2)]
+    wishes = [found(second, job, priority=9) for job in jobs]
+    (delivery,) = first.claim()
+    first.ask(Op.CANCEL, jobs[1])
+    before = world.kinds()
+    for wish, item in zip(wishes, ("it runs already", "it is settled"), strict=True):
+        with pytest.raises(NotWaiting, match=item):
+            second.ask(Op.EDIT, wish)
+    for job in jobs:
+        with pytest.raises(NotWaiting):
+            found(second, job, priority=9)
+    with pytest.raises(JobNotFound):
+        found(second, 99, priority=9)
+    assert world.kinds() == before
+    first.settle(delivery)
+
+
+def test_a_job_that_changed_since_it_was_looked_at_is_looked_at_again() -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    job = first.enqueue(extras=Extras(due_ns=HOUR))
+    wish = found(first, job, priority=9)
+    assert edit(second, job, due=(2 * HOUR, False))
+    assert first.ask(Op.EDIT, wish) is None
+    assert edit(first, job, priority=9)
+    view = world.view(job)
+    assert view is not None
+    assert (view.priority, view.state) == (9, State.SCHEDULED)
+    assert view.due_ns == world.clock.wall_ns() + 2 * HOUR
+
+
+def test_an_edit_that_changes_nothing_writes_nothing() -> None:
+    world = World()
+    process = world.process()
+    job = process.enqueue(spec=SEND)
+    assert edit(process, job, due=NOW) is False
+    assert edit(process, job, priority=5, queue=b"mail") is False
+    assert world.kinds() == [Kind.ENQUEUED]
+
+
+def test_an_edit_wakes_who_sleeps_until_the_job_is_due() -> None:
+    process = World().process()
+    job = process.enqueue(extras=Extras(due_ns=HOUR))
+    wish = found(process, job, due=(SECOND_NS, False))
+    process.committer.commit([(Op.EDIT, None, None, wish)])
+    assert process.committer.take_interest() & INTEREST_READY
+
+
+def test_limits_of_a_task_count_its_jobs_wherever_they_wait() -> None:
+    process = World().process()
+    keyed = Extras(concurrency_key=b"ada")
+    jobs = [process.enqueue(extras=keyed, spec=SEND) for _ in range(3)]
+    limits = {"send": Limit(concurrency=1)}
+    assert [job for job, _, _ in claimed(process, 1, limits=limits)] == [jobs[0]]
+    edit(process, jobs[2], priority=9, queue=b"slow")
+    edit(process, jobs[1], priority=8)
+    assert claimed(process, limits=limits) == []
+    assert process.catch_up().need_agenda().queues.stats()[0].ready == 1
+
+
+def test_a_job_that_waits_for_others_may_move_and_is_given_no_moment() -> None:
+    world = World()
+    process = world.process()
+    last = process.ask(Op.ENQUEUE_MANY, items_of(chord(2)))[0]
+    with pytest.raises(UsageError, match="waits for other jobs"):
+        edit(process, last, due=NOW)
+    assert edit(process, last, priority=9, queue=b"slow")
+    for delivery in process.claim(2):
+        process.settle(delivery, body=b"1")
+    assert claimed(world.process()) == [(last, "slow", 9)]
+
+
+# -- queue control ---------------------------------------------------------------------------------
+
+
+MAIL = EnqueueSpec(queue="mail", task="send")
+SYNC = EnqueueSpec(queue="sync", task="copy")
+ALL = 2**62
+
+
+def waiting(process: Process, **wanted: Any) -> list[int]:
+    process.catch_up()
+    return waiting_page(process.committer.sight, WaitingFilter(**wanted), 0, ALL, 10_000).items
+
+
+def test_a_resume_wakes_claims_that_wait_here_and_sleepers_elsewhere() -> None:
+    process = World().process()
+    process.ask(Op.PAUSE, "mail")
+    job = process.enqueue(spec=MAIL)
+    waiting = process.send(Op.CLAIM, ClaimRequest(1))
+    assert not waiting.done()
+    future: Any = process.send(Op.RESUME, "mail")
+    process.sync()
+    assert future.result(0) is True
+    assert [job.job for job in waiting.result(0)] == [job]
+    process.ask(Op.PAUSE, "mail")
+    committer = process.committer
+    committer.commit([(Op.RESUME, None, None, "mail")])
+    assert committer.take_interest() & INTEREST_READY
+
+
+def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> None:
+    world = World()
+    process = world.process()
+    jobs = [process.enqueue(spec=MAIL) for _ in range(4)]
+    late = process.enqueue(spec=MAIL, extras=Extras(due_ns=60 * SECOND_NS))
+    (running,) = process.claim()
+    done = process.ask(Op.WITHDRAW, Withdrawal([*jobs[:3], late, 4_711], Cause.PURGE))
+    assert done == [jobs[1], jobs[2], late]
+    assert running.job == jobs[0]
+    stats = QueueStats(queue="mail", ready=1, running=1, cancelled=3)
+    assert process.catch_up().need_agenda().queues.stats() == (stats,)
+    causes = {record.cause for record in world.records() if record.type == Kind.CANCELLED}
+    assert causes == {str(Cause.PURGE)}
+    process.settle(running)
+
+
+def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:
+    world = World()
+    process = world.process()
+    old = process.enqueue(spec=MAIL)
+    world.clock.advance(100)
+    moment = world.clock.wall_ns()
+    mail = process.enqueue(spec=MAIL)
+    late = process.enqueue(spec=SYNC, extras=Extras(due_ns=60 * SECOND_NS))
+    for wanted, expected in (
+        ({}, [old, mail, late]),
+        ({"queue": "mail"}, [old, mail]),
+        ({"task": "copy"}, [late]),
+        ({"queue": "mail", "task": "copy"}, []),
+        ({"states": frozenset({State.READY})}, [old, mail]),
+        ({"states": frozenset({State.SCHEDULED})}, [late]),
+        ({"before_ns": moment}, [old]),
+        ({"before_ns": moment + 1}, [old, mail, late]),
+    ):
+        assert waiting(process, **wanted) == expected, wanted
+    world.clock.advance(60)
+    assert waiting(process, states=frozenset({State.READY})) == [old, mail, late]
+    (running,) = process.claim()
+    assert waiting(process, queue="mail") == [mail]
+    assert count_running(process.committer.sight, "mail", None) == 1
+    assert count_running(process.committer.sight, "sync", None) == 0
+    process.settle(running)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_pages_together_find_every_waiting_job_once(limit: int) -> None:
+    process = World().process()
+    jobs = [process.enqueue(spec=MAIL) for _ in range(9)]
+    process.catch_up()
+    seen: list[int] = []
+    start = 0
+    while True:
+        page = waiting_page(process.committer.sight, WaitingFilter(), start, jobs[8], limit)
+        seen += page.items
+        start = page.following
+        if not start:
+            break
+    assert seen == jobs[:8]
+
+
+def test_a_withdrawal_frees_keys_and_wakes_who_waits_for_the_outcome() -> None:
+    process = World().process()
+    job = process.enqueue(spec=MAIL, extras=Extras(key=b"k"))
+    waiting = process.send(Op.OUTCOME, job)
+    process.ask(Op.WITHDRAW, Withdrawal([job]))
+    assert waiting.result(0).state is State.CANCELLED
+    assert isinstance(process.offer(spec=MAIL, extras=Extras(key=b"k")), int)
+
+
+# -- cancel running --------------------------------------------------------------------------------
+
+
+TWICE = EnqueueSpec("mail", "mail.send", attempts=2)
+
+
+def asked(process: Process, spec: EnqueueSpec = TWICE, **rest: Any) -> Delivery:
+    job = process.enqueue(spec=spec, **rest)
+    (delivery,) = process.claim()
+    assert process.ask(Op.CANCEL, job) is Cancel.ASKED
+    return delivery
+
+
+def last(world: World) -> Any:
+    return world.records()[-1]
+
+
+def test_each_state_has_its_answer(world: World) -> None:
+    process = world.process()
+    waits, late = process.enqueue(), process.enqueue(extras=Extras(due_ns=9 * SECOND_NS))
+    assert process.ask(Op.CANCEL, late) is Cancel.WITHDRAWN
+    (delivery,) = process.claim()
+    assert process.ask(Op.CANCEL, waits) is Cancel.ASKED
+    assert process.ask(Op.CANCEL, waits) is Cancel.ASKED
+    process.settle(delivery)
+    assert process.ask(Op.CANCEL, waits) is Cancel.TOO_LATE
+    assert world.kinds().count(Kind.CANCEL_ASKED) == 1, "one ask a claim"
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (Kind.RETRIED, Cause.EXHAUSTED), (Kind.RELEASED, Cause.DRAIN), (Kind.DEAD, Cause.REJECTED),
+        (Kind.RELEASED, Cause.SNOOZE), (Kind.RELEASED, Cause.CALLER), (Kind.DEAD, Cause.EXHAUSTED),
+        (Kind.CANCELLED, Cause.ASKED), (Kind.RELEASED, Cause.CONDITION),
+    ],
+)  # fmt: skip
+def test_whatever_ends_the_claim_ends_the_job_as_cancelled(
+    world: World, kind: Kind, cause: Cause
+) -> None:
+    process, other = world.process(), world.process()
+    delivery = asked(process)
+    waiting = other.send(Op.OUTCOME, delivery.job)
+    process.settle(delivery, kind, cause=cause, body=b"why", delay_ns=SECOND_NS)
+    record = last(world)
+    assert (record.type, record.cause, record.body) == (Kind.CANCELLED, "asked", b"why")
+    assert (record.token, record.attempt) == (delivery.token, 1)
+    world.clock.advance(3_600)
+    assert other.claim() == []
+    other.follow()
+    assert waiting.result(0).state is State.CANCELLED
+    view = world.view(delivery.job)
+    assert view is not None
+    assert (view.state, view.reason) == (State.CANCELLED, "why")
+    assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [(1, "cancelled")]
+
+
+def test_a_lease_that_is_over_ends_it_and_extending_tells_of_it(world: World) -> None:
+    holder, other = world.process(), world.process()
+    job = holder.enqueue()
+    request = ClaimRequest(1, wait_until_ns=0, lease_ns=30 * SECOND_NS)
+    (delivery,) = holder.ask(Op.CLAIM, request)
+    assert not is_asked(holder.committer.facets, delivery)
+    assert other.ask(Op.CANCEL, job) is Cancel.ASKED
+    with pytest.raises(JobCancelled):
+        holder.ask(Op.EXTEND, (delivery, 30 * SECOND_NS))
+    assert is_asked(holder.committer.facets, delivery)
+    world.clock.advance(30)
+    assert other.claim() == []
+    assert (last(world).type, last(world).cause) == (Kind.CANCELLED, "asked")
+    assert not is_asked(holder.catch_up(), delivery)
+
+
+def test_compaction_carries_the_wish(world: World) -> None:
+    world = World(config=keeping(keep_bytes=200_000, keep_seconds=None))
+    process = world.process()
+    delivery = asked(process)
+    first = world.segments()[0]
+    fill = EnqueueSpec("fill", "fill", 9, 1)
+    while first in world.segments():
+        for _ in range(20):
+            process.enqueue(FILLER, spec=fill)
+        for item in process.claim(40):
+            process.settle(item)
+        tend(process)
+    carried = [
+        record for record in world.records() if record.carried and record.job == delivery.job
+    ]
+    assert carried
+    assert all(item.carried and item.carried.cancel_wanted for item in carried)
+    assert world.fold().need_agenda().leases.asked == {delivery.job}
+    process.settle(delivery, Kind.RETRIED)
+    assert last(world).type == Kind.CANCELLED
+
+
+def test_only_the_process_that_runs_the_job_is_told_and_once(world: World) -> None:
+    worker, other = world.process(), world.process()
+    heard: list[Any] = []
+    for process in (worker, other):
+        process.committer.operations.asks.listen(process, lambda ask, _: heard.append(ask))
+    delivery = asked(worker)
+    for _ in range(2):
+        for process in (other, worker):
+            process.follow()
+            process.committer.operations.asks.look()
+            for port, _, (call, ask, nothing) in process.committer.operations.asks.told():
+                assert port is worker
+                call(ask, nothing)
+    assert heard == [(delivery.job, delivery.token)]
+    worker.settle(delivery)
+    assert worker.committer.operations.asks.told() == []

@@ -1,0 +1,399 @@
+"""Owners of a log: their doors, refused peers, and what workers say that they claim."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskq import TaskLog
+from taskq.core.errors import LogError
+from taskq.core.rates import Limit, Rate
+from taskq.core.views import Hold, Serving
+from taskq.log.config import LogConfig
+from taskq.log.machine import access, syscalls
+from taskq.log.machine.access import make_directory, make_pipe, open_file, open_pipe, replace_file
+from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.owners import publish, read_servings
+from taskq.log.machine.peers import LocalPeers
+from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.read.reader import LogReader
+from taskq.log.requests import ClaimRequest, EnqueueSpec
+from taskq.log.store.store import open_store
+from taskq.log.upkeep.health import check_health
+
+
+def plant_link(path: Path) -> None:
+    victim = path.parent.parent / "victim"
+    victim.write_bytes(b"precious")
+    path.symlink_to(victim)
+
+
+def plant_dangling(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "victim")
+
+
+PLANTED = [plant_link, plant_dangling, os.mkfifo, os.mkdir]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+@pytest.mark.parametrize(
+    "opening",
+    [
+        lambda path: LocalDisk().open(path, write=False),
+        lambda path: LocalDisk().open(path),
+        lambda path: LocalDisk().open(path, create=True),
+    ],
+)
+def test_only_regular_files_are_opened_and_at_once(
+    tmp_path: Path, plant: Callable[[Path], object], opening: Callable[[str], int]
+) -> None:
+    (tmp_path / "log").mkdir()
+    plant(tmp_path / "log/reserve")
+    with pytest.raises(OSError, match=r"symbolic link|no regular file|Is a directory"):
+        opening(str(tmp_path / "log/reserve"))
+    victim = tmp_path / "victim"
+    assert victim.exists() == (plant is plant_link)
+    assert plant is not plant_link or victim.read_bytes() == b"precious"
+
+
+def test_nothing_is_written_through_a_linked_directory(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
+    for act in (
+        lambda: LocalDisk().open(f"{tmp_path}/log/x", create=True),
+        lambda: LocalDisk().make_directory(f"{tmp_path}/log/x"),
+        lambda: LocalDisk().make_directory(f"{tmp_path}/log"),
+        lambda: make_pipe(tmp_path / "log/x"),
+    ):
+        with pytest.raises(OSError, match="it is a symbolic link"):
+            act()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_pipe_is_opened_where_a_pipe_is_expected_and_nothing_else(tmp_path: Path) -> None:
+    os.close(make_pipe(tmp_path / "pipe"))
+    pipe = open_pipe(tmp_path / "pipe", os.O_RDWR)
+    assert stat.S_ISFIFO(os.fstat(pipe).st_mode)
+    os.close(pipe)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match="it is no regular pipe"):
+        open_pipe(tmp_path / "file", os.O_WRONLY)
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        replace_file(tmp_path / "new", link_to(tmp_path / "file"), b"x")
+    assert not (tmp_path / "file").read_bytes()
+
+
+def link_to(path: Path) -> Path:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    return link
+
+
+def test_what_is_refused_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = len(os.listdir("/dev/fd"))  # noqa: PTH208 - as many as there are
+    for _ in range(10):
+        with pytest.raises(OSError, match="no regular file"):
+            open_file(tmp_path / "pipe", os.O_RDWR | os.O_CREAT)
+        with pytest.raises(OSError, match=r"exists|no regular"):
+            make_pipe(tmp_path / "pipe")
+        make_directory(tmp_path / "directory")
+    assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208 - likewise
+
+
+@pytest.mark.parametrize(
+    "name", ["log/00000000000000000001.log", "log/00000000000000000009.log", "taskq.json"]
+)
+@pytest.mark.parametrize("plant", PLANTED)
+def test_a_log_with_something_else_for_a_file_is_an_error_that_names_it(
+    tmp_path: Path, name: str, plant: Callable[[Path], object]
+) -> None:
+    """For readers, for ``health`` and for writers, at once."""
+    log = tmp_path / "log"
+    with TaskLog.open(log) as opened:
+        opened.put_sync(b"x")
+    (log / name).unlink(missing_ok=True)
+    plant(log / name)
+    with pytest.raises(LogError, match=name), LogReader.open(str(log)) as reader:
+        reader.stats()
+    assert any(name in check.detail for check in check_health(log) if not check.ok)
+    if "9" not in name:  # no writer needs that one
+        with pytest.raises((LogError, OSError), match=name), TaskLog.open(log):
+            pass
+
+
+def test_a_log_is_made_where_modes_cannot_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems let nobody change a mode, and give the right one by themselves."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for name in ("chmod", "fchmod"):
+        monkeypatch.setattr(os, name, refuse)
+    for name in ("log", "deep/er/log"):
+        with TaskLog.open(tmp_path / name) as opened:
+            job = opened.put_sync(b"x")
+            assert opened.get_sync(job).payload == b"x"
+
+
+def test_the_data_directory_itself_may_be_a_link(tmp_path: Path) -> None:
+    """People put it on another disk; what is inside is not to be on a third."""
+    (tmp_path / "far").mkdir()
+    link = tmp_path / "log"
+    link.symlink_to(tmp_path / "far")
+    with TaskLog.open(link) as opened:
+        job = opened.put_sync(b"x")
+        assert opened.get_sync(job).payload == b"x"
+    with LogReader.open(str(link)) as reader:
+        assert reader.stats().queues
+
+
+@pytest.mark.parametrize("name", ["log", "owners", "uploads", "readers", "snapshot", "torn"])
+def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name: str) -> None:
+    log = tmp_path / "log"
+    with TaskLog.open(log):
+        pass
+    (log / name).mkdir(exist_ok=True)
+    (log / name).rename(tmp_path / "far")
+    (log / name).symlink_to(tmp_path / "far")
+    text = rf"log/{name} is a symbolic link, .*: move it back, or put all of .*/log elsewhere"
+    with pytest.raises(LogError, match=text):
+        TaskLog.open(log).__enter__()
+    with pytest.raises(LogError, match=text):
+        LogReader.open(str(log))
+    assert any(name in check.detail for check in check_health(log) if not check.ok)
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_a_reserve_that_is_something_else_grows_nothing(
+    tmp_path: Path, plant: Callable[[Path], object]
+) -> None:
+    log = tmp_path / "log"
+    with TaskLog.open(log):
+        pass
+    (log / "reserve").unlink(missing_ok=True)
+    plant(log / "reserve")
+    with TaskLog.open(log, reserve=100_000) as opened:
+        opened.put_sync(b"x")
+    victim = tmp_path / "victim"
+    assert not victim.exists() or victim.read_bytes() == b"precious"
+
+
+# -- refused peers ---------------------------------------------------------------------------------
+
+
+_CODES: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[LocalPeers, LocalPeers]]:
+    """Two owners of one directory."""
+    both = LocalPeers(str(tmp_path), ""), LocalPeers(str(tmp_path), "")
+    yield both
+    for item in both:
+        item.close()
+
+
+def _refuse(*_args: Any, **_options: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _is_woken(owner: LocalPeers) -> bool:
+    return bool(owner._poll.poll(0))
+
+
+def _cut(path: Path, size: int) -> None:
+    os.truncate(path / "owners" / "board", size)
+
+
+def test_who_cannot_tell_that_it_sleeps_does_not_sleep_long(
+    two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full file system that never writes in place refuses one byte of the board."""
+    slept: list[float | None] = []
+    first = two[0]
+    monkeypatch.setattr(
+        first, "_poll", type("Poll", (), {"poll": lambda _, ms: slept.append(ms)})()
+    )
+    with monkeypatch.context() as refused:
+        refused.setattr(syscalls, "write_at", _refuse)
+        first.announce(INTEREST_READY)
+        first.sleep(INTEREST_READY, None)
+        first.sleep(INTEREST_READY, 30)
+        first.sleep(0, 30)
+    first.announce(INTEREST_READY)
+    first.sleep(INTEREST_READY, None)
+    assert slept[:2] == [slept[0]] * 2
+    assert slept[0] is not None
+    assert 0 < slept[0] <= 250
+    assert slept[2:] == [30_000, None]
+
+
+@pytest.mark.parametrize("code", _CODES)
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_poke_that_is_refused_once_wakes_all_the_same(
+    two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch, code: int, *,
+    is_written: bool,
+) -> None:  # fmt: skip
+    """A full disk refuses the pipe its new time, with the byte in it."""
+    write, calls = syscalls.write, list[int]()
+
+    def once(descriptor: int, data: bytes) -> int:
+        calls.append(descriptor)
+        if len(calls) > 1 or is_written:
+            write(descriptor, data)
+        if len(calls) == 1:
+            raise OSError(code, os.strerror(code))
+        return 1
+
+    monkeypatch.setattr(syscalls, "write", once)
+    two[0].poke()
+    assert _is_woken(two[0])
+
+
+@pytest.mark.parametrize("cut", [17, 31, 5])
+def test_a_board_of_any_size_wakes_whom_it_still_names(
+    tmp_path: Path, two: tuple[LocalPeers, LocalPeers], cut: int
+) -> None:
+    first, second = two
+    second.announce(INTEREST_READY)
+    _cut(tmp_path, cut)
+    first.wake(INTEREST_READY)
+    assert not _is_woken(second)
+    second.announce(INTEREST_READY)
+    first.wake(INTEREST_READY)
+    assert _is_woken(second)
+
+
+def test_a_board_that_cannot_be_read_wakes_nobody_and_raises_nothing(
+    two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two[0]._small, "read", _refuse)
+    two[1].announce(INTEREST_READY)
+    two[0].wake(INTEREST_READY)
+    assert not _is_woken(two[1])
+
+
+def test_files_of_the_dead_that_cannot_be_removed_stop_nobody(
+    tmp_path: Path, two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tmp_path / "owners" / f"{7:016x}.lock"
+    dead.write_bytes(b"{}")
+    monkeypatch.setattr(Path, "unlink", _refuse)
+    two[0].forget(7)
+    LocalPeers(str(tmp_path), "").close()
+    assert dead.exists()
+
+
+def test_an_owner_that_cannot_be_asked_lives(
+    tmp_path: Path, two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owners" / f"{7:016x}.lock").write_bytes(b"{}")
+    assert not two[0].alive(7)
+    monkeypatch.setattr(fcntl, "lockf", _refuse)
+    assert two[0].alive(7)
+
+
+def test_an_enqueue_stands_and_is_done_beside_a_board_of_odd_size(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), LogConfig())
+    other = LocalPeers(str(tmp_path), "")
+    store._open.writer.is_alone = False
+    _cut(tmp_path, 33)
+    assert store.thread_port.enqueue(EnqueueSpec(), b"x").result(10) == 1
+    assert len(store.thread_port.claim(ClaimRequest(2)).result(10)) == 1
+    other.close()
+    store.close()
+
+
+def test_a_wake_up_with_a_bug_in_it_is_logged_and_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_self: LocalPeers, _interest: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(LocalPeers, "wake", fail)
+    store = open_store(str(tmp_path), LogConfig())
+    for number in (1, 2):
+        store._open.writer.is_alone = False
+        assert store.thread_port.enqueue(EnqueueSpec(), b"x").result(10) == number
+    store.close()
+    assert "the others could not be woken" in caplog.text
+
+
+# -- servings --------------------------------------------------------------------------------------
+
+
+_NAMES = st.none() | st.frozensets(st.text(max_size=5), max_size=3)
+_COUNT = st.integers(0, 2**40)
+_LIMITS = st.builds(
+    Limit,
+    concurrency=st.integers(1, 9),
+    rate=st.none() | st.builds(Rate, st.integers(1, 9), st.integers(10**7, 10**9)),
+    scope=st.text(max_size=5),
+)
+_HOLDS = st.builds(
+    Hold, queues=_NAMES, tasks=_NAMES, is_breaker=st.booleans(), text=st.text(), since_ns=_COUNT
+)
+_SERVINGS = st.builds(
+    Serving,
+    queues=_NAMES,
+    tasks=_NAMES,
+    slots=_COUNT,
+    holds=st.lists(_HOLDS, max_size=2).map(tuple),
+    limits=st.none() | st.dictionaries(st.text(max_size=5), _LIMITS, min_size=1, max_size=2),
+)
+
+
+@given(servings=st.lists(_SERVINGS, max_size=3))
+def test_what_workers_claim_is_read_as_it_was_told(
+    servings: list[Serving], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.getbasetemp()
+    publish(directory, 7, servings)
+    assert read_servings(directory, 7) == tuple(servings)
+
+
+@pytest.mark.parametrize("value", [None, 1, "a", [], ["a"], {}, {"a": "b"}], ids=repr)
+@pytest.mark.parametrize("name", ["queues", "tasks", "slots", "holds", "limits"])
+def test_a_value_of_another_type_is_left_out(name: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / f"{7:016x}.serves").write_text(json.dumps([{name: value}, {"slots": 3}]))
+    serving, whole = read_servings(tmp_path, 7)
+    fits = {"queues": list, "tasks": list, "slots": int}.get(name)
+    if fits is None or not isinstance(value, fits):
+        assert serving == Serving()
+    assert whole == Serving(slots=3)
+
+
+# -- own group -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "is_alone"),
+    [
+        ("ada", [], True),
+        ("ada", ["ada"], True),
+        ("ada", ["ada", "bob"], False),
+        ("staff", [], False),
+        ("staff", ["ada"], False),
+    ],
+)
+def test_a_group_of_the_users_name_without_others_lets_nobody_in(
+    monkeypatch: pytest.MonkeyPatch, group: str, members: list[str], is_alone: bool
+) -> None:
+    user = SimpleNamespace(pw_name="ada")
+    monkeypatch.setattr("pwd.getpwuid", lambda _: user)
+    monkeypatch.setattr("grp.getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
+    assert access._is_alone(Path().stat()) is is_alone

@@ -1,0 +1,558 @@
+"""Lists, timelines, exports and past states of jobs equal a filter over all of them."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from taskq import TaskLog, TaskQ
+from taskq.core.errors import JobNotFound, MomentGone, UsageError
+from taskq.core.kinds import CANCEL, EXPIRY
+from taskq.core.model import SECOND_NS, State
+from taskq.core.records import Cause, Kind
+from taskq.core.views import AttemptView, JobView
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.format import codec
+from taskq.log.format.carried import Carried, encode_carried, encode_compacted, encode_history
+from taskq.log.format.codec import LSN_MAX
+from taskq.log.format.frames import Frame
+from taskq.log.format.record import Record, places
+from taskq.log.journal.journal import Journal
+from taskq.log.read import jobs
+from taskq.log.read.jobs import JobFilter, each_job, newest_jobs, past_jobs
+from taskq.log.read.reader import LogReader
+from taskq.log.read.timeline import events_of, timeline
+from taskq.log.read.timetravel import Moment, stand_at
+from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.state.facets import Facets
+from taskq.log.state.job_history import job_view
+from tests.effort import grows, some
+from tests.log.acts import History
+from tests.log.tending import Meaning, fill_segment, keeping, meaning, tend
+from tests.log.world import PATH, PLAIN, World
+
+_STATES = [state for state in State if state is not State.ABSENT]
+
+
+def _check(history: History) -> None:
+    world = history.world
+    known = range(1, history.processes[0].journal.next_lsn)
+    journal, now_ns = world.reader(), world.clock.wall_ns()
+    seen = (job_view(journal, lsn, now_ns) for lsn in reversed(known))
+    every = [view for view in seen if view is not None]
+    for _ in range(30):
+        chosen = history.chance.sample(_STATES, history.chance.randrange(1, 4))
+        wanted = JobFilter(
+            history.chance.choice((None, frozenset(chosen))),
+            history.chance.choice((None, None, "mail", "sync", "none")),
+            history.chance.choice((None, None, "task", "mail.send")),
+            history.chance.choice((1, 3, 20, 1_000)),
+            history.chance.choice((LSN_MAX, history.chance.randrange(1, len(known) + 2))),
+        )
+        assert _found(world, wanted) == _expected(every, wanted), wanted
+
+
+def _found(world: World, wanted: JobFilter) -> list[JobView]:
+    return newest_jobs(world.reader(), wanted, world.clock.wall_ns())
+
+
+def _expected(every: list[JobView], wanted: JobFilter) -> list[JobView]:
+    states, queue, task, limit, before, *_ = wanted
+    return [
+        view
+        for view in every
+        if (states is None or view.state in states)
+        and queue in (None, view.queue)
+        and task in (None, view.task)
+        and view.lsn < before
+    ][:limit]
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(1, 5)))
+@pytest.mark.parametrize("far", [False, True])
+def test_a_list_is_what_asking_for_every_job_would_give(
+    seed: int, far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_is_far", lambda *_: far)
+    monkeypatch.setattr(jobs, "_OTHERS", 0)  # then names and ends are matched where there are any
+    history = History(seed)
+    history.run(40)
+    _check(history)
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(1, 5)))
+@pytest.mark.parametrize(("window", "piece"), [(4_096, 1 << 22), (3, 16)])
+def test_a_list_holds_what_compaction_left_or_wrote_again(
+    seed: int, window: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In however small steps the births are walked over."""
+    monkeypatch.setattr(jobs, "_WINDOW", window)
+    monkeypatch.setattr(jobs, "_PIECE_BYTES", piece)
+    history = History(seed, small=True)
+    for count in (15, 15, 10):
+        history.compact()
+        history.run(count)
+    _check(history)
+
+
+@pytest.mark.parametrize("states", [None, {State.SUCCEEDED}])
+def test_a_rare_task_is_found_without_reading_what_others_did(
+    tmp_path: Path, states: set[State] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TaskQ(tmp_path, durability="os", upkeep=False) as app:
+
+        @app.task(name="rare")
+        async def rare() -> None: ...
+
+        @app.task(name="often")
+        async def often(number: int) -> None: ...
+
+        job = rare.enqueue_sync()
+        for start in range(0, 3_000, 1_000):
+            often.enqueue_many_sync([(number,) for number in range(start, start + 1_000)])
+        app.run_worker(burst=True)
+    read: list[int] = []
+
+    def counted(frame: Frame) -> list[tuple[int, int, int]]:
+        read.append(frame.header.next_lsn - frame.header.first_lsn)
+        return list(places(frame))
+
+    monkeypatch.setattr(jobs, "places", counted)
+    monkeypatch.setattr(jobs, "_is_far", lambda *_: True)  # its story is looked up
+    with LogReader.open(str(tmp_path)) as reader:
+        reader.stats()
+        views = reader.jobs(states, None, "rare", 10)
+    assert [view.job_id for view in views] == [job.id]
+    assert sum(read) < 100
+
+
+def test_a_rare_end_is_found_without_reading_other_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TaskQ(tmp_path, durability="os", upkeep=False) as app:
+
+        @app.task(name="often")
+        async def often(text: str) -> None: ...
+
+        job = often.enqueue_sync("first")
+        for start in range(0, 3_000, 1_000):
+            often.enqueue_many_sync([(str(number),) for number in range(start, start + 1_000)])
+            job.cancel_sync()
+    monkeypatch.setattr(jobs, "_Births", None)
+    with LogReader.open(str(tmp_path)) as reader:
+        (view,) = reader.jobs({State.CANCELLED}, None, "often", 10)
+        assert view.job_id == job.id
+        assert reader.jobs({State.CANCELLED}, "none", None, 10) == []
+        monkeypatch.setattr(jobs, "_Marks", None)
+        assert reader.jobs({State.EXPIRED}, None, None, 10) == []
+
+
+async def test_what_only_looks_like_the_end_of_a_job_is_none(tmp_path: Path) -> None:
+    forged = b"".join(
+        bytes((kind,)) + bytes(11) + number.to_bytes(8, "little")
+        for kind in (CANCEL, EXPIRY)
+        for number in range(100)
+    )
+    async with TaskLog.open(
+        tmp_path, durability="os", upkeep=False, segment_bytes=SEGMENT_BYTES_MIN
+    ) as log:
+        await log.put(forged)
+        for _ in range(SEGMENT_BYTES_MIN // 1_000):
+            await log.put(bytes(1_000))
+        job = await log.put(forged)
+        await log.cancel(job)
+    with LogReader.open(str(tmp_path)) as reader:
+        assert len(reader.segments()) > 1
+        assert [view.job_id for view in reader.jobs({State.CANCELLED}, None, None, 10)] == [job]
+        assert reader.jobs({State.EXPIRED}, None, None, 10) == []
+
+
+# -- past jobs -------------------------------------------------------------------------------------
+
+
+def test_jobs_since_a_moment_are_those_enqueued_then_or_later_however_they_were_carried() -> None:
+    world = World(config=keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None))
+    process = world.process()
+    jobs, moments = [], []
+    for _ in range(3):
+        moments.append(world.clock.wall_ns())
+        jobs.append(process.enqueue())
+        process.settle(process.claim()[0], Kind.DEAD, cause=Cause.REJECTED)
+        world.clock.advance(10)
+    for is_compacted in (False, True):
+        if is_compacted:
+            for _ in range(5):
+                fill_segment(process)
+            tend(process)
+            assert process.journal.files.lsns[0] > jobs[-1], "they were not written again"
+        for number, moment in enumerate(moments):
+            for since, first in ((moment, number), (moment + 1, number + 1)):
+                past = JobFilter(frozenset({State.DEAD}), since_ns=since)
+                listed = [past_job.record.job for past_job in past_jobs(world.reader(), past)]
+                assert listed == jobs[first:], (is_compacted, number)
+
+
+# -- exporting -------------------------------------------------------------------------------------
+
+
+_OVER = (State.SUCCEEDED, State.CANCELLED, State.EXPIRED)
+
+
+def _all(world: World, chosen: JobFilter | None = None) -> list[JobView]:
+    return list(each_job(world.reader(), chosen or JobFilter(), world.clock.wall_ns()))
+
+
+@grows
+@pytest.mark.parametrize("steps_of_clock", [False, True])
+@pytest.mark.parametrize("seed", range(some(1, 5)))
+def test_every_job_is_told_once_and_as_if_it_was_asked_for(
+    seed: int, *, steps_of_clock: bool
+) -> None:
+    """Through retries, dead processes, keys, expiries, several segments and steps of the clock."""
+    history = History(seed, steps_of_clock=steps_of_clock)
+    history.run(40)
+    world = history.world
+    answer = _all(world)
+    jobs = [record.lsn for record in world.records() if record.type == Kind.ENQUEUED]
+    asked = [view for view in map(world.view, jobs) if view is not None]
+    assert sorted(answer, key=lambda view: view.lsn) == asked
+    over = [view for view in answer if view.state in _OVER]
+    assert answer[: len(over)] == over
+    rest = [view.lsn for view in answer[len(over) :]]
+    assert rest == sorted(rest)
+
+
+def test_jobs_are_chosen_by_state_queue_task_and_time_of_their_enqueue() -> None:
+    world = World()
+    process = world.process()
+    start_ns = world.clock.wall_ns()
+    first = process.enqueue(spec=EnqueueSpec("mail", "mail.send"))
+    world.clock.advance(60)
+    second = process.enqueue(spec=EnqueueSpec("mail", "mail.sort"))
+    third = process.enqueue(spec=EnqueueSpec("sync", "mail.send"))
+    [delivery] = process.claim()
+    process.settle(delivery)
+
+    def lsns(chosen: JobFilter) -> list[int]:
+        return [view.lsn for view in _all(world, chosen)]
+
+    assert lsns(JobFilter()) == [first, second, third]
+    assert lsns(JobFilter(states=frozenset({State.SUCCEEDED}))) == [first]
+    assert lsns(JobFilter(states=frozenset({State.READY}))) == [second, third]
+    assert lsns(JobFilter(queue="mail")) == [first, second]
+    assert lsns(JobFilter(task="mail.send")) == [first, third]
+    assert lsns(JobFilter(since_ns=start_ns + 1)) == [second, third]
+    assert lsns(JobFilter(until_ns=start_ns + 1)) == [first]
+    assert lsns(JobFilter(queue="mai")) == []
+
+
+def test_what_compaction_wrote_again_is_told_once() -> None:
+    world = World()
+    process = world.process()
+    done, waiting = process.enqueue(b"done"), process.enqueue(b"waiting")
+    [delivery] = process.claim()
+    process.settle(delivery, body=b"42")
+    process.enqueue(bytes(70_000))
+    process.enqueue(b"in the second segment")
+    views = {view.lsn: view for view in _all(world)}
+    for job in (done, waiting):
+        view = views[job]
+        result = world.reader().indexes.find(job)
+        assert result is not None
+        carried = Carried(
+            job=job, state=view.state, born=result.record, enqueued_ns=view.enqueued_ns,
+            attempt=view.attempt, ended_ns=view.settled_ns, body=view.result,
+        )  # fmt: skip
+        process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
+    assert {view.lsn: view for view in _all(world)} == views
+    world.remove_oldest(1)
+    answer = _all(world)
+    assert [view.lsn for view in answer] == [done, waiting, max(views)]
+    assert [view.payload for view in answer[:2]] == [b"done", b"waiting"]
+    assert answer[0].result == b"42"
+    for view in answer:
+        assert view == job_view(world.reader(), view.lsn, world.clock.wall_ns())
+
+
+def test_records_that_are_whole_in_a_damaged_frame_are_told_too() -> None:
+    world = World()
+    process = world.process()
+    jobs = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"payload %d" % n, None) for n in range(3)])
+    process.enqueue()
+    [path] = world.segments()
+    place = world.machine.content(path).index(b"payload 1")
+    world.machine.corrupt(path, place, b"P")
+    assert [view.payload for view in _all(world)] == [b"payload 0", b"payload 2", b"{}"]
+    assert jobs[1] not in [view.lsn for view in _all(world)]
+
+
+def test_waiting_jobs_cost_no_more_than_their_places() -> None:
+    """Their payloads stay in the log until it is their turn."""
+    world = World()
+    process = world.process()
+    for _ in range(40):
+        process.ask(Op.ENQUEUE_MANY, [(PLAIN, bytes(500), None) for _ in range(50)])
+    journal = world.reader()
+    answer = each_job(journal, JobFilter(), world.clock.wall_ns())
+    next(answer)
+    tracemalloc.start()
+    count = 1 + sum(1 for _ in each_job(journal, JobFilter(), world.clock.wall_ns()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 2_001
+    assert peak < 2_000 * 500 // 2 + 2 * codec.FRAME_BODY_MAX // 9
+
+
+# -- timeline --------------------------------------------------------------------------------------
+
+
+def test_every_record_about_a_job_is_an_event_with_its_time_and_outcome() -> None:
+    world = World()
+    process, other = world.process(), world.process()
+    start_ns = world.clock.wall_ns()
+    job = process.enqueue()
+    process.enqueue(b"another")
+    world.clock.advance(10)
+    [first] = process.claim()
+    world.clock.advance(5)
+    process.settle(first, Kind.RETRIED, body=b"ValueError: no\nline 2", delay_ns=60 * SECOND_NS)
+    world.clock.advance(60)
+    [second] = other.claim()
+    assert second.job == job
+    other.kill()
+    world.clock.advance(1)
+    [third] = [delivery for delivery in process.claim(9) if delivery.job == job]
+    process.settle(third, body=b"42")
+    events = timeline(world.reader(), job)
+    assert [
+        (e.kind, (e.time_ns - start_ns) // SECOND_NS, e.attempt, e.owner, e.cause) for e in events
+    ] == [
+        ("enqueued", 0, 0, 0, ""),
+        ("claimed", 10, 1, 1, ""),
+        ("retried", 15, 1, 1, "exhausted"),
+        ("claimed", 75, 2, 2, ""),
+        ("released", 76, 2, 2, "owner_lost"),
+        ("claimed", 76, 3, 1, ""),
+        ("succeeded", 76, 3, 1, ""),
+    ]
+    assert events[2].reason == "ValueError: no\nline 2"
+    assert events[2].due_ns == start_ns + 75 * SECOND_NS
+    lsns = [event.lsn for event in events]
+    assert lsns == sorted(lsns)
+    assert lsns[0] == job
+
+
+async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_path: Path) -> None:
+    """A process introduces itself in the log once, before its first claim."""
+    async with TaskLog.open(tmp_path, name="early bird", segment_bytes=SEGMENT_BYTES_MIN) as log:
+        await log.put(b"first")
+        await log.ack((await log.claim())[0])
+        for _ in range(3):
+            await log.put(bytes(SEGMENT_BYTES_MIN), queue="rest")
+        job_id = await log.put(b"last")
+        await log.ack((await log.claim(queues=["default"]))[0])
+        alive = await log.timeline(job_id)
+    with LogReader.open(str(tmp_path)) as reader:
+        assert len(reader.journal.files.lsns) > 2
+        gone = reader.timeline(reader.parse_id(job_id))
+    for events in (alive, gone):
+        assert [event.kind for event in events] == ["enqueued", "claimed", "succeeded"]
+        assert {event.worker for event in events[1:]} == {"early bird"}
+        assert all(event.pid and event.host for event in events[1:])
+        assert not events[0].worker
+    assert alive == gone
+
+
+async def test_a_timeline_of_no_job_is_refused(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        job_id = await log.put(b"x")
+        tag = job_id.partition("-")[0]
+        with pytest.raises(JobNotFound):
+            await log.timeline(f"{tag}-99")
+
+
+def _carried(state: State, attempts: list[AttemptView], ended_ns: int) -> bytes:
+    world = World()
+    process = world.process()
+    process.enqueue(b"payload")
+    born = process.journal.files.record(process.catch_up().need_agenda().location(1), 1)
+    carried = Carried(
+        job=1, state=state, born=born, enqueued_ns=100, attempt=len(attempts), ended_ns=ended_ns,
+        history=encode_history(attempts), body=b"because",
+    )  # fmt: skip
+    return encode_carried(Kind.CARRIED, carried, 50)
+
+
+def test_what_compaction_wrote_again_tells_what_came_before() -> None:
+    attempts = [
+        AttemptView(
+            number=1, owner=7, started_ns=200, ended_ns=300, outcome="retried", reason="no"
+        ),
+        AttemptView(
+            number=2, owner=8, started_ns=400, ended_ns=500, outcome="dead", reason="never"
+        ),
+    ]
+    record = Record(_carried(State.DEAD, attempts, 500), 50, 1, 900)
+    events = events_of([record])
+    assert [(e.kind, e.time_ns, e.lsn, e.attempt, e.owner, e.reason) for e in events] == [
+        ("enqueued", 100, 0, 0, 0, ""),
+        ("claimed", 200, 0, 1, 7, ""),
+        ("retried", 300, 0, 1, 7, "no"),
+        ("claimed", 400, 0, 2, 8, ""),
+        ("dead", 500, 0, 2, 8, "never"),
+        ("carried", 900, 50, 2, 0, ""),
+    ]
+    withdrawn = Record(_carried(State.CANCELLED, [], 500), 50, 1, 900)
+    assert [event.kind for event in events_of([withdrawn])] == ["enqueued", "cancelled", "carried"]
+
+
+# -- time travel -----------------------------------------------------------------------------------
+
+
+def _past(world: World, moment: Moment) -> Meaning:
+    journal = world.reader()
+    now_ns = stand_at(journal, moment)
+    return meaning(Facets(journal), now_ns)
+
+
+@grows
+@pytest.mark.parametrize("steps_of_clock", [False, True])
+@pytest.mark.parametrize("seed", range(some(1, 6)))
+def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
+    seed: int, *, steps_of_clock: bool
+) -> None:
+    """By lsn and by time, over several segments, dead processes and steps of the clock."""
+    history = History(seed, steps_of_clock=steps_of_clock)
+    history.run(40)
+    world = history.world
+    for lsn, picture in history.by_lsn.items():
+        assert _past(world, Moment(lsn=lsn)) == picture, lsn
+    world.clock.advance(10**9)  # none of it is in the future, on any clock
+    for time_ns, picture in history.by_time.items():
+        assert _past(world, Moment(time_ns=time_ns + history.steps_ns)) == picture, time_ns
+    assert len(world.segments()) > 1
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(1, 6)))
+def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> None:
+    history = History(seed, small=True)
+    for count in (13, 10, 6):
+        history.compact()
+        history.run(count)
+    numbers: list[int] = []
+    gone: dict[int, int] = {}
+    for lsn, picture in history.by_lsn.items():
+        try:
+            assert _past(history.world, Moment(lsn=lsn)) == picture, lsn
+            numbers.append(lsn)
+        except MomentGone as error:
+            gone[lsn] = error.oldest_lsn
+    assert len(gone) > 10
+    assert len(numbers) > 5
+    [oldest] = set(gone.values())
+    assert max(gone) < oldest <= min(numbers)
+    _past(history.world, Moment(lsn=oldest))
+    _check_told(history, numbers)
+
+
+@grows
+@pytest.mark.parametrize("seed", range(10, some(11, 13)))
+def test_a_job_is_told_as_it_was_told_then(seed: int) -> None:
+    history = History(seed)
+    history.run(40)
+    _check_told(history, list(history.told))
+
+
+def _check_told(history: History, lsns: list[int]) -> None:
+    for lsn in lsns:
+        journal, now_ns = _standing(history.world, Moment(lsn=lsn))
+        for job, view in history.told[lsn].items():
+            assert job_view(journal, job, now_ns) == view, (lsn, job)
+
+
+def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:
+    """Steps of the clock are taken for corrections: the first frames say 1970."""
+    world = World()
+    world.clock.reboot(wall_seconds=3_600)
+    process = world.process()
+    early = process.enqueue()
+    world.clock.advance(3 * 3_600)
+    world.clock.step(1_700_000_000)
+    process.enqueue()
+    now_ns = world.clock.wall_ns()
+    for hours, expected in ((2, [early]), (4, [])):
+        moment = Moment(time_ns=now_ns - hours * 3_600 * SECOND_NS)
+        assert _past(world, moment)["next"] == expected
+
+
+# -- listings -------------------------------------------------------------------------------------
+
+
+def _standing(world: World, moment: Moment) -> tuple[Journal, int]:
+    journal = world.reader()
+    return journal, stand_at(journal, moment)
+
+
+# -- moments that are refused ---------------------------------------------------------------------
+
+
+def test_a_moment_to_come_is_refused() -> None:
+    world = World()
+    world.process().enqueue()
+    with pytest.raises(UsageError, match="has no lsn 2 yet: its newest is 1"):
+        stand_at(world.reader(), Moment(lsn=2))
+    with pytest.raises(UsageError, match=r"2024-01-01T00:00:01.* is still to come"):
+        stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() + SECOND_NS))
+
+
+def test_a_moment_before_what_compaction_left_is_refused_with_the_oldest_that_can_be_told() -> None:
+    """Between the oldest record kept and the end of the compaction, carried jobs are missing."""
+    world = World()
+    process = world.process()
+    for number in range(4):
+        process.enqueue(bytes(20_000 * (number + 1)))
+    process.enqueue()
+    kept = process.journal.files.lsns[-1]
+    assert kept > 1
+    world.clock.advance(60)
+    lsn = process.journal.next_lsn
+    process.append(encode_compacted(kept, lsn))
+    # While the old segments are there, so is the past.
+    assert _past(world, Moment(lsn=1))["next"] == [1]
+    for path in world.segments()[:-1]:
+        process.disk.remove(path)
+    with pytest.raises(MomentGone, match=rf"oldest .* is 2024-01-01T00:01:00.* \(lsn {lsn}\)") as e:
+        stand_at(world.reader(), Moment(lsn=lsn - 1))
+    assert e.value.oldest_lsn == lsn
+    with pytest.raises(MomentGone):
+        stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() - SECOND_NS))
+    stand_at(world.reader(), Moment(lsn=lsn))
+    stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns()))
+    assert PATH in str(e.value)
+
+
+# -- moments as people write them ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("4711", Moment(lsn=4711)),
+        ("2h", Moment(time_ns=10**18 - 7_200 * SECOND_NS)),
+        ("2001-09-09T01:46:41+00:00", Moment(time_ns=1_000_000_001 * SECOND_NS)),
+        ("2001-09-09T01:46:41Z", Moment(time_ns=1_000_000_001 * SECOND_NS)),
+    ],
+)
+def test_a_moment_is_an_lsn_a_span_back_from_now_or_a_time(text: str, moment: Moment) -> None:
+    assert Moment.parse(text, 10**18) == moment
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-5", "2h ago", "2024-13-01"])
+def test_any_other_moment_is_refused_with_the_forms_that_there_are(text: str) -> None:
+    with pytest.raises(UsageError, match="give a span back from now"):
+        Moment.parse(text, 10**18)
