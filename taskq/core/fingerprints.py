@@ -90,7 +90,6 @@ RULES: Final[tuple[Rule, ...]] = (
 CLASS: Final = r"(?:[A-Za-z_][0-9A-Za-z_]*\.){0,20}[A-Z][0-9A-Za-z_]*(?:: |(?![^\n]))"
 _CLASS: Final = re.compile(CLASS)
 _COMPILED: Final = tuple((re.compile(rule.pattern), rule.replacement) for rule in RULES)
-_PLACEHOLDER: Final = re.compile(r"<(?:str|url|email|uuid|time|path|addr|hex|id|n)>(?:, \.\.\.)?")
 #: Characters skipped before the first line.
 BLANK: Final = " \t\r\n\f\x0b"
 #: Outcomes of attempts that failed, or whose worker died.
@@ -153,15 +152,3 @@ class FailureKind(NamedTuple):
     def fingerprint(self) -> str:
         """Return its short name, the same everywhere."""
         return fingerprint(self.task, self.pattern)
-
-    @property
-    def is_loss(self) -> bool:
-        """Return whether the failure is a lost worker."""
-        return self.pattern == LOST_REASON
-
-    def literals(self) -> list[str]:
-        """Return the texts that all its reasons contain in this order, starting with the first.
-
-        Empty if its jobs have no reason.
-        """
-        return [] if self.pattern == NO_REASON else _PLACEHOLDER.split(self.pattern)

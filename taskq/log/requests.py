@@ -52,88 +52,88 @@ class Op(enum.IntEnum):
     _value_: int
     traits: Trait
 
-    def __new__(cls, number: int, traits: Trait) -> Self:
-        op = int.__new__(cls, number)
-        op._value_, op.traits = number, traits
+    def __new__(cls, traits: Trait) -> Self:
+        op = int.__new__(cls, len(cls.__members__))
+        op._value_, op.traits = len(cls.__members__), traits
         return op
 
     # -- enqueues
     #: operand (spec, body, extras) -> lsn, or Duplicate
-    ENQUEUE = 0, Trait.GROWS
+    ENQUEUE = Trait.GROWS
     #: operand [(spec, body, extras), …] or Plain -> [lsn or Duplicate, …]; one transaction
-    ENQUEUE_MANY = 1, Trait.GROWS
+    ENQUEUE_MANY = Trait.GROWS
     #: operand Run, which is its own future -> an lsn for each of its jobs
-    ENQUEUE_RUN = 2, Trait.GROWS
+    ENQUEUE_RUN = Trait.GROWS
     #: operand bytes -> None, if new jobs may take them
-    ROOM = 3, Trait.GROWS | Trait.AT_ONCE
+    ROOM = Trait.GROWS | Trait.AT_ONCE
     #: operand Ingest -> as ENQUEUE_MANY: jobs, and the position of their source
-    INGEST = 11, Trait.AGENDA | Trait.GROWS
+    INGEST = Trait.AGENDA | Trait.GROWS
     # -- claims and their ends
     #: operand ClaimRequest -> [Delivery, …]
-    CLAIM = 5, Trait.AGENDA | Trait.PATIENT
+    CLAIM = Trait.AGENDA | Trait.PATIENT
     #: operand (Delivery, nanoseconds until the claim ends) -> None
-    EXTEND = 6, Trait.AGENDA | Trait.AT_ONCE
+    EXTEND = Trait.AGENDA | Trait.AT_ONCE
     #: operand [Settlement, …] -> [None or TaskqError, …]
-    SETTLE = 7, Trait.AGENDA
+    SETTLE = Trait.AGENDA
     #: as SETTLE, if each has children
-    SETTLE_PARENTS = 8, Trait.AGENDA | Trait.GROWS
+    SETTLE_PARENTS = Trait.AGENDA | Trait.GROWS
     #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
-    SETTLE_NOWAIT = 9, Trait.AGENDA | Trait.PATIENT
+    SETTLE_NOWAIT = Trait.AGENDA | Trait.PATIENT
     #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_NOWAIT
-    SUCCEED_NOWAIT = 10, Trait.AGENDA | Trait.PATIENT
+    SUCCEED_NOWAIT = Trait.AGENDA | Trait.PATIENT
     #: operand Bundle -> Done
-    TRANSACT = 12, Trait.AGENDA
+    TRANSACT = Trait.AGENDA
     #: operand lsn -> Cancel
-    CANCEL = 13, Trait.AGENDA
+    CANCEL = Trait.AGENDA
     # -- steps and flows
     #: operand NewStep that was done -> Stepped: it has the room that new jobs must leave
-    STEP = 14, Trait.AGENDA
+    STEP = Trait.AGENDA
     #: operand NewStep for which nothing was done yet -> Stepped; None: no signal has come
-    ASK = 15, Trait.AGENDA | Trait.GROWS
+    ASK = Trait.AGENDA | Trait.GROWS
     #: operand (Delivery, its waits packed) -> None: they begin
-    WAIT = 16, Trait.AGENDA | Trait.GROWS
+    WAIT = Trait.AGENDA | Trait.GROWS
     #: operand NewSignal -> whether it is new
-    SIGNAL = 17, Trait.AGENDA | Trait.GROWS
+    SIGNAL = Trait.AGENDA | Trait.GROWS
     #: operand Fork -> lsn
-    FORK = 18, Trait.AGENDA | Trait.GROWS
+    FORK = Trait.AGENDA | Trait.GROWS
     # -- questions
     #: operand lsn -> Outcome, once the job is settled
-    OUTCOME = 19, Trait(0)
+    OUTCOME = Trait(0)
     #: operand (function(sight), Trait.AGENDA or KEYS or both, as it needs) -> its result
-    LOOK = 20, Trait.BEHIND
+    LOOK = Trait.BEHIND
     #: operand that makes a LogStats of the sight, the queues' numbers and the engine's
-    STATS = 21, Trait.BEHIND
+    STATS = Trait.BEHIND
     #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
-    FOLLOW = 22, Trait.BEHIND | Trait.PATIENT
+    FOLLOW = Trait.BEHIND | Trait.PATIENT
     # -- administration
     #: operand name of a queue -> whether it was not paused before
-    PAUSE = 23, Trait.AGENDA
+    PAUSE = Trait.AGENDA
     #: operand name of a queue -> whether it was paused before
-    RESUME = 24, Trait.AGENDA
+    RESUME = Trait.AGENDA
     #: operand Withdrawal -> [lsn, …] of the cancelled jobs
-    WITHDRAW = 25, Trait.AGENDA
+    WITHDRAW = Trait.AGENDA
     #: operand Edit -> whether it changed anything, or None: it is not as it was found
-    EDIT = 26, Trait.AGENDA | Trait.KEYS | Trait.GROWS
+    EDIT = Trait.AGENDA | Trait.KEYS | Trait.GROWS
     #: operand [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
-    REQUEUE = 27, Trait.AGENDA | Trait.GROWS
+    REQUEUE = Trait.AGENDA | Trait.GROWS
     #: operand [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
-    PURGE = 28, Trait.AGENDA
+    PURGE = Trait.AGENDA
     # -- schedules
     #: operand Turn -> what the jobs of the ticks became, or None: another process was faster
-    TICK = 30, Trait.AGENDA | Trait.GROWS
+    TICK = Trait.AGENDA | Trait.GROWS
     #: operand [Enrolment, …] -> None
-    ENROL = 31, Trait.AGENDA
+    ENROL = Trait.AGENDA
     #: operand Steer -> whether that was new
-    STEER = 32, Trait.AGENDA
+    STEER = Trait.AGENDA
     # -- compaction
     #: operand [Rewrite or Again, …] -> how many must be looked at again
-    CARRY = 33, Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
+    CARRY = Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
     #: operand range of lanes -> None
-    TALLY = 34, Trait.AGENDA | Trait.KEYS
+    TALLY = Trait.AGENDA | Trait.KEYS
     #: operand Floor -> None
-    COMPACTED = 35, Trait.AGENDA | Trait.KEYS
+    COMPACTED = Trait.AGENDA | Trait.KEYS
     #: operand first lsn of a segment -> whether it was removed
-    DROP = 36, Trait.AGENDA | Trait.KEYS
+    DROP = Trait.AGENDA | Trait.KEYS
 
 
 def ops_that(trait: Trait) -> frozenset[int]:

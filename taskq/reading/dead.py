@@ -292,8 +292,6 @@ class DeadLetters:
     def __repr__(self) -> str:
         return f"<DeadLetters {self._connection.path}>"
 
-    # -- slice by slice ---------------------------------------------------------------------------
-
     async def _many(self, job_ids: Iterable[str], act: Act) -> Swept:
         if isinstance(job_ids, str):
             raise errors.UsageError(f"job_ids is the text {job_ids!r:.60}: give a list of ids")

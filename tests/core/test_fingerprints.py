@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from taskq.core.fingerprints import (
     NO_REASON,
     PATTERN_CHARACTERS_MAX,
-    FailureKind,
     fingerprint,
     pattern_of,
 )
@@ -73,16 +72,6 @@ def test_a_pattern_is_short_and_one_line(reason: str) -> None:
 def test_no_reason_takes_long_to_read(piece: str) -> None:
     """The patterns could be made to try again and again; the timeout of tests is what watches."""
     pattern_of(piece * 100_000)
-
-
-def test_the_literals_are_what_stands_between_placeholders() -> None:
-    def literals(pattern: str) -> list[str]:
-        return FailureKind(None, pattern).literals()
-
-    assert literals("ValueError: bad <n> of [<str>, ...]") == ["ValueError: bad ", " of [", "]"]
-    assert literals("ValueError: <odd>") == ["ValueError: <odd>"]
-    assert literals("<path> is gone") == ["", " is gone"]
-    assert literals(NO_REASON) == []
 
 
 def test_a_fingerprint_is_of_task_and_pattern() -> None:

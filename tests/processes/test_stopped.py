@@ -100,7 +100,7 @@ def test_a_process_stopped_at_the_turnstile_is_named_to_the_others(tmp_path: Pat
 def test_waiting_at_the_turnstile_and_for_the_lock_is_one_wait(tmp_path: Path) -> None:
     disk = LocalDisk()
     first, second = (WriterLock(disk, str(tmp_path), pid) for pid in (1, 2))
-    in_the_way = list(first.descriptors)
+    in_the_way = [first._gate, first._file]
     for descriptor in in_the_way:
         assert disk.try_lock(descriptor)
     began: list[float] = []
@@ -216,5 +216,5 @@ def test_ctrl_z_stops_a_process_between_two_batches(tmp_path: Path) -> None:
             put(store, f"{number}".encode())
             child.send(signal.SIGCONT)
             eventually(lambda: child.state() != "T")
-    assert store.longest_lock_wait_seconds < at_most(LIMIT_SECONDS)
+    assert store._open.writer.waits.largest / SECOND_NS < at_most(LIMIT_SECONDS)
     store.close()

@@ -85,9 +85,6 @@ _Put: TypeAlias = Callable[[Frozen, "Agenda"], None]
 _Take: TypeAlias = Callable[["Source", "Agenda"], None]
 
 
-# -- agenda ----------------------------------------------------------------------------------------
-
-
 def freeze_agenda(agenda: Agenda) -> Frozen:
     frozen = Frozen()
     for put, _ in _PARTS:
@@ -274,9 +271,6 @@ def _take_rated(source: Source, agenda: Agenda) -> None:
         agenda.groups.restore(unpack_group(name), times, agenda.ages.moment)
 
 
-# -- tables ----------------------------------------------------------------------------------------
-
-
 def _put_table(frozen: Frozen, table: JobTable) -> None:
     frozen.put("Q", (table._old, table.live))
     chunks = table._chunks
@@ -391,9 +385,6 @@ _PARTS: Final[tuple[tuple[_Put, _Take], ...]] = (
 )
 
 
-# -- steps ----------------------------------------------------------------------------------------
-
-
 def _put_steps(frozen: Frozen, steps: Steps) -> None:
     frozen.put("Q", steps.places)
     frozen.put_arrays("Q", [places[:] for places in steps.places.values()])
@@ -437,9 +428,6 @@ def _take_steps(source: Source, steps: Steps) -> None:
     steps.undos = dict(zip(source.take("Q"), source.take("Q"), strict=True))
 
 
-# -- dedup -----------------------------------------------------------------------------------------
-
-
 def freeze_dedup(dedup: Dedup) -> Frozen:
     frozen = Frozen()
     frozen.put("q", [getattr(dedup, name) for name in _DEDUP_NUMBERS])
@@ -473,9 +461,6 @@ def thaw_dedup(source: Source) -> Dedup:
     if not dedup._pages or dedup._firsts[0] or sum(map(len, hashes)) != dedup.size:
         raise ValueError(f"{dedup.size} keys are {sum(map(len, hashes))}")
     return dedup
-
-
-# -- both ------------------------------------------------------------------------------------------
 
 
 def _take_names(source: Source) -> list[bytes]:

@@ -43,29 +43,10 @@ class Lane:
     """
 
     __slots__ = (
-        "_back",
-        "_blocks",
-        "_head",
-        "_swept",
-        "blocked",
-        "body_at",
-        "cancelled",
-        "dead",
-        "entries",
-        "expired",
-        "family",
-        "group",
-        "key",
-        "left",
-        "number",
-        "priority",
-        "queue",
-        "ready",
-        "running",
-        "scheduled",
-        "succeeded",
-        "task",
-    )
+        "_back", "_blocks", "_head", "_swept", "blocked", "body_at", "cancelled", "dead", "entries",
+        "expired", "family", "group", "key", "left", "number", "priority", "queue", "ready",
+        "running", "scheduled", "succeeded", "task",
+    )  # fmt: skip
 
     def __init__(self, number: int, key: bytes, priority: int) -> None:
         split = 2 + key[0]

@@ -29,8 +29,6 @@ class Answers:
         later: answers that wait until the log is durable up to ``later_lsn``.
     """
 
-    __slots__ = ("later", "later_lsn", "now")
-
     def __init__(self) -> None:
         self.now: list[Answer] = []
         self.later: list[Answer] = []
@@ -209,8 +207,6 @@ class Waiters:
         outcomes: requests for the end of a job, here or in another process.
         growth: requests for the log to grow.
     """
-
-    __slots__ = ("claims", "growth", "outcomes")
 
     def __init__(self, journal: Journal, facets: Facets) -> None:
         self.claims: list[tuple[ClaimRequest, Any, Any]] = []

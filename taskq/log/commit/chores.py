@@ -90,8 +90,6 @@ class Chore(ABC):
         self._lock = -1
         self._look_at_ns = self._pause_until_ns = 0
 
-    # -- what a chore says ------------------------------------------------------------------------
-
     @abstractmethod
     def _is_ours(self) -> bool:
         """Return whether this process looks for work itself; else it does what it is asked for."""
@@ -108,8 +106,6 @@ class Chore(ABC):
     def _trouble(self, error: Exception) -> None: ...
     def _next_look_ns(self) -> int:
         return self._look_at_ns
-
-    # -- what the storage thread asks -------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -141,8 +137,6 @@ class Chore(ABC):
         else:
             return [] if inner is None else [inner.request]
         return []
-
-    # -- inside -----------------------------------------------------------------------------------
 
     def _advance(self, steps: Steps) -> InnerRequest | None:
         """As many steps as fit into a millisecond, since many are much shorter; at least one.

@@ -14,7 +14,7 @@ from taskq.log import config
 from taskq.log.commit.answers import NOWAIT, refusals
 from taskq.log.config import MIN_FREE_BYTES, MIN_FREE_FILES, RESERVE_BYTES, TINY_DISK_PARTS
 from taskq.log.decide.context import BatchNeeds
-from taskq.log.machine.ports import Clock, Disk
+from taskq.log.machine.ports import Clock, Disk, opened
 from taskq.log.requests import Answer, Op, Request, Trait, ops_that
 
 
@@ -117,8 +117,6 @@ class Room:
         """Bytes that enqueues may still take, as of the last look; below 0 when there are none."""
         return (self.free_bytes or 0) - self.limit_bytes
 
-    # -- before a batch ---------------------------------------------------------------------------
-
     def admit(
         self, requests: list[Request], needs: BatchNeeds
     ) -> tuple[list[Request], BatchNeeds, list[Answer]]:
@@ -203,8 +201,6 @@ class Room:
         # Without a file to probe with, the append itself shows it.
         return self.give_up_reserve() or (bool(self._files_left) and self.headroom > size)
 
-    # -- after one --------------------------------------------------------------------------------
-
     def sort_out(
         self, requests: list[Request], error: OSError
     ) -> tuple[list[Request], list[Answer]]:
@@ -230,8 +226,6 @@ class Room:
         """Free the reserve for requests that must not be refused; False without a reserve."""
         return give_up_reserve(self._disk, self._path)
 
-    # -- inside -----------------------------------------------------------------------------------
-
     def _limits(self) -> tuple[int, int]:
         """(min_free, reserve): as they were set, or what suits the disk."""
         min_free, reserve = self._min_free, self._reserve
@@ -252,11 +246,8 @@ class Room:
         """
         disk = self._disk
         try:
-            descriptor = disk.open(path, create=True)
-            try:
+            with opened(disk, path, create=True) as descriptor:
                 disk.allocate(descriptor, size)
-            finally:
-                disk.close(descriptor)
         except OSError as error:
             with contextlib.suppress(OSError):
                 disk.remove(path)
@@ -319,20 +310,8 @@ def with_reserve(disk: Disk, path: str, action: Callable[[], T]) -> T:
         raise AppendFailed(path, error) from error
 
 
-def _content(disk: Disk, path: str, most: int) -> bytes:
-    descriptor = disk.open(path, write=False)
-    try:
-        return disk.read(descriptor, most, 0)
-    finally:
-        disk.close(descriptor)
-
-
 def _size_of(disk: Disk, path: str) -> int:
     """Return bytes of a file, 0 if it cannot be seen."""
-    with contextlib.suppress(OSError):
-        descriptor = disk.open(path, write=False)
-        try:
-            return disk.size(descriptor)
-        finally:
-            disk.close(descriptor)
+    with contextlib.suppress(OSError), opened(disk, path, write=False) as descriptor:
+        return disk.size(descriptor)
     return 0

@@ -36,17 +36,9 @@ class Batch:
     """
 
     __slots__ = (
-        "epoch",
-        "features",
-        "first_lsn",
-        "interest",
-        "lsn",
-        "parts",
-        "payload_size",
-        "size",
-        "time_ns",
-        "where",
-    )
+        "epoch", "features", "first_lsn", "interest", "lsn", "parts", "payload_size", "size",
+        "time_ns", "where",
+    )  # fmt: skip
 
     def __init__(self, journal: Journal, time_ns: int) -> None:
         self.parts: list[bytes] = []

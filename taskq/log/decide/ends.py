@@ -165,8 +165,6 @@ class Ends:
             self._facets.dedup.apply_free_unread(job, batch.time_ns)
         return encode_key_hash(UNREAD_KEY)
 
-    # -- flows ------------------------------------------------------------------------------------
-
     def ending(self, batch: Batch, kind: int, job: int, record: bytes) -> bytes:
         """Note that the batch's next record ends or purges a job of a flow.
 

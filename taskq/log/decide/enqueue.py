@@ -70,8 +70,6 @@ class Run:
         for spec, body, future in zip(self.specs, self.bodies, self.futures, strict=True):
             yield Run([spec], [body], [future])
 
-    # -- as a future ------------------------------------------------------------------------------
-
     def done(self) -> bool:
         return all(future.done() for future in self.futures)
 

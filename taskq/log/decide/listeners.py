@@ -59,8 +59,6 @@ class DeadLetter:
 class _Listeners(Generic[T]):
     """Listeners of one kind; other threads change them, so the list itself never changes."""
 
-    __slots__ = ("now",)
-
     def __init__(self) -> None:
         self.now: list[T] = []
 

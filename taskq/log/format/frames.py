@@ -151,8 +151,6 @@ class Scanner:
                 self._next_lsn = frame.header.next_lsn
             offset = frame.end
 
-    # -- headers alone ----------------------------------------------------------------------------
-
     def segment_header(self, log_id: UUID, lsn: int) -> codec.SegmentHeader | None:
         """Return what the segment's header says, or its name and first frame if that is damaged.
 
@@ -230,8 +228,6 @@ class Scanner:
             return codec.decode_frame_header(data, at, self._seed, offset)
         except FormatError as error:
             raise FormatError(f"{self._name}: {error}") from error
-
-    # -- what is whole ----------------------------------------------------------------------------
 
     def _whole(
         self, data: bytes, at: int, header: codec.FrameHeader | None, offset: int

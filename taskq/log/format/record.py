@@ -130,8 +130,6 @@ class Record:
     def __repr__(self) -> str:
         return f"<Record {self.lsn}: {self.kind} {self.job_id or self.job or ''}>"
 
-    # -- what every record has, without decoding it -----------------------------------------------
-
     @property
     def type(self) -> int:
         """Number of its kind: ``core.records.Kind``, or one of a later version."""
@@ -164,8 +162,6 @@ class Record:
     def time(self) -> datetime:
         """Return when it was written, in UTC, to the microsecond."""
         return utc_moment(self.time_ns)
-
-    # -- what some have ---------------------------------------------------------------------------
 
     @property
     def owner(self) -> int:
@@ -231,8 +227,6 @@ class Record:
             "problem": self.problem or None,
         }
 
-    # -- bodies -----------------------------------------------------------------------------------
-
     @property
     def body_flags(self) -> int:
         """Return how the body is stored, as flags; 0: as it was given."""
@@ -279,8 +273,6 @@ class Record:
         if self.carried is not None:
             bodies.append((self.carried.body, self.carried.flags & PACKED))
         return [(body, flags) for body, flags in bodies if body is not None and flags]
-
-    # -- decoding ---------------------------------------------------------------------------------
 
     @property
     def end(self) -> State | None:

@@ -35,10 +35,6 @@ class SyncTurn:
         #: whether enough others have the log open for turns to be worth their cost
         self.crowded = True
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        return (self._file,)
-
     def take(self, boot: int, generation: int, wanted_lsn: int) -> bool:
         """Return whether this process is to sync; False once all below ``wanted_lsn`` is synced."""
         with contextlib.suppress(OSError):  # then it does not share
@@ -211,10 +207,6 @@ class WriterLock:
         self.longest_hold_ns = self._taken_ns = self._excused_ns = 0
         #: called before this thread waits in line, so that somebody watches the time
         self.on_wait: Callable[[], None] = lambda: None
-
-    @property
-    def descriptors(self) -> tuple[int, int]:
-        return self._gate, self._file
 
     def acquire(self) -> TailHint | None:
         """Take the lock; returns the hint, None if it cannot be believed.

@@ -14,7 +14,7 @@ from taskq.core.values import NamedTuple
 from taskq.log.config import LSN_SKIP
 from taskq.log.format import carried, codec, record
 from taskq.log.format.frames import Frame, Gap, Scanner, segment_lsn, segment_name
-from taskq.log.machine.ports import Disk, write_all, write_file
+from taskq.log.machine.ports import Disk, opened, read_file, write_all, write_file
 from taskq.log.segments.identity import Identity, write_identity
 from taskq.log.segments.segments import FLOOR, SegmentFiles, SegmentGone
 
@@ -114,15 +114,12 @@ def unmark_failed(disk: Disk, path: str) -> None:
 
 
 def _copy(disk: Disk, source: int, offset: int, end: int, path: str) -> None:
-    target = disk.open(path, create=True)
-    try:
+    with opened(disk, path, create=True) as target:
         disk.truncate(target, 0)
         for at in range(offset, end, _COPY_BYTES):
             data = disk.read(source, min(_COPY_BYTES, end - at), at)
             write_all(disk, target, data, at - offset)
         disk.sync(target)
-    finally:
-        disk.close(target)
 
 
 def write_once_more(disk: Disk, descriptor: int, start: int, end: int) -> None:
@@ -224,15 +221,9 @@ def save_failed_frames(disk: Disk, path: str, identity: Identity, *, in_order: b
 
 def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
     try:
-        descriptor = disk.open(f"{path}/{FAILED_FILE}", write=False)
-    except OSError:
-        return {}
-    try:
-        values = parsing.parse_json(disk.read(descriptor, _MARKER_BYTES_MAX, 0))
+        values = parsing.parse_json(read_file(disk, f"{path}/{FAILED_FILE}", _MARKER_BYTES_MAX))
     except (ValueError, OSError):
         return {}
-    finally:
-        disk.close(descriptor)
     return values if isinstance(values, dict) else {}
 
 
@@ -243,8 +234,7 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
     short before it removed the old frames.
     """
     disk = log.disk
-    old = disk.open(f"{log.path}/log/{segment_name(segment)}")
-    try:
+    with opened(disk, f"{log.path}/log/{segment_name(segment)}") as old:
         size = disk.size(old)
 
         def items(end: int) -> Iterator[Frame | Gap]:
@@ -277,8 +267,6 @@ def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
             # A try that was cut short may have cut the frames off, but not synced that: after a
             # power loss they would stand here again, damaged, in the way of the moved frames.
             disk.sync(old)
-    finally:
-        disk.close(old)
     return saved
 
 
@@ -343,8 +331,7 @@ def _write_again(
     seed = codec.segment_seed(log.identity.owner(first.first_lsn).log_id, first.first_lsn)
     target = f"{log.path}/log/{segment_name(first.first_lsn)}"
     temporary = f"{target}.tmp"
-    descriptor = disk.open(temporary, create=True)
-    try:
+    with opened(disk, temporary, create=True) as descriptor:
         disk.truncate(descriptor, 0)
         write_all(disk, descriptor, codec.encode_segment_header(header), 0)
         offset = codec.SEGMENT_HEADER.size
@@ -354,8 +341,6 @@ def _write_again(
             write_all(disk, descriptor, moved(frame, seed, offset), offset)
             offset += frame.header.size
         disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
     disk.rename(temporary, target)
     disk.sync_directory(f"{log.path}/log")
     return saved
@@ -406,12 +391,9 @@ def finish_fork(disk: Disk, path: str, identity: Identity) -> Identity:
         if disk.status(place + FORKED):
             disk.rename(place + FORKED, place)
     if segment:
-        descriptor = disk.open(f"{directory}/{segment_name(segment)}")
-        try:
+        with opened(disk, f"{directory}/{segment_name(segment)}") as descriptor:
             disk.truncate(descriptor, offset)
             disk.sync(descriptor)
-        finally:
-            disk.close(descriptor)
     for name in disk.names(f"{path}/{_SNAPSHOTS[0]}"):
         if (segment_lsn(f"{name.partition('.')[0]}.log") or 0) > identity.begins:
             disk.remove(f"{path}/{_SNAPSHOTS[0]}/{name}")
@@ -474,17 +456,9 @@ def _newest(place: Place, directory: str, suffix: str) -> int:
         lsn = segment_lsn(f"{name.partition('.')[0]}.log")
         if name.endswith(suffix) and lsn is not None:
             with contextlib.suppress(OSError):
-                start = read_start(disk, f"{place.path}/{directory}/{name}")
+                start = read_file(disk, f"{place.path}/{directory}/{name}", _HEADER_BYTES)
                 return lsn if files.owner(lsn) in start else 0
     return 0
-
-
-def read_start(disk: Disk, path: str) -> bytes:
-    descriptor = disk.open(path, write=False)
-    try:
-        return disk.read(descriptor, _HEADER_BYTES, 0)
-    finally:
-        disk.close(descriptor)
 
 
 def find_losses(place: Place, said: int) -> tuple[views.Damage, ...]:

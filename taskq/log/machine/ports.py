@@ -5,6 +5,8 @@ Every path is absolute. Errors are ``OSError`` as the operating system gives the
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Protocol
 
 
@@ -144,14 +146,25 @@ INTEREST_GROWTH = 4
 INTEREST_CANCEL = 8
 
 
-def write_file(disk: Disk, path: str, data: bytes) -> None:
-    descriptor = disk.open(path, create=True)
+@contextlib.contextmanager
+def opened(disk: Disk, path: str, *, create: bool = False, write: bool = True) -> Iterator[int]:
+    descriptor = disk.open(path, create=create, write=write)
     try:
+        yield descriptor
+    finally:
+        disk.close(descriptor)
+
+
+def read_file(disk: Disk, path: str, bytes_max: int) -> bytes:
+    with opened(disk, path, write=False) as descriptor:
+        return disk.read(descriptor, bytes_max, 0)
+
+
+def write_file(disk: Disk, path: str, data: bytes) -> None:
+    with opened(disk, path, create=True) as descriptor:
         disk.truncate(descriptor, 0)
         write_all(disk, descriptor, data, 0)
         disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:

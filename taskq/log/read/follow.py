@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from taskq.core.errors import LogError, LogGone, ReaderFellBehind
 from taskq.log.format import codec, frames
 from taskq.log.journal import journal, lock
-from taskq.log.machine.threads import on_thread, pool
+from taskq.log.machine.threads import on_thread
 from taskq.log.read.positions import created_ns, follows
 from taskq.log.segments.segments import Extent, SegmentFiles
 
@@ -63,14 +62,15 @@ def _look_at(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
+_Item: TypeAlias = frames.Frame | frames.Gap
+
+
 class FrameReader:
     """The frames of a log from a cursor on, for one event loop.
 
     A call of ``next`` that is cancelled loses nothing: the read goes on, and the next call has it.
 
-    Files are read about 1 MiB at a time and cut at the end of a frame; ``Scanner`` checks the
-    frames. Damage is read again from the file itself, since a piece does not show the end of the
-    damage.
+    A thread reads and checks about 1 MiB of them at a time.
 
     Args:
         files: of its own, for reading.
@@ -92,9 +92,10 @@ class FrameReader:
         self.time_ns = 0
         self._reader = reader
         self._on_gap = on_gap
-        self._items: Iterator[frames.Frame | frames.Gap] = iter(())
-        self._loading: Lasting[Iterator[frames.Frame | frames.Gap] | None] = Lasting()
-        self._file: Any = None
+        self._items: Iterator[_Item] = iter(())
+        #: the rest of the segment, as far as it was known when this began
+        self._scan: Iterator[_Item] | None = None
+        self._loading: Lasting[list[_Item] | None] = Lasting()
         self._is_closed = False
 
     async def next(self, extent: Extent) -> frames.Frame | None:
@@ -112,13 +113,13 @@ class FrameReader:
                 if not await self._load_more(extent):
                     return None
             elif isinstance(item, frames.Gap):
-                self._items = iter(())
+                self._read_again()
                 self._on_gap(cursor.segment, item)
                 cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
             elif item.header.is_sync_point:
                 cursor.offset = item.end
             elif item.header.first_lsn >= extent.lsn:
-                self._items = iter(())
+                self._read_again()
                 return None
             else:
                 cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
@@ -128,7 +129,7 @@ class FrameReader:
     async def settle(self) -> None:
         with contextlib.suppress(Exception):
             if self._loading.is_running:
-                await self._loading.run(lambda: self._load(Extent(0, 0, 0)))
+                await self._loading.run(lambda: on_thread(self._load, Extent(0, 0, 0)))
 
     def close(self) -> None:
         """Close the files; there is nothing to read any more. Legal twice.
@@ -136,45 +137,49 @@ class FrameReader:
         From any thread after ``settle``, else from the loop's.
         """
         self._is_closed = True
-        self._items, self._file = iter(()), None
+        self._read_again()
         self._loading.afterwards(self.files.forget)
 
-    # -- loading ----------------------------------------------------------------------------------
+    def _read_again(self) -> None:
+        self._items, self._scan = iter(()), None
 
     async def _load_more(self, extent: Extent) -> bool:
         was_left = self._loading.is_running
-        items = await self._loading.run(lambda: self._load(extent))
+        items = await self._loading.run(lambda: on_thread(self._load, extent))
         if items is None and was_left:  # by a call that was cancelled, and knew of less
-            items = await self._loading.run(lambda: self._load(extent))
-        if items is None:
-            return False
-        self._items = items
-        return True
+            items = await self._loading.run(lambda: on_thread(self._load, extent))
+        self._items = iter(items or ())
+        return items is not None
 
-    async def _load(self, extent: Extent) -> Iterator[frames.Frame | frames.Gap] | None:
-        cursor = self.cursor
+    def _load(self, extent: Extent) -> list[_Item] | None:
+        cursor, files = self.cursor, self.files
         if self._is_closed:
             return None
-        if self._file is None:
-            await self._open()
         while cursor.offset >= (limit := self._limit(extent)):
-            if cursor.segment >= extent.segment:
+            if cursor.segment >= extent.segment or not self._enter_next(extent):
                 return None
-            if not await on_thread(self._enter_next, extent):
-                return None
-            await self._open()
-        piece, whole = await self._read_piece(limit)
-        if not whole:
-            # Nothing here is a frame: judged in the file, since more than a piece may be bad.
-            return await on_thread(self._judge, limit)
-        return self._scan(piece, cursor.offset + whole)
+        if self._scan is None:
+            scanner = files.scanner(cursor.segment, limit, cursor.next_lsn, sealed=True)
+            self._scan = scanner.frames(cursor.offset)
+        items: list[_Item] = []
+        for item in self._scan:
+            items.append(item)
+            if isinstance(item, frames.Gap) or item.end - cursor.offset >= frames.READ_SIZE:
+                return items
+        self._scan = None
+        if not items:  # frames that were seen in another segment are passed over
+            cursor.offset = limit
+        return items
 
     def _limit(self, extent: Extent) -> int:
-        segment = self.cursor.segment
-        return extent.offset if segment == extent.segment else self.files.size(segment)
+        files, segment = self.files, self.cursor.segment
+        size = files.size(segment)
+        if segment == extent.segment and size < extent.offset:
+            files.forget()  # a recovery put another file in the place of this one
+        return extent.offset if segment == extent.segment else size
 
     def _enter_next(self, extent: Extent) -> bool:
-        """Move the cursor to the start of the following segment; on a thread."""
+        """Move the cursor to the start of the following segment."""
         files, cursor = self.files, self.cursor
         while True:
             files.refresh()
@@ -187,7 +192,7 @@ class FrameReader:
                 # The segment was removed after it was read, perhaps with unread ones after it.
                 self._refuse_leap(following)
             files.forget()
-            self._file = None
+            self._scan = None
             try:
                 files.descriptor(following)
             except LogError:
@@ -204,78 +209,6 @@ class FrameReader:
         files, lsn = self.files, self.cursor.next_lsn
         if not follows(files, following, self.time_ns):
             raise ReaderFellBehind(files.path, self._reader, lsn, following)
-
-    async def _open(self) -> None:
-        """Hand the cursor's segment to aiofiles; the descriptor stays ours to close."""
-        import aiofiles  # noqa: PLC0415 - most programs never stream
-
-        descriptor = await on_thread(self.files.descriptor, self.cursor.segment)
-        self._file = await aiofiles.open(
-            descriptor, "rb", buffering=0, closefd=False, executor=pool()
-        )
-
-    async def _read_piece(self, limit: int) -> tuple[bytes, int]:
-        """(bytes from the cursor on, how many of them are frames with whole headers)."""
-        offset = self.cursor.offset
-        piece = await self._read(min(frames.READ_SIZE, limit - offset))
-        whole, wanted = self._measure(piece)
-        if not whole and len(piece) < wanted <= limit - offset:
-            piece = await self._read(wanted)
-            whole, wanted = self._measure(piece)
-        if not whole and len(piece) < min(wanted, limit - offset):
-            # A recovery put another file in the place of this one.
-            self.files.forget()
-            await self._open()
-            piece = await self._read(min(max(frames.READ_SIZE, wanted), limit - offset))
-            whole, wanted = self._measure(piece)
-        return piece, whole
-
-    async def _read(self, count: int) -> bytes:
-        parts: list[bytes] = []
-        offset = self.cursor.offset
-        try:
-            await self._file.seek(offset)
-            while count and (part := await self._file.read(count)):
-                parts.append(part)
-                count -= len(part)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            # Bytes that the disk does not return are damage.
-            descriptor = self.files.descriptor(self.cursor.segment)
-            count += sum(map(len, parts))
-            return await on_thread(self.files._read, descriptor, count, offset)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _measure(self, piece: bytes) -> tuple[int, int]:
-        offset, seed = self.cursor.offset, self.files.seed(self.cursor.segment)
-        at = 0
-        while at + codec.FRAME_HEADER_SIZE <= len(piece):
-            header = codec.decode_frame_header(piece, at, seed, offset + at)
-            if header is None:
-                return at, 0
-            if at + header.size > len(piece):
-                return at, at + header.size
-            at += header.size
-        return at, at + codec.FRAME_HEADER_SIZE
-
-    def _scan(self, piece: bytes, end: int) -> Iterator[frames.Frame | frames.Gap]:
-        cursor = self.cursor
-        base = cursor.offset
-
-        def read(count: int, offset: int) -> bytes:
-            return piece[offset - base : offset - base + count]
-
-        seed = self.files.seed(cursor.segment)
-        yield from frames.Scanner(read, seed, end, cursor.next_lsn, sealed=True).frames(base)
-        # Frames that were seen in another segment are passed over.
-        cursor.offset = max(cursor.offset, end)
-
-    def _judge(self, limit: int) -> Iterator[frames.Frame | frames.Gap]:
-        cursor = self.cursor
-        scanner = self.files.scanner(cursor.segment, limit, cursor.next_lsn, sealed=True)
-        nothing = frames.Gap(cursor.offset, limit, cursor.next_lsn, cursor.next_lsn, torn=False)
-        return iter((next(scanner.frames(cursor.offset), nothing),))
 
 
 class Onlooker:

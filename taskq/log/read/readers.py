@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -96,13 +97,9 @@ def read_position(
     """
     file_path = _file_of(path, name, _POSITION)
     try:
-        descriptor = disk.open(file_path, write=False)
+        data = ports.read_file(disk, file_path, _BYTES_MAX)
     except FileNotFoundError:
         return None
-    try:
-        data = disk.read(descriptor, _BYTES_MAX, 0)
-    finally:
-        disk.close(descriptor)
     try:
         values = json.loads(data)
         position, log_id = ReaderPosition(*values["position"]), UUID(values["log_id"])
@@ -122,16 +119,13 @@ def read_position(
 
 
 def is_read(disk: ports.Disk, path: str, name: str) -> bool:
-    try:
-        descriptor = disk.open(_file_of(path, name, _LOCK), write=False)
-    except OSError:
-        return False
-    try:
+    with (
+        contextlib.suppress(OSError),
+        ports.opened(disk, _file_of(path, name, _LOCK), write=False) as descriptor,
+    ):
         if not disk.try_lock(descriptor):
             return True
         disk.unlock(descriptor)
-    finally:
-        disk.close(descriptor)
     return False
 
 
@@ -276,10 +270,6 @@ def _take_lock(disk: ports.Disk, path: str, name: str) -> int:
 
 def _read_lock(disk: ports.Disk, file_path: str) -> bytes:
     try:
-        descriptor = disk.open(file_path, write=False)
+        return ports.read_file(disk, file_path, _LOCK_BYTES_MAX)
     except FileNotFoundError:
         return b""
-    try:
-        return disk.read(descriptor, _LOCK_BYTES_MAX, 0)
-    finally:
-        disk.close(descriptor)

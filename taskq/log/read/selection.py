@@ -95,9 +95,6 @@ class Page(NamedTuple, Generic[Item]):
     following: int
 
 
-# -- dead letters ---------------------------------------------------------------------------------
-
-
 def newest_dead(
     sight: LogView, wanted: DeadFilter, limit: int, below: PageEnd | None
 ) -> tuple[list[JobView], PageEnd | None]:
@@ -256,9 +253,6 @@ def _letter(journal: Journal, job: int, location: int, births: _BirthTimes) -> L
     return Letter(job, born, carried.enqueued_ns, carried.history)
 
 
-# -- waiting jobs ---------------------------------------------------------------------------------
-
-
 def waiting_page(
     sight: LogView, wanted: WaitingFilter, start: int, end: int, limit: int
 ) -> Page[int]:
@@ -314,9 +308,6 @@ def count_running(sight: LogView, queue: str | None, task: str | None) -> int:
     agenda = sight.facets.need_agenda()
     lanes = _lanes(agenda, queue, task)
     return sum(agenda.lanes[number].running for number in lanes)
-
-
-# -- holders of keys -------------------------------------------------------------------------------
 
 
 def key_holder(sight: LogView, queue: bytes, key: bytes) -> int | None:

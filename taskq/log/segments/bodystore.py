@@ -33,16 +33,12 @@ class BodyStore:
         self.config = config
         self._path = path
 
-    # -- into the log -----------------------------------------------------------------------------
-
     def pack(self, body: bytes, packing: Compression | None, what: str) -> tuple[bytes, int]:
         check_size(what, body)
         # A body that is too large to decompress again stays as it is.
         if packing is None or len(body) > self.config.decompressed_bytes_max:
             return body, 0
         return compress(body, packing)
-
-    # -- out of it --------------------------------------------------------------------------------
 
     @staticmethod
     def is_quick(stored: bytes, flags: int) -> bool:

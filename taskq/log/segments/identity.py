@@ -226,17 +226,13 @@ def read_identity(disk: ports.Disk, path: str) -> Identity | None:
 
 def _read(disk: ports.Disk, path: str) -> Identity | None:
     try:
-        descriptor = disk.open(f"{path}/{FILE}", write=False)
+        data = ports.read_file(disk, f"{path}/{FILE}", _SIZE_MAX)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
         raise errors.LogError(access.denied(f"{path}/{FILE}", error)) from error
     except OSError as error:
         raise errors.refusal(f"{path}/{FILE}", error) from error
-    try:
-        data = disk.read(descriptor, _SIZE_MAX, 0)
-    finally:
-        disk.close(descriptor)
     try:
         values: dict[str, Any] = parsing.parse_json(data)
         version, features = int(values["format"]), values.get("features", {})

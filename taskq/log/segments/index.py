@@ -16,7 +16,7 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec, frames
 from taskq.log.format.columns import column, joined, lower_halves, packed, rising, run_length, view
 from taskq.log.format.record import check_known
-from taskq.log.machine.ports import Disk, write_all
+from taskq.log.machine.ports import Disk, opened, write_all
 
 #: About this many bytes of segment lie between two entries.
 SPACING_BYTES: Final = 4_096
@@ -481,13 +481,10 @@ def save_steps(
     name = index_name(builder.first_lsn)
     temporary = f"{directory}/{name}.{os.urandom(4).hex()}{_TEMPORARY}"
     try:
-        descriptor = disk.open(temporary, create=True)
-        try:
+        with opened(disk, temporary, create=True) as descriptor:
             yield from _Writer(disk, descriptor).write(builder, log_id)
             disk.sync(descriptor)
             size = disk.size(descriptor)
-        finally:
-            disk.close(descriptor)
         yield
         disk.rename(temporary, f"{directory}/{name}")
     except OSError:

@@ -123,8 +123,6 @@ class Facets:
         else:
             self.dedup = fold
 
-    # -- building in steps ------------------------------------------------------------------------
-
     def lacks(self, *, agenda: bool, keys: bool) -> bool:
         """Return whether one of the needed folds is built in steps, now or from now on.
 

@@ -98,8 +98,6 @@ class Watch:
         dead: settled jobs that may still be requeued or purged.
     """
 
-    __slots__ = ("dead", "jobs", "settled")
-
     def __init__(self) -> None:
         self.jobs: set[int] = set()
         self.settled: list[tuple[int, int]] = []

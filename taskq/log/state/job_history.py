@@ -35,7 +35,7 @@ from taskq.log.format.codec import KIND_AT, LSN_MAX, STATE_AT
 from taskq.log.format.flows import Takes, takes_of
 from taskq.log.format.frames import Cursor, Gap
 from taskq.log.format.record import Record, records_in
-from taskq.log.machine.ports import replace_file
+from taskq.log.machine.ports import read_file, replace_file
 from taskq.log.requests import Outcome
 
 Answer = TypeVar("Answer")
@@ -120,31 +120,6 @@ class Story:
         end: the record that settled it.
         snapshot_lsn: of the last record that tells all of the job.
     """
-
-    __slots__ = (
-        "_attempts",
-        "_born",
-        "_due_is_wall",
-        "_due_lsn",
-        "_due_ns",
-        "_ended_lsn",
-        "_enqueued_ns",
-        "_expires_is_wall",
-        "_expires_lsn",
-        "_expires_ns",
-        "_reason",
-        "_result",
-        "_result_flags",
-        "_settled_ns",
-        "_tag",
-        "attempt",
-        "claim",
-        "end",
-        "records",
-        "snapshot_lsn",
-        "state",
-        "ties",
-    )
 
     def __init__(self, tag: parsing.Tag, born: Record) -> None:
         self._tag = tag
@@ -368,9 +343,6 @@ def _begins(record: bytes) -> bool:
     return kind in BIRTHS or (kind in CARRYING and record[STATE_AT] != State.ABSENT)
 
 
-# -- jobs that are not there -----------------------------------------------------------------------
-
-
 def note_dropped(journal: Journal, lsn: int) -> None:
     """Write down that jobs that had ended before an lsn were dropped, since the disk was full."""
     data = json.dumps({"before_lsn": lsn, "at_ns": journal.clock.wall_ns()}).encode()
@@ -380,13 +352,9 @@ def note_dropped(journal: Journal, lsn: int) -> None:
 
 def why_dropped(journal: Journal, lsn: int) -> str:
     """Return why a job of this lsn may be gone before its time; empty if nothing was dropped."""
-    disk = journal.disk
     try:
-        descriptor = disk.open(f"{journal.path}/{DROPPED_FILE}", write=False)
-        try:
-            dropped = json.loads(disk.read(descriptor, _DROPPED_BYTES_MAX, 0))
-        finally:
-            disk.close(descriptor)
+        path = f"{journal.path}/{DROPPED_FILE}"
+        dropped = json.loads(read_file(journal.disk, path, _DROPPED_BYTES_MAX))
         if lsn >= dropped["before_lsn"]:
             return ""
         moment = utc_moment(dropped["at_ns"]).isoformat(timespec="seconds")

@@ -22,6 +22,7 @@ from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec
 from taskq.log.format.columns import column, joined, lower_halves, packed, upper_halves
 from taskq.log.format.frames import Cursor
+from taskq.log.machine.ports import opened
 from taskq.log.machine.threads import Reporter
 
 if TYPE_CHECKING:
@@ -179,9 +180,6 @@ def read_header(disk: Disk, descriptor: int, kind: Kind, identity: identity.Iden
     return header
 
 
-# -- writing -------------------------------------------------------------------------------------
-
-
 def contents_size(frozen: Frozen) -> int:
     """Return bytes of the contents, without the CRCs of the blocks."""
     return sum(
@@ -217,9 +215,6 @@ def _pieces(frozen: Frozen) -> Iterator[bytes]:
 def _with_crc(block: bytes, header: Header, number: int) -> bytes:
     crc = codec.crc32(block, header.block_seed(number))
     return block + crc.to_bytes(_CRC_SIZE, "little")
-
-
-# -- reading -------------------------------------------------------------------------------------
 
 
 class Contents:
@@ -442,19 +437,16 @@ def newest_stand(place: segments.Place, form: Form[F]) -> Cursor | None:
     """Return how far a facet's newest snapshot has come, by its header; None without one."""
     for name in snapshot_names(place.disk, place.path, form.kind.name):
         with contextlib.suppress(OSError, Unusable):
-            descriptor = place.disk.open(f"{place.path}/{DIRECTORY}/{name}", write=False)
-            try:
+            path = f"{place.path}/{DIRECTORY}/{name}"
+            with opened(place.disk, path, write=False) as descriptor:
                 header = read_header(place.disk, descriptor, form.kind, place.files.identity)
-            finally:
-                place.disk.close(descriptor)
             return Cursor(header.segment, header.offset, header.next_lsn)
     return None
 
 
 def _load(place: segments.Place, form: Form[F], path: str) -> tuple[F, Cursor]:
     disk, files = place.disk, place.files
-    descriptor = disk.open(path, write=False)
-    try:
+    with opened(disk, path, write=False) as descriptor:
         header = read_header(disk, descriptor, form.kind, files.identity)
         check_fit(place, header)
         numbers = files.number([lsn for lsn, _ in header.segments])
@@ -464,8 +456,6 @@ def _load(place: segments.Place, form: Form[F], path: str) -> tuple[F, Cursor]:
             contents.end()
         except ValueError as error:
             raise Unusable(f"its contents make no sense ({error})") from error
-    finally:
-        disk.close(descriptor)
     cursor = Cursor(header.segment, header.offset, header.next_lsn)
     cursor.frame = header.frame_offset
     return facet, cursor

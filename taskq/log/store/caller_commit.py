@@ -126,8 +126,6 @@ class CallerCommit:
         self.take, self.leave = self._lock.acquire, self._lock.release
         self.take()
 
-    # -- on a caller's ----------------------------------------------------------------------------
-
     def commit_for_thread(self, request: Request) -> bool:
         """Commit and sync the request of a thread that blocks; False: send it.
 

@@ -88,8 +88,6 @@ class Mailbox:
             return
         self.poke()
 
-    # -- on the storage thread --------------------------------------------------------------------
-
     def next(self, room: int) -> Request | None:
         """Take the oldest request, of a line up to ``room`` bytes of jobs; None for an empty line.
 
@@ -118,8 +116,6 @@ class Mailbox:
         # now, it has to call ``wake_up``, and answers itself.
         self.asleep = True
         self.refuse_rest()
-
-    # -- the end ----------------------------------------------------------------------------------
 
     def refuse_rest(self) -> None:
         closed = LogClosed(f"{self.path}: the log was closed")

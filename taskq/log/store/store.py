@@ -114,8 +114,6 @@ class Store:
         if self._error is not None:
             raise self._error
 
-    # -- what it is -------------------------------------------------------------------------------
-
     @property
     def _open(self) -> StorageThread:
         assert self._storage is not None
@@ -151,11 +149,6 @@ class Store:
         """Frames appended by this process."""
         return self._open.journal.meters.batches
 
-    @property
-    def longest_lock_wait_seconds(self) -> float:
-        """The longest wait for the writer lock so far."""
-        return self._open.writer.waits.largest / SECOND_NS
-
     def steady_ns(self) -> int:
         """Return the clock of ``ClaimRequest.wait_until_ns``."""
         return self._open.journal.clock.steady_ns()
@@ -163,8 +156,6 @@ class Store:
     def wall_ns(self) -> int:
         """Return the log's time, in nanoseconds since 1970."""
         return self._open.journal.clock.wall_ns()
-
-    # -- its ends for callers ---------------------------------------------------------------------
 
     def port(self) -> LoopPort:
         """Return the port of the running event loop.
@@ -278,8 +269,6 @@ class Store:
             self._servings[worker] = serving
         directory = Path(self.path) / "owners"
         self.between_batches(lambda: publish(directory, self.owner, [*self._servings.values()]))
-
-    # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Answer everything, sync, and leave. Legal twice; the last of several openers closes."""

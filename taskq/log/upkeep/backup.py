@@ -267,11 +267,8 @@ def _check_target(disk: ports.Disk, target: str, log_id: bytes) -> None:
 
 
 def _put_in_place(disk: ports.Disk, target: str) -> None:
-    descriptor = disk.open(f"{target}/{_LIST}", write=False)
-    try:
+    with ports.opened(disk, f"{target}/{_LIST}", write=False) as descriptor:
         listed = json.loads(disk.read(descriptor, disk.size(descriptor), 0))
-    finally:
-        disk.close(descriptor)
     for name in listed["new"]:
         if disk.status(f"{target}/{name}{NEW}"):
             disk.rename(f"{target}/{name}{NEW}", f"{target}/{name}")
@@ -305,13 +302,10 @@ def _complete(disk: ports.Disk, path: str) -> None:
 
 @contextmanager
 def _alone(disk: ports.Disk, target: str) -> Iterator[None]:
-    descriptor = disk.open(f"{target}/{_LOCK}", create=True)
-    try:
+    with ports.opened(disk, f"{target}/{_LOCK}", create=True) as descriptor:
         if not disk.try_lock(descriptor):
             raise errors.LogError(f"{target}: another backup to it is going on")
         yield
-    finally:
-        disk.close(descriptor)
 
 
 class Copier:
@@ -453,8 +447,7 @@ class Copier:
         except FileNotFoundError:
             raise _Vanished from None
         try:
-            write = disk.open(place + _TEMPORARY, create=True)
-            try:
+            with ports.opened(disk, place + _TEMPORARY, create=True) as write:
                 disk.truncate(write, 0)
                 done = 0
                 while size is None or done < size:
@@ -465,8 +458,6 @@ class Copier:
                     ports.write_all(disk, write, piece, done)
                     done += len(piece)
                 disk.sync(write)
-            finally:
-                disk.close(write)
         finally:
             disk.close(read)
         disk.rename(place + _TEMPORARY, place)
@@ -726,8 +717,7 @@ def _write_segment(
     """Write what reads of a segment, from an lsn on, to a file with that header; its end."""
     seed = codec.segment_seed(UUID(bytes=header.log_id), header.first_lsn)
     end = codec.NO_LINK
-    descriptor = disk.open(path, create=True)
-    try:
+    with ports.opened(disk, path, create=True) as descriptor:
         disk.truncate(descriptor, 0)
         ports.write_all(disk, descriptor, codec.encode_segment_header(header), 0)
         offset = codec.SEGMENT_HEADER.size
@@ -744,8 +734,6 @@ def _write_segment(
             end = codec.Link(offset, head.crc)
             offset += len(data)
         disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
     return end
 
 

@@ -151,8 +151,6 @@ class Compaction:
     def _dedup(self) -> dedup.Dedup:
         return self._committer.facets.need_dedup()
 
-    # -- what is needed ---------------------------------------------------------------------------
-
     def _find(self, needed: Needed) -> Iterator[None]:
         """Unsettled jobs, dead letters and held keys whose record stands in the segment."""
         low, high = self._low, self._high
@@ -237,8 +235,6 @@ class Compaction:
                     f"{errors.command(files.path, 'repair')}"
                 )
             yield item
-
-    # -- writing it again -------------------------------------------------------------------------
 
     def _carry(self, needed: Needed) -> Generator[chores.InnerRequest | None, None, int]:
         """Write all of them again; returns how many had changed meanwhile."""

@@ -64,8 +64,6 @@ class Snapshots:
         self._offset = 0
         self._is_due = False
 
-    # -- when -------------------------------------------------------------------------------------
-
     def due(self) -> bool:
         """Return whether the log grew enough since the newest snapshot for another."""
         journal = self._journal
@@ -113,11 +111,8 @@ class Snapshots:
 
     def _fitting(self, form: snapshot.Form[Any], name: str) -> snapshot.Header:
         journal = self._journal
-        descriptor = journal.disk.open(f"{self._directory}/{name}", write=False)
-        try:
+        with ports.opened(journal.disk, f"{self._directory}/{name}", write=False) as descriptor:
             header = snapshot.read_header(journal.disk, descriptor, form.kind, journal.identity)
-        finally:
-            journal.disk.close(descriptor)
         snapshot.check_fit(journal, header)
         return header
 
@@ -129,8 +124,6 @@ class Snapshots:
                 with contextlib.suppress(LogError):  # it went just now
                     total += files.sealed_size(lsn)
         return total
-
-    # -- how --------------------------------------------------------------------------------------
 
     def steps(self) -> Generator[None, None, None]:
         """Write what is due. Raises nothing: what goes wrong is logged, and tried again later."""
@@ -167,13 +160,10 @@ class Snapshots:
         if not disk.names(self._directory):
             disk.make_directory(self._directory)
             disk.sync_directory(self._journal.path)
-        lock = disk.open(f"{self._directory}/{_LOCK_FILE}", create=True)
-        try:
+        with ports.opened(disk, f"{self._directory}/{_LOCK_FILE}", create=True) as lock:
             if disk.try_lock(lock):
                 for form in forms:
                     yield from self._write(form)
-        finally:
-            disk.close(lock)
 
     def _write(self, form: snapshot.Form[Any]) -> Generator[None, None, None]:
         """Yield one snapshot, from the copy to the removal of older ones.
@@ -225,8 +215,7 @@ class Snapshots:
 
     def _fill(self, path: str, captured: snapshot.Captured) -> Generator[None, None, None]:
         disk = self._journal.disk
-        descriptor = disk.open(path, create=True)
-        try:
+        with ports.opened(disk, path, create=True) as descriptor:
             disk.truncate(descriptor, 0)
             offset = synced = 0
             for part in snapshot.file_parts(captured.header, captured.frozen):
@@ -238,8 +227,6 @@ class Snapshots:
                     synced = offset
                     yield
             disk.sync(descriptor)
-        finally:
-            disk.close(descriptor)
         self._journal.meters.upkeep_bytes += offset
         yield
 

@@ -69,8 +69,6 @@ TROUBLE_NS: Final = 30 * model.SECOND_NS
 _PRESSED_NS: Final = model.SECOND_NS
 #: On a disk that is nearly full such a part of the log goes at once.
 _SPARE_PARTS: Final = 8
-#: Files that are removed in one batch.
-_COLLECTED_MAX: Final = 64
 
 
 class Upkeep(chores.Chore):
@@ -108,8 +106,6 @@ class Upkeep(chores.Chore):
         if self._is_ours():
             for _ in self._snapshots.close_steps():
                 pass
-
-    # -- as a chore -------------------------------------------------------------------------------
 
     def _is_asked(self) -> bool:
         return bool(self._orders)
@@ -160,8 +156,6 @@ class Upkeep(chores.Chore):
         self._looked_segment = self._journal.segment
         return True
 
-    # -- by hand ----------------------------------------------------------------------------------
-
     def _carry_out(self, order: Order) -> chores.Steps:
         answer: views.CompactReport | errors.TaskqError
         try:
@@ -192,8 +186,6 @@ class Upkeep(chores.Chore):
         report = Report(dry_run=order.dry_run, by_hand=True)
         yield from self._tidy(order.keep_seconds, report)
         return report.made()
-
-    # -- what there is to do ----------------------------------------------------------------------
 
     def _work(self) -> chores.Steps:
         if not self._take_turn():

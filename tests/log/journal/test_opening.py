@@ -338,7 +338,7 @@ def test_who_is_alone_waits_behind_those_in_line_every_now_and_then(
     make: Callable[[], WriterLock],
 ) -> None:
     lock, disk = make(), LocalDisk()
-    gate = make().descriptors[0]
+    gate = make()._gate
     lock.acquire()
     lock.release()
     lock.is_alone = True
