@@ -127,12 +127,7 @@ class Enqueuer(typing.Generic[P, R]):
         return self._made(args, kwargs)
 
     def _step(self, *args: Any, **kwargs: Any) -> Step[Any, R]:
-        """See ``step``.
-
-        Raises:
-            InvalidCall: the further arguments do not fit the task's signature.
-            UsageError: the task has no first parameter, or makes keys of its arguments.
-        """
+        """See ``step``."""
         task, chosen = self._task, self._chosen
         if chosen.key is not None:
             raise errors.UsageError(
@@ -592,11 +587,7 @@ def no_call(given: object, args: tuple[object, ...], method: str) -> errors.Usag
 
 
 def limit_of(name: str, choices: TaskChoices) -> rates.Limit | None:
-    """Return what ``@task(concurrency=, rate=)`` says; None if it says nothing.
-
-    Raises:
-        UsageError: one of them is out of its range, or a key is given with none of the two.
-    """
+    """Return what ``@task(concurrency=, rate=)`` says; None if it says nothing."""
     concurrency = choices.get("concurrency")
     rate = choices.get("rate")
     if concurrency is None and rate is None:
@@ -681,11 +672,7 @@ class TaskDecorator(Protocol):
 
 
 def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
-    """Return the function as a task, not registered yet.
-
-    Raises:
-        UsageError: the function or a choice is wrong.
-    """
+    """Return the function as a task, not registered yet."""
     naming.check_function(fn)
     _check_choices(fn, choices)
     policy = policy_of(choices["retry"]) if "retry" in choices else DEFAULT
@@ -803,11 +790,7 @@ def _limit(choices: TaskChoices, name: Literal["timeout", "soft_timeout"]) -> fl
 
 
 def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[str, Task[..., Any]]:
-    """Return the tasks of an app by all of their names, with one more or another form of one.
-
-    Raises:
-        UsageError: a name of it is taken by another function.
-    """
+    """Return the tasks of an app by all of their names, with one more or another form of one."""
     names = (task.name, *task.aliases)
     replaced: list[Task[..., Any]] = []
     for name in names:

@@ -478,10 +478,6 @@ def batches_of(reader: engine.LogReader) -> tuple[pa.Schema, Iterator[pa.RecordB
     """Return (schema, batches) of every record up to the reader's known end, as it reads them.
 
     The device is called what the directory is.
-
-    Raises:
-        LogError: a segment is missing, unreadable or another one.
-        FormatError: a newer taskq wrote the log.
     """
     return DETAILS, _batches(reader)
 

@@ -71,11 +71,7 @@ class RecordOptions:
                 )
 
     def numbers(self, option: Option, out: arrays.Ints, had: arrays.Mask | None = None) -> None:
-        """Write each row's last number of the option to ``out``, and mark the row in ``had``.
-
-        Raises:
-            FormatError: one has another size.
-        """
+        """Write each row's last number of the option to ``out``, and mark the row in ``had``."""
         for step in self.each(option):
             self._check_sizes(step)
             out[step.row] = arrays.numbers_at(self._data, step.at, "<i8")
@@ -83,11 +79,7 @@ class RecordOptions:
                 had[step.row] = True
 
     def find_numbers(self, option: Option, out: arrays.Ints, *, strict: bool = False) -> None:
-        """Write the option's numbers to ``out``, the first of each row that has the right size.
-
-        Raises:
-            FormatError: one has another size, and ``strict`` is asked for.
-        """
+        """Write the option's numbers to ``out``, the first of each row that has the right size."""
         for step in reversed(list(self.each(option))):
             if strict:
                 self._check_sizes(step)
@@ -103,11 +95,7 @@ class RecordOptions:
             had[step.row] = True
 
     def check_sizes(self, *options: Option) -> None:
-        """Let no number pass that has another size than it is known with.
-
-        Raises:
-            FormatError: there is one.
-        """
+        """Let no number pass that has another size than it is known with."""
         for option in options:
             for step in self.each(option):
                 self._check_sizes(step)
@@ -209,11 +197,7 @@ class Slices(NamedTuple):
 
 
 class RecordRows:
-    """Some records of one stretch of bytes.
-
-    Raises:
-        FormatError: a record's type is unknown and may not be skipped.
-    """
+    """Some records of one stretch of bytes."""
 
     def __init__(
         self, piece: schema.Piece, stretch: frames.RecordStretch, first: int, last: int

@@ -59,11 +59,7 @@ class ArgumentCodec:
             self.encode, self.decode = self._encode, self._decode
 
     def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the call's values by parameter name, as their annotations have them.
-
-        Raises:
-            InvalidCall: the arguments do not fit the signature.
-        """
+        """Return the call's values by parameter name, as their annotations have them."""
         return self._checked(self.signature.bind(args, kwargs))
 
     def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -88,12 +84,7 @@ class ArgumentCodec:
         return checked
 
     def dump(self, values: dict[str, Any]) -> bytes:
-        """Return the payload of validated values.
-
-        Raises:
-            InvalidCall: a value has no form in JSON, or cannot be read back from it.
-            PayloadTooLarge: the payload is over PAYLOAD_BYTES_MAX.
-        """
+        """Return the payload of validated values."""
         try:
             body = self._way.write(values, warnings=False)
         except ValueError as error:
@@ -370,11 +361,7 @@ def decode_call(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 class StepArguments(ArgumentCodec):
-    """Turns the arguments of a step into payloads: all but the first, which comes with the flow.
-
-    Raises:
-        UsageError: the function has no first parameter that could be passed by position.
-    """
+    """Turns the arguments of a step into payloads: all but the first, which comes with the flow."""
 
     def __init__(self, signature: signature.Signature) -> None:
         if not signature.names:
@@ -386,11 +373,7 @@ class StepArguments(ArgumentCodec):
         super().__init__(signature)
 
     def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the further parameters, as annotated.
-
-        Raises:
-            InvalidCall: the arguments do not fit the signature.
-        """
+        """Return the values of the further parameters, as annotated."""
         values = self.signature.bind((None, *args), kwargs)
         del values[self._first]
         return self._checked(values)

@@ -204,11 +204,7 @@ _kept_spec: Final = functools.lru_cache(_SPECS_KEPT, typed=True)(EnqueueSpec)
 def spec_of(
     queue: str, task: str, priority: int, attempts: int, flags: records.Flag
 ) -> EnqueueSpec:
-    """Return a spec, from a small cache: making one costs more than encoding a job.
-
-    Raises:
-        UsageError: a value is wrong.
-    """
+    """Return a spec, from a small cache: making one costs more than encoding a job."""
     try:
         return _kept_spec(queue, task, priority, attempts, flags)
     except TypeError:  # an unhashable value is wrong: the spec raises the error
@@ -328,11 +324,7 @@ class Call(Runnable[R_co]):
 def make_call(
     name: str, task: TaskPort[Any] | None, body: bytes, flags: records.Flag, chosen: Options
 ) -> Call[Any]:
-    """Return a call whose key, if any, is text or bytes.
-
-    Raises:
-        UsageError: an option is out of its range.
-    """
+    """Return a call whose key, if any, is text or bytes."""
     parsing.check_name("task name", name)
     return Call(
         name=name,
@@ -376,11 +368,7 @@ def key_bytes(task: str, key: object, what: str = "key") -> bytes:
 
 
 def check_unlimited(task: str, changes: OptionChanges) -> None:
-    """Refuse a concurrency key for jobs of a task that has no limit, where it would do nothing.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Refuse a concurrency key for jobs of a task that has no limit, where it would do nothing."""
     if changes.get("concurrency_key") is not None:
         raise errors.UsageError(
             f"{task}: concurrency_key is given, but the task has no limit: give @task "
@@ -389,23 +377,14 @@ def check_unlimited(task: str, changes: OptionChanges) -> None:
 
 
 def concurrency_key_bytes(task: str, key: object) -> bytes:
-    """Return a concurrency key as the log takes it; b"" for None.
-
-    Raises:
-        UsageError: it is no text, bytes or whole number, or not 1 to KEY_BYTES_MAX bytes long.
-    """
+    """Return a concurrency key as the log takes it; b"" for None."""
     if key is None:
         return b""
     return key_bytes(task, str(key) if type(key) is int else key, "concurrency_key")
 
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers, with text for names and values.
-
-    Raises:
-        UsageError: a name or value is no text.
-        PayloadTooLarge: together they are over HEADERS_BYTES_MAX.
-    """
+    """Return the headers, with text for names and values."""
     pairs: Iterable[tuple[object, object]] = headers.items()
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):

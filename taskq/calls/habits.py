@@ -126,11 +126,7 @@ _ADDRESS: Final = (
 
 
 def check_directory(path: str) -> None:
-    """Refuse an address, which would be made as a directory of that name.
-
-    Raises:
-        UsageError: it is one.
-    """
+    """Refuse an address, which would be made as a directory of that name."""
     if ":/" in path and re.match(_ADDRESS, path):
         scheme = path.partition(":")[0]
         raise errors.UsageError(

@@ -42,9 +42,6 @@ def find_changed(value: object) -> Changed | None:
 
     JSON has text, numbers, true, false, null, lists, and objects with text as keys. Any other value
     would silently come back as one of these: it is refused, and the message shows an annotation.
-
-    Raises:
-        ValueError: it is nested deeper than VALUE_DEPTH_MAX.
     """
     for node in _walk(value, KEPT):
         part = node.part
@@ -74,11 +71,7 @@ class _Node(NamedTuple):
 
 
 def _walk(value: object, skipped: AbstractSet[object]) -> Iterator[_Node]:
-    """Yield the value and its parts at any depth, except parts of the skipped types.
-
-    Raises:
-        ValueError: it is nested deeper than VALUE_DEPTH_MAX.
-    """
+    """Yield the value and its parts at any depth, except parts of the skipped types."""
     left = [_Node(None, None, value, 0)]
     seen: set[int] = set()
     while left:
@@ -108,9 +101,6 @@ def find_unreadable(value: object, is_read: Callable[[Any], bool]) -> Changed | 
     Args:
         value: read back by its own type, or as plain JSON.
         is_read: whether a part without a form in JSON is read back by its own type.
-
-    Raises:
-        ValueError: it is nested deeper than VALUE_DEPTH_MAX.
     """
     for node in _walk(value, KEPT):
         part = node.part

@@ -79,11 +79,7 @@ def innermost(fn: typing.Any) -> typing.Any:
 
 
 def check_default(task: str, parameter: inspect.Parameter) -> None:
-    """Refuse a default that describes the parameter for another library.
-
-    Raises:
-        UsageError: it is one.
-    """
+    """Refuse a default that describes the parameter for another library."""
     for kind in type(parameter.default).__mro__:
         if f"{kind.__module__}.{kind.__qualname__}" in _NO_VALUES:
             raise UsageError(
@@ -94,11 +90,7 @@ def check_default(task: str, parameter: inspect.Parameter) -> None:
 
 
 def check_hint(task: str, what: str, hint: typing.Any) -> None:
-    """Refuse an annotation that has no form in JSON for sure.
-
-    Raises:
-        UsageError: it names the part, and what to write.
-    """
+    """Refuse an annotation that has no form in JSON for sure."""
     left = [hint]
     while left:
         part = left.pop()
@@ -139,11 +131,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def check_function(fn: object) -> None:
-    """Refuse what cannot be a task.
-
-    Raises:
-        UsageError: no function, or a generator.
-    """
+    """Refuse what cannot be a task."""
     if isinstance(fn, str):
         raise UsageError(f"a task must be a function, got {fn!r:.60}: write @app.task(name={fn!r})")
     if isinstance(fn, type) or not callable(fn):
@@ -167,11 +155,7 @@ def check_function(fn: object) -> None:
 
 
 def _refuse_self(fn: object) -> None:
-    """Refuse a function whose first argument would be an instance: its class's, or the task.
-
-    Raises:
-        UsageError: it is one.
-    """
+    """Refuse a function whose first argument would be an instance: its class's, or the task."""
     qualified = getattr(fn, "__qualname__", "")
     holder = qualified.rpartition(".")[0]
     if not inspect.isfunction(fn):
@@ -191,11 +175,7 @@ def _refuse_self(fn: object) -> None:
 
 
 def name_of(fn: collections.abc.Callable[..., typing.Any]) -> str:
-    """``module.function``, with the module's importable name even for the main script.
-
-    Raises:
-        UsageError: the function has no name of its own.
-    """
+    """``module.function``, with the module's importable name even for the main script."""
     qualified, module = getattr(fn, "__qualname__", ""), getattr(fn, "__module__", None)
     if not qualified or not module or "<lambda>" in qualified:
         raise UsageError(f"{fn!r:.60} has no name to be found by: give the task name=")
@@ -205,11 +185,7 @@ def name_of(fn: collections.abc.Callable[..., typing.Any]) -> str:
 
 
 def check_importable(fn: collections.abc.Callable[..., typing.Any]) -> None:
-    """Refuse a function that a child process could not import: one without a place of its own.
-
-    Raises:
-        UsageError: it stands within another function, is a lambda, or was typed at a prompt.
-    """
+    """Refuse a function that a child process could not import: one without a place of its own."""
     qualified = getattr(fn, "__qualname__", "")
     module: str = getattr(fn, "__module__", None) or ""
     what = f'runs_in="process": a child process cannot import {qualified or repr(fn)}'
@@ -220,11 +196,7 @@ def check_importable(fn: collections.abc.Callable[..., typing.Any]) -> None:
 
 
 def checked_modules(include: collections.abc.Iterable[str]) -> list[str]:
-    """Return the names of modules to be imported later.
-
-    Raises:
-        UsageError: a text in place of a list, or a name that no module can have.
-    """
+    """Return the names of modules to be imported later."""
     if isinstance(include, str):
         raise UsageError(f"include is one name, {include!r}: write include=[{include!r}]")
     if not isinstance(include, collections.abc.Iterable):

@@ -88,20 +88,12 @@ def json_config() -> ConfigDict:
 def compiled(
     annotation: Any, config: ConfigDict | None = None
 ) -> tuple[SchemaValidator, SchemaSerializer]:
-    """Return a validator and a serializer of one type.
-
-    Raises:
-        TypeError: pydantic knows no way to read or write the type.
-    """
+    """Return a validator and a serializer of one type."""
     return made(schema_of(annotation, config))
 
 
 def schema_of(annotation: Any, config: ConfigDict | None = None) -> CoreSchema:
-    """Return the schema of one type in pydantic_core.
-
-    Raises:
-        TypeError: pydantic knows no way to read or write the type.
-    """
+    """Return the schema of one type in pydantic_core."""
     schema = plain_schema(annotation)
     if schema is not None:
         return schema
@@ -180,11 +172,7 @@ class JsonForm:
             self._find = find_difference
 
     def difference(self, value: object, body: bytes) -> equality.Difference | None:
-        """Return where a reader of the body has another value; None if it has this one.
-
-        Raises:
-            ValueError: nobody can read it.
-        """
+        """Return where a reader of the body has another value; None if it has this one."""
         return self._find(value, self.read(body))
 
     def problem(self, value: object, body: bytes) -> str:
@@ -406,12 +394,7 @@ class ResultCodec:
         self._scalar = next((kind for kind in _SCALARS if schema == _scalar_schema(kind)), None)
 
     def encode(self, value: object) -> bytes | None:
-        """Return the result as JSON, None for a None.
-
-        Raises:
-            UsageError: the value does not fit the return annotation, or JSON.
-            PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
-        """
+        """Return the result as JSON, None for a None."""
         if value is None:
             if self._takes_none:
                 return None
@@ -449,11 +432,7 @@ class ResultCodec:
         return self._encode_coerced(value)
 
     def decode(self, body: bytes) -> Any:
-        """Return the result as the return annotation has it.
-
-        Raises:
-            UsageError: it was written by code that returned another type.
-        """
+        """Return the result as the return annotation has it."""
         try:
             return self._way.read(body)
         except ValueError as error:
@@ -463,11 +442,7 @@ class ResultCodec:
             ) from None
 
     def _refuse_changed(self, value: object) -> None:
-        """Refuse what is annotated too loosely to come back as it is.
-
-        Raises:
-            UsageError: there is such a part.
-        """
+        """Refuse what is annotated too loosely to come back as it is."""
         try:
             changed = self._look and self._look(value)
         except (TypeError, AttributeError, KeyError):  # of another type, reported later
@@ -613,11 +588,7 @@ def _is_read_alone(value: Any) -> bool:
 
 @lru_cache(_KINDS_KEPT)
 def way_of(kind: Any) -> JsonForm:
-    """Return how values of a type are written and read that stand alone.
-
-    Raises:
-        TypeError: pydantic knows no way to read or write the type.
-    """
+    """Return how values of a type are written and read that stand alone."""
     config = None if inspect.isclass(kind) else json_config()
     return JsonForm(*compiled(kind, config), is_kept=False)
 

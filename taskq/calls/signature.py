@@ -183,11 +183,7 @@ class Signature:
     def bind(
         self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]
     ) -> dict[str, typing.Any]:
-        """Return the call's values by name; types and missing ones are not looked at.
-
-        Raises:
-            InvalidCall: an argument has no parameter, or a parameter two arguments.
-        """
+        """Return the call's values by name; types and missing ones are not looked at."""
         values: dict[str, typing.Any] = dict(zip(self.names, args, strict=False))
         further = list(args[len(self.names) :])
         if further:
@@ -211,11 +207,7 @@ class Signature:
     def split(
         self, values: dict[str, typing.Any]
     ) -> tuple[tuple[typing.Any, ...], dict[str, typing.Any]]:
-        """Arguments to call the function with, from values by name; takes ``values`` apart.
-
-        Raises:
-            InvalidCall: a value is positional, and one before it is missing.
-        """
+        """Arguments to call the function with, from values by name; takes ``values`` apart."""
         further = values.pop(REST, ())
         keywords = values.pop(KEYWORDS, None)
         positional = self.names if further else self._positional_only
@@ -246,11 +238,7 @@ class Signature:
         return args, {**filled, **keywords}
 
     def settled(self, raw: dict[str, typing.Any]) -> dict[str, typing.Any]:
-        """A payload whose sender did not know the function, with its values put under their names.
-
-        Raises:
-            InvalidCall: a parameter has two values, or there are too many positional ones.
-        """
+        """Return the values, by name, of a payload whose sender did not know the function."""
         further, keywords = raw.get(REST, []), raw.get(KEYWORDS, {})
         if not isinstance(further, list) or not isinstance(keywords, dict):
             raise errors.InvalidCall(
@@ -279,22 +267,14 @@ class Signature:
         return values
 
     def hints(self) -> dict[str, typing.Any]:
-        """Return the resolved annotation of each parameter, ``Any`` without one.
-
-        Raises:
-            UsageError: an annotation names something that does not exist.
-        """
+        """Return the resolved annotation of each parameter, ``Any`` without one."""
         for parameter in self.signature.parameters.values():
             if parameter.name not in self._resolved:
                 self._resolved[parameter.name] = self._hint(parameter)
         return {name: self._resolved[name] for name in self.signature.parameters}
 
     def result_hint(self) -> typing.Any:
-        """Return the resolved annotation of the result, ``Any`` without one.
-
-        Raises:
-            UsageError: it names something that does not exist.
-        """
+        """Return the resolved annotation of the result, ``Any`` without one."""
         hint = self.resolve("the result", self.signature.return_annotation)
         return None if hint in {typing.NoReturn, typing.Never} else hint
 
@@ -303,9 +283,6 @@ class Signature:
 
         Returns:
             Whether all annotations can be resolved already.
-
-        Raises:
-            UsageError: a default is a description, or an annotation has no form in JSON.
         """
         for parameter in self.signature.parameters.values():
             naming.check_default(self.task, parameter)
@@ -321,11 +298,7 @@ class Signature:
         return all(name in self._resolved for name in self.signature.parameters)
 
     def resolve(self, what: str, annotation: typing.Any) -> typing.Any:
-        """Return the annotation with its names looked up where the function was written.
-
-        Raises:
-            UsageError: a name is not found.
-        """
+        """Return the annotation with its names looked up where the function was written."""
         if annotation is inspect.Parameter.empty:
             return typing.Any
         function = naming.innermost(self._function)

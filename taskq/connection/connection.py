@@ -138,21 +138,13 @@ class Packer:
         return items
 
     def loose(self, call: Call[Any]) -> Loose:
-        """Return the call as ``items`` takes it.
-
-        Raises:
-            PayloadTooLarge: its payload is over the limit.
-        """
+        """Return the call as ``items`` takes it."""
         packing, what = self.packing(call.chosen), f"{call.name}: the payload"
         check_size(what, call.body)
         return (call.spec, call.body, call.extras), packing, what
 
     def items_sync(self, given: Iterable[Loose]) -> list[requests.Item]:
-        """Return the jobs as the ports take them, their payloads packed here and now.
-
-        Raises:
-            PayloadTooLarge: one is over its limit.
-        """
+        """Return the jobs as the ports take them, their payloads packed here and now."""
         items: list[requests.Item] = []
         for (spec, body, extras), packing, what in given:
             stored, flags = self.bodies.pack(body, packing, what)
@@ -232,12 +224,7 @@ class PackedDelivery(requests.Delivery):
 
 
 def loose_put(job: Put, packer: Packer) -> Loose:
-    """Return the job, checked, as ``Connection.pack`` takes it.
-
-    Raises:
-        UsageError: an option is wrong.
-        PayloadTooLarge: the payload is over its limit.
-    """
+    """Return the job, checked, as ``Connection.pack`` takes it."""
     if not isinstance(job, Put):
         raise errors.UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
     check_bytes("the payload", job.payload)
@@ -267,11 +254,7 @@ def _put_item(job: Put) -> requests.Item:
 
 
 def check_bytes(what: str, body: object) -> None:
-    """Refuse a payload or result that is no bytes.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Refuse a payload or result that is no bytes."""
     if not isinstance(body, bytes):
         raise errors.UsageError(f"{what} is {body!r:.60}, it must be bytes")
 
@@ -635,11 +618,7 @@ os.register_at_fork(after_in_child=_renew_all_after_fork)
 
 
 def _check_threads() -> None:
-    """Refuse green threads: the log's thread would never run while its caller waits.
-
-    Raises:
-        UsageError: eventlet has put others in their place.
-    """
+    """Refuse green threads: the log's thread would never run while its caller waits."""
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and any(map(patcher.is_monkey_patched, ("thread", "select"))):
         raise errors.UsageError(
@@ -667,10 +646,6 @@ def _transaction(
 
 
 def split_job_id(job: JobId) -> tuple[str, int]:
-    """Return the log's tag, "" where a number alone was given, and the job's lsn.
-
-    Raises:
-        InvalidJobId: the text is no job id.
-    """
+    """Return the log's tag, "" where a number alone was given, and the job's lsn."""
     job_id = getattr(job, "id", job)
     return parsing.split_id(str(job_id).strip() if type(job_id) is int else job_id)

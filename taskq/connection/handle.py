@@ -351,11 +351,7 @@ def make_handle(
 
 
 def _progress_of(journal: Journal, job: int) -> Progress | None:
-    """Return what a running job told last; None if it does not run, or told nothing.
-
-    Raises:
-        JobNotFound: there is no such job in this log.
-    """
+    """Return what a running job told last; None if it does not run, or told nothing."""
     from taskq.log.read.diagnosis import find_progress  # noqa: PLC0415 - few ask
 
     noted = find_progress(journal, job)

@@ -121,11 +121,7 @@ def in_units(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def log_config(options: LogOptions) -> LogConfig:
-    """Return the options in the log's words.
-
-    Raises:
-        UsageError: one is unknown or wrong.
-    """
+    """Return the options in the log's words."""
     known = LogOptions.__annotations__
     values: dict[str, Any] = {}
     for name, value in options.items():
@@ -155,11 +151,7 @@ def config_if_plain(options: LogOptions | dict[str, Any]) -> LogConfig | None:
 
 
 def checked_numbers(options: LogOptions) -> dict[str, Any]:
-    """Return the options, whose numbers may be text as in settings: nothing else stands for one.
-
-    Raises:
-        UsageError: something else does.
-    """
+    """Return the options, whose numbers may be text as in settings: nothing else stands for one."""
     return {
         name: value if isinstance(value, str) or name not in NUMBERS else _checked(name, value)
         for name, value in options.items()
@@ -241,11 +233,7 @@ LOG_FORMAT_DEFAULT: Final = "text"
 
 
 def user_data_dir(name: str) -> Path:
-    """Return where this user's system keeps the data of a desktop program of that name.
-
-    Raises:
-        UsageError: the name is empty or a path.
-    """
+    """Return where this user's system keeps the data of a desktop program of that name."""
     if not name.strip(" .") or "/" in name or "\\" in name or "\0" in name:
         raise errors.UsageError(f"{name!r:.60} is no program's name: give one such as 'My App'")
     from platformdirs import user_data_path  # noqa: PLC0415 - few programs are desktop apps
@@ -254,11 +242,7 @@ def user_data_dir(name: str) -> Path:
 
 
 def checked_data_dir(data_dir: object) -> str | Path | None:
-    """Return the directory as text or a path; None for none.
-
-    Raises:
-        UsageError: it is no path.
-    """
+    """Return the directory as text or a path; None for none."""
     if data_dir is None or isinstance(data_dir, str | Path):
         return data_dir
     path = os.fspath(data_dir) if isinstance(data_dir, os.PathLike) else data_dir
@@ -271,11 +255,7 @@ def checked_data_dir(data_dir: object) -> str | Path | None:
 
 
 def absolute_path(path: str) -> str:
-    """Return the path from the root on, its links as they are.
-
-    Raises:
-        UsageError: it is of the working directory, and that was removed.
-    """
+    """Return the path from the root on, its links as they are."""
     try:
         return os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     except FileNotFoundError:
@@ -317,11 +297,7 @@ def _config_home() -> Path:
 
 
 def read_plain_file(path: Path) -> str | None:
-    """Return the text of a plain file; None of anything else, such as a pipe that makes one wait.
-
-    Raises:
-        UsageError: it is taskq's own file, and cannot be read.
-    """
+    """Return the text of a plain file; None of anything else, such as a pipe."""
     try:
         is_plain = stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):  # where this user may not even look there is nothing for it
@@ -372,11 +348,7 @@ def _table_of_project(text: str) -> object:
 
 
 def refuse_planted(path: Path) -> None:
-    """See that nobody put a file for others to obey, as anybody may in a directory like /tmp.
-
-    Raises:
-        UsageError: somebody did.
-    """
+    """See that nobody put a file for others to obey, as anybody may in a directory like /tmp."""
     if _others_may_write(path):
         owner = path.parent.stat().st_uid
         if path.stat().st_uid not in {0, os.geteuid(), owner}:

@@ -73,11 +73,7 @@ def _lower(value: object) -> object:
 
 
 def _check_environment() -> None:
-    """Refuse variables that look like a setting and are none; others may be another program's.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Refuse variables that look like a setting and are none; others may be another program's."""
     known = [*Settings.model_fields, *(f"hub_{name}" for name in HubSettings.model_fields)]
     for given, text in os.environ.items():
         name = given.lower().removeprefix(logoptions.PREFIX.lower())
@@ -119,11 +115,7 @@ class QueueSettings(BaseModel):
         }
 
     def policy(self) -> config.QueuePolicy:
-        """Return the same in the log's words.
-
-        Raises:
-            UsageError: a way to compress is not installed.
-        """
+        """Return the same in the log's words."""
         return config.QueuePolicy(**logoptions.in_units(dict(self)))
 
 
@@ -254,22 +246,14 @@ class Settings(BaseSettings, _LogSettings):
         return init_settings, env_settings, *tables
 
     def log_config(self) -> config.LogConfig:
-        """Return the log's share of the settings.
-
-        Raises:
-            UsageError: a limit is out of its range.
-        """
+        """Return the log's share of the settings."""
         given = {name: getattr(self, name) for name in logoptions.LogOptions.__annotations__}
         given["queues"] = {name: queue.policy() for name, queue in self.queues.items()}
         return config.LogConfig(**logoptions.in_units(given))
 
 
 def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the settings of each file, nearest first, without empty ones.
-
-    Raises:
-        UsageError: a file of taskq's own is broken, has an unknown setting, or is another user's.
-    """
+    """Return the settings of each file, nearest first, without empty ones."""
     near = [(place, _table(place)) for place in logoptions.settings_places(data_dir)[1:]]
     named = next((said["data_dir"] for _, said in near if "data_dir" in said), None)
     log = logoptions.settings_places(data_dir, named and Path(named))[0]
@@ -354,11 +338,7 @@ def _no_setting(name: str, known: Iterable[str]) -> str:
 
 
 def _check_hub(place: logoptions.SettingsFile, hub: dict[str, Any]) -> None:
-    """Check that the file is this user's own, and resolve its paths from its folder.
-
-    Raises:
-        UsageError: it is another user's: that user could send the data elsewhere.
-    """
+    """Check that the file is this user's own, and resolve its paths from its folder."""
     if not place.is_near and place.path.stat().st_uid not in {0, os.geteuid()}:
         raise errors.UsageError(
             f"{place.path} is another user's: it may have no [hub]: take that out"

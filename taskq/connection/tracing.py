@@ -51,11 +51,7 @@ def look() -> None:
 
 
 def choose(provider: TracerProvider | None) -> None:
-    """Trace with this provider from now on, instead of the program's own; None: do not trace.
-
-    Raises:
-        UsageError: it is no provider.
-    """
+    """Trace with this provider from now on, instead of the program's own; None: do not trace."""
     _check(provider, "use", "TracerProvider", "get_tracer")
     global _is_chosen  # noqa: PLW0603 - a decision of the process
     _is_chosen = True
@@ -63,11 +59,7 @@ def choose(provider: TracerProvider | None) -> None:
 
 
 def choose_meter(provider: MeterProvider | None) -> None:
-    """Measure with this provider from now on, likewise.
-
-    Raises:
-        UsageError: it is no provider.
-    """
+    """Measure with this provider from now on, likewise."""
     _check(provider, "measure", "MeterProvider", "get_meter")
     global _is_meter_chosen  # noqa: PLW0603 - as above
     _is_meter_chosen = True

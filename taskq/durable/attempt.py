@@ -109,12 +109,7 @@ class Attempt:
 
     @classmethod
     def here(cls, what: str, *, in_thread: bool | None = None) -> Self:
-        """Return the attempt at the job that runs here.
-
-        Raises:
-            InvalidStep: in another process, within a step, or it would stop the loop.
-            UsageError: no job runs here.
-        """
+        """Return the attempt at the job that runs here."""
         job = context.running_job.get(None)
         if job is None:
             raise errors.UsageError(
@@ -146,11 +141,7 @@ class Attempt:
         return here
 
     def number(self, name: str, form: Form, fn: object = callable) -> int:
-        """Count a call of this name.
-
-        Raises:
-            InvalidStep: the name is invalid or belongs to another form, or ``fn`` is no function.
-        """
+        """Count a call of this name."""
         known = self._forms.get(name)
         if known is None:
             try:

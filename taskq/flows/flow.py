@@ -330,12 +330,7 @@ def plan_of(flow: object) -> Plan:
 
 
 def plan_steps(flow: object) -> Generator[None, None, Plan]:
-    """Expand a flow into jobs, some of them between two steps, and return them.
-
-    Raises:
-        UsageError: it is no flow, it begins with a step, or a job has a key or a delay.
-        PayloadTooLarge: its jobs do not fit one transaction.
-    """
+    """Expand a flow into jobs, some of them between two steps, and return them."""
     if not isinstance(flow, Flow):
         what = flow.name if isinstance(flow, Call) else f"{flow!r:.80}"
         remedy = "chain(...) makes one of what task.call(...) gives"

@@ -243,12 +243,7 @@ class PendingFlow(Generic[R]):
 
 
 async def find_flow(app: AppPort[Connection], flow_id: str) -> FlowHandle[Any]:
-    """Find a flow by its id.
-
-    Raises:
-        UsageError: the text is not a flow's id.
-        JobNotFound: the log has no such job.
-    """
+    """Find a flow by its id."""
     from taskq.log.read.flows import look_at_ties  # noqa: PLC0415 - as above
 
     connection = app._connection

@@ -220,13 +220,7 @@ class RecordReader:
         return self._place._replace(lsn=self._lsn)
 
     async def next(self, extent: segments.Extent) -> Record | None:
-        """Return the next record that fits; None at the extent.
-
-        Raises:
-            ReaderFellBehind: compaction removed it.
-            LogDamaged: it does not read back.
-            LogError: a file cannot be read, or a newer taskq wrote it.
-        """
+        """Return the next record that fits; None at the extent."""
         while True:
             record = self._held or self._decode_next()
             if record is None:

@@ -84,11 +84,7 @@ def past_of(
     state: States | None = None,
     limit: int | None = None,
 ) -> JobFilter:
-    """Return the choice in the log's units.
-
-    Raises:
-        UsageError: a part of it is wrong, or no job of the past can fit.
-    """
+    """Return the choice in the log's units."""
     if queue is not None:
         parsing.check_name("queue name", queue)
     if task:
@@ -109,9 +105,6 @@ async def replay(
     """Enqueue the jobs that fit once more, some in each transaction, and yield each.
 
     Jobs enqueued after the call do not count. A dry run does not open the log for writing.
-
-    Raises:
-        LogError: the log could not be read or written; the yielded jobs are done.
     """
     if not dry_run:
         # The choice must be durable before the new jobs are.
@@ -266,13 +259,7 @@ def _states(state: States | None) -> frozenset[model.State]:
 async def replay_job(
     connection: Connection, job: JobId, from_step: str | None, *, dry_run: bool
 ) -> Replayed:
-    """Enqueue one job once more; it has the steps that were done before ``from_step``.
-
-    Raises:
-        JobNotFound: there is no such job.
-        UsageError: it is not over, or has no such step.
-        PayloadTooLarge: its steps are over TRANSACTION_BYTES_MAX.
-    """
+    """Enqueue one job once more; it has the steps that were done before ``from_step``."""
     tag, lsn = split_job_id(job)
     port = await connection.port()
     connection.check_tag(tag, lsn)
@@ -302,12 +289,7 @@ async def replay_all(
     dry_run: bool,
     on_job: Callable[[Replayed], object] | None = None,
 ) -> ReplayReport:
-    """Do as ``replay``, and count; that every past job fits must be allowed.
-
-    Raises:
-        UsageError: no choice was made.
-        LogError: the log could not be read or written.
-    """
+    """Do as ``replay``, and count; that every past job fits must be allowed."""
     if past._replace(limit=EVERY) == JobFilter(model.SETTLED_STATES) and not is_allowed:
         raise errors.UsageError(
             "replay() without a choice would enqueue every job there ever was: "

@@ -356,12 +356,7 @@ def gap_handler(
 
 
 def check_lsn(path: str, lsn: int, oldest: int, extent: segments.Extent) -> None:
-    """Refuse to begin at a record that is not there.
-
-    Raises:
-        ReaderFellBehind: compaction removed it.
-        UsageError: it is still to come, by more than one.
-    """
+    """Refuse to begin at a record that is not there."""
     if lsn > extent.lsn:
         raise errors.UsageError(f"{path}: lsn {lsn} is still to come: the next one is {extent.lsn}")
     if lsn < oldest:
@@ -488,11 +483,7 @@ class ReaderView:
 
 
 def look_at_readers(path: str) -> list[ReaderView]:
-    """Return the named readers of a log, with their lag; the log is not opened for writing.
-
-    Raises:
-        LogError: there is no log, or a file cannot be read.
-    """
+    """Return the named readers of a log, with their lag; the log is not opened for writing."""
     onlooker = Onlooker(reader.open_journal(path))
     try:
         return reader_views(path, onlooker.journal.identity, onlooker.look())
@@ -538,11 +529,7 @@ def reader_views(path: str, identity: Identity, extent: segments.Extent) -> list
 def sought(
     reader: str, where: str | None, lsn: int | None, time: datetime | None
 ) -> Callable[[Store, segments.Extent], int]:
-    """Return the function that finds a reader's new place.
-
-    Raises:
-        UsageError: no place is given, or several.
-    """
+    """Return the function that finds a reader's new place."""
     readers.check_reader_name(reader)
     time_ns = None if time is None else durations.moment_ns(time, "time")
     if sum(place is not None for place in (where, lsn, time_ns)) != 1:
@@ -590,12 +577,7 @@ def _position_of(
 
 
 def forget_reader(store: Store, reader: str) -> None:
-    """Remove a reader.
-
-    Raises:
-        UsageError: no reader has that name.
-        ReaderBusy: somebody reads under the name now.
-    """
+    """Remove a reader."""
     disk = LocalDisk()
     known = readers.reader_names(disk, store.path)
     if reader not in known:

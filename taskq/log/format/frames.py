@@ -40,6 +40,10 @@ class Frame(NamedTuple):
     def end(self) -> int:
         return self.offset + self.header.size
 
+    @property
+    def body(self) -> bytes:
+        return bytes(self.data[self.at : self.at + self.header.body_size])
+
 
 class Gap(NamedTuple):
     """Bytes from ``offset`` to ``resume`` that are no whole frame.

@@ -318,9 +318,7 @@ class Journal:
         self._is_failed = bool(hint and hint.failed) or is_marked_failed(self.disk, self.path)
         if self._is_failed:
             with moving_frames(self.files):
-                self.recovered += save_failed_frames(
-                    self.disk, self.path, self.identity, in_order=self.in_order
-                )
+                self.recovered += save_failed_frames(self.disk, self.files, in_order=self.in_order)
                 self.files.forget()
             # The next epoch does not do: the last may be unknown, and a live process may have it.
             self.generation = int.from_bytes(os.urandom(4), "little")

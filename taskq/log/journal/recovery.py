@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ from taskq.core import errors, kinds, parsing, views
 from taskq.core.values import NamedTuple
 from taskq.log.config import LSN_SKIP
 from taskq.log.format import carried, codec, record
-from taskq.log.format.frames import Frame, Gap, Scanner, segment_lsn, segment_name
+from taskq.log.format.frames import Frame, Gap, segment_lsn, segment_name
 from taskq.log.machine.ports import Disk, opened, read_file, write_all, write_file
 from taskq.log.segments.identity import Identity, write_identity
-from taskq.log.segments.segments import FLOOR, SegmentFiles, SegmentGone
+from taskq.log.segments.segments import FLOOR, SegmentFiles, SegmentGone, write_segment
 
 if TYPE_CHECKING:
     from taskq.log.journal.lock import Home, TailHint, WriterLock
@@ -27,16 +26,6 @@ FAILED_FILE: Final = "failed"
 _ASIDE_MAX: Final = 16
 _MARKER_BYTES_MAX: Final = 4_096
 _COPY_BYTES: Final = 1024 * 1024
-
-
-class _Log(NamedTuple):
-    """The log whose frames are saved."""
-
-    disk: Disk
-    path: str
-    identity: Identity
-    #: as of ``Journal``
-    in_order: bool
 
 
 def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
@@ -194,7 +183,7 @@ def _write_marker(disk: Disk, path: str, marker: dict[str, object]) -> bool:
     return False
 
 
-def save_failed_frames(disk: Disk, path: str, identity: Identity, *, in_order: bool) -> list[str]:
+def save_failed_frames(disk: Disk, files: SegmentFiles, *, in_order: bool) -> list[str]:
     """Copy every frame that may exist only in memory to a new segment, and sync it.
 
     The log has another generation after it.
@@ -203,17 +192,16 @@ def save_failed_frames(disk: Disk, path: str, identity: Identity, *, in_order: b
     again. So what reads back is written once more, elsewhere, before anyone relies on it. The
     order (new segment whole and named, then the old one cut) makes every step repeatable.
     """
-    log = _Log(disk, path, identity, in_order)
-    marker = _read_marker(disk, path)
+    files.refresh()
+    marker = _read_marker(disk, files.path)
     durable = marker.get("durable_lsn")
     if not isinstance(durable, int):  # then nothing is known to be on disk
         durable = 0
-    lsns = [lsn for name in disk.names(f"{path}/log") if (lsn := segment_lsn(name)) is not None]
     notes = []
-    for segment, following in zip(lsns, [*lsns, 0][1:], strict=True):
+    for segment, following in itertools.pairwise((*files.lsns, 0)):
         # A segment is whole on disk before its successor gets a byte, but for the marked one.
         if not following or segment == marker.get("segment"):
-            saved = _save_segment(log, segment, durable, following)
+            saved = _save_segment(disk, files, segment, durable, following, in_order=in_order)
             if saved:
                 notes.append(f"wrote {saved} frames again after a failed fsync")
     return notes
@@ -227,46 +215,46 @@ def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _save_segment(log: _Log, segment: int, durable: int, following: int) -> int:
+def _save_segment(
+    disk: Disk, files: SegmentFiles, segment: int, durable: int, following: int, *, in_order: bool
+) -> int:
     """Move the frames that may be lost to a segment of their own; returns how many.
 
     Frames at the start of the ``following`` segment were moved by an earlier try, which was cut
     short before it removed the old frames.
     """
-    disk = log.disk
-    with opened(disk, f"{log.path}/log/{segment_name(segment)}") as old:
-        size = disk.size(old)
 
-        def items(end: int) -> Iterator[Frame | Gap]:
-            seed = codec.segment_seed(log.identity.owner(segment).log_id, segment)
-            read = functools.partial(_read_from, disk, old)
-            scanner = Scanner(read, seed, end, segment, sealed=False, in_order=log.in_order)
-            return scanner.frames(codec.SEGMENT_HEADER.size)
+    def items(end: int) -> Iterator[Frame | Gap]:
+        scanner = files.scanner(segment, end, segment, sealed=False, in_order=in_order)
+        return scanner.frames(codec.SEGMENT_HEADER.size)
 
-        air = _in_the_air(items(size), size, durable, following)
-        end, first, before = air.end, air.first, air.before
-        saved = 0
-        if first is not None:
-            start = first.offset
-            frames = (
-                item for item in items(end) if isinstance(item, Frame) and item.offset > start
-            )
-            header = codec.SegmentHeader(
-                first.header.first_lsn, first.header.epoch,
-                log.identity.owner(first.header.first_lsn).log_id.bytes, first.header.time_ns,
-                before,
-            )  # fmt: skip
-            if first.header.first_lsn == segment:  # replaced as a whole: it begins as it began
-                header = _header_of(disk, old) or header._replace(link=codec.NO_LINK)
-            saved = _write_again(log, first, frames, header)
-            # A segment without other frames was replaced as a whole.
-            end = air.begin if first.header.first_lsn != segment else size
-        if end < size:
-            set_aside(disk, log.path, old, segment, end, size)
-        elif following:
-            # A try that was cut short may have cut the frames off, but not synced that: after a
-            # power loss they would stand here again, damaged, in the way of the moved frames.
-            disk.sync(old)
+    size, saved = files.size(segment), 0
+    air = _in_the_air(items(size), size, durable, following)
+    end, first = air.end, air.first
+    if first is not None:
+        start, lsn = first.offset, first.header.first_lsn
+        frames = (
+            frame for frame in items(end) if isinstance(frame, Frame) and frame.offset >= start
+        )
+        header = codec.SegmentHeader(
+            lsn, first.header.epoch, files.owner(lsn), first.header.time_ns, air.before
+        )
+        if lsn == segment:  # replaced as a whole: it begins as it began
+            header = files.header(segment) or header._replace(link=codec.NO_LINK)
+        path = files.file_path(lsn)
+        bodies = ((frame.header, frame.body) for frame in frames)
+        saved, _ = write_segment(disk, f"{path}.tmp", header, bodies)
+        disk.rename(f"{path}.tmp", path)
+        disk.sync_directory(f"{files.path}/log")
+        # A segment without other frames was replaced as a whole.
+        end = air.begin if lsn != segment else size
+    old = files.descriptor(segment)
+    if end < size:
+        set_aside(disk, files.path, old, segment, end, size)
+    elif following:
+        # A try that was cut short may have cut the frames off, but not synced that: after a
+        # power loss they would stand here again, damaged, in the way of the moved frames.
+        disk.sync(old)
     return saved
 
 
@@ -314,51 +302,6 @@ def _first_lsn(item: Frame | Gap) -> int:
 
 def _is_sync_point(item: Frame | Gap) -> bool:
     return isinstance(item, Frame) and item.header.is_sync_point
-
-
-def _read_from(disk: Disk, descriptor: int, count: int, offset: int) -> bytes:
-    return disk.read(descriptor, count, offset)
-
-
-def _header_of(disk: Disk, descriptor: int) -> codec.SegmentHeader | None:
-    return codec.decode_segment_header(disk.read(descriptor, codec.SEGMENT_HEADER.size, 0), "")
-
-
-def _write_again(
-    log: _Log, first_frame: Frame, others: Iterator[Frame], header: codec.SegmentHeader
-) -> int:
-    disk, first = log.disk, first_frame.header
-    seed = codec.segment_seed(log.identity.owner(first.first_lsn).log_id, first.first_lsn)
-    target = f"{log.path}/log/{segment_name(first.first_lsn)}"
-    temporary = f"{target}.tmp"
-    with opened(disk, temporary, create=True) as descriptor:
-        disk.truncate(descriptor, 0)
-        write_all(disk, descriptor, codec.encode_segment_header(header), 0)
-        offset = codec.SEGMENT_HEADER.size
-        saved = 0
-        for frame in itertools.chain((first_frame,), others):
-            saved += 1
-            write_all(disk, descriptor, moved(frame, seed, offset), offset)
-            offset += frame.header.size
-        disk.sync(descriptor)
-    disk.rename(temporary, target)
-    disk.sync_directory(f"{log.path}/log")
-    return saved
-
-
-def moved(frame: Frame, seed: int, offset: int) -> bytes:
-    head = frame.header
-    body = bytes(frame.data[frame.at : frame.at + head.body_size])
-    return codec.encode_frame(
-        body,
-        head.records,
-        head.first_lsn,
-        head.epoch,
-        head.time_ns,
-        head.synced_through,
-        seed,
-        offset,
-    )
 
 
 #: Suffix of a segment that a fork is to put in the place of another.

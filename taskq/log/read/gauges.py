@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from taskq.core import errors, kinds, model, views
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec, frames
-from taskq.log.format.record import Record, places, records_in
-from taskq.log.machine.owners import owner_of
+from taskq.log.format.record import Record, places
 from taskq.log.read.positions import count_behind, find_time
+from taskq.log.read.timeline import introductions
 from taskq.log.segments.segments import Extent, hop
 from taskq.log.state.job_history import job_view
 
@@ -155,8 +155,6 @@ _COUNTED: Final[dict[int, str]] = {
 }
 #: Job, and owner or token.
 _TWO: Final = struct.Struct("<QQ")
-#: An OWNER record up to whom it names: few others have these bytes.
-_INTRODUCED: Final = codec.encode_owner(0, b"", 0)[codec.KIND_AT : codec.MARK.size - 8]
 
 
 class Minute(NamedTuple):
@@ -258,8 +256,10 @@ class LastHour:
         """
         start = self._start(now_ns // _MINUTE_NS, 24 * MINUTES, end)
         for _, frame in self.journal.frames(start):
-            if not isinstance(frame, frames.Gap) and frame.data.find(_INTRODUCED, frame.at) >= 0:
-                self._meet(frame)
+            if not isinstance(frame, frames.Gap):
+                for view in introductions(frame):
+                    self._introduced[view.owner] = view
+                    self._seen.setdefault(view.owner, frame.header.time_ns)
         gone = (view for owner, view in self._introduced.items() if owner not in alive)
         views = [(view, self._seen.get(view.owner, 0)) for view in gone]
         return sorted(views, key=lambda pair: -max(pair[1], pair[0].started_ns))
@@ -338,13 +338,6 @@ class LastHour:
                         end = start + 2 + frame.data[start] + frame.data[start + 1]
                         self._names[lsn] = frame.data[start:end]
         return self._names.get(job, b"")
-
-    def _meet(self, frame: frames.Frame) -> None:
-        for record in records_in(frame):
-            if record.type in kinds.INTRODUCTIONS:
-                view = owner_of(record.token, record.body or b"")
-                self._introduced[record.token] = view
-                self._seen.setdefault(record.token, frame.header.time_ns)
 
     def _start(self, now: int, count: int, end: Extent) -> frames.Cursor:
         while True:

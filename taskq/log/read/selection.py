@@ -20,7 +20,6 @@ from taskq.core.views import JobView
 from taskq.log.format.carried import decode_carried, encode_history, is_carrying
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
 from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter, Rewrite
-from taskq.log.segments.segments import hop
 from taskq.log.state.job_history import job_not_found, job_view
 
 if TYPE_CHECKING:
@@ -157,7 +156,6 @@ def letters(sight: LogView, jobs: list[int]) -> Page[Letter]:
     """
     journal, agenda = sight.journal, sight.facets.need_agenda()
     page: Page[Letter] = Page([], [], 0)
-    births = _BirthTimes(journal)
     size = 0
     for job in jobs:
         if len(page.items) == LETTERS_MAX or size >= LETTERS_BYTES_MAX:
@@ -167,7 +165,7 @@ def letters(sight: LogView, jobs: list[int]) -> Page[Letter]:
             if chunk is None:
                 raise _not_dead(journal, job)
             location = chunk.locations[agenda.dead.index]
-            letter = _letter(journal, job, location, births)
+            letter = _letter(journal, job, location)
         except errors.TaskqError as error:
             page.refused.append((job, error))
         else:
@@ -218,37 +216,16 @@ def _lanes(agenda: agenda.Agenda, queue: str | None, task: str | None) -> frozen
     )
 
 
-class _BirthTimes:
-    """Find when jobs were enqueued: the times of the frames that hold them, the last one kept."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._first_lsn = self._next_lsn = self._time_ns = 0
-
-    def time_ns(self, job: int) -> int:
-        """Return the time of the frame that holds a job's ENQUEUED record."""
-        if not self._first_lsn <= job < self._next_lsn:
-            journal = self._journal
-            cursor = journal.indexes.cursor_at(job)
-            size = journal.files.size(cursor.segment)
-            _, header = next(hop(journal.files, cursor.segment, cursor.offset, size), (0, None))
-            if header is None or not header.first_lsn <= job < header.next_lsn:
-                raise errors.LogDamaged(
-                    f"{journal.path}: the frame of lsn {job} does not read back"
-                )
-            self._first_lsn, self._next_lsn, self._time_ns = (
-                header.first_lsn, header.next_lsn, header.time_ns,
-            )  # fmt: skip
-        return self._time_ns
-
-
-def _letter(journal: Journal, job: int, location: int, births: _BirthTimes) -> Letter:
+def _letter(journal: Journal, job: int, location: int) -> Letter:
     """Return a dead letter whose ENQUEUED record stands at a location, or in the record there."""
     born = journal.files.record(location, job)
     record = journal.files.unchecked_record(location)
     born = timeless(born, job, DUE_OPTIONS)
     if not is_carrying(record):
-        return Letter(job, born, births.time_ns(job))
+        place = journal.indexes.find(job)
+        if place is None:
+            raise errors.LogDamaged(f"{journal.path}: the frame of lsn {job} does not read back")
+        return Letter(job, born, place.time_ns)
     carried = decode_carried(record)
     return Letter(job, born, carried.enqueued_ns, carried.history)
 

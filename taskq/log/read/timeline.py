@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskq.core import fingerprints, kinds, model, records
 from taskq.core import views as documents
@@ -14,7 +14,7 @@ from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec, frames
 from taskq.log.format.carried import Carried, decode_history
 from taskq.log.format.record import Record, records_in
-from taskq.log.machine.owners import decode_description, owner_view
+from taskq.log.machine.owners import owner_of, owner_view
 from taskq.log.state.job_history import read_job
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ class JobEvent:
         return fingerprints.failure_of(self.task, "lost" if is_lost else self.kind, self.reason)
 
 
+Item = TypeVar("Item", JobEvent, documents.AttemptView)
+
+
 class StepView(NamedTuple):
     """Finished step of a job; ``value`` is JSON as stored, None if not inline."""
 
@@ -154,26 +157,23 @@ def events_of(records: Iterable[Record]) -> list[JobEvent]:
 
 
 def name_workers(journal: Journal, events: Sequence[JobEvent]) -> tuple[JobEvent, ...]:
-    owners = {event.owner for event in events if event.owner}
-    known = _describe(journal, owners, max((event.lsn for event in events), default=0))
-    named: list[JobEvent] = []
-    for event in events:
-        pid, worker, host = known.get(event.owner, (0, "", ""))
-        named.append(replace(event, pid=pid, worker=worker, host=host))
-    return tuple(named)
+    return _named(journal, events, max((event.lsn for event in events), default=0))
 
 
 def name_attempts(
     journal: Journal, attempts: Sequence[documents.AttemptView]
 ) -> tuple[documents.AttemptView, ...]:
-    known = _describe(
-        journal, {attempt.owner for attempt in attempts if attempt.owner}, codec.LSN_MAX
+    return _named(journal, attempts, codec.LSN_MAX)
+
+
+def _named(journal: Journal, items: Sequence[Item], through_lsn: int) -> tuple[Item, ...]:
+    owners = _describe(journal, {item.owner for item in items if item.owner}, through_lsn)
+    return tuple(
+        replace(item, pid=owner.pid, worker=owner.name, host=owner.host)
+        if (owner := owners.get(item.owner)) is not None
+        else item
+        for item in items
     )
-    named: list[documents.AttemptView] = []
-    for attempt in attempts:
-        pid, worker, host = known.get(attempt.owner, (0, "", ""))
-        named.append(replace(attempt, pid=pid, worker=worker, host=host))
-    return tuple(named)
 
 
 def _edited(record: Record, before: tuple[str, int | None] | None) -> str:
@@ -236,54 +236,35 @@ def _from_carried(carried: Carried) -> Iterator[JobEvent]:
 
 def _describe(
     journal: Journal, owners: set[int], through_lsn: int
-) -> dict[int, tuple[int, str, str]]:
-    """(pid, name, host) of owners: from their files if they live, else from the log.
+) -> dict[int, documents.OwnerView]:
+    """Return owners from their files if they live, else from the log.
 
     A process introduces itself in the log before its first claim, which may be long before the job
     came: the segments are looked through from the newest that matters to the oldest.
     """
-    known: dict[int, tuple[int, str, str]] = {}
-    directory = Path(journal.path) / "owners"
-    for owner in owners:
-        view = owner_view(directory, owner)
-        if view.pid:
-            known[owner] = view.pid, view.name, view.host
-    wanted = {owner: _introduction(owner) for owner in owners - known.keys()}
-    end = journal.end()
-    for segment in reversed([lsn for lsn in journal.files.lsns if lsn <= end.segment]):
-        if not wanted:
+    views = (owner_view(Path(journal.path) / "owners", owner) for owner in owners)
+    known = {view.owner: view for view in views if view.pid}
+    files, end = journal.files, journal.end()
+    for segment in reversed([lsn for lsn in files.lsns if lsn <= min(end.segment, through_lsn)]):
+        if owners <= known.keys():
             break
-        if segment > through_lsn:
-            continue
-        through = end if segment == end.segment else None
-        for owner, introduction in _introductions(journal, segment, through, wanted):
-            known[owner] = introduction
-            wanted.pop(owner, None)
+        start = frames.Cursor(segment, codec.SEGMENT_HEADER.size, segment)
+        size = end.offset if segment == end.segment else files.size(segment)
+        for _, frame in files.frames(start, frames.Cursor(segment, size, segment)):
+            if not isinstance(frame, frames.Gap):
+                for view in introductions(frame):
+                    if view.owner in owners:
+                        known.setdefault(view.owner, view)
     return known
 
 
-def _introduction(owner: int) -> bytes:
-    """Return what an OWNER record holds that is nowhere else but by chance: its type and whom.
-
-    The record's options, flags and reserved bytes are fixed, so one search finds it among records
-    of a frame without a look at any.
-    """
-    return codec.encode_owner(owner, b"", 0)[codec.KIND_AT : codec.MARK.size]
+#: An OWNER record up to whom it names: one search finds it, as few others have these bytes.
+_INTRODUCED: Final = codec.encode_owner(0, b"", 0)[codec.KIND_AT : codec.MARK.size - 8]
 
 
-def _introductions(
-    journal: Journal, segment: int, end: frames.Cursor | None, wanted: dict[int, bytes]
-) -> Iterator[tuple[int, tuple[int, str, str]]]:
-    start = frames.Cursor(segment, codec.SEGMENT_HEADER.size, segment)
-    through = end or frames.Cursor(segment, journal.files.size(segment), segment)
-    for _, frame in journal.files.frames(start, through):
-        if isinstance(frame, frames.Gap):
-            continue
-        end_at = frame.at + frame.header.body_size
-        is_there = any(
-            frame.data.find(pattern, frame.at, end_at) >= 0 for pattern in list(wanted.values())
-        )
-        for record in records_in(frame) if is_there else ():
-            if record.type in kinds.INTRODUCTIONS and record.token in wanted:
-                known = decode_description(record.body or b"")
-                yield record.token, (known["pid"], known["name"], known["host"])
+def introductions(frame: frames.Frame) -> Iterator[documents.OwnerView]:
+    end = frame.at + frame.header.body_size
+    if frame.data.find(_INTRODUCED, frame.at, end) >= 0:
+        for record in records_in(frame):
+            if record.type in kinds.INTRODUCTIONS:
+                yield owner_of(record.token, record.body or b"")

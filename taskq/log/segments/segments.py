@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
+from uuid import UUID
 
 from taskq.core import errors, views
 from taskq.core.values import NamedTuple
 from taskq.log.format import carried, codec, columns
 from taskq.log.format.frames import Cursor, Frame, Gap, Scanner, segment_lsn, segment_name
-from taskq.log.machine.ports import Disk, write_all, write_file
+from taskq.log.machine.ports import Disk, opened, write_all, write_file
 
 if TYPE_CHECKING:
     from taskq.log.machine.meters import Meters
@@ -516,6 +517,30 @@ def _do_nothing() -> None: ...
 def _is_whole(record: bytes, lsn: int) -> bool:
     is_long = len(record) >= codec.BORN.size
     return is_long and codec.crc32(record, lsn & 0xFFFFFFFF) == codec.CRC_OF_WHOLE
+
+
+def write_segment(
+    disk: Disk,
+    path: str,
+    header: codec.SegmentHeader,
+    frames: Iterable[tuple[codec.FrameHeader, bytes]],
+) -> tuple[int, codec.Link]:
+    """Write a segment of frames and their bodies, durably; return their count and its end."""
+    seed = codec.segment_seed(UUID(bytes=header.log_id), header.first_lsn)
+    count, end, offset = 0, codec.NO_LINK, codec.SEGMENT_HEADER.size
+    with opened(disk, path, create=True) as descriptor:
+        disk.truncate(descriptor, 0)
+        write_all(disk, descriptor, codec.encode_segment_header(header), 0)
+        for count, (head, body) in enumerate(frames, 1):  # noqa: B007 - how many
+            data = codec.encode_frame(
+                body, head.records, head.first_lsn, head.epoch, head.time_ns,
+                head.synced_through, seed, offset,
+            )  # fmt: skip
+            write_all(disk, descriptor, data, offset)
+            crc = codec.LENGTH.unpack_from(data, codec.FRAME_HEADER_SIZE - codec.CRC_SIZE)[0]
+            end, offset = codec.Link(offset, crc), offset + len(data)
+        disk.sync(descriptor)
+    return count, end
 
 
 class Extent(NamedTuple):

@@ -36,7 +36,7 @@ from taskq.log.segments.identity import (
     read_identity,
     write_identity,
 )
-from taskq.log.segments.segments import SegmentGone
+from taskq.log.segments.segments import SegmentGone, write_segment
 from taskq.text import hidden
 
 #: Tries when compaction takes segments that were to be copied.
@@ -220,7 +220,7 @@ def fork_journal(journal: Journal, at: int) -> Identity:
             first_lsn=lsn, log_id=child.log_id.bytes, link=link
         )
         place = f"{files.file_path(lsn)}{recovery.FORKED}"
-        end = _write_segment(journal, disk, source, header, place, at)
+        _, end = write_segment(disk, place, header, _readable(journal, source, header, at))
         if end == codec.NO_LINK:
             disk.remove(place)
         else:
@@ -696,7 +696,7 @@ def write_repaired(
     for segment in list(journal.files.lsns):
         path = f"{directory}/{frames.segment_name(segment)}{ending}"
         header = _segment_header(journal, segment)._replace(link=link)
-        end = _write_segment(journal, disk, segment, header, path)
+        _, end = write_segment(disk, path, header, _readable(journal, segment, header))
         if end == codec.NO_LINK:  # nothing of it reads
             disk.remove(path)
         else:
@@ -706,49 +706,21 @@ def write_repaired(
     return written
 
 
-def _write_segment(
-    journal: Journal,
-    disk: ports.Disk,
-    segment: int,
-    header: codec.SegmentHeader,
-    path: str,
-    since: int = 0,
-) -> codec.Link:
-    """Write what reads of a segment, from an lsn on, to a file with that header; its end."""
-    seed = codec.segment_seed(UUID(bytes=header.log_id), header.first_lsn)
-    end = codec.NO_LINK
-    with ports.opened(disk, path, create=True) as descriptor:
-        disk.truncate(descriptor, 0)
-        ports.write_all(disk, descriptor, codec.encode_segment_header(header), 0)
-        offset = codec.SEGMENT_HEADER.size
-        for frame, body in _readable(journal, segment, header):
-            if frame.first_lsn < since:
-                continue
-            data = codec.encode_frame(
-                body, frame.records, frame.first_lsn, frame.epoch, frame.time_ns,
-                frame.synced_through, seed, offset,
-            )  # fmt: skip
-            ports.write_all(disk, descriptor, data, offset)
-            head = codec.decode_frame_header(data, 0, seed, offset)
-            assert head is not None
-            end = codec.Link(offset, head.crc)
-            offset += len(data)
-        disk.sync(descriptor)
-    return end
-
-
 def _readable(
-    journal: Journal, segment: int, header: codec.SegmentHeader
+    journal: Journal, segment: int, header: codec.SegmentHeader, since: int = 0
 ) -> Iterator[tuple[codec.FrameHeader, bytes]]:
-    """Yield headers and bodies of the frames to write; gaps of numbers stay."""
+    """Yield headers and bodies of the frames from an lsn on; gaps of numbers stay."""
     time_ns = header.created_ns
     for base, item in _items(journal, segment):
         if isinstance(item, frames.Frame):
             head = item.header
             time_ns = head.time_ns
-            yield head, bytes(item.data[item.at : item.at + head.body_size])
+            if head.first_lsn >= since:
+                yield head, item.body
             continue
         for frame, first_lsn, records in _runs(journal, base, item):
+            if first_lsn < since:
+                continue
             # If the frame's header is lost, its time lies between its neighbours' times.
             is_known = frame.body_crc != 0
             yield (
