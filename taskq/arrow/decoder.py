@@ -433,8 +433,8 @@ class _Decoder:
     def _damaged(self, damage: frames.DamagedBytes, raw: bytes) -> pa.RecordBatch:
         gap, piece = damage.gap, self._piece
         problem = damage.what
-        if len(raw) < gap.resume - gap.offset:
-            problem += f"; the first {len(raw)} of {gap.resume - gap.offset} bytes"
+        if len(raw) < gap.size:
+            problem += f"; the first {len(raw)} of {gap.size} bytes"
         row: dict[str, Any] = {
             "device": piece.device,
             "log_id": piece.log_id,

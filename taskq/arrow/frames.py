@@ -473,10 +473,9 @@ class PieceReader:
         item = next(self._scanner(self.piece.end, self._next_lsn).frames(offset), None)
         if item is None:  # nothing but frames that were seen already
             return None, self.piece.end
+        self._next_lsn = item.next_lsn
         if isinstance(item, Gap):
-            self._next_lsn = item.next_lsn
-            return self._damage(item), item.resume
-        self._next_lsn = item.header.next_lsn
+            return self._damage(item), item.end
         data, start = _padded(item.data), item.at - _FRAME
         heads = arrays.heads(data, np.array([start]), _FRAME).view(arrays.OF_FRAME)
         return _found(data, item.offset - start, np.array([start]), heads), item.end
@@ -485,7 +484,7 @@ class PieceReader:
         """Find out which record comes first, of a piece that starts with bytes that do not say."""
         self._next_lsn = self.piece.segment
         for item in self._scanner(self.piece.start, self.piece.segment).frames(_HEAD):
-            self._next_lsn = item.next_lsn if isinstance(item, Gap) else item.header.next_lsn
+            self._next_lsn = item.next_lsn
 
     def _scanner(self, end: int, next_lsn: int) -> Scanner:
         return Scanner(self._read, self._seed, end, next_lsn, sealed=True)
@@ -520,7 +519,7 @@ class PieceReader:
         return (frame.epoch, frame.time_ns) if frame is not None else (0, 0)
 
     def _damage(self, gap: Gap) -> DamagedBytes:
-        data = self._read(min(gap.resume - gap.offset, codec.FRAME_BODY_MAX), gap.offset)
+        data = self._read(min(gap.size, codec.FRAME_BODY_MAX), gap.offset)
         header = codec.decode_frame_header(data, 0, self._seed, gap.offset)
         body = data[_FRAME:]
         if header is None:
@@ -547,11 +546,11 @@ class PieceReader:
     def error(self, damage: DamagedBytes) -> problems.SegmentDamaged:
         gap = damage.gap
         return problems.SegmentDamaged(
-            self.piece.path, gap.offset, gap.resume, gap.first_lsn, damage.what
+            self.piece.path, gap.offset, gap.end, gap.first_lsn, damage.what
         )
 
     def raw(self, gap: Gap, size_max: int) -> bytes:
-        return self._read(min(gap.resume - gap.offset, size_max), gap.offset)
+        return self._read(min(gap.size, size_max), gap.offset)
 
 
 def _padded(data: bytes) -> arrays.Bytes:

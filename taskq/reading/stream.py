@@ -342,7 +342,7 @@ def gap_handler(
 
     def meet(segment: int, gap: frames.Gap) -> None:
         text = (
-            f"{files.file_path(segment)}: the {gap.resume - gap.offset} bytes from offset "
+            f"{files.file_path(segment)}: the {gap.size} bytes from offset "
             f"{gap.offset} on do not read back (lsn {gap.first_lsn} up to {gap.next_lsn})"
         )
         if on_damage == "raise":

@@ -223,7 +223,7 @@ def _whole(file: SegmentFile, begin: DurableEnd) -> DurableEnd:
         elif item.torn:
             break
         else:
-            mark = Mark(file.first_lsn, item.resume, item.next_lsn, end.mark.epoch)
+            mark = Mark(file.first_lsn, item.end, item.next_lsn, end.mark.epoch)
             end = DurableEnd(mark, 0, end.time_ns)
     return end
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core.errors import FormatError
@@ -41,21 +41,38 @@ class Frame(NamedTuple):
         return self.offset + self.header.size
 
     @property
+    def first_lsn(self) -> int:
+        return self.header.first_lsn
+
+    @property
+    def next_lsn(self) -> int:
+        return self.header.next_lsn
+
+    @property
     def body(self) -> bytes:
         return bytes(self.data[self.at : self.at + self.header.body_size])
 
 
 class Gap(NamedTuple):
-    """Bytes from ``offset`` to ``resume`` that are no whole frame.
+    """Bytes from ``offset`` to ``end`` that are no whole frame.
 
-    ``torn``: a write that was cut short, see above; ``resume`` is the end of the file then.
+    ``torn``: a write that was cut short, see above; ``end`` is the end of the file then.
     """
 
     offset: int
-    resume: int
+    end: int
     first_lsn: int
     next_lsn: int
     torn: bool
+
+    @property
+    def size(self) -> int:
+        return self.end - self.offset
+
+
+def whole(items: Iterable[tuple[int, Frame | Gap]]) -> Iterator[Frame]:
+    """Yield the frames of a walk, and pass over damage."""
+    return (item for _, item in items if isinstance(item, Frame))
 
 
 def segment_name(first_lsn: int) -> str:
@@ -148,7 +165,7 @@ class Scanner:
                 yield gap
                 if gap.torn:
                     return
-                offset, self._next_lsn = gap.resume, gap.next_lsn
+                offset, self._next_lsn = gap.end, gap.next_lsn
                 continue
             if frame.header.first_lsn >= self._next_lsn:
                 yield frame

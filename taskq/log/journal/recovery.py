@@ -12,7 +12,7 @@ from taskq.core import errors, kinds, parsing, views
 from taskq.core.values import NamedTuple
 from taskq.log.config import LSN_SKIP
 from taskq.log.format import carried, codec, record
-from taskq.log.format.frames import Frame, Gap, segment_lsn, segment_name
+from taskq.log.format.frames import Frame, Gap, segment_lsn, segment_name, whole
 from taskq.log.machine.ports import Disk, opened, read_file, write_all, write_file
 from taskq.log.segments.identity import Identity, write_identity
 from taskq.log.segments.segments import FLOOR, SegmentFiles, SegmentGone, write_segment
@@ -277,7 +277,7 @@ class _Air(NamedTuple):
 def _in_the_air(items: Iterator[Frame | Gap], size: int, durable: int, following: int) -> _Air:
     before, points = codec.NO_LINK, None
     for item in items:
-        if following and _first_lsn(item) >= following and not _is_sync_point(item):
+        if following and item.first_lsn >= following and not _is_sync_point(item):
             return _Air(size, None, before, item.offset if points is None else points)
         if _is_sync_point(item):
             points = item.offset if points is None else points
@@ -291,13 +291,9 @@ def _in_the_air(items: Iterator[Frame | Gap], size: int, durable: int, following
 
 def _end_of(items: Iterator[Frame | Gap], size: int, following: int) -> int:
     for item in items:
-        if following and _first_lsn(item) >= following and not _is_sync_point(item):
+        if following and item.first_lsn >= following and not _is_sync_point(item):
             return item.offset
     return size
-
-
-def _first_lsn(item: Frame | Gap) -> int:
-    return item.header.first_lsn if isinstance(item, Frame) else item.first_lsn
 
 
 def _is_sync_point(item: Frame | Gap) -> bool:
@@ -479,7 +475,7 @@ def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> views.Damag
     for item in files.scanner(before, size, before, sealed=True).frames(_HEAD):
         if isinstance(item, Gap):
             next_lsn = item.next_lsn
-            if may_be_damage and item.offset <= named < item.resume:
+            if may_be_damage and item.offset <= named < item.end:
                 return None
         else:
             next_lsn, epoch = item.header.next_lsn, item.header.epoch
@@ -540,9 +536,8 @@ def moving_frames(files: SegmentFiles) -> Iterator[None]:
 
 def compacted_floor(place: Place) -> int:
     floor = 0
-    for _, item in place.frames(place.start()):
-        if not isinstance(item, Gap):
-            floor = max(floor, *(below for _, below in compactions(item)), 0)
+    for frame in whole(place.frames(place.start())):
+        floor = max(floor, *(below for _, below in compactions(frame)), 0)
     return floor
 
 

@@ -159,11 +159,8 @@ class Replica(SegmentFiles):
         for segment in [lsn for lsn in self.lsns if lsn >= at.segment]:
             scanner = self.scanner(segment, self.size(segment), next_lsn, sealed=True)
             for item in scanner.frames(offset):
-                if isinstance(item, Gap):
-                    next_lsn = item.next_lsn
-                    continue
-                next_lsn = item.header.next_lsn
-                if not item.header.is_sync_point:
+                next_lsn = item.next_lsn
+                if not (isinstance(item, Gap) or item.header.is_sync_point):
                     yield Border.behind(segment, item), item
             offset = _START
 

@@ -115,7 +115,7 @@ class FrameReader:
             elif isinstance(item, frames.Gap):
                 self._read_again()
                 self._on_gap(cursor.segment, item)
-                cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
+                cursor.offset, cursor.next_lsn = item.end, item.next_lsn
             elif item.header.is_sync_point:
                 cursor.offset = item.end
             elif item.header.first_lsn >= extent.lsn:

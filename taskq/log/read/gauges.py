@@ -222,9 +222,8 @@ class LastHour:
                 known.clear()
             self._cursor = self._start(now, MINUTES, end)
         self._looked, self._look_ups = now, 0
-        for _, frame in self.journal.frames(self._cursor):
-            if not isinstance(frame, frames.Gap):
-                self._take(frame)
+        for frame in frames.whole(self.journal.frames(self._cursor)):
+            self._take(frame)
         for counted in (self._minutes, self._work, self._changes):
             for minute in [minute for minute in counted if minute <= now - MINUTES]:
                 del counted[minute]
@@ -255,11 +254,10 @@ class LastHour:
         Only the latest 32 MiB of the log are read.
         """
         start = self._start(now_ns // _MINUTE_NS, 24 * MINUTES, end)
-        for _, frame in self.journal.frames(start):
-            if not isinstance(frame, frames.Gap):
-                for view in introductions(frame):
-                    self._introduced[view.owner] = view
-                    self._seen.setdefault(view.owner, frame.header.time_ns)
+        for frame in frames.whole(self.journal.frames(start)):
+            for view in introductions(frame):
+                self._introduced[view.owner] = view
+                self._seen.setdefault(view.owner, frame.header.time_ns)
         gone = (view for owner, view in self._introduced.items() if owner not in alive)
         views = [(view, self._seen.get(view.owner, 0)) for view in gone]
         return sorted(views, key=lambda pair: -max(pair[1], pair[0].started_ns))

@@ -83,10 +83,8 @@ class JobFilter(NamedTuple):
 def records_of(journal: Journal, jobs: list[int]) -> Iterator[Record]:
     """Yield every record that concerns one of these jobs, and every step of the clock."""
     wanted = frozenset(jobs)
-    for _, item in journal.frames(journal.cursor_at(min(jobs))):
-        if isinstance(item, frames.Gap):
-            continue
-        for record in records_in(item):
+    for frame in frames.whole(journal.frames(journal.cursor_at(min(jobs)))):
+        for record in records_in(frame):
             if record.job in wanted or record.type in kinds.STEPS:
                 yield record
             else:
@@ -110,12 +108,10 @@ def entries(
 
 
 def jobs_ended(journal: Journal, cursor: frames.Cursor) -> Iterator[int]:
-    for _, item in journal.frames(cursor):
-        if isinstance(item, frames.Gap):
-            continue
-        for _, at, _ in places(item):
-            if item.data[at + codec.KIND_AT] in kinds.ENDS:
-                yield _JOB.unpack_from(item.data, at + codec.JOB_AT)[0]
+    for frame in frames.whole(journal.frames(cursor)):
+        for _, at, _ in places(frame):
+            if frame.data[at + codec.KIND_AT] in kinds.ENDS:
+                yield _JOB.unpack_from(frame.data, at + codec.JOB_AT)[0]
 
 
 # Every job of the log with its attempts and end, in one walk and bounded memory.
@@ -602,12 +598,12 @@ class _Births:
             )
         if not self._may_name(segment, start.offset, size):
             return
-        for _, item in files.frames(start, frames.Cursor(segment, size, until)):
-            if isinstance(item, frames.Gap) or not self._is_named(item.data, item.at):
+        for frame in frames.whole(files.frames(start, frames.Cursor(segment, size, until))):
+            if not self._is_named(frame.data, frame.at):
                 continue
-            for lsn, at, length in places(item):
+            for lsn, at, length in places(frame):
                 if first <= lsn < until:
-                    job, data, place = born(item.data, at, length, lsn)
+                    job, data, place = born(frame.data, at, length, lsn)
                     if job and is_named(data, place, self._queue, self._task):
                         yield job
 

@@ -102,14 +102,7 @@ def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:
     frame = journal.files.damaged_frame(base, gap)
     if frame is not None:
         salvaged = sum(1 for _ in salvage(frame[1], gap.first_lsn))
-    return Damage(
-        segment=segment_name(journal.files.segment_at(base)),
-        offset=gap.offset,
-        size=gap.resume - gap.offset,
-        first_lsn=gap.first_lsn,
-        next_lsn=gap.next_lsn,
-        salvaged=salvaged,
-    )
+    return journal.files.damage(base, gap, salvaged)
 
 
 def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:

@@ -250,11 +250,10 @@ def _describe(
             break
         start = frames.Cursor(segment, codec.SEGMENT_HEADER.size, segment)
         size = end.offset if segment == end.segment else files.size(segment)
-        for _, frame in files.frames(start, frames.Cursor(segment, size, segment)):
-            if not isinstance(frame, frames.Gap):
-                for view in introductions(frame):
-                    if view.owner in owners:
-                        known.setdefault(view.owner, view)
+        for frame in frames.whole(files.frames(start, frames.Cursor(segment, size, segment))):
+            for view in introductions(frame):
+                if view.owner in owners:
+                    known.setdefault(view.owner, view)
     return known
 
 

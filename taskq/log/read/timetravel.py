@@ -143,14 +143,12 @@ def _steps_of(journal: Journal) -> _Steps:
     """Return what must be known of the whole log before a moment in it can be found."""
     kept = journal.files.lsns[0] if journal.files.lsns else 0
     steps_ns = floor_lsn = floor_ns = 0
-    for _, item in journal.frames(journal.start()):
-        if isinstance(item, frames.Gap):
-            continue
-        steps_ns += _step_of(item)
-        for lsn, below in compactions(item):
+    for frame in frames.whole(journal.frames(journal.start())):
+        steps_ns += _step_of(frame)
+        for lsn, below in compactions(frame):
             # While the segments that it names are still there, nothing is missing.
             if below <= kept:
-                floor_lsn, floor_ns = lsn, item.header.time_ns
+                floor_lsn, floor_ns = lsn, frame.header.time_ns
     return _Steps(steps_ns, floor_lsn, floor_ns)
 
 

@@ -178,7 +178,7 @@ class IndexBuilder(SegmentIndex):
                 self._entry_at = codec.FRAME_BODY_MAX * 1_024
                 self._feed(record, 0, len(record), lsn, offset + at, gap.offset)
         self._entry_at = 0
-        self.offset, self.next_lsn = gap.resume, gap.next_lsn
+        self.offset, self.next_lsn = gap.end, gap.next_lsn
 
     def sort(self) -> None:
         """Sort the pairs that were added last; ``job_min`` and ``job_max`` are of sorted pairs."""

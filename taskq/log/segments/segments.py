@@ -320,7 +320,7 @@ class SegmentFiles:
             elif item.torn:
                 return Walk(item.offset, next_lsn, last, synced_through, gaps, True, last_offset)
             else:
-                offset, next_lsn, gaps = item.resume, item.next_lsn, gaps + 1
+                offset, next_lsn, gaps = item.end, item.next_lsn, gaps + 1
         return Walk(offset, next_lsn, last, synced_through, gaps, False, last_offset)
 
     def frames(self, cursor: Cursor, end: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
@@ -339,15 +339,10 @@ class SegmentFiles:
             for item in self.scanner(segment, size, cursor.next_lsn, sealed=True).frames(
                 cursor.offset
             ):
-                if isinstance(item, Gap):
-                    cursor.offset, cursor.next_lsn = item.resume, item.next_lsn
-                    cursor.frame = -1
-                else:
-                    cursor.offset, cursor.next_lsn = item.end, item.header.next_lsn
-                    cursor.frame = item.offset
-                    if item.header.is_sync_point:
-                        continue
-                yield base, item
+                cursor.offset, cursor.next_lsn = item.end, item.next_lsn
+                cursor.frame = -1 if isinstance(item, Gap) else item.offset
+                if isinstance(item, Gap) or not item.header.is_sync_point:
+                    yield base, item
             if cursor.offset < size:
                 cursor.offset, cursor.frame = size, -1
             following = None if last else self._successor(segment, end.segment)
@@ -441,7 +436,7 @@ class SegmentFiles:
         A damaged header is rebuilt from its known fields.
         """
         lsn = self.segment_at(location)
-        size = min(gap.resume - gap.offset, codec.FRAME_BODY_MAX)
+        size = min(gap.size, codec.FRAME_BODY_MAX)
         data = self._read(self.descriptor(lsn), size, gap.offset)
         if len(data) <= codec.FRAME_HEADER_SIZE:
             return None
@@ -452,6 +447,13 @@ class SegmentFiles:
             epoch, time_ns = (opened.epoch, opened.created_ns) if opened is not None else (0, 0)
             header = codec.FrameHeader(len(body), 1, gap.first_lsn, epoch, time_ns, 0, 0)
         return header, body[: header.body_size], gap.offset + codec.FRAME_HEADER_SIZE
+
+    def damage(self, location: int, gap: Gap, salvaged: int) -> views.Damage:
+        """Return a gap in the segment there, of which that many records were salvaged."""
+        return views.Damage(
+            segment=segment_name(self.segment_at(location)), offset=gap.offset, size=gap.size,
+            first_lsn=gap.first_lsn, next_lsn=gap.next_lsn, salvaged=salvaged,
+        )  # fmt: skip
 
     def record(self, location: int, lsn: int) -> bytes:
         """Return the ENQUEUED record of a job, checked by its own CRC.

@@ -15,8 +15,8 @@ from taskq.core.folds.dedup import Dedup
 from taskq.core.model import SECOND_NS
 from taskq.core.values import NamedTuple
 from taskq.core.views import Damage, JobView, OwnerView
-from taskq.log.format import codec, frames
-from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format import frames
+from taskq.log.format.frames import Gap
 from taskq.log.format.record import Record
 from taskq.log.machine.owners import owner_views
 from taskq.log.machine.threads import Reporter
@@ -383,43 +383,20 @@ class Facets:
         dedup = self.dedup if name == "dedup" else None
         watch = self.watch if name == "watch" else None
 
-        def fold(base: int, frame: frames.Frame) -> None:
-            fold_frame(base, frame, agenda, dedup, watch)
-
-        def salvage(base: int, gap: Gap, header: codec.FrameHeader, body: bytes, at: int) -> int:
-            return fold_damaged(body, base, at, gap.first_lsn, header, agenda, dedup, watch)
-
-        self._walk(cursor, fold, salvage)
-
-    def _walk(
-        self,
-        cursor: frames.Cursor,
-        fold: Callable[[int, frames.Frame], None],
-        salvage: Callable[[int, Gap, codec.FrameHeader, bytes, int], int],
-    ) -> None:
-        for base, item in self._journal.frames(cursor):
+        files = journal.files
+        for base, item in journal.frames(cursor):
             if not isinstance(item, Gap):
-                fold(base, item)
+                fold_frame(base, item, agenda, dedup, watch)
                 self.caught_up += item.header.records
                 continue
-            salvaged = 0
-            damaged = self._journal.files.damaged_frame(base, item)
-            if damaged is not None:
-                header, body, at = damaged
-                salvaged = salvage(base, item, header, body, at)
-            self._report(self._journal.files.segment_at(base), item, salvaged)
-
-    def _report(self, segment: int, gap: Gap, salvaged: int) -> None:
-        damage = Damage(
-            segment=segment_name(segment),
-            offset=gap.offset,
-            size=gap.resume - gap.offset,
-            first_lsn=gap.first_lsn,
-            next_lsn=gap.next_lsn,
-            salvaged=salvaged,
-        )
-        if len(self.damage) < DAMAGE_MAX and damage not in self.damage:
-            self.damage.append(damage)
+            salvaged, readable = 0, files.damaged_frame(base, item)
+            if readable is not None:
+                header, body, at = readable
+                where = base, at, item.first_lsn
+                salvaged = fold_damaged(body, *where, header, agenda, dedup, watch)
+            damage = files.damage(base, item, salvaged)
+            if len(self.damage) < DAMAGE_MAX and damage not in self.damage:
+                self.damage.append(damage)
 
 
 class LogView(NamedTuple):

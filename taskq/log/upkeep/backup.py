@@ -236,17 +236,14 @@ def _cut_at(journal: Journal, segment: int, at: int) -> tuple[int, codec.Link]:
     """Return where a segment's records from an lsn on begin, and the link to what is before."""
     last, offset = 0, codec.SEGMENT_HEADER.size
     for _, item in _items(journal, segment):
-        is_frame = isinstance(item, frames.Frame)
-        first_lsn = item.header.first_lsn if isinstance(item, frames.Frame) else item.first_lsn
-        next_lsn = item.header.next_lsn if isinstance(item, frames.Frame) else item.next_lsn
-        if first_lsn >= at:
+        if item.first_lsn >= at:
             break
-        if next_lsn > at:
+        if item.next_lsn > at:
             raise errors.LogError(
                 f"{journal.path} cannot be forked at {at}: that is within a frame"
             )
-        offset = item.end if isinstance(item, frames.Frame) else item.resume
-        last = item.offset if is_frame else last
+        offset = item.end
+        last = item.offset if isinstance(item, frames.Frame) else last
     return offset, recovery.link_to(journal.files, segment, last)
 
 

@@ -686,12 +686,9 @@ class Endings:
         size, _ = extent(self._journal, segment)
         scanner = files.scanner(segment, size, seen.next_lsn, sealed=True)
         for number, item in enumerate(scanner.frames(seen.offset), 1):
-            if isinstance(item, frames.Gap):
-                seen.offset, seen.next_lsn = item.resume, item.next_lsn
-            else:
-                seen.offset, seen.next_lsn = item.end, item.header.next_lsn
-                if seen.look(item, own_keep_ns):
-                    return
+            seen.offset, seen.next_lsn = item.end, item.next_lsn
+            if isinstance(item, frames.Frame) and seen.look(item, own_keep_ns):
+                return
             if not number % _FRAMES:
                 yield
 
