@@ -405,15 +405,17 @@ def _text(node: Node) -> str:
 
 
 class _Job:
-    __slots__ = ("call", "index", "inputs", "policy", "shape", "unlocks")
+    __slots__ = ("call", "index", "inputs", "policy", "runs", "shape", "unlocks")
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
         self.inputs: Sequence[_Job] = ()
+        #: the same by their indexes
+        self.runs: tuple[tuple[int, int], ...] = ()
         self.shape = b""
         self.policy = flows.Policy.CANCEL
         self.index = -1
-        self.unlocks: list[int] = []
+        self.unlocks: tuple[int, ...] = ()
 
 
 class _Link(NamedTuple):
@@ -424,6 +426,8 @@ class _Link(NamedTuple):
     policy: flows.Policy = flows.Policy.CANCEL
     #: name of a task among them that keeps no result
     dropped_by: str = ""
+    #: of these jobs, each once
+    tasks: tuple[TaskPort[Any], ...] = ()
 
 
 def _make_plan(node: Node) -> Generator[None, None, Plan]:
@@ -459,14 +463,17 @@ def _expand(node: Node, before: _Link | None, nested: int) -> _Link:
         links = [_expand(member, before, nested + 1) for member in node.members]
         shape = flows.list_of(link.shape for link in links)
         missing = next((link.dropped_by for link in links if link.dropped_by), "")
-        return _Link([job for link in links for job in link.jobs], shape, dropped_by=missing)
+        jobs = [job for link in links for job in link.jobs]
+        tasks = {id(task): task for link in links for task in link.tasks}
+        return _Link(jobs, shape, dropped_by=missing, tasks=tuple(tasks.values()))
     link = before
     for number, part in enumerate(node.parts):
         inputs = link if not number or link is None else link._replace(policy=node.policy)
         link = _expand(part, inputs, nested + 1)
         if not link.jobs and inputs is not None and inputs.jobs:
             # An empty group gives its empty list once the part before it has ended.
-            link = _Link(inputs.jobs, flows.skipping(len(inputs.jobs)) + link.shape)
+            shape = flows.skipping(len(inputs.jobs)) + link.shape
+            link = _Link(inputs.jobs, shape, tasks=inputs.tasks)
     assert link is not None
     return link
 
@@ -491,15 +498,16 @@ def _expand_leaf(leaf: Leaf, before: _Link | None) -> _Link:
             job.shape = before.shape
     task = leaf.call.task
     drops = task is not None and not task.store_result
-    return _Link((job,), flows.ONE, dropped_by=name if drops else "")
+    tasks = () if task is None else (task,)
+    return _Link((job,), flows.ONE, dropped_by=name if drops else "", tasks=tasks)
 
 
 def _check_input(task: TaskPort[Any] | None, before: _Link) -> None:
     """Refuse typed results for a parameter without a type: it would get their JSON."""
     if task is None or not task.takes_anything:
         return
-    for source in {id(job.call.task): job.call.task for job in before.jobs}.values():
-        if source is not None and not source.gives_json:
+    for source in before.tasks:
+        if not source.gives_json:
             raise errors.UsageError(
                 f"{task.name}: its parameter {task.signature.names[0]!r} has no type, and would "
                 f"take what {source.name} returns as the JSON of it: annotate it with the type "
@@ -508,8 +516,13 @@ def _check_input(task: TaskPort[Any] | None, before: _Link) -> None:
 
 
 def _number_jobs(ends: Sequence[_Job]) -> list[_Job]:
-    """Number the ends and all their inputs, direct or not; returns them in order."""
+    """Number the ends and all their inputs, direct or not; returns them in order.
+
+    Jobs that wait for the same others share one sequence of these, which is walked once: a group
+    after a group takes no square of time.
+    """
     jobs: list[_Job] = []
+    waiting: dict[int, list[_Job]] = {}
 
     def place(some: Sequence[_Job]) -> None:
         for job in some:
@@ -519,10 +532,17 @@ def _number_jobs(ends: Sequence[_Job]) -> list[_Job]:
 
     place(ends)
     for job in jobs:  # the list grows meanwhile
-        place(job.inputs)
-    for job in jobs:
-        for member in job.inputs:
-            member.unlocks.append(job.index)
+        alike = waiting.setdefault(id(job.inputs), [])
+        if not alike:
+            place(job.inputs)
+        alike.append(job)
+    for alike in waiting.values():
+        inputs = alike[0].inputs
+        runs, unlocks = tuple(_runs(inputs)), tuple(job.index for job in alike)
+        for job in alike:
+            job.runs = runs
+        for member in inputs:
+            member.unlocks = tuple(sorted(member.unlocks + unlocks)) if member.unlocks else unlocks
     return jobs
 
 
@@ -542,8 +562,8 @@ def _linked_call(job: _Job, jobs: list[_Job], end: _Link) -> Call[Any]:
             f"{flows.UNLOCKS_MAX} may: put a step between the groups"
         )
     part = flows.FlowPart(
-        place=job.index, inputs=tuple(_runs(job.inputs)), policy=job.policy, shape=job.shape,
-        unlocks=tuple(job.unlocks),
+        place=job.index, inputs=job.runs, policy=job.policy, shape=job.shape,
+        unlocks=job.unlocks,
         jobs=0 if job.index else len(jobs), ends=0 if job.index else len(end.jobs),
         result=b"" if job.index else end.shape,
     )  # fmt: skip

@@ -182,3 +182,17 @@ async def test_the_loop_turns_while_a_flow_of_ten_thousand_is_enqueued(
             handle = await many.enqueue()
     assert len(handle.jobs) == sum(counts) == 10_000
     assert max(counts) <= 1_000
+
+
+def test_a_group_after_a_group_shares_what_its_members_wait_for(parts: Parts) -> None:
+    """Else each of thousands of steps would look at thousands of inputs."""
+    first: Any = group(parts.one.call(n) for n in range(300))
+    second: Any = group(parts.one.step() for _ in range(200))
+    plan = flow.plan_of(chain(first, second))
+    steps, inputs = (
+        [call.extras.flow for call in plan.calls][part] for part in (slice(200), slice(200, 500))
+    )
+    assert {id(step.inputs) for step in steps} == {id(steps[0].inputs)}
+    assert {id(job.unlocks) for job in inputs} == {id(inputs[0].unlocks)}
+    assert steps[0].inputs == ((200, 300),)
+    assert inputs[0].unlocks == tuple(range(200))
