@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taskq.core import errors, kinds, model, views
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec, frames
-from taskq.log.format.record import Record, places
+from taskq.log.format.record import Record, places, records_in
+from taskq.log.machine.owners import owner_of
 from taskq.log.read.positions import count_behind, find_time
-from taskq.log.read.timeline import introductions
 from taskq.log.segments.segments import Extent, hop
 from taskq.log.state.job_history import job_view
 
@@ -356,3 +357,15 @@ def _split(name: bytes) -> tuple[str, str]:
     """Return the queue and the task that stand so in a record."""
     middle = 2 + name[0]
     return name[2:middle].decode(errors="replace"), name[middle:].decode(errors="replace")
+
+
+#: An OWNER record up to whom it names: one search finds it, as few others have these bytes.
+_INTRODUCED: Final = codec.encode_owner(0, b"", 0)[codec.KIND_AT : codec.MARK.size - 8]
+
+
+def introductions(frame: frames.Frame) -> Iterator[views.OwnerView]:
+    end = frame.at + frame.header.body_size
+    if frame.data.find(_INTRODUCED, frame.at, end) >= 0:
+        for record in records_in(frame):
+            if record.type in kinds.INTRODUCTIONS:
+                yield owner_of(record.token, record.body or b"")

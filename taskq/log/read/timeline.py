@@ -13,8 +13,9 @@ from taskq.core.folds.steps import Form, unpack_waits, waited_for
 from taskq.core.values import NamedTuple, dataclass
 from taskq.log.format import codec, frames
 from taskq.log.format.carried import Carried, decode_history
-from taskq.log.format.record import Record, records_in
-from taskq.log.machine.owners import owner_of, owner_view
+from taskq.log.format.record import Record
+from taskq.log.machine.owners import owner_view
+from taskq.log.read.gauges import introductions
 from taskq.log.state.job_history import read_job
 
 if TYPE_CHECKING:
@@ -255,15 +256,3 @@ def _describe(
                 if view.owner in owners:
                     known.setdefault(view.owner, view)
     return known
-
-
-#: An OWNER record up to whom it names: one search finds it, as few others have these bytes.
-_INTRODUCED: Final = codec.encode_owner(0, b"", 0)[codec.KIND_AT : codec.MARK.size - 8]
-
-
-def introductions(frame: frames.Frame) -> Iterator[documents.OwnerView]:
-    end = frame.at + frame.header.body_size
-    if frame.data.find(_INTRODUCED, frame.at, end) >= 0:
-        for record in records_in(frame):
-            if record.type in kinds.INTRODUCTIONS:
-                yield owner_of(record.token, record.body or b"")
