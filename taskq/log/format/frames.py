@@ -67,6 +67,7 @@ class Gap(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Return how many bytes it has."""
         return self.end - self.offset
 
 
