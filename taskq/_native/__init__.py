@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 #: Version of the C sources in this folder, which hold the same number; raised with each change.
 VERSION: Final = 9
@@ -33,7 +33,30 @@ def _load() -> ModuleType | None:
         from taskq._native import _plain as extension  # noqa: PLC0415 - it may be missing
     except ImportError:
         return None
-    return extension if getattr(extension, "VERSION", None) == VERSION else None
+    return (
+        extension if getattr(extension, "VERSION", None) == VERSION and _fits(extension) else None
+    )
+
+
+def _fits(extension: Any) -> bool:
+    """Return whether C writes attributes where this Python keeps them, also after a class changed.
+
+    It keeps the place of a slot for as long as the class's version stays the same.
+    """
+
+    class Probe:
+        __slots__ = ("_app", "_tag", "_task", "duplicate", "lsn")
+
+    def made() -> tuple[object, ...]:
+        probe: Any = extension.new_handle(Probe, *values)
+        return probe._app, probe._task, probe._tag, probe.lsn, probe.duplicate
+
+    values = ("app", "task", "tag", 1)
+    if made() != (*values, False) or made() != (*values, False):
+        return False
+    seen: list[object] = []
+    Probe._tag = property(lambda _: "changed", lambda _, value: seen.append(value))  # type: ignore[attr-defined]
+    return made() == ("app", "task", "changed", 1, False) and seen == ["tag"]
 
 
 if TYPE_CHECKING:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from types import SimpleNamespace
 from typing import Any
 
-from taskq import JobContext, JobHandle
+import pytest
+
+import taskq.log.store.port as ports
+from taskq import JobContext, JobHandle, TaskQ
+from taskq import _native as native
+from taskq.log.decide.enqueue import Run, answer
 from tests.native.test_misuse import PLAIN, RUNNING, delivery, hot, run
 
 
@@ -66,3 +74,45 @@ def test_classes_are_told_apart_and_looked_at_again_once_they_changed(extension:
     made = extension.new_handle(kinds[0], "app", "task", "tag", 9)
     assert noted == [9]
     assert made._tag == "tag"
+
+
+def test_an_extension_that_does_not_fit_this_python_is_not_used(extension: Any) -> None:
+    def blind(kind: Any, *values: Any) -> Any:
+        """Do as C would if a changed class kept its version."""
+        made, names = object.__new__(kind), ("_app", "_task", "_tag", "lsn", "duplicate")
+        for name, value in zip(names, (*values, False), strict=True):
+            places.setdefault(name, vars(kind)[name]).__set__(made, value)
+        return made
+
+    places: dict[str, Any] = {}
+    assert native._fits(extension)
+    assert not native._fits(SimpleNamespace(new_handle=blind))
+    assert not native._fits(SimpleNamespace(new_handle=lambda *_: JobHandle(None, None, "", 0)))  # type: ignore[arg-type]
+
+
+def test_asyncio_is_inside_as_c_expects_it() -> None:
+    async def look() -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        assert ports.keeps_callbacks(loop.create_future())
+        assert loop._thread_id == threading.get_ident()  # type: ignore[attr-defined]
+        return loop
+
+    assert asyncio.run(look())._thread_id is None  # type: ignore[attr-defined]
+
+
+def test_waiters_are_woken_by_their_loop_where_futures_are_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(ports, "keeps_callbacks", lambda _: False)
+    monkeypatch.setattr(Run, "steps_waiters", True)
+
+    async def enqueue_three() -> set[int]:
+        async with TaskQ(tmp_path / "data", durability="os") as app:
+            calls = (app.enqueue_by_name("job", n) for n in range(3))
+            return {job.lsn for job in await asyncio.gather(*calls)}
+
+    assert len(asyncio.run(enqueue_three())) == 3
+    assert not Run.steps_waiters
+    got: list[int] = []
+    answer(SimpleNamespace(_callbacks=["unknown"], set_result=got.append), 7)
+    assert got == [7]

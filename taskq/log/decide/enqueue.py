@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import taskq._native as native
 from taskq.core.errors import DuplicateKey, LogDamaged
@@ -41,7 +41,10 @@ class Run:
     Attributes:
         specs, bodies, futures: one of each for each job.
         size: about how many bytes they add to the log.
+        steps_waiters: whether futures keep their callbacks where ``answer`` looks for them.
     """
+
+    steps_waiters: ClassVar[bool] = True
 
     __slots__ = ("bodies", "futures", "size", "specs")
 
@@ -82,7 +85,7 @@ class Run:
 
     def _answer(self, left: Iterator[tuple[Any, Any]]) -> None:
         try:
-            if native.is_on:
+            if native.is_on and Run.steps_waiters:
                 native.plain.answer_all(left)
             for future, value in left:
                 if future.done():
@@ -119,7 +122,7 @@ def answer(future: Any, lsn: int) -> None:
         waiting = future._callbacks
     except AttributeError:  # another kind: of a thread that has no loop
         waiting = None
-    if waiting is None or len(waiting) != 1:
+    if waiting is None or len(waiting) != 1 or not Run.steps_waiters:
         future.set_result(lsn)
         return
     ((wake, context),) = waiting

@@ -10,6 +10,7 @@ from asyncio import Future as _Future
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent import futures
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Protocol, TypeVar, overload
 
@@ -20,7 +21,7 @@ from taskq.core.records import PACKED_MIN, Cause
 from taskq.core.views import LogStats
 from taskq.log import requests
 from taskq.log.config import MAILBOX_MAX
-from taskq.log.decide.enqueue import LINE_WIDTH, answer, together
+from taskq.log.decide.enqueue import LINE_WIDTH, Run, answer, together
 from taskq.log.format.flows import Stepped
 from taskq.log.machine import syscalls
 from taskq.log.machine.threads import Pending, Reporter, errands, refuse_inside
@@ -405,6 +406,15 @@ def _take_all(source: list[requests.Delivery], taken: list[requests.Delivery]) -
             taken.append(source.pop())
 
 
+def keeps_callbacks(future: _Future[Any]) -> bool:
+    """Return whether ``answer`` finds the callback of a new future, and its context."""
+    context = copy_context()
+    future.add_done_callback(_wake, context=context)
+    kept = getattr(future, "_callbacks", None)
+    future.remove_done_callback(_wake)
+    return kept == [(_wake, context)]
+
+
 class LoopPort(_Port[_Future[Any]]):
     """The port of one event loop; only that loop's thread uses it.
 
@@ -416,6 +426,7 @@ class LoopPort(_Port[_Future[Any]]):
         # allow that.
         super().__init__(mailbox, partial(_Future, loop=loop))
         self.loop = loop
+        Run.steps_waiters = keeps_callbacks(_Future(loop=loop))
         home = getattr(type(loop).call_soon_threadsafe, "__module__", None)
         #: whether its way in is no code of the program
         self._is_known = home == "asyncio.base_events" or type(loop).__module__ == "uvloop"
