@@ -10,9 +10,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-if sys.platform == "win32":
-    raise ImportError("taskq runs on Linux and macOS; on Windows use WSL2")
-
 if TYPE_CHECKING:
     from taskq import durable, retry
     from taskq.app.app import TaskQ, task

@@ -129,6 +129,6 @@ def import_without_tls() -> None:
             importlib.import_module("anyio._backends._asyncio")
         vars(made).setdefault("sslproto", protocol)
     system = _Later("platform")
-    vars(system)["system"] = lambda: os.uname().sysname
+    vars(system)["system"] = lambda: os.uname().sysname if hasattr(os, "uname") else "Windows"
     with postponed(system):
         importlib.import_module("uuid")

@@ -77,7 +77,7 @@ APP = {
     "taskq.core.folds": "moments",
     "taskq.log": "config requests",
     "taskq.log.format": "bodies codec options",
-    "taskq.log.machine": "access",
+    "taskq.log.machine": "forks",
     "taskq.log.segments": "bodystore",
 }
 #: Packages of the standard library that are too slow for a start: asyncio and its imports.

@@ -21,6 +21,7 @@ from taskq.core import errors, model
 from taskq.engine import Gap, Scanner, open_file
 from taskq.log.format import codec
 from taskq.log.format.salvage import salvage
+from taskq.log.machine.system import system
 
 #: Records of a stretch, about.
 _STRETCH_RECORDS: Final = 32
@@ -384,7 +385,7 @@ class PieceReader:
         done = 0
         while done < count:
             try:
-                size = os.preadv(self._descriptor, [view[done:]], offset + done)
+                size = system.preadv(self._descriptor, view[done:], offset + done)
             except OSError:
                 rest = self._read(count - done, offset + done)
                 view[done : done + len(rest)] = rest
@@ -405,7 +406,7 @@ class PieceReader:
         while count:
             size = min(count, _BLOCK - offset % _BLOCK) if by_block else count
             try:
-                part = os.pread(self._descriptor, size, offset)
+                part = system.pread(self._descriptor, size, offset)
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise problems.SegmentUnreadable(

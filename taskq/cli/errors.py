@@ -30,7 +30,7 @@ def whole_streams() -> Iterator[None]:
     fill_standard()
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # its descriptor was closed, or there is no console
-            descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(os.devnull, os.O_RDWR)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
     streams = sys.stdout, sys.stderr

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from taskq.core.errors import UsageError, no_loop
+from taskq.log.machine.forks import on_fork
 
 if TYPE_CHECKING:
     import asyncio
@@ -189,4 +189,4 @@ class _Background:
         cls._present = None
 
 
-os.register_at_fork(after_in_child=_Background.forget)
+on_fork(_Background.forget)

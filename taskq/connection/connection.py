@@ -18,6 +18,7 @@ from taskq.core import errors, model, parsing, records
 from taskq.core.parsing import Tag
 from taskq.log import config, requests
 from taskq.log.format.bodies import Compression, check_compression, check_size
+from taskq.log.machine import forks
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 
 if TYPE_CHECKING:
@@ -614,7 +615,7 @@ def _renew_all_after_fork() -> None:
         connection._renew_after_fork()
 
 
-os.register_at_fork(after_in_child=_renew_all_after_fork)
+forks.on_fork(_renew_all_after_fork)
 
 
 def _check_threads() -> None:

@@ -14,10 +14,10 @@ from typing import Any, Final, cast
 
 from taskq.calls.habits import option_instead
 from taskq.core import durations, errors, model, parsing
+from taskq.core.model import Mode
 from taskq.core.values import NamedTuple, TypedDict
 from taskq.log.config import ALWAYS_SECONDS, LogConfig, QueuePolicy
 from taskq.log.format.bodies import Compression
-from taskq.log.machine.access import Mode
 
 
 class QueueOptions(TypedDict, total=False):
@@ -350,8 +350,10 @@ def _table_of_project(text: str) -> object:
 def refuse_planted(path: Path) -> None:
     """See that nobody put a file for others to obey, as anybody may in a directory like /tmp."""
     if _others_may_write(path):
+        from taskq.log.machine.access import geteuid  # noqa: PLC0415 - few files lie so
+
         owner = path.parent.stat().st_uid
-        if path.stat().st_uid not in {0, os.geteuid(), owner}:
+        if path.stat().st_uid not in {0, geteuid(), owner}:
             raise errors.UsageError(
                 f"{path.absolute()} is another user's, in a directory that all may write to: "
                 f"its settings are not obeyed, work in another directory"

@@ -34,9 +34,10 @@ from pydantic_settings import (
 from taskq.calls.habits import meant, option_instead
 from taskq.connection import logoptions
 from taskq.core import durations, errors, model
+from taskq.core.model import Mode
 from taskq.log import config
 from taskq.log.format.bodies import Compression
-from taskq.log.machine.access import Mode
+from taskq.log.machine.access import geteuid
 
 
 def _seconds(value: durations.Duration) -> float:
@@ -339,7 +340,7 @@ def _no_setting(name: str, known: Iterable[str]) -> str:
 
 def _check_hub(place: logoptions.SettingsFile, hub: dict[str, Any]) -> None:
     """Check that the file is this user's own, and resolve its paths from its folder."""
-    if not place.is_near and place.path.stat().st_uid not in {0, os.geteuid()}:
+    if not place.is_near and place.path.stat().st_uid not in {0, geteuid()}:
         raise errors.UsageError(
             f"{place.path} is another user's: it may have no [hub]: take that out"
         )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskq.core.values import dataclass
 
 if TYPE_CHECKING:
     from taskq.core.flows import FlowPart
+
+#: Users of a log: its user alone, or the group of its directory.
+Mode = Literal["private", "group"]
 
 SECOND_NS: Final = 1_000_000_000
 #: Longest delay of a timeout of ``result`` while the log does not answer.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from taskq.core import errors, model
 from taskq.core.folds.moments import STARVATION_NS
+from taskq.core.model import Mode
 from taskq.core.values import dataclass
 from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_compression
-from taskq.log.machine.access import Mode
 
 if TYPE_CHECKING:
     from taskq.log.machine.ports import Clock, Disk

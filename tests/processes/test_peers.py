@@ -28,13 +28,13 @@ def test_a_wake_reaches_those_who_sleep_for_it_and_nobody_else(tmp_path: Path) -
     first, second = (LocalPeers(str(tmp_path), "") for _ in range(2))
     second.announce(INTEREST_READY)
     first.wake(INTEREST_OUTCOME)
-    assert not second._poll.poll(0)
+    assert not second.sleep(0, 0)
     first.wake(INTEREST_READY)
-    assert second._poll.poll(1_000)
+    assert second.sleep(0, 1)
     second.sleep(INTEREST_READY, 0)
     second.announce(0)
     first.wake(INTEREST_READY)
-    assert not second._poll.poll(0)
+    assert not second.sleep(0, 0)
     first.close()
     second.close()
 
@@ -100,7 +100,7 @@ def test_waking_the_dead_does_not_silence_whoever_takes_their_place(
     peers.wake(INTEREST_READY)
     assert board(tmp_path) == {peers.owner: 0, arrived[0].owner: INTEREST_READY}
     peers.wake(INTEREST_READY)
-    assert arrived[0]._poll.poll(1_000)
+    assert arrived[0].sleep(0, 1)
     for item in (peers, *arrived):
         item.close()
 
@@ -108,7 +108,8 @@ def test_waking_the_dead_does_not_silence_whoever_takes_their_place(
 def test_a_poke_after_the_end_writes_to_nobody(tmp_path: Path) -> None:
     """The descriptor's number may belong to another file of the process by then."""
     peers = LocalPeers(str(tmp_path), "")
-    number = peers._pipe
+    assert peers._bell is not None
+    number = peers._bell.pipe
     peers.close()
     reader, writer = os.pipe()
     os.set_blocking(reader, False)

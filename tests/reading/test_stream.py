@@ -375,7 +375,7 @@ async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("taskq.log.machine.disk.os.fdatasync", fail)
+        patch.setattr("taskq.log.machine.posix.os.fdatasync", fail)
         with pytest.raises(OutcomeUnknown):
             await log.put(b"2")
         with pytest.raises(LogFailed):

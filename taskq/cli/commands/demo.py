@@ -21,7 +21,7 @@ from taskq.cli import errors, options
 
 #: Packages of the extra ``demo``.
 _NEEDED: Final = ("httpx", "starlette", "uvicorn")
-_ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+_ENDING_SIGNALS: Final = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
 #: A shell's code for a program that a signal ended is this and the signal's number.
 _EXIT_SIGNAL: Final = 128
 

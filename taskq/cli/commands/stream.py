@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _COUNT_DEFAULT: Final = 20
 _COUNT_MAX: Final = 100_000
 _KIND_COLUMNS: Final = 9
+_POLLERR: Final[int] = getattr(select, "POLLERR", 0)
 _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
 
 
@@ -114,13 +115,15 @@ class _Pipe:
     """Watch for the end of the reader of our output, even while there is nothing to print."""
 
     def __init__(self) -> None:
-        self._poll = select.poll()
-        # A standard output that is no file (in tests) never goes away.
-        with contextlib.suppress(OSError, ValueError):
+        # A standard output that is no file (in tests) never goes away; a system without poll shows
+        # the end at the next line.
+        poll: Any = getattr(select, "poll", None)
+        self._poll = poll and poll()
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             self._poll.register(sys.stdout.fileno(), 0)
 
     def check(self) -> None:
-        if any(event & select.POLLERR for _, event in self._poll.poll(0)):
+        if self._poll and any(event & _POLLERR for _, event in self._poll.poll(0)):
             raise BrokenPipeError
 
 

@@ -16,6 +16,7 @@ from taskq.core import errors, model
 from taskq.core.values import NamedTuple
 from taskq.log.format.codec import LSN_MAX, PREFIX, SEGMENT_HEADER, crc32
 from taskq.log.machine import access, meters, ports, threads
+from taskq.log.machine.system import system
 from taskq.log.segments.identity import LockMark, check_writable
 
 #: boot, generation, durable lsn
@@ -394,18 +395,8 @@ class WriterLock:
             return
         pid, flags = _HOLDER.unpack(holder)
         # A killed process leaves its flag; its lock is gone all the same.
-        if flags & _EXCLUSIVE and _lives(pid):
+        if flags & _EXCLUSIVE and system.lives(pid):
             raise self.locked_error(0.0)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user
-        return True
-    return True
 
 
 def give_back(disk: ports.Disk, descriptor: int) -> None:

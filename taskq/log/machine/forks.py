@@ -64,7 +64,8 @@ def _in_child() -> None:
         action()
 
 
-os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):  # some systems have no fork
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 # The descriptors 0 to 2 of a process that was started without some of them (``>&-``, a service).

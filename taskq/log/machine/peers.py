@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
-import select
 import socket
 import struct
 import sys
@@ -29,8 +27,9 @@ from pathlib import Path
 from typing import Final
 
 from taskq.core.errors import LogError
-from taskq.log.machine import forks, syscalls
-from taskq.log.machine.access import make_directory, make_pipe, open_file, open_pipe, read_file
+from taskq.log.machine import forks
+from taskq.log.machine.access import make_directory, open_file, read_file
+from taskq.log.machine.system import system
 from taskq.log.machine.threads import Reporter
 
 _log: Final = Reporter("taskq")
@@ -38,8 +37,8 @@ _SLOT: Final = struct.Struct("<QB7x")
 _SLOTS_MAX: Final = 4_096
 _SLOTS_USUAL: Final = 64
 _MADE: Final = os.O_RDWR | os.O_CREAT
-#: Open ends of other owners' pipes that are kept.
-_PIPES_MAX: Final = 64
+#: Other owners' bells that are kept.
+_BELLS_MAX: Final = 64
 #: How often an owner wakes by itself if it could not publish that it sleeps.
 _UNHEARD_SECONDS: Final = 0.1
 _POKES_MAX: Final = 3
@@ -76,14 +75,14 @@ class LocalPeers:
     stays until the next one comes.
     """
 
-    def __init__(self, path: str, name: str, pace: syscalls.Pace | None = None) -> None:
+    def __init__(self, path: str, name: str, pace: system.Pace | None = None) -> None:
         self._path = Path(path) / "owners"
         make_directory(self._path)
         self._forget_dead()
         #: how many others had the log open when this owner last looked for sleepers
         self.others = 0
         self._seen = b""
-        self._pipes: dict[int, int] = {}
+        self._bells: dict[int, system.Bell] = {}
         #: owners that could not be woken, which are dead for good; at most as many as have slots
         self._gone: set[int] = set()
         self._closed = False
@@ -100,21 +99,20 @@ class LocalPeers:
                 "version": f"{sys.modules['taskq'].__version__}, Python {sys.version.split()[0]}",
             }
         ).encode()
-        self._lock = self._pipe = self._board = self._slot = -1
-        self._pace = pace or syscalls.Pace()
-        self._small = syscalls.Reader(_SLOT.size * _SLOTS_USUAL, self._pace)
+        self._lock = self._board = self._slot = -1
+        self._bell: system.Bell | None = None
+        self._pace = pace or system.Pace()
+        self._small = system.Reader(_SLOT.size * _SLOTS_USUAL, self._pace)
         #: the others were not told that this owner sleeps, and will not wake it
         self._is_unheard = False
         try:
             self._lock = self._open_lock()
-            self._pipe = self._open_pipe()
+            self._bell = system.Bell(self._path, self.owner, make=True)
             self._board = forks.open_unshared(open_file, self._path / "board", _MADE)
             self._slot = self._take_slot()
         except BaseException:
             self.close()  # else an owner would live on that nobody is
             raise
-        self._poll = select.poll()
-        self._poll.register(self._pipe, select.POLLIN)
 
     def alive(self, owner: int) -> bool:
         return owner_alive(self._path, owner)
@@ -127,7 +125,7 @@ class LocalPeers:
             return False
         except OSError:
             return True  # who cannot be asked says nothing
-        return os.path.samestat(status, os.fstat(self._lock))
+        return system.is_same(status, os.fstat(self._lock))
 
     def forget(self, owner: int) -> None:
         for suffix in _SUFFIXES:
@@ -138,7 +136,7 @@ class LocalPeers:
         for path in self._path.glob("*.tmp"):
             _remove(path)
         # A process killed while it left, or came, has a pipe and no lock file.
-        for owner in {*known_owners(self._path), *known_owners(self._path, ".pipe")}:
+        for owner in {*known_owners(self._path), *known_owners(self._path, system.Bell.SUFFIX)}:
             if not self.alive(owner):
                 self.forget(owner)
 
@@ -146,7 +144,7 @@ class LocalPeers:
         try:
             board = self._small.read(self._board, self._small.size_max, 0)
             if len(board) == self._small.size_max:
-                board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
+                board = system.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
         except OSError:
             return  # sleepers look by themselves before long
         if len(board) % _SLOT.size:  # somebody cut it
@@ -173,7 +171,7 @@ class LocalPeers:
         try:
             # All of the slot, should somebody have cut the board meanwhile.
             slot = _SLOT.pack(self.owner, interest)
-            syscalls.write_at(self._pace, self._board, slot, self._slot * _SLOT.size)
+            system.write_at(self._pace, self._board, slot, self._slot * _SLOT.size)
         except OSError as error:
             if not self._is_unheard:
                 _log.warning(
@@ -190,18 +188,17 @@ class LocalPeers:
             limit = _UNHEARD_SECONDS
             timeout_seconds = limit if timeout_seconds is None else min(timeout_seconds, limit)
         timeout = None if timeout_seconds is None else max(timeout_seconds * 1_000, 0)
-        if not self._poll.poll(timeout):
-            return False
-        syscalls.drain(self._pipe)
-        return True
+        assert self._bell is not None  # or it is no owner
+        return self._bell.wait(timeout)
 
     def poke(self) -> None:
         with self._pipe_guard:
             # A full disk may refuse the pipe its new time, with the byte in it: a second byte does
             # no harm, and a lost one would leave the sender waiting for ever.
-            for _ in range(0 if self._closed else _POKES_MAX):
+            bells = () if self._closed or self._bell is None else (self._bell,) * _POKES_MAX
+            for bell in bells:
                 try:
-                    syscalls.write(self._pipe, b"\1")
+                    bell.ring()
                 except BlockingIOError:  # full: it is awake already
                     return
                 except OSError:
@@ -216,10 +213,13 @@ class LocalPeers:
             self._closed = True
         if self._slot >= 0:
             with contextlib.suppress(OSError):
-                os.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
+                system.pwrite(self._board, bytes(_SLOT.size), self._slot * _SLOT.size)
         self.forget(self.owner)
         _local.pop(self.owner, None)
-        for descriptor in (self._pipe, self._board, *self._pipes.values(), self._lock):
+        for bell in (self._bell, *self._bells.values()):
+            if bell is not None:
+                bell.close()
+        for descriptor in (self._board, self._lock):
             if descriptor >= 0:
                 forks.close_unshared(descriptor)
 
@@ -227,22 +227,18 @@ class LocalPeers:
         temporary = self._path / f"{self.owner:016x}.tmp"
         descriptor = forks.open_unshared(open_file, temporary, _MADE)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock_owner(descriptor)
             os.write(descriptor, self.description)
         except OSError:
             forks.close_unshared(descriptor)
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
             raise
         _local[self.owner] = descriptor
-        temporary.rename(self._path / f"{self.owner:016x}.lock")
+        system.rename(temporary, self._path / f"{self.owner:016x}.lock")
         return descriptor
 
-    def _open_pipe(self) -> int:
-        # Open for writing too: the pipe never reports its end when a waker closes it.
-        return forks.open_unshared(make_pipe, self._path / f"{self.owner:016x}.pipe")
-
     def _take_slot(self) -> int:
-        board = os.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
+        board = system.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
         slot = 0
         for owner, _ in _SLOT.iter_unpack(board[: len(board) // _SLOT.size * _SLOT.size]):
             if not owner or not self.alive(owner):
@@ -250,27 +246,26 @@ class LocalPeers:
             slot += 1
         if slot >= _SLOTS_MAX:
             raise LogError(f"{self._path}: {_SLOTS_MAX} processes have this log open, the limit")
-        os.pwrite(self._board, _SLOT.pack(self.owner, 0), slot * _SLOT.size)
+        system.pwrite(self._board, _SLOT.pack(self.owner, 0), slot * _SLOT.size)
         return slot
 
     def _ring(self, owner: int) -> bool:
-        """Write to an owner's pipe; False when nobody is there to read it."""
-        pipe = self._pipes.get(owner)
+        """Ring an owner's bell; False when nobody is there to hear it."""
+        bell = self._bells.get(owner)
         try:
-            if pipe is None:
-                path = self._path / f"{owner:016x}.pipe"
-                pipe = forks.open_unshared(open_pipe, path, os.O_WRONLY)
-                if len(self._pipes) >= _PIPES_MAX:
-                    forks.close_unshared(self._pipes.pop(next(iter(self._pipes))))
-                self._pipes[owner] = pipe
-            syscalls.write(pipe, b"\1")
+            if bell is None:
+                bell = system.Bell(self._path, owner)
+                if len(self._bells) >= _BELLS_MAX:
+                    self._bells.pop(next(iter(self._bells))).close()
+                self._bells[owner] = bell
+            bell.ring()
         except BlockingIOError:
             return True
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.EPIPE, errno.ENOENT):
                 return True  # no descriptor to be had, perhaps: it looks by itself before long
-            if self._pipes.pop(owner, None) is not None and pipe is not None:
-                forks.close_unshared(pipe)
+            if self._bells.pop(owner, None) is not None and bell is not None:
+                bell.close()
             return False
         return True
 
@@ -278,21 +273,21 @@ class LocalPeers:
 def _remove(path: Path) -> None:
     """Remove an unneeded file; if that fails, the next process removes it."""
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+        system.remove(path)
 
 
 def poke_owners(directory: Path) -> None:
     """Wake all owners of a directory from outside; raises nothing."""
     owners: list[int] = []
     with contextlib.suppress(OSError):
-        owners = known_owners(directory, ".pipe")
+        owners = known_owners(directory, system.Bell.SUFFIX)
     for owner in owners:
         with contextlib.suppress(OSError):  # a dead owner, or an awake one with a full pipe
-            pipe = open_pipe(directory / f"{owner:016x}.pipe", os.O_WRONLY)
+            bell = system.Bell(directory, owner)
             try:
-                os.write(pipe, b"\1")
+                bell.ring()
             finally:
-                os.close(pipe)
+                bell.close()
 
 
 def known_owners(directory: Path, suffix: str = ".lock") -> list[int]:
@@ -311,7 +306,7 @@ def owner_alive(directory: Path, owner: int) -> bool:
     except OSError:
         return True  # who cannot be asked may live
     try:
-        return _is_locked(descriptor)
+        return system.is_owned(descriptor)
     except OSError:
         return True
     finally:
@@ -333,23 +328,10 @@ def describe_owner(directory: Path, owner: int) -> bytes:
     """Return an owner's description of itself, from JSON; empty if its file is gone."""
     try:
         if owner in _local:
-            return os.pread(_local[owner], _DESCRIPTION_BYTES_MAX, 0)
+            return system.pread(_local[owner], _DESCRIPTION_BYTES_MAX, 0)
         return read_file(directory / f"{owner:016x}.lock", _DESCRIPTION_BYTES_MAX)
     except (OSError, KeyError):  # it left while we looked
         return b""
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Ask whether another process holds the record lock that owners have, by sharing it.
-
-    Owners lock a file before it gets its name, so that nobody is kept from one; F_GETLK, which
-    would only ask, takes a struct of another layout on each system.
-    """
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    return False
 
 
 def _now_ns() -> int:

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 
+class NotAFile(OSError):
+    """Something else stands where a file, a pipe or a directory is looked for."""
+
+
 class Disk(Protocol):
     """Files, as narrow as the log needs them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import uuid
 from collections.abc import Iterable
 from itertools import pairwise
@@ -295,7 +296,7 @@ def check_writable(disk: ports.Disk, path: str) -> None:
 
 def device_of_copy(path: str) -> str:
     """Return whose log a hub's copy is: its directory is called so."""
-    parts = path.split("/")
+    parts = path.replace(os.sep, "/").split("/")
     at = len(parts) - 1 - parts[::-1].index("devices") if "devices" in parts else len(parts)
     return parts[at + 1] if at + 1 < len(parts) else "the device"
 

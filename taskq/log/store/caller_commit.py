@@ -45,6 +45,8 @@ _PATIENCE: Final = 20
 _ALONE_MAX: Final = 16
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _SIGNALS: Final = range(1, signal.NSIG)
+#: Windows has none.
+_PIPE: Final = getattr(signal, "SIGPIPE", None)
 
 
 class Reply:
@@ -272,12 +274,12 @@ class Handlers:
         """Return whether none raises on this thread what looks like an error."""
         if get_ident() != main_thread().ident:
             # To wake the dead is no reason to die: the storage thread has this signal blocked.
-            return bool(getsignal(signal.SIGPIPE) != signal.SIG_DFL)
+            return bool(_PIPE is None or getsignal(_PIPE) != signal.SIG_DFL)
         # ``signal.getsignal`` makes enums of its answers: 64 take as long as a commit.
         handlers = list(map(getsignal, _SIGNALS))
         if handlers != self._seen:
             self._seen = handlers
-            is_deadly = handlers[signal.SIGPIPE - 1] == signal.SIG_DFL
+            is_deadly = _PIPE is not None and getsignal(_PIPE) == signal.SIG_DFL
             self._are_calm = not (is_deadly or any(map(_may_raise, handlers)))
         return self._are_calm
 

@@ -23,7 +23,7 @@ from taskq.log import requests
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.enqueue import LINE_WIDTH, Run, answer, together
 from taskq.log.format.flows import Stepped
-from taskq.log.machine import syscalls
+from taskq.log.machine.system import system
 from taskq.log.machine.threads import Pending, Reporter, errands, refuse_inside
 from taskq.log.read.gauges import age_ns
 from taskq.log.requests import Op, Order, Settlement, Trait, Withdrawal
@@ -53,10 +53,8 @@ class Bell:
 
     def __init__(self, loop: AbstractEventLoop, on_ring: Callable[[], None]) -> None:
         self._on_ring = on_ring
-        self._read, self._write = os.pipe()
+        self._read, self._write = system.make_channel()
         try:
-            os.set_blocking(self._read, False)
-            os.set_blocking(self._write, False)
             loop.add_reader(self._read, self._rung)
         except BaseException:
             self.close()
@@ -65,7 +63,7 @@ class Bell:
     def ring(self) -> None:
         """Wake the loop; a full pipe rings already, and a closed one wakes nobody."""
         with contextlib.suppress(OSError):
-            syscalls.write(self._write, b"\1")
+            system.poke(self._write)
 
     def leave(self, loop: AbstractEventLoop) -> None:
         """Let the loop, which goes on, forget the pipe, and give it back; on the loop's thread."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from taskq.log.machine import forks
 from taskq.log.machine.access import enter, exposures
 from taskq.log.machine.forks import fill_standard
 from taskq.log.machine.owners import ProgressBoard, Stall, publish, publish_stall
+from taskq.log.machine.system import system
 from taskq.log.machine.threads import Reporter, drain, inside, refuse_inside
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort
@@ -66,7 +66,7 @@ class Store:
 
     def _run(self) -> None:
         # A program may have asked to die of SIGPIPE; a wake-up of the dead is no reason to.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        system.block_broken_pipe()
         inside.add(get_ident())
         try:
             self._run_inside()

@@ -24,7 +24,7 @@ from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.machine.syscalls import Reader, StatusReader
+from taskq.log.machine.posix import Reader, StatusReader
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.identity import REPLICA, read_identity
 from taskq.log.store.store import open_store

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.log.machine import disk as machine_disk
-from taskq.log.machine import syscalls
+from taskq.log.machine import posix
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.meters import Histogram
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
@@ -57,7 +57,7 @@ def test_without_proc_the_boot_is_one_after_a_sleep(
 
     guess = machine_disk._boot.__wrapped__
     monkeypatch.setattr(Path, "read_bytes", missing)
-    monkeypatch.setattr(machine_disk, "_boot_session", lambda: session)
+    monkeypatch.setattr(posix, "boot_session", lambda: session)
     before, monotonic = guess(), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() - 3_600)
     after = guess()
@@ -470,7 +470,7 @@ def test_a_c_library_that_means_other_places_of_a_file_is_not_used(
     """On 32-bit machines it destroyed logs, and found others empty."""
     library = _library({name: _WRONG[name], f"{name}64": _WRONG[name]})
     monkeypatch.setattr(ctypes, "PyDLL", lambda *_args, **_options: library)
-    assert syscalls._load() is None
+    assert posix._load() is None
 
 
 def test_where_offsets_are_short_the_calls_with_long_ones_are_used(
@@ -479,12 +479,12 @@ def test_where_offsets_are_short_the_calls_with_long_ones_are_used(
     library = _library(_WRONG)
     monkeypatch.setattr(ctypes, "PyDLL", lambda *_args, **_options: library)
     monkeypatch.setattr(ctypes, "c_long", ctypes.c_int32)
-    assert syscalls._load() is library
+    assert posix._load() is library
     assert library.pread is library.pread64
 
 
 def test_the_c_library_of_this_machine_is_used() -> None:
-    assert syscalls._library is not None
+    assert posix._library is not None
 
 
 # -- pace ------------------------------------------------------------------------------------------
@@ -497,10 +497,10 @@ class Times:
         self.now = 1.0
         self.takes = 0.0
         self.patient = False
-        monkeypatch.setattr(syscalls, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(syscalls, "_library", SimpleNamespace(pwrite=self._hurried))
+        monkeypatch.setattr(posix, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(posix, "_library", SimpleNamespace(pwrite=self._hurried))
         plain = SimpleNamespace(**{**vars(os), "pwrite": self._plain})
-        monkeypatch.setattr(syscalls, "os", plain)
+        monkeypatch.setattr(posix, "os", plain)
 
     def _hurried(self, _descriptor: int, data: bytes, size: int, _offset: int) -> int:
         self.now += self.takes
@@ -513,24 +513,24 @@ class Times:
         self.patient = True
         return len(data)
 
-    def gives_up(self, pace: syscalls.Pace, takes: float = 0.0, size: int = 3) -> bool:
+    def gives_up(self, pace: posix.Pace, takes: float = 0.0, size: int = 3) -> bool:
         self.takes = takes
-        assert syscalls.write_at(pace, 0, bytes(size), 0) == size
+        assert posix.write_at(pace, 0, bytes(size), 0) == size
         return self.patient
 
 
 def test_behind_a_slow_call_the_gil_is_given_up_until_all_were_quick_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    times, pace = Times(monkeypatch), syscalls.Pace()
-    slow, quick = syscalls.SLOW_SECONDS * 1.01, syscalls.SLOW_SECONDS * 0.9
+    times, pace = Times(monkeypatch), posix.Pace()
+    slow, quick = posix.SLOW_SECONDS * 1.01, posix.SLOW_SECONDS * 0.9
     assert not times.gives_up(pace, quick)
     assert not times.gives_up(pace, slow)
     for _ in range(3):  # each slow one counts from its own end
         assert times.gives_up(pace, 0.05)
-        times.now += syscalls.PATIENT_SECONDS * 0.9
+        times.now += posix.PATIENT_SECONDS * 0.9
         assert times.gives_up(pace)
-    times.now += syscalls.PATIENT_SECONDS
+    times.now += posix.PATIENT_SECONDS
     assert times.gives_up(pace)
     assert not times.gives_up(pace)
 
@@ -538,29 +538,29 @@ def test_behind_a_slow_call_the_gil_is_given_up_until_all_were_quick_for_a_while
 @pytest.mark.parametrize(
     "call",
     [
-        lambda pace: syscalls.Reader(8, pace).read(0, 1, 0),
-        lambda pace: syscalls.size(pace, 0),
-        lambda pace: syscalls.touch(pace, "x"),
-        lambda pace: syscalls.try_flock(pace, 0),
-        lambda pace: syscalls.unflock(pace, 0),
+        lambda pace: posix.Reader(8, pace).read(0, 1, 0),
+        lambda pace: posix.size(pace, 0),
+        lambda pace: posix.touch(pace, "x"),
+        lambda pace: posix.try_flock(pace, 0),
+        lambda pace: posix.unflock(pace, 0),
     ],
     ids=["read", "size", "touch", "try_flock", "unflock"],
 )
 def test_whichever_call_was_slow_the_next_ones_give_the_gil_up(
-    call: Callable[[syscalls.Pace], object], monkeypatch: pytest.MonkeyPatch
+    call: Callable[[posix.Pace], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pace, seconds = syscalls.Pace(), itertools.count()
-    monkeypatch.setattr(syscalls, "perf_counter", lambda: next(seconds))
+    pace, seconds = posix.Pace(), itertools.count()
+    monkeypatch.setattr(posix, "perf_counter", lambda: next(seconds))
     quiet = SimpleNamespace(**dict.fromkeys(_CALLS, lambda *_: 0))
-    monkeypatch.setattr(syscalls, "_library", quiet)
+    monkeypatch.setattr(posix, "_library", quiet)
     call(pace)
     assert pace.patient_until
 
 
 def test_to_wait_for_the_gil_is_not_to_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    times, pace = Times(monkeypatch), syscalls.Pace()
+    times, pace = Times(monkeypatch), posix.Pace()
     times.gives_up(pace, 0.05)
-    times.now += syscalls.PATIENT_SECONDS
+    times.now += posix.PATIENT_SECONDS
     assert times.gives_up(pace, sys.getswitchinterval() + 0.001)
     assert not times.gives_up(pace)
 
@@ -568,7 +568,7 @@ def test_to_wait_for_the_gil_is_not_to_wait_for_the_disk(monkeypatch: pytest.Mon
 def test_a_large_frame_is_written_without_the_gil_however_quick_the_disk_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    times, pace = Times(monkeypatch), syscalls.Pace()
+    times, pace = Times(monkeypatch), posix.Pace()
     assert times.gives_up(pace, 0.05, FRAME_BODY_MAX)
     assert not times.gives_up(pace, 0, BATCH_BYTES_MAX + 4_096)
 

@@ -21,8 +21,10 @@ from taskq.core.errors import LogError
 from taskq.core.rates import Limit, Rate
 from taskq.core.views import Hold, Serving
 from taskq.log.config import LogConfig
-from taskq.log.machine import access, syscalls
-from taskq.log.machine.access import make_directory, make_pipe, open_file, open_pipe, replace_file
+from taskq.log.machine import posix
+from taskq.log.machine.access import make_directory, open_file, replace_file
+from taskq.log.machine.posix import make_pipe, open_pipe
+from taskq.log.machine.system import system
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.owners import publish, read_servings
 from taskq.log.machine.peers import LocalPeers
@@ -212,7 +214,7 @@ def _refuse(*_args: Any, **_options: Any) -> Any:
 
 
 def _is_woken(owner: LocalPeers) -> bool:
-    return bool(owner._poll.poll(0))
+    return owner.sleep(0, 0)
 
 
 def _cut(path: Path, size: int) -> None:
@@ -225,11 +227,9 @@ def test_who_cannot_tell_that_it_sleeps_does_not_sleep_long(
     """A full file system that never writes in place refuses one byte of the board."""
     slept: list[float | None] = []
     first = two[0]
-    monkeypatch.setattr(
-        first, "_poll", type("Poll", (), {"poll": lambda _, ms: slept.append(ms)})()
-    )
+    monkeypatch.setattr(first._bell, "wait", slept.append)
     with monkeypatch.context() as refused:
-        refused.setattr(syscalls, "write_at", _refuse)
+        refused.setattr(posix, "write_at", _refuse)
         first.announce(INTEREST_READY)
         first.sleep(INTEREST_READY, None)
         first.sleep(INTEREST_READY, 30)
@@ -249,7 +249,7 @@ def test_a_poke_that_is_refused_once_wakes_all_the_same(
     is_written: bool,
 ) -> None:  # fmt: skip
     """A full disk refuses the pipe its new time, with the byte in it."""
-    write, calls = syscalls.write, list[int]()
+    write, calls = posix.write, list[int]()
 
     def once(descriptor: int, data: bytes) -> int:
         calls.append(descriptor)
@@ -259,7 +259,7 @@ def test_a_poke_that_is_refused_once_wakes_all_the_same(
             raise OSError(code, os.strerror(code))
         return 1
 
-    monkeypatch.setattr(syscalls, "write", once)
+    monkeypatch.setattr(posix, "write", once)
     two[0].poke()
     assert _is_woken(two[0])
 
@@ -292,7 +292,7 @@ def test_files_of_the_dead_that_cannot_be_removed_stop_nobody(
 ) -> None:
     dead = tmp_path / "owners" / f"{7:016x}.lock"
     dead.write_bytes(b"{}")
-    monkeypatch.setattr(Path, "unlink", _refuse)
+    monkeypatch.setattr(system, "remove", _refuse)
     two[0].forget(7)
     LocalPeers(str(tmp_path), "").close()
     assert dead.exists()
@@ -396,4 +396,4 @@ def test_a_group_of_the_users_name_without_others_lets_nobody_in(
     user = SimpleNamespace(pw_name="ada")
     monkeypatch.setattr("pwd.getpwuid", lambda _: user)
     monkeypatch.setattr("grp.getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
-    assert access._is_alone(Path().stat()) is is_alone
+    assert posix.is_alone(Path().stat()) is is_alone

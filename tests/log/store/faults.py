@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from taskq.log.machine import forks, owners, peers, syscalls
+from taskq.log.machine import forks, owners, peers, posix
 from taskq.log.machine.access import replace_file
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.ports import Disk
@@ -109,8 +109,8 @@ ERRORS: Final = {
     "read_file": (*_LOOKS, errno.EMFILE), "replace_file": (*_WRITES, errno.EMFILE),
     "truncate": _WRITES, "allocate": _WRITES, "sync": _WRITES, "sync_directory": _WRITES,
     "rename": _NAMES, "link": _NAMES, "remove": _NAMES, "make_directory": _NAMES,
-    "touch": _NAMES, "unlink": _NAMES,
-    "lock": _LOCKS, "try_lock": _LOCKS, "unlock": _LOCKS, "lockf": _LOCKS, "fcntl": _LOCKS,
+    "touch": _NAMES,
+    "lock": _LOCKS, "try_lock": _LOCKS, "unlock": _LOCKS, "lock_owner": _LOCKS, "is_owned": _LOCKS,
     "ring": (*_WRITES, errno.ENOMEM), "poll": (errno.ENOMEM,),
     "close": (errno.EIO, errno.ENOSPC),
 }  # fmt: skip
@@ -120,6 +120,10 @@ _DONE: Final = {
     "close": (errno.EIO, errno.ENOSPC),
     "ring": _WRITES,
 }
+#: What peers call of the system, besides their bells.
+_PEERS_CALLS: Final = (
+    "write_at", "pread", "pwrite", "rename", "remove", "lock_owner", "is_owned",
+)  # fmt: skip
 #: Functions that lead to a call which are part of its site.
 _DEPTH: Final = 3
 _CODE: Final = f"{os.sep}taskq{os.sep}log{os.sep}"
@@ -172,22 +176,23 @@ class Sites:
         self._at = None
 
     def _watch_peers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Reader(syscalls.Reader):
-            read = self._watched("read", syscalls.Reader.read)
+        class Reader(posix.Reader):
+            read = self._watched("read", posix.Reader.read)
 
         def module(of: Any, **calls: Callable[..., Any]) -> Any:
             watched = {name: self._watched(name, call) for name, call in calls.items()}
             return SimpleNamespace(**{**vars(of), **watched})
 
-        calls = module(syscalls, write_at=syscalls.write_at)
-        calls.write, calls.Reader = self._watched("ring", syscalls.write), Reader
-        monkeypatch.setattr(peers, "syscalls", calls)
-        calls = module(os, pread=os.pread, pwrite=os.pwrite, fstat=os.fstat, close=os.close)
-        monkeypatch.setattr(peers, "os", calls)
-        monkeypatch.setattr(peers, "fcntl", module(fcntl, lockf=fcntl.lockf, fcntl=fcntl.fcntl))
+        calls = module(posix, **{name: getattr(posix, name) for name in _PEERS_CALLS})
+        calls.Reader = Reader
+        monkeypatch.setattr(peers, "system", calls)
+        monkeypatch.setattr(posix, "write", self._watched("ring", posix.write))
+        for name in ("open_pipe", "make_pipe"):
+            monkeypatch.setattr(posix, name, self._watched(name, getattr(posix, name)))
+        monkeypatch.setattr(peers, "os", module(os, fstat=os.fstat, close=os.close))
         monkeypatch.setattr(forks, "os", module(os, close=os.close))
         monkeypatch.setattr(peers, "Path", self._watched_path())
-        for name in ("open_file", "open_pipe", "make_pipe", "make_directory", "read_file"):
+        for name in ("open_file", "make_directory", "read_file"):
             monkeypatch.setattr(peers, name, self._watched(name, getattr(peers, name)))
         monkeypatch.setattr(owners, "replace_file", self._watched("replace_file", replace_file))
 
@@ -195,9 +200,7 @@ class Sites:
         path = type(Path())
 
         class Watched(path):  # type: ignore[misc, valid-type]
-            unlink = self._watched("unlink", path.unlink)
             stat = self._watched("stat", path.stat)
-            rename = self._watched("rename", path.rename)
 
         return Watched
 

@@ -1,0 +1,779 @@
+"""Linux and macOS: every call of the system that the log makes; ``windows`` has the same names.
+
+Calls under the writer lock keep the GIL, where giving it up costs far more than the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import grp
+import os
+import pwd
+import select
+import signal
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, ParamSpec, TypeVar
+
+from taskq.log.machine import forks
+from taskq.log.machine.ports import NotAFile
+
+# Type checkers on Windows know few of these names.
+assert sys.platform != "win32"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_OFFSET: Final = ctypes.c_int64
+_SEEK_END: Final = 2
+#: A call that keeps the GIL for longer stops all threads of the program for too long; and for how
+#: long the calls after it give the GIL up. File systems write out what is new every few seconds.
+SLOW_SECONDS: Final = 0.005
+PATIENT_SECONDS: Final = 10.0
+#: Switches between threads that may come between the end of a call and the GIL.
+_SWITCHES: Final = 3
+#: More than this is written without the GIL: a batch may have 34 MiB.
+_LARGE_WRITE: Final = 512 * 1024
+#: Errors of F_FULLFSYNC on macOS on a file system without it.
+_NO_FULL_SYNC: Final = frozenset({errno.ENOTSUP, errno.ENOTTY, errno.EINVAL})
+_AT_FDCWD: Final = -100
+_AT_EMPTY_PATH: Final = 0x1000
+#: Errors of ``posix_fallocate`` on a file system without it.
+_NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
+#: Of statx(2): the flag for the time of birth, size of its structure, and where in it that stands.
+_STATX_BTIME: Final = 0x800
+_BIRTH_BYTES: Final = 256
+_BIRTH: Final = struct.Struct("<I76xqI")
+_SESSION_BYTES: Final = 64
+#: Errors for a missing name; ESTALE: another machine removed it.
+_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
+#: Device numbers are signed on macOS.
+_U64_MAX: Final = 2**64 - 1
+#: STATX_INO and STATX_SIZE.
+_STATX_WANTED: Final = 0x300
+#: Inode, size, and the device's two numbers in a ``struct statx``, the same on every machine.
+_STATX: Final = struct.Struct("<32xQQ88xII112x")
+
+
+#: The same few paths are looked up for every batch.
+_encoded: Final = functools.lru_cache(16)(os.fsencode)
+
+
+def _load() -> Any:
+    """Return the C library, if its calls do as Python's do.
+
+    A thread that gives the GIL up for a microsecond's call waits for it afterwards: up to a switch
+    interval (5 ms) while another thread computes. Measured beside one CPU-bound thread: the writer
+    lock was held 10 ms with plain calls and 13 µs with these. And a sender that pokes the storage
+    thread with a plain ``os.write`` hands it the GIL after its first request, which makes a batch
+    of one.
+
+    They go through ``ctypes.PyDLL``; where that is not to be had, plain ``os`` calls do the same.
+    So they do behind a call that took long (``Pace``): on a slow disk a call that keeps the GIL
+    would stop every thread of the program, again and again.
+    """
+    try:
+        library = ctypes.PyDLL(None, use_errno=True)
+        for name in ("pread", "pwrite", "lseek"):
+            # If ``long`` has 4 bytes, the plain calls of most C libraries take such an offset.
+            if ctypes.sizeof(ctypes.c_long) < ctypes.sizeof(_OFFSET) and hasattr(
+                library, f"{name}64"
+            ):
+                setattr(library, name, getattr(library, f"{name}64"))
+        descriptor, size = ctypes.c_int, ctypes.c_size_t
+        library.pread.argtypes = (descriptor, ctypes.c_void_p, size, _OFFSET)
+        library.pwrite.argtypes = (descriptor, ctypes.c_char_p, size, _OFFSET)
+        library.write.argtypes = (descriptor, ctypes.c_char_p, size)
+        library.read.argtypes = (descriptor, ctypes.c_void_p, size)
+        library.read.restype = ctypes.c_ssize_t
+        library.lseek.argtypes = (descriptor, _OFFSET, ctypes.c_int)
+        library.flock.argtypes = (descriptor, ctypes.c_int)
+        library.utimes.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+        library.pread.restype = library.pwrite.restype = library.write.restype = ctypes.c_ssize_t
+        library.lseek.restype = _OFFSET
+        return library if _agrees(library) else None
+    except (OSError, AttributeError):
+        return None
+
+
+def _agrees(library: Any) -> bool:
+    """Try whether it works as Python does: with a wrong offset it destroys logs.
+
+    Raises:
+        OSError: no file can be made for the trial.
+    """
+    if sys.platform != "linux":
+        return True  # others have no such files, and offsets of 64 bits everywhere
+    descriptor, part = os.memfd_create("taskq"), b"xy"
+    buffer = ctypes.create_string_buffer(len(part))
+    try:
+        os.pwrite(descriptor, b"abcdef", 0)
+        return (
+            library.pwrite(descriptor, part, len(part), 2) == len(part)
+            and os.pread(descriptor, 7, 0) == b"abxyef"
+            and library.pread(descriptor, buffer, len(part), 3) == len(part)
+            and buffer.raw == b"ye"
+            and library.lseek(descriptor, 0, _SEEK_END) == os.fstat(descriptor).st_size
+        )
+    finally:
+        os.close(descriptor)
+
+
+_library: Final = _load()
+
+
+def _load_statx() -> Any:
+    """Return the call that looks a path up, where there is one and the system allows it."""
+    try:
+        call = ctypes.PyDLL(None, use_errno=True).statx
+    except (OSError, AttributeError):
+        return None
+    # It is called for every batch, and declared arguments cost it a third of the time. Small
+    # numbers, bytes and buffers are passed as they must be without that.
+    buffer = ctypes.create_string_buffer(_STATX.size)
+    return call if call(_AT_FDCWD, b"/", 0, _STATX_WANTED, buffer) == 0 else None
+
+
+_statx: Final = _load_statx()
+
+
+def _error() -> OSError:
+    """Return the error of the last call."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
+
+
+class Pace:
+    """The pace of one log's calls: they keep the GIL while all are quick.
+
+    Attributes:
+        patient_until: after a slow call all calls give the GIL up until then; 0: no slow call.
+    """
+
+    def __init__(self) -> None:
+        self.patient_until = 0.0
+
+    def be_patient(self) -> None:
+        """A call was slow: the next ones give the GIL up."""
+        self.patient_until = perf_counter() + PATIENT_SECONDS
+
+    def patiently(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do it without the GIL, and see whether the log is quick again.
+
+        The time that it takes to get the GIL back beside threads that compute is not the disk's.
+        """
+        began = perf_counter()
+        try:
+            return call(*args, **options)
+        finally:
+            now = perf_counter()
+            if now - began > SLOW_SECONDS + _SWITCHES * sys.getswitchinterval():
+                self.be_patient()
+            elif now > self.patient_until:
+                self.patient_until = 0.0
+
+
+def read_at(descriptor: int, count: int, offset: int) -> bytes:
+    """Return bytes of the file; fewer than asked for only at its end."""
+    parts: list[bytes] = []
+    while count:
+        part = os.pread(descriptor, count, offset)
+        if not part:
+            break
+        parts.append(part)
+        count -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Reader:
+    """Reads into a buffer of its own, for one thread; more than ``size_max`` without the GIL."""
+
+    def __init__(self, size_max: int, pace: Pace) -> None:
+        self.size_max = size_max
+        self._pace = pace
+        self._buffer: Any = ctypes.create_string_buffer(size_max)
+
+    def read(self, descriptor: int, count: int, offset: int) -> bytes:
+        """At most ``count`` bytes; fewer only at the end of the file."""
+        pace = self._pace
+        if count > self.size_max:  # copying more would hold up the other threads
+            return read_at(descriptor, count, offset)
+        if pace.patient_until or _library is None:
+            return pace.patiently(os.pread, descriptor, count, offset)
+        began = perf_counter()
+        got = _library.pread(descriptor, self._buffer, count, offset)
+        if perf_counter() - began > SLOW_SECONDS:
+            pace.be_patient()
+        if got < 0:
+            raise _error()
+        data: bytes = self._buffer[:got]
+        return data
+
+
+class StatusReader:
+    """Looks files up, by a path or a descriptor: for one thread."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._buffer = ctypes.create_string_buffer(_STATX.size)
+
+    def status(self, file: str | int) -> tuple[int, int, int] | None:
+        """Return (device, inode, size) of the file; None if it is missing."""
+        pace = self._pace
+        if pace.patient_until or _statx is None:
+            try:
+                status = pace.patiently(os.stat, file)
+            except OSError as error:
+                if error.errno in _NOT_THERE:
+                    return None
+                raise
+            device = status.st_dev & _U64_MAX
+            if sys.platform == "linux":  # the layout of ``statx``, which other systems may have
+                device = os.major(device) << 32 | os.minor(device)
+            return device, status.st_ino & _U64_MAX, status.st_size
+        began = perf_counter()
+        if type(file) is str:
+            failed = _statx(_AT_FDCWD, _encoded(file), 0, _STATX_WANTED, self._buffer)
+        else:
+            failed = _statx(file, b"", _AT_EMPTY_PATH, _STATX_WANTED, self._buffer)
+        if perf_counter() - began > SLOW_SECONDS:
+            pace.be_patient()
+        if failed:
+            missing = _error()
+            if missing.errno in _NOT_THERE:
+                return None
+            raise missing
+        inode, size, major, minor = _STATX.unpack_from(self._buffer)
+        return major << 32 | minor, inode, size
+
+
+def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
+    """Return what ``os.pwrite`` returns."""
+    if pace.patient_until or _library is None:
+        return pace.patiently(os.pwrite, descriptor, data, offset)
+    if len(data) > _LARGE_WRITE:  # to copy it takes long, however quick the disk is
+        return os.pwrite(descriptor, data, offset)
+    began = perf_counter()
+    done: int = _library.pwrite(descriptor, data, len(data), offset)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    if done < 0:
+        raise _error()
+    return done
+
+
+def size(pace: Pace, descriptor: int) -> int:
+    """Return bytes in a file."""
+    if pace.patient_until or _library is None:
+        return pace.patiently(os.fstat, descriptor).st_size
+    began = perf_counter()
+    end: int = _library.lseek(descriptor, 0, _SEEK_END)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    if end < 0:
+        raise _error()
+    return end
+
+
+def touch(pace: Pace, path: str) -> None:
+    """Do what ``os.utime`` does."""
+    if pace.patient_until or _library is None:
+        pace.patiently(os.utime, path)
+        return
+    began = perf_counter()
+    failed = _library.utimes(os.fsencode(path), None)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    if failed:
+        raise _error()
+
+
+def try_flock(pace: Pace, descriptor: int) -> bool:
+    """Take an exclusive flock if nobody has it."""
+    if pace.patient_until or _library is None:
+        try:
+            pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+    began = perf_counter()
+    failed = _library.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    if failed:
+        error = _error()
+        if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
+            return False
+        raise error
+    return True
+
+
+def unflock(pace: Pace, descriptor: int) -> None:
+    """Give a flock back."""
+    if pace.patient_until or _library is None:
+        pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_UN)
+        return
+    began = perf_counter()
+    failed = _library.flock(descriptor, fcntl.LOCK_UN)
+    if perf_counter() - began > SLOW_SECONDS:
+        pace.be_patient()
+    if failed:
+        raise _error()
+
+
+def sync(pace: Pace, descriptor: int) -> None:
+    """Write a file to the platter, without the GIL.
+
+    macOS's fsync stops at the drive's cache, F_FULLFSYNC does not.
+    """
+    del pace
+    if sys.platform == "darwin":
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError as error:
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+            os.fsync(descriptor)  # on a network's disk
+    else:
+        os.fdatasync(descriptor)
+
+
+pread, pwrite = os.pread, os.pwrite
+geteuid = os.geteuid
+rename = os.replace
+is_same = os.path.samestat
+link = os.link
+
+
+def preadv(descriptor: int, view: memoryview, offset: int) -> int:
+    """Fill the view from the file; returns the bytes read."""
+    return os.preadv(descriptor, [view], offset)
+
+
+def lock(descriptor: int) -> None:
+    """Wait in line for an exclusive flock."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def lock_owner(descriptor: int) -> None:
+    """Take the lock that shows that an owner lives; it ends with its process, forked or not."""
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_owned(descriptor: int) -> bool:
+    """Ask whether another process holds the record lock that owners have, by sharing it.
+
+    Owners lock a file before it gets its name, so that nobody is kept from one; F_GETLK, which
+    would only ask, takes a struct of another layout on each system.
+    """
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    return False
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 - text, mostly
+
+
+def sync_directory(path: str) -> None:
+    """Make the directory's entries durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def allocate(descriptor: int, size: int) -> bool:
+    """Set bytes aside; False if the system has no call for that."""
+    if not hasattr(os, "posix_fallocate"):
+        return False
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _NO_ALLOCATE:
+            raise
+        return False
+    return True
+
+
+def room(path: str | Path) -> tuple[int, int, tuple[int, int] | None]:
+    """Return bytes free and in all, and (free, most) files or None without a limit."""
+    facts = os.statvfs(path)
+    files = (facts.f_favail, facts.f_files) if facts.f_files else None
+    return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize, files
+
+
+def is_read_only(path: str | Path) -> bool:
+    """Return whether nobody may write to that file system."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def born_ns(descriptor: int) -> int:
+    """Return when an open file was made; 0 where neither system nor file system says."""
+    if sys.platform == "darwin":
+        return int(os.fstat(descriptor).st_birthtime * 10**9)
+    # An older C library has no such function.
+    facts, statx = ctypes.create_string_buffer(_BIRTH_BYTES), getattr(_libc(), "statx", None)
+    if statx is None or statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, facts):
+        return 0
+    mask, seconds, nanoseconds = _BIRTH.unpack_from(facts)
+    return int(seconds * 10**9 + nanoseconds) if mask & _STATX_BTIME else 0
+
+
+def was_restored(descriptor: int) -> bool:
+    """A write sets both times alike; ``cp -a``, rsync and tar restore the first."""
+    facts = os.fstat(descriptor)
+    return facts.st_mtime_ns != facts.st_ctime_ns
+
+
+#: since boot, suspended time included (so macOS counts anyway): waking up is no step of it
+steady_ns = functools.partial(
+    time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def boot_mark() -> bytes:
+    """Return the system's name of this boot; empty where it has none."""
+    try:
+        # The kernel's number alone: containers of one machine share it.
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        return boot_session()
+
+
+def boot_session() -> bytes:
+    """Return macOS's name of this boot; empty where the system has none."""
+    size = ctypes.c_size_t(_SESSION_BYTES)
+    name = ctypes.create_string_buffer(_SESSION_BYTES)
+    try:
+        failed = _libc().sysctlbyname(
+            b"kern.bootsessionuuid", name, ctypes.byref(size), None, ctypes.c_size_t(0)
+        )
+    except (AttributeError, OSError):
+        return b""
+    return b"" if failed else name.raw[: size.value]
+
+
+# Pipes that do not block: nobody ever waits for these.
+
+_drained: Final = ctypes.create_string_buffer(4_096)
+
+
+def drain(descriptor: int) -> None:
+    """Take what is in a pipe that does not block, up to 4 KiB; what it was is lost."""
+    if _library is not None:
+        _library.read(descriptor, _drained, len(_drained))  # an error means that it is empty
+        return
+    with contextlib.suppress(BlockingIOError):
+        os.read(descriptor, len(_drained))
+
+
+def write(descriptor: int, data: bytes) -> int:
+    """Return what ``os.write`` returns."""
+    if _library is None:
+        return os.write(descriptor, data)
+    done: int = _library.write(descriptor, data, len(data))
+    if done < 0:
+        raise _error()
+    return done
+
+
+class Bell:
+    """A named pipe that an owner sleeps at, and that others wake it by.
+
+    Raises:
+        OSError: it cannot be made; or, for another owner's, nobody is there to read it.
+    """
+
+    #: the end of the name of its file
+    SUFFIX: Final = ".pipe"
+
+    def __init__(self, folder: Path, owner: int, *, make: bool = False) -> None:
+        path = folder / f"{owner:016x}{self.SUFFIX}"
+        # Its maker has it open for writing too: it never reports its end when a waker closes it.
+        self.pipe = (
+            forks.open_unshared(make_pipe, path)
+            if make
+            else forks.open_unshared(open_pipe, path, os.O_WRONLY)
+        )
+        if make:
+            self._poll = select.poll()
+            self._poll.register(self.pipe, select.POLLIN)
+
+    def ring(self) -> None:
+        """Wake its owner; raises ``BlockingIOError`` if that is awake already."""
+        poke(self.pipe)
+
+    def wait(self, milliseconds: float | None) -> bool:
+        """Sleep until it rings; False: out of time."""
+        if not self._poll.poll(milliseconds):
+            return False
+        drain(self.pipe)
+        return True
+
+    def close(self) -> None:
+        forks.close_unshared(self.pipe)
+
+
+def make_channel() -> tuple[int, int]:
+    """Return both ends of a pipe that does not block, for an event loop.
+
+    Raises:
+        NotImplementedError: loops read no pipes on this system.
+    """
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
+def poke(channel: int) -> None:
+    """Write a byte into a channel; raises ``BlockingIOError`` if it is full."""
+    write(channel, b"\1")
+
+
+def block_broken_pipe() -> None:
+    """Keep this thread from SIGPIPE."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+
+
+def lives(pid: int) -> bool:
+    """Return whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
+
+
+# Files and directories of a log, and whose they are.
+
+#: The user who may do everything.
+ROOT: Final = 0
+#: Whether files have modes that keep other users out.
+HAS_MODES: Final = True
+#: Opening a pipe that nobody writes to would wait for ever; files do not mind.
+NONBLOCK: Final = os.O_NONBLOCK
+_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_PRIVATE, _FILE_SHARED = 0o600, 0o660
+_DIRECTORY_PRIVATE, DIRECTORY_SHARED = 0o700, 0o2770
+#: Mode of new parent directories of a log: others may pass through them.
+_DIRECTORY_ABOVE: Final = 0o755
+_SYMLINK: Final = "it is a symbolic link, and nothing inside a task log may be one"
+
+
+def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file that no executed child inherits; with ``O_CREAT`` a missing one is made.
+
+    Raises:
+        NotAFile: it is a symbolic link, a pipe, a device or a directory.
+        OSError: the system refuses.
+    """
+    path = str(path)
+    if not flags & (os.O_RDWR | os.O_WRONLY):
+        return _opened(path, flags, stat.S_ISREG)
+    with _directory_of(path) as (directory, name):
+        if not flags & os.O_CREAT:
+            return _opened(path, flags, stat.S_ISREG, name, directory)
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return _opened(path, flags & ~os.O_CREAT, stat.S_ISREG, name, directory)
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                return _made(path, flags | os.O_EXCL, name, directory)
+
+
+def open_pipe(path: str | Path, flags: int) -> int:
+    """Open a named pipe without waiting for its other end.
+
+    Raises:
+        OSError: the system refuses, nobody is there to read it, or it is no pipe.
+    """
+    return _opened(str(path), flags, stat.S_ISFIFO)
+
+
+def make_pipe(path: str | Path) -> int:
+    with _directory_of(str(path)) as (directory, name):
+        # Nobody knows of it yet, so nobody misses the mode that the umask takes from it.
+        os.mkfifo(path, _FILE_PRIVATE)
+        descriptor = _opened(str(path), os.O_RDWR, stat.S_ISFIFO, name, directory)
+        _give(descriptor, os.fstat(directory), _FILE_PRIVATE, _FILE_SHARED)
+        return descriptor
+
+
+def make_directory(path: str | Path) -> None:
+    """Make a directory, open to whom the one that it is in is open to; one may be there already.
+
+    Directories on the way that are missing are made, too.
+
+    Raises:
+        OSError: the system refuses, or something else has the name, be it a link to a directory.
+    """
+    path = Path(path)
+    if not path.parent.exists():
+        make_private(path.parent)
+    with _directory_of(str(path)) as (directory, name):
+        try:
+            mode = (
+                DIRECTORY_SHARED if is_shared(os.fstat(directory).st_mode) else _DIRECTORY_PRIVATE
+            )
+            os.mkdir(name, mode, dir_fd=directory)
+        except FileExistsError:
+            os.close(_open_directory(str(path), name, directory))
+        else:
+            made = _open_directory(str(path), name, directory)
+            try:
+                _give(made, os.fstat(directory), _DIRECTORY_PRIVATE, DIRECTORY_SHARED)
+            finally:
+                os.close(made)
+
+
+def make_private(path: Path) -> bool:
+    """Make a data directory for this user alone; False if it is there already.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    _make_above(path)
+    try:
+        path.mkdir(_DIRECTORY_PRIVATE)
+    except FileExistsError:
+        return False
+    # Set-group-ID comes with the directory above, and means nothing while the group has no access.
+    _set_mode(path, path.stat(), _DIRECTORY_PRIVATE)
+    return True
+
+
+def _make_above(path: Path) -> None:
+    for parent in reversed(path.parents):
+        with contextlib.suppress(FileExistsError):
+            if not parent.exists():
+                parent.mkdir(_DIRECTORY_ABOVE)
+
+
+@contextlib.contextmanager
+def _directory_of(path: str) -> Iterator[tuple[int, str]]:
+    above, name = os.path.split(path)
+    directory = _open_directory(above or ".")
+    try:
+        yield directory, name
+    finally:
+        os.close(directory)
+
+
+def _open_directory(path: str, name: str | None = None, directory: int | None = None) -> int:
+    try:
+        return os.open(name or path, _DIRECTORY, dir_fd=directory)
+    except OSError as error:
+        # Systems differ in the error for a link.
+        if error.errno in {errno.ENOTDIR, errno.ELOOP} and os.path.islink(path):  # noqa: PTH114 - text, maybe no UTF-8
+            raise NotAFile(errno.ELOOP, _SYMLINK, path) from None
+        raise
+
+
+def _opened(
+    path: str,
+    flags: int,
+    is_right: Callable[[int], bool],
+    name: str | None = None,
+    directory: int | None = None,
+) -> int:
+    try:
+        descriptor = os.open(name or path, flags | _FLAGS, dir_fd=directory)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotAFile(errno.ELOOP, _SYMLINK, path) from None
+        error.filename = path
+        raise
+    if not is_right(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        what = "file" if is_right is stat.S_ISREG else "pipe"
+        raise NotAFile(errno.EINVAL, f"it is no regular {what}", path)
+    return descriptor
+
+
+def _made(path: str, flags: int, name: str, directory: int) -> int:
+    facts = os.fstat(directory)
+    mode = _FILE_SHARED if is_shared(facts.st_mode) else _FILE_PRIVATE
+    try:
+        descriptor = os.open(name, flags | _FLAGS, mode, dir_fd=directory)
+    except OSError as error:
+        error.filename = path
+        raise
+    try:
+        _give(descriptor, facts, _FILE_PRIVATE, _FILE_SHARED)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _give(descriptor: int, directory: os.stat_result, private: int, shared: int) -> None:
+    """Let what was just made belong to whom its directory belongs, and give it its mode."""
+    facts = os.fstat(descriptor)
+    wanted = (directory.st_uid, directory.st_gid)
+    if os.geteuid() == ROOT != directory.st_uid and (facts.st_uid, facts.st_gid) != wanted:
+        # If root has no rights, as in some containers and networks, the owner stays.
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, *wanted)
+    mode = shared if is_shared(directory.st_mode) else private
+    _set_mode(descriptor, os.fstat(descriptor), mode)
+
+
+def _set_mode(file: int | Path, facts: os.stat_result, mode: int) -> None:
+    now = stat.S_IMODE(facts.st_mode)
+    # Linux lets a directory have the bit of the one above. Who is no member of the group would
+    # lose it by asking, so what is right already is left alone.
+    if now != (wanted := mode | now & stat.S_ISGID):
+        # Some file systems have no modes: opening the log reports the effect.
+        with contextlib.suppress(PermissionError):
+            os.chmod(file, wanted)  # noqa: PTH101 - it takes a descriptor as well
+
+
+def is_shared(mode: int) -> bool:
+    """Return whether a directory's mode lets its group use it."""
+    return mode & (stat.S_ISGID | stat.S_IWGRP) == stat.S_ISGID | stat.S_IWGRP
+
+
+def user(number: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
+
+
+def group(status: os.stat_result) -> str:
+    try:
+        return grp.getgrgid(status.st_gid).gr_name
+    except KeyError:
+        return str(status.st_gid)
+
+
+def is_alone(status: os.stat_result) -> bool:
+    try:
+        user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}

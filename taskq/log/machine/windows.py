@@ -1,0 +1,470 @@
+"""Windows: every call of the system that the log makes; ``posix`` has the same names.
+
+Files are opened with share-delete, so that an open file can be renamed and removed; a lock is on a
+byte far after any data, since locks on data keep readers out. Virus scanners and backup programs
+hold files for moments: what they refuse is tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import getpass
+import msvcrt
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from ctypes import wintypes
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+from taskq.log.machine.ports import NotAFile
+
+# Type checkers on other systems know none of these names.
+assert sys.platform == "win32"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Overlapped(ctypes.Structure):
+    """Place of a read, a write or a lock."""
+
+    _fields_ = (
+        ("internal", ctypes.c_void_p),
+        ("internal_high", ctypes.c_void_p),
+        ("offset", wintypes.DWORD),
+        ("offset_high", wintypes.DWORD),
+        ("event", wintypes.HANDLE),
+    )
+
+
+def _function(name: str, result: Any, *arguments: Any, library: Any = None) -> Any:
+    call = getattr(library or _kernel, name)
+    call.restype, call.argtypes = result, arguments
+    return call
+
+
+_kernel: Final = ctypes.WinDLL("kernel32", use_last_error=True)
+_BOOL, _DWORD, _HANDLE, _TEXT = wintypes.BOOL, wintypes.DWORD, wintypes.HANDLE, wintypes.LPCWSTR
+_BYTES, _PLACE = ctypes.c_void_p, ctypes.POINTER(_Overlapped)
+_COUNT: Final = ctypes.POINTER(_DWORD)
+_create_file: Final = _function(
+    "CreateFileW", _HANDLE, _TEXT, _DWORD, _DWORD, _BYTES, _DWORD, _DWORD, _HANDLE
+)
+_close_handle: Final = _function("CloseHandle", _BOOL, _HANDLE)
+_read_file: Final = _function("ReadFile", _BOOL, _HANDLE, _BYTES, _DWORD, _COUNT, _PLACE)
+_write_file: Final = _function("WriteFile", _BOOL, _HANDLE, _BYTES, _DWORD, _COUNT, _PLACE)
+_flush_file: Final = _function("FlushFileBuffers", _BOOL, _HANDLE)
+_lock_file: Final = _function("LockFileEx", _BOOL, _HANDLE, _DWORD, _DWORD, _DWORD, _DWORD, _PLACE)
+_unlock_file: Final = _function("UnlockFileEx", _BOOL, _HANDLE, _DWORD, _DWORD, _DWORD, _PLACE)
+_create_event: Final = _function("CreateEventW", _HANDLE, _BYTES, _BOOL, _BOOL, _TEXT)
+_open_event: Final = _function("OpenEventW", _HANDLE, _DWORD, _BOOL, _TEXT)
+# It takes no time, and giving up the GIL for it would.
+_set_event: Final = _function(
+    "SetEvent", _BOOL, _HANDLE, library=ctypes.PyDLL("kernel32", use_last_error=True)
+)
+_wait_for: Final = _function("WaitForSingleObject", _DWORD, _HANDLE, _DWORD)
+_open_process: Final = _function("OpenProcess", _HANDLE, _DWORD, _BOOL, _DWORD)
+
+_BAD_HANDLE: Final = _HANDLE(-1).value
+_READ, _WRITE = 0x80000000, 0x40000000
+_SHARE_ALL: Final = 7
+_CREATE_NEW, _CREATE_ALWAYS, _OPEN_EXISTING, _OPEN_ALWAYS, _TRUNCATE_EXISTING = 1, 2, 3, 4, 5
+_BACKUP_SEMANTICS, _OPEN_REPARSE_POINT = 0x02000000, 0x00200000
+_LOCK_AT_ONCE, _LOCK_EXCLUSIVE = 1, 2
+_INFINITE: Final = 0xFFFFFFFF
+_SYNCHRONIZE, _EVENT_MODIFY = 0x100000, 2
+_NOT_FOUND, _NO_PATH, _DENIED, _SHARING, _LOCKED = 2, 3, 5, 32, 33
+_END_OF_FILE, _NOT_LOCKED = 38, 158
+#: What another program that holds a file for a moment causes; the tries, and the first pause, as
+#: long as SQLite's: each is longer than the one before by as much.
+_BUSY: Final = frozenset({_DENIED, _SHARING, _LOCKED})
+_TRIES, _PAUSE_SECONDS = 10, 0.025
+#: No file is as long.
+_LOCK_PLACE: Final = 1 << 62
+_U64_MAX: Final = 2**64 - 1
+#: SystemTimeOfDayInformation: of its six numbers, the start of the system and what setting the
+#: clock has added to that; and where Windows shows every process the number of the boot.
+_FACTS: Final = 3
+_BOOT_NUMBER_PLACE: Final = 0x7FFE02C4
+
+ROOT: Final = 0
+HAS_MODES: Final = False
+NONBLOCK: Final = 0
+DIRECTORY_SHARED: Final = 0o700
+steady_ns = time.monotonic_ns
+
+
+def _failed(path: object = None) -> OSError:
+    """Return the error of the last call."""
+    code = ctypes.get_last_error()
+    name = None if path is None else str(path)
+    return OSError(None, ctypes.FormatError(code).strip(), name, code)
+
+
+def _tried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Call, again and again while another program holds the file."""
+    for number in range(1, _TRIES):
+        try:
+            return call(*args, **options)
+        except OSError as error:
+            if error.winerror not in _BUSY:
+                raise
+        time.sleep(_PAUSE_SECONDS * number)
+    return call(*args, **options)
+
+
+# Files.
+
+
+def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file that no child inherits; with ``O_CREAT`` a missing one is made.
+
+    Raises:
+        NotAFile: it is a link or a directory.
+        OSError: the system refuses.
+    """
+    path = str(path)
+    if os.path.isdir(path):  # noqa: PTH112 - text, maybe no UTF-8
+        raise NotAFile(errno.EINVAL, "it is no regular file", path)
+    access = _READ | (_WRITE if flags & (os.O_RDWR | os.O_WRONLY) else 0)
+    how = _OPEN_EXISTING
+    if flags & os.O_CREAT:
+        how = _CREATE_ALWAYS if flags & os.O_TRUNC else _OPEN_ALWAYS
+        how = _CREATE_NEW if flags & os.O_EXCL else how
+    handle = _tried(_open, path, access, how, _OPEN_REPARSE_POINT)
+    descriptor = msvcrt.open_osfhandle(handle, os.O_BINARY | os.O_NOINHERIT)
+    if os.path.islink(path):  # noqa: PTH114 - likewise
+        os.close(descriptor)
+        reason = "it is a symbolic link, and nothing inside a task log may be one"
+        raise NotAFile(errno.ELOOP, reason, path)
+    return descriptor
+
+
+def _open(path: str, access: int, how: int, flags: int) -> int:
+    handle: int = _create_file(path, access, _SHARE_ALL, None, how, flags, None)
+    if handle == _BAD_HANDLE:
+        raise _failed(path)
+    return handle
+
+
+def pread(descriptor: int, count: int, offset: int) -> bytes:
+    """Return at most ``count`` bytes from ``offset``; fewer only at the end of the file."""
+    buffer = ctypes.create_string_buffer(count)
+    done = _read(descriptor, buffer, count, offset)
+    return ctypes.string_at(buffer, done)
+
+
+def preadv(descriptor: int, view: memoryview, offset: int) -> int:
+    """Fill the view from the file; returns the bytes read."""
+    return _read(descriptor, (ctypes.c_char * len(view)).from_buffer(view), len(view), offset)
+
+
+def _read(descriptor: int, buffer: Any, count: int, offset: int) -> int:
+    done = _DWORD()
+    place = _place(offset)
+    ok = _read_file(msvcrt.get_osfhandle(descriptor), buffer, count, done, place)
+    if not ok and ctypes.get_last_error() != _END_OF_FILE:
+        raise _failed()
+    return done.value
+
+
+def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+    """Write at ``offset``; returns the bytes written."""
+    done = _DWORD()
+    handle = msvcrt.get_osfhandle(descriptor)
+    if not _write_file(handle, bytes(data), len(data), done, _place(offset)):
+        raise _failed()
+    return done.value
+
+
+def _place(offset: int) -> Any:
+    return ctypes.byref(_Overlapped(offset=offset & 0xFFFFFFFF, offset_high=offset >> 32))
+
+
+class Pace:
+    """As on other systems; here all calls give the GIL up."""
+
+
+class Reader:
+    """Reads for one thread."""
+
+    def __init__(self, size_max: int, pace: Pace) -> None:
+        del pace
+        self.size_max = size_max
+        self.read = pread
+
+
+class StatusReader:
+    """Looks files up, by a path or a descriptor."""
+
+    def __init__(self, pace: Pace) -> None:
+        del pace
+
+    def status(self, file: str | int) -> tuple[int, int, int] | None:
+        """Return (device, inode, size) of the file; None if it is missing."""
+        try:
+            status = _tried(os.stat, file)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_dev & _U64_MAX, status.st_ino & _U64_MAX, status.st_size
+
+
+def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
+    """Return what ``pwrite`` returns."""
+    del pace
+    return pwrite(descriptor, data, offset)
+
+
+def size(pace: Pace, descriptor: int) -> int:
+    """Return bytes in a file."""
+    del pace
+    return os.fstat(descriptor).st_size
+
+
+def touch(pace: Pace, path: str) -> None:
+    """Do what ``os.utime`` does."""
+    del pace
+    _tried(os.utime, path)
+
+
+def sync(pace: Pace, descriptor: int) -> None:
+    """Write a file to the platter."""
+    del pace
+    if not _flush_file(msvcrt.get_osfhandle(descriptor)):
+        raise _failed()
+
+
+def sync_directory(path: str) -> None:
+    """Make the directory's entries durable, where this user may."""
+    handle = _tried(_open, path, _READ | _WRITE, _OPEN_EXISTING, _BACKUP_SEMANTICS)
+    _flush_file(handle)  # NTFS has them in its journal, and some users may not ask for more
+    _close_handle(handle)
+
+
+def allocate(descriptor: int, size: int) -> bool:
+    """Leave it to the caller to set bytes aside."""
+    del descriptor, size
+    return False
+
+
+def rename(source: str | Path, target: str | Path) -> None:
+    """Replace ``target`` in one step."""
+    _tried(os.replace, source, target)
+
+
+def link(source: str, target: str) -> None:
+    """Give a file a second name."""
+    _tried(os.link, source, target)
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        _tried(os.unlink, path)
+
+
+def room(path: str | Path) -> tuple[int, int, tuple[int, int] | None]:
+    """Return bytes free and in all; files have no limit."""
+    usage = shutil.disk_usage(path if os.path.isdir(path) else os.path.dirname(path))  # noqa: PTH112, PTH120 - as above
+    return usage.free, usage.total, None
+
+
+def is_read_only(path: str | Path) -> bool:
+    """A disk that nobody may write to shows at the first write."""
+    del path
+    return False
+
+
+def born_ns(descriptor: int) -> int:
+    """Tools restore the time of creation: it proves nothing."""
+    del descriptor
+    return 0
+
+
+def was_restored(descriptor: int) -> bool:
+    """A file's times do not show who wrote it."""
+    del descriptor
+    return False
+
+
+def is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Compare files of one directory."""
+    return one.st_ino == other.st_ino
+
+
+# Locks.
+
+
+def _lock(descriptor: int, flags: int) -> bool:
+    handle = msvcrt.get_osfhandle(descriptor)
+    if _lock_file(handle, flags, 0, 1, 0, _place(_LOCK_PLACE)):
+        return True
+    if ctypes.get_last_error() != _LOCKED:
+        raise _failed()
+    return False
+
+
+def lock(descriptor: int) -> None:
+    """Wait in line for the exclusive lock."""
+    _lock(descriptor, _LOCK_EXCLUSIVE)
+
+
+def try_flock(pace: Pace, descriptor: int) -> bool:
+    """Take the exclusive lock if nobody has it."""
+    del pace
+    return _lock(descriptor, _LOCK_EXCLUSIVE | _LOCK_AT_ONCE)
+
+
+def unflock(pace: Pace, descriptor: int) -> None:
+    """Give the lock back."""
+    del pace
+    ok = _unlock_file(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _place(_LOCK_PLACE))
+    if not ok and ctypes.get_last_error() != _NOT_LOCKED:
+        raise _failed()
+
+
+def lock_owner(descriptor: int) -> None:
+    """Take the lock that shows that an owner lives; it ends with its process."""
+    if not _lock(descriptor, _LOCK_EXCLUSIVE | _LOCK_AT_ONCE):
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process has it")
+
+
+def is_owned(descriptor: int) -> bool:
+    """Ask whether another process holds the lock that owners have, by sharing it."""
+    return not _lock(descriptor, _LOCK_AT_ONCE)
+
+
+# Processes.
+
+
+class Bell:
+    """A named event that an owner sleeps at, and that others wake it by.
+
+    Raises:
+        OSError: nobody is there to hear it.
+    """
+
+    #: of the files that name owners
+    SUFFIX: Final = ".lock"
+
+    def __init__(self, folder: Path, owner: int, *, make: bool = False) -> None:
+        del folder
+        name = f"Global\\taskq-{owner:016x}"
+        self.pipe: int = (
+            _create_event(None, False, False, name)
+            if make
+            else _open_event(_EVENT_MODIFY, False, name)
+        )
+        if not self.pipe:
+            raise _failed()
+
+    def ring(self) -> None:
+        """Wake its owner."""
+        if not _set_event(self.pipe):
+            raise _failed()
+
+    def wait(self, milliseconds: float | None) -> bool:
+        """Sleep until it rings; False: out of time."""
+        limit = _INFINITE if milliseconds is None else min(int(milliseconds), _INFINITE - 1)
+        return bool(_wait_for(self.pipe, limit) == 0)
+
+    def close(self) -> None:
+        _close_handle(self.pipe)
+
+
+def make_channel() -> tuple[int, int]:
+    """Loops read no pipes here.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError
+
+
+def poke(channel: int) -> None:
+    """There are no channels."""
+
+
+def block_broken_pipe() -> None:
+    """There is no such signal."""
+
+
+def lives(pid: int) -> bool:
+    """Return whether there is such a process; ``os.kill`` would end it."""
+    handle = _open_process(_SYNCHRONIZE, False, pid)
+    if not handle:
+        return bool(ctypes.get_last_error() == _DENIED)  # of another user
+    try:
+        return bool(_wait_for(handle, 0) != 0)
+    finally:
+        _close_handle(handle)
+
+
+def boot_mark() -> bytes:
+    """Return the system's number of this boot, and its start, which no set clock changes."""
+    facts = (ctypes.c_uint64 * 6)()
+    ctypes.WinDLL("ntdll").NtQuerySystemInformation(_FACTS, facts, ctypes.sizeof(facts), None)
+    began = facts[0] - facts[4]
+    number = ctypes.c_uint32.from_address(_BOOT_NUMBER_PLACE).value
+    return f"{os.environ.get('COMPUTERNAME', '')} {number} {began}".encode()
+
+
+# Rights: a folder of the user's profile keeps other users out; a mode says nothing.
+
+
+def geteuid() -> int:
+    """All files are this user's, as far as their facts show."""
+    return ROOT
+
+
+def user(number: int) -> str:
+    """Describe the user of this process."""
+    del number
+    return f"user {getpass.getuser()}"
+
+
+def group(status: os.stat_result) -> str:
+    """Say that files have no group, within a sentence about it."""
+    del status
+    return "(none on Windows: the permissions of the folder say who may use it)"
+
+
+def is_shared(mode: int) -> bool:
+    """Modes share nothing."""
+    del mode
+    return False
+
+
+def is_alone(status: os.stat_result) -> bool:
+    """Nobody else is in the group that files do not have."""
+    del status
+    return True
+
+
+def make_directory(path: str | Path) -> None:
+    """Make a directory and its parents; an existing one is no error.
+
+    Raises:
+        OSError: the system refuses, or something else has the name, be it a link to a directory.
+    """
+    if not make_private(Path(path)) and (Path(path).is_symlink() or not Path(path).is_dir()):
+        raise NotAFile(errno.ENOTDIR, "it is no directory", str(path))
+
+
+def make_private(path: Path) -> bool:
+    """Make a data directory; False if it is there already.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
