@@ -22,6 +22,7 @@ from taskq.arrow import (
 from taskq.arrow.problems import SegmentUnreadable
 from taskq.core.errors import FormatError
 from taskq.log.format import codec
+from taskq.log.machine import posix
 from tests.arrow.rows_of_log import Row, decoded_rows, rows_of_directory
 from tests.arrow.segmentfiles import EPOCH, Segments, claimed, enqueued
 
@@ -216,13 +217,13 @@ def test_blocks_that_the_disk_does_not_give_back_are_damage(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(descriptor, count, offset)
 
-    def broken_into(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        data = broken(descriptor, len(buffers[0]), offset)
-        buffers[0][: len(data)] = data
+    def broken_into(descriptor: int, view: memoryview, offset: int) -> int:
+        data = broken(descriptor, len(view), offset)
+        view[: len(data)] = data
         return len(data)
 
-    monkeypatch.setattr(os, "pread", broken)
-    monkeypatch.setattr(os, "preadv", broken_into)
+    monkeypatch.setattr(posix, "pread", broken)
+    monkeypatch.setattr(posix, "preadv", broken_into)
     with pytest.raises(SegmentDamaged, match=f"bytes {offsets[1]} to {offsets[2]}"):
         decoded_rows([segments.piece()], Corrupt.FAIL)
     assert [row["lsn"] for row in decoded_rows([segments.piece()])] == [1, 4, 5]
@@ -234,8 +235,8 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> int:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(os, "pread", refuse)
-    monkeypatch.setattr(os, "preadv", refuse)
+    monkeypatch.setattr(posix, "pread", refuse)
+    monkeypatch.setattr(posix, "preadv", refuse)
     with pytest.raises(
         SegmentUnreadable, match=rf"{path}: the segment cannot be read \(Permission denied\)"
     ):

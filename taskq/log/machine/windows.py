@@ -292,9 +292,9 @@ def was_restored(descriptor: int) -> bool:
     return False
 
 
-def is_same(one: os.stat_result, other: os.stat_result) -> bool:
+def is_same(this: os.stat_result, that: os.stat_result) -> bool:
     """Compare files of one directory."""
-    return one.st_ino == other.st_ino
+    return this.st_ino == that.st_ino
 
 
 # Locks.
@@ -418,7 +418,7 @@ def boot_mark() -> bytes:
 
 
 def geteuid() -> int:
-    """All files are this user's, as far as their facts show."""
+    """Return the number that every file has for its owner."""
     return ROOT
 
 
