@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import errno
 import getpass
-import msvcrt
+import importlib
 import os
 import shutil
 import sys
@@ -22,9 +22,6 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from taskq.log.machine.ports import NotAFile
-
-# Type checkers on other systems know none of these names.
-assert sys.platform == "win32"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,12 +40,18 @@ class _Overlapped(ctypes.Structure):
 
 
 def _function(name: str, result: Any, *arguments: Any, library: Any = None) -> Any:
-    call = getattr(library or _kernel, name)
+    call: Any = getattr(library or _kernel, name, None) or (lambda *_: None)
     call.restype, call.argtypes = result, arguments
     return call
 
 
-_kernel: Final = ctypes.WinDLL("kernel32", use_last_error=True)
+# Other systems can import this module, too, to check and test what needs no Windows.
+_IS_HERE: Final = sys.platform == "win32"
+_library: Final[Any] = getattr(ctypes, "WinDLL", lambda *_, **__: None)
+_kernel: Final = _library("kernel32", use_last_error=True)
+_last_error: Final[Any] = getattr(ctypes, "get_last_error", int)
+_text_of: Final[Any] = getattr(ctypes, "FormatError", str)
+msvcrt: Final[Any] = importlib.import_module("msvcrt") if _IS_HERE else None
 _BOOL, _DWORD, _HANDLE, _TEXT = wintypes.BOOL, wintypes.DWORD, wintypes.HANDLE, wintypes.LPCWSTR
 _BYTES, _PLACE = ctypes.c_void_p, ctypes.POINTER(_Overlapped)
 _COUNT: Final = ctypes.POINTER(_DWORD)
@@ -64,9 +67,8 @@ _unlock_file: Final = _function("UnlockFileEx", _BOOL, _HANDLE, _DWORD, _DWORD, 
 _create_event: Final = _function("CreateEventW", _HANDLE, _BYTES, _BOOL, _BOOL, _TEXT)
 _open_event: Final = _function("OpenEventW", _HANDLE, _DWORD, _BOOL, _TEXT)
 # It takes no time, and giving up the GIL for it would.
-_set_event: Final = _function(
-    "SetEvent", _BOOL, _HANDLE, library=ctypes.PyDLL("kernel32", use_last_error=True)
-)
+_quick: Final = _IS_HERE and ctypes.PyDLL("kernel32", use_last_error=True)
+_set_event: Final = _function("SetEvent", _BOOL, _HANDLE, library=_quick)
 _wait_for: Final = _function("WaitForSingleObject", _DWORD, _HANDLE, _DWORD)
 _open_process: Final = _function("OpenProcess", _HANDLE, _DWORD, _BOOL, _DWORD)
 
@@ -76,6 +78,7 @@ _SHARE_ALL: Final = 7
 _CREATE_NEW, _CREATE_ALWAYS, _OPEN_EXISTING, _OPEN_ALWAYS, _TRUNCATE_EXISTING = 1, 2, 3, 4, 5
 _BACKUP_SEMANTICS, _OPEN_REPARSE_POINT = 0x02000000, 0x00200000
 _LOCK_AT_ONCE, _LOCK_EXCLUSIVE = 1, 2
+_BINARY: Final = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
 _INFINITE: Final = 0xFFFFFFFF
 _SYNCHRONIZE, _EVENT_MODIFY = 0x100000, 2
 _NOT_FOUND, _NO_PATH, _DENIED, _SHARING, _LOCKED = 2, 3, 5, 32, 33
@@ -101,9 +104,9 @@ steady_ns = time.monotonic_ns
 
 def _failed(path: object = None) -> OSError:
     """Return the error of the last call."""
-    code = ctypes.get_last_error()
+    code = _last_error()
     name = None if path is None else str(path)
-    return OSError(None, ctypes.FormatError(code).strip(), name, code)
+    return OSError(0, _text_of(code).strip(), name, code)
 
 
 def _tried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -112,7 +115,7 @@ def _tried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         try:
             return call(*args, **options)
         except OSError as error:
-            if error.winerror not in _BUSY:
+            if getattr(error, "winerror", None) not in _BUSY:
                 raise
         time.sleep(_PAUSE_SECONDS * number)
     return call(*args, **options)
@@ -137,7 +140,7 @@ def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
         how = _CREATE_ALWAYS if flags & os.O_TRUNC else _OPEN_ALWAYS
         how = _CREATE_NEW if flags & os.O_EXCL else how
     handle = _tried(_open, path, access, how, _OPEN_REPARSE_POINT)
-    descriptor = msvcrt.open_osfhandle(handle, os.O_BINARY | os.O_NOINHERIT)
+    descriptor: int = msvcrt.open_osfhandle(handle, _BINARY)
     if os.path.islink(path):  # noqa: PTH114 - likewise
         os.close(descriptor)
         reason = "it is a symbolic link, and nothing inside a task log may be one"
@@ -168,7 +171,7 @@ def _read(descriptor: int, buffer: Any, count: int, offset: int) -> int:
     done = _DWORD()
     place = _place(offset)
     ok = _read_file(msvcrt.get_osfhandle(descriptor), buffer, count, done, place)
-    if not ok and ctypes.get_last_error() != _END_OF_FILE:
+    if not ok and _last_error() != _END_OF_FILE:
         raise _failed()
     return done.value
 
@@ -304,7 +307,7 @@ def _lock(descriptor: int, flags: int) -> bool:
     handle = msvcrt.get_osfhandle(descriptor)
     if _lock_file(handle, flags, 0, 1, 0, _place(_LOCK_PLACE)):
         return True
-    if ctypes.get_last_error() != _LOCKED:
+    if _last_error() != _LOCKED:
         raise _failed()
     return False
 
@@ -324,7 +327,7 @@ def unflock(pace: Pace, descriptor: int) -> None:
     """Give the lock back."""
     del pace
     ok = _unlock_file(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _place(_LOCK_PLACE))
-    if not ok and ctypes.get_last_error() != _NOT_LOCKED:
+    if not ok and _last_error() != _NOT_LOCKED:
         raise _failed()
 
 
@@ -398,7 +401,7 @@ def lives(pid: int) -> bool:
     """Return whether there is such a process; ``os.kill`` would end it."""
     handle = _open_process(_SYNCHRONIZE, False, pid)
     if not handle:
-        return bool(ctypes.get_last_error() == _DENIED)  # of another user
+        return bool(_last_error() == _DENIED)  # of another user
     try:
         return bool(_wait_for(handle, 0) != 0)
     finally:
@@ -408,7 +411,7 @@ def lives(pid: int) -> bool:
 def boot_mark() -> bytes:
     """Return the system's number of this boot, and its start, which no set clock changes."""
     facts = (ctypes.c_uint64 * 6)()
-    ctypes.WinDLL("ntdll").NtQuerySystemInformation(_FACTS, facts, ctypes.sizeof(facts), None)
+    _library("ntdll").NtQuerySystemInformation(_FACTS, facts, ctypes.sizeof(facts), None)
     began = facts[0] - facts[4]
     number = ctypes.c_uint32.from_address(_BOOT_NUMBER_PLACE).value
     return f"{os.environ.get('COMPUTERNAME', '')} {number} {began}".encode()
