@@ -23,12 +23,12 @@ from taskq.core.views import Hold, Serving
 from taskq.log.config import LogConfig
 from taskq.log.machine import posix
 from taskq.log.machine.access import make_directory, open_file, replace_file
-from taskq.log.machine.posix import make_pipe, open_pipe
-from taskq.log.machine.system import system
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.owners import publish, read_servings
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.machine.posix import make_pipe, open_pipe
+from taskq.log.machine.system import system
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec
 from taskq.log.store.store import open_store
