@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import datetime
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from taskq import State, TaskQ
+from taskq import DeadLetter, JobContext, State, TaskQ, retry, telemetry
 from taskq import _native as native
 from taskq.cli.main import main
+from taskq.connection import tracing
+from taskq.errors import LogClosed, UsageError
+from taskq.log.config import LogConfig
+from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
+from taskq.log.upkeep.health import check_start
+from taskq_workers import JobFinished, Worker
+from taskq_workers.slots.slots import Slots
 from tests.processes.warm import Program
 
 SECONDS = 30
@@ -475,3 +486,378 @@ def test_the_banner_of_several_processes_says_what_that_of_one_says(
     assert len(stops) == 2
     assert sum(line.endswith(": 1 job succeeded") for line in stops) == 1
     assert guard.lines[-1].startswith("guard stopped after ")
+
+
+TOLD: list[str] = []
+
+
+def teller(app: TaskQ) -> None:
+    TOLD.append("taken up")
+
+    @app.middleware
+    async def around(job: JobContext) -> AsyncIterator[None]:
+        TOLD.append(f"begins {job.task}")
+        yield
+        TOLD.append(f"ends {job.task}")
+
+    @app.on_dead
+    def died(letter: DeadLetter) -> None:
+        TOLD.append(f"died {letter.task}")
+
+
+def broken(app: TaskQ) -> None:
+    raise RuntimeError(f"no place for {app!r}")
+
+
+@pytest.fixture
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    TOLD.clear()
+    points = [
+        EntryPoint(name, f"{__name__}:{name}", "taskq.plugins") for name in ("teller", "broken")
+    ]
+
+    def entry_points(*, group: str) -> Iterable[EntryPoint]:
+        return points if group == "taskq.plugins" else []
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+
+
+@pytest.mark.usefixtures("_installed")
+async def test_a_plugin_is_taken_up_once_and_hangs_its_hooks_on_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_PLUGINS", "teller")
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+
+        @app.task(name="send", retry=1)
+        async def send(name: str) -> None:
+            if name == "nobody":
+                raise ValueError(name)
+
+        assert TOLD == [], "who only enqueues has no use for it"
+        jobs = [await send.enqueue("ada"), await send.enqueue("nobody")]
+        for _ in range(2):
+            async with app.worker(concurrency=1, burst=True) as worker:
+                await worker.stopped.wait()
+        assert [(await job.status()).name for job in jobs] == ["SUCCEEDED", "DEAD"]
+    assert TOLD == ["taken up", "begins send", "ends send", "begins send", "died send"]
+
+
+@pytest.mark.usefixtures("_installed")
+async def test_what_a_plugin_raises_is_logged_with_its_name_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TASKQ_PLUGINS", "broken, teller")
+    async with TaskQ(tmp_path / "data", durability="os") as app, app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+    assert TOLD == ["taken up"]
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.getMessage() == "the plugin broken failed; the worker goes on without it"
+    assert record.exc_info is not None
+
+
+@pytest.mark.usefixtures("_installed")
+async def test_a_plugin_that_is_not_there_is_told_before_any_job_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_PLUGINS", "sentri")
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        with pytest.raises(UsageError, match="no plugin 'sentri'; known are: broken, teller"):
+            await app.worker().start()
+
+
+@pytest.mark.usefixtures("_installed")
+async def test_where_no_package_brings_a_plugin_the_remedy_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    monkeypatch.setenv("TASKQ_PLUGINS", "sentry")
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        with pytest.raises(UsageError, match="known are: none: install the package that brings"):
+            await app.worker().start()
+
+
+numbers = itertools.count()
+
+SHOP = """
+from taskq import Inject, TaskQ, injected
+app = TaskQ("data")
+
+@app.task(name="shop.send")
+async def send(to: str) -> int:
+    return 1
+"""
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, own_settings: None) -> None:
+    """The working directory is put on the path, and off it again."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+
+def check(*words: object) -> tuple[int, dict[str, tuple[bool, str]]]:
+    """(exit code, by name whether it is well and what was found)."""
+    result = CliRunner().invoke(main, ["check", *map(str, words), "--json"])
+    assert result.stdout, result.output
+    answer = json.loads(result.stdout)
+    assert answer["ok"] is (result.exit_code == 0)
+    return result.exit_code, {
+        line["name"]: (line["ok"], line["detail"]) for line in answer["checks"]
+    }
+
+
+def module(text: str) -> str:
+    name = f"checked_{next(numbers)}"
+    Path(f"{name}.py").write_text(text)
+    return f"{name}:app"
+
+
+@pytest.mark.usefixtures("here")
+def test_all_that_is_well_is_told_and_nothing_is_made(tmp_path: Path) -> None:
+    code, result = check(module(SHOP))
+    assert code == 0
+    assert list(result) == [
+        *("versions", "app", "tasks", "schedules", "jobs", "settings", "directory", "clock"),
+    ]
+    assert result["tasks"] == (True, "1 task")
+    assert not (tmp_path / "data").exists()
+    text = CliRunner().invoke(main, ["check"])
+    assert text.exit_code == 0
+    assert text.output.startswith("ok      versions")
+
+
+@pytest.mark.usefixtures("here")
+def test_an_app_that_does_not_import_is_told_with_the_rest() -> None:
+    code, result = check(module("import nowhere_at_all"))
+    assert code == 1
+    assert result["app"][0] is False
+    assert "nowhere_at_all" in result["app"][1]
+    assert result["clock"][0]
+
+
+@pytest.mark.usefixtures("here")
+def test_tasks_and_schedules_that_could_not_run_are_told() -> None:
+    wrong = """
+class Database: ...
+
+@app.task
+async def unnamed(n: "Nowhere") -> None: ...
+
+@app.task
+async def lent(db: Inject[Database] = injected()) -> None: ...
+
+@app.every("1h")
+async def tick(n: int) -> None: ...
+"""
+    code, result = check(module(SHOP + wrong))
+    assert code == 1
+    ok, detail = result["tasks"]
+    assert not ok
+    assert "Nowhere" in detail
+    assert "lent takes db from a lifespan, and the app has none" in detail
+    assert result["schedules"][0] is False
+    assert "the schedule" in result["schedules"][1]
+    assert check(module(SHOP.partition("@app")[0]))[1]["tasks"][0] is False
+
+
+@pytest.mark.usefixtures("here")
+def test_jobs_that_nobody_would_take_are_told() -> None:
+    with TaskQ("data") as app:
+        app.enqueue_by_name_sync("shop.send", "a@b.c")
+        known = check(module(SHOP))
+        app.enqueue_by_name_sync("shop.sned", "a@b.c")
+        code, result = check(module(SHOP))
+    assert known[0] == 0
+    assert known[1]["jobs"] == (
+        True,
+        "1 waits, all for tasks that are known; the arguments of 1 were tried",
+    )
+    assert code == 1
+    assert "shop.sned" in result["jobs"][1]
+
+
+@pytest.mark.usefixtures("here")
+def test_jobs_of_paused_queues_and_of_later_are_counted_and_their_arguments_tried() -> None:
+    with TaskQ("data") as app:
+        app.enqueue_by_name_sync("shop.send", to="a@b.c")
+        app.enqueue_sync(app.call_by_name("shop.send", number=7).options(delay="1h"))
+        app.enqueue_sync(app.call_by_name("shop.gone").options(queue="old"))
+        app.pause_sync("old")
+        code, result = check(module(SHOP))
+    assert code == 1
+    detail = result["jobs"][1]
+    assert "1 job waits that no worker knows: shop.gone (1)" in detail
+    assert "1 of the 2 that were tried do not fit shop.send, such as " in detail
+    assert "number" in detail
+
+
+@pytest.mark.usefixtures("here")
+def test_settings_that_are_refused_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKQ_DURABILITY", "often")
+    code, result = check()
+    assert code == 1
+    assert result["settings"][0] is False
+    assert "TASKQ_DURABILITY" in result["settings"][1]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_directory_that_is_no_log_or_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("x")
+    assert check("-d", "other")[1]["directory"][0] is False
+    with TaskQ("data") as app:
+        app.store()
+    assert check("-d", "data")[0] == 0
+    # The user of the tests may have every permission.
+    monkeypatch.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)
+    code, result = check("-d", "data")
+    assert code == 1
+    assert result["directory"][0] is False
+    assert check("-d", "not/there")[1]["directory"][0] is False
+
+
+@pytest.mark.usefixtures("here")
+def test_a_clock_behind_the_logs_last_record_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TaskQ(tmp_path / "data") as app:
+        app.enqueue_by_name_sync("shop.send", "a@b.c")
+    now_ns = SystemClock().wall_ns()
+    for moment_ns, item in ((now_ns - 7200 * 10**9, "2h before the log"), (5, "1970-01-01")):
+        monkeypatch.setattr(SystemClock, "wall_ns", lambda _, ns=moment_ns: ns)
+        (clock,) = [
+            item for item in check_start(tmp_path / "data", LogConfig()) if item.name == "clock"
+        ]
+        assert not clock.ok
+        assert item in clock.detail
+
+
+@pytest.mark.usefixtures("here")
+def test_modules_without_an_app_are_a_mistake() -> None:
+    result = CliRunner().invoke(main, ["check", "-I", "shop"])
+    assert result.exit_code == 2
+    assert "give MODULE:APP" in result.output
+
+
+Labels = tuple[tuple[str, Any], ...]
+
+
+class Meters:
+    """The current export: name -> labels -> number, or (count, sum) of a histogram."""
+
+    def __init__(self) -> None:
+        self.reader = InMemoryMetricReader()
+        self.provider = MeterProvider([self.reader])
+
+    def told(self) -> dict[str, dict[Labels, Any]]:
+        data = self.reader.get_metrics_data()
+        return {
+            metric.name: {
+                tuple(sorted((point.attributes or {}).items())): getattr(point, "value", None)
+                if hasattr(point, "value")
+                else (point.count, point.sum)
+                for point in metric.data.data_points
+            }
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def meters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
+    for name, value in (("meter", None), ("is_on", False), ("_is_meter_chosen", False)):
+        monkeypatch.setattr(tracing, name, value)
+    meters = Meters()
+    telemetry.measure(meters.provider)
+    yield meters
+    meters.provider.shutdown()
+
+
+def labels(operation: str, **more: Any) -> Labels:
+    seen = {
+        "messaging.system": "taskq",
+        "messaging.operation.name": operation,
+        "messaging.destination.name": "mail",
+        "taskq.task": "work",
+        **{name.replace("_", ".", 1): value for name, value in more.items()},
+    }
+    if operation == "send":
+        seen["messaging.operation.type"] = "send"
+    return tuple(sorted(seen.items()))
+
+
+async def test_counts_are_those_of_what_happened(app: TaskQ, meters: Meters) -> None:
+    ended: list[JobFinished] = []
+
+    @app.task(name="work", queue="mail", retry=retry.fixed(2, 0))
+    async def work(number: int) -> None:
+        if number == 3:
+            raise ValueError("three")
+
+    async with app:
+        await work.enqueue(0)
+        await work.enqueue_many([(number,) for number in range(1, 5)])
+        await app.worker(burst=True, on_event=ended.append).run()
+        answer = meters.told()
+        stats = await app.stats()
+    assert answer["messaging.client.sent.messages"] == {labels("send"): 5}
+    assert answer["messaging.client.consumed.messages"] == {labels("process"): len(ended)}
+    assert answer["messaging.client.operation.duration"][labels("send")][0] == 2
+    for outcome, more in (
+        ("succeeded", {}),
+        ("retried", {"error_type": "ValueError"}),
+        ("dead", {"error_type": "ValueError"}),
+    ):
+        count, seconds = answer["messaging.process.duration"][
+            labels("process", taskq_outcome=outcome, **more)
+        ]
+        seen = [end.seconds for end in ended if end.outcome == outcome]
+        assert (count, seconds) == (len(seen), pytest.approx(sum(seen)))
+    (queue,) = stats.queues
+    dead = (("messaging.destination.name", "mail"), ("taskq.state", "dead"))
+    assert answer["taskq.queue.jobs"][dead] == queue.dead == 1
+    assert stats.engine is not None
+    assert answer["taskq.engine.records"][()] <= stats.engine.records
+
+
+async def test_an_enqueue_that_fails_is_timed_with_its_error_and_not_counted(
+    app: TaskQ, meters: Meters
+) -> None:
+    @app.task(name="work", queue="mail")
+    async def work() -> None: ...
+
+    async with app:
+        pass
+    with pytest.raises(LogClosed):
+        await work.enqueue()
+    answer = meters.told()
+    failed = labels("send", error_type=f"{LogClosed.__module__}.LogClosed")
+    assert answer["messaging.client.operation.duration"][failed][0] == 1
+    assert "messaging.client.sent.messages" not in answer
+
+
+async def test_two_workers_of_a_process_share_the_instruments(app: TaskQ, meters: Meters) -> None:
+    @app.task(name="work", queue="mail")
+    async def work() -> None: ...
+
+    async with app:
+        for _ in range(2):
+            await work.enqueue()
+            await app.worker(burst=True).run()
+        answer = meters.told()
+    assert answer["messaging.client.consumed.messages"] == {labels("process"): 2}
+
+
+async def test_without_a_provider_nothing_is_loaded_and_no_event_made(app: TaskQ) -> None:
+    async with Worker(app) as worker:
+        assert isinstance(worker._runner, Slots)
+        assert worker._runner.hot.hook is None
+    assert "taskq_workers.runs.measures" not in sys.modules or tracing.meter is None
+
+
+def test_what_is_no_provider_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"measure\(\) takes a MeterProvider"):
+        telemetry.measure(3)  # type: ignore[arg-type]

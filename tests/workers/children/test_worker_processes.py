@@ -1,27 +1,44 @@
-"""Child processes in which tasks run: how many there are, and how they end."""
+"""Child processes of a worker: kept warm, recycled, handed over, and what they log."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import os
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from taskq import JobHandle, State
+from taskq import JobHandle, State, TaskQ, current_job, retry
+from taskq.app.context import JobContext, running_job
+from taskq.cli.main import main
+from taskq.core.model import LINES_BYTES_MAX
+from taskq.engine import kinds
 from taskq.errors import JobFailed, UsageError
-from taskq_workers import Worker
-from taskq_workers.children.runner import ProcessRunner
+from taskq.log.read.reader import LogReader
+from taskq_workers import JobFinished, Worker
+from taskq_workers.children import runner
+from taskq_workers.children.runner import ChildPhase, ProcessRunner
+from taskq_workers.children.wire import JobDone, Work
+from taskq_workers.runs.executors import ExecutorLimits, ThreadRunner
+from taskq_workers.runs.joblogs import LEFT_OUT
+from taskq_workers.slots.shipping import RemoteOutcome
+from tests.effort import within
 from tests.processes.harness import eventually
-from tests.workers import afar_jobs
+from tests.workers import afar_jobs, joblogs_of_children
 from tests.workers.afar_jobs import app
+from tests.workers.fakes import FakeApp
 
 SECONDS = 30
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 async def log(tmp_path: Path) -> AsyncIterator[None]:
     app.data_dir = tmp_path / "data"
     async with app:
@@ -57,18 +74,21 @@ async def failure(job: JobHandle[Any]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.usefixtures("log")
 async def test_no_child_is_started_before_a_job_needs_one() -> None:
     async with Worker(app) as worker:
         assert await (await afar_jobs.child.enqueue("x")).result(SECONDS) == "x"
         assert pids(worker) == []
 
 
+@pytest.mark.usefixtures("log")
 async def test_an_async_function_may_run_in_a_thread() -> None:
     async with Worker(app):
         name = await (await afar_jobs.on_own_loop.enqueue()).result(SECONDS)
     assert name.startswith("taskq-run-")
 
 
+@pytest.mark.usefixtures("log")
 async def test_a_cancelled_slot_kills_its_child_before_the_job_goes_back(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     job = await afar_jobs.lasts.enqueue(str(path))
@@ -79,6 +99,7 @@ async def test_a_cancelled_slot_kills_its_child_before_the_job_goes_back(tmp_pat
     assert (view.state, view.attempt) == (State.READY, 0)
 
 
+@pytest.mark.usefixtures("log")
 async def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
     async with Worker(app, process_limit=1, max_jobs_per_child=2):
         jobs = [await afar_jobs.where.enqueue("x") for _ in range(3)]
@@ -86,12 +107,14 @@ async def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
     assert seen[0] == seen[1] != seen[2]
 
 
+@pytest.mark.usefixtures("log")
 async def test_a_child_that_grew_too_large_is_replaced() -> None:
     async with Worker(app, process_limit=1, max_rss_per_child="90MB"):
         results = [await (await afar_jobs.grows.enqueue()).result(SECONDS) for _ in range(2)]
     assert results[0] != results[1]
 
 
+@pytest.mark.usefixtures("log")
 async def test_no_more_children_run_than_the_limit(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with Worker(app, process_limit=2) as worker:
@@ -102,6 +125,7 @@ async def test_no_more_children_run_than_the_limit(tmp_path: Path) -> None:
         assert len({await job.result(SECONDS) for job in jobs}) <= 2
 
 
+@pytest.mark.usefixtures("log")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -114,3 +138,435 @@ async def test_no_more_children_run_than_the_limit(tmp_path: Path) -> None:
 async def test_limits_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Worker(app, **options)
+
+
+ENDED: list[JobFinished] = []
+
+
+@pytest.fixture(scope="module")
+async def worker(
+    tmp_path_factory: pytest.TempPathFactory, stays_open: Callable[[], None]
+) -> AsyncIterator[Worker]:
+    app.data_dir = tmp_path_factory.mktemp("warm") / "data"
+    async with app:
+        async with Worker(app, process_limit=2, on_event=ENDED.append) as worker:
+            stays_open()
+            yield worker
+            # The last test may have killed its child, and the next one comes with a job.
+            await (await afar_jobs.where.enqueue("last")).result(SECONDS)
+            children = pids(worker)
+        assert children
+        assert not any(map(is_there, children))
+
+
+@pytest.fixture
+def at_work(worker: Worker) -> None:
+    """Have the worker there for each test."""
+    del worker
+    ENDED.clear()
+
+
+@pytest.mark.usefixtures("at_work")
+async def test_sync_and_async_functions_run_in_one_warm_child() -> None:
+    first = await (await afar_jobs.where.enqueue("ä")).result(SECONDS)
+    second = await (await afar_jobs.where_async.enqueue("b")).result(SECONDS)
+    assert (first[1], second[1]) == ("ä", "b")
+    assert first[0] == second[0] != os.getpid()
+
+
+@pytest.mark.usefixtures("at_work")
+async def test_a_child_knows_its_job_and_its_deadline() -> None:
+    job = await afar_jobs.facts.options(headers={"a": "b"}).enqueue()
+    job_id, attempt, headers, deadline = await job.result(SECONDS)
+    assert (job_id, attempt, headers) == (job.id, 1, {"a": "b"})
+    assert deadline is not None
+    assert timedelta(minutes=59) < deadline - datetime.now(UTC) <= timedelta(hours=1)
+
+
+@pytest.mark.usefixtures("at_work")
+async def test_jobs_enqueued_in_a_child_join_its_success() -> None:
+    job = await afar_jobs.parent.enqueue(fails=True)
+    assert await job.result(SECONDS) == "enqueued"
+    records = [item async for item in app.stream(kinds=["enqueued"], follow=False)]
+    (child,) = (item.job_id for item in records if item.task == afar_jobs.child.name)
+    assert await app.job(child).result(SECONDS) == "of a process"
+    ended = [end.outcome for end in ENDED if end.task == afar_jobs.child.name]
+    assert ended == ["succeeded"]
+
+
+@pytest.mark.usefixtures("at_work")
+async def test_payloads_and_results_larger_than_a_pipe_pass() -> None:
+    for size in (70_000, 700_000):
+        jobs = [await afar_jobs.mirror.enqueue("x" * size) for _ in range(4)]
+        for job in jobs:
+            assert len(await job.result(SECONDS)) == size
+    # Packed ones are opened before they go to a child.
+    job = await afar_jobs.mirror.options(compress="zlib").enqueue("x" * 100_000)
+    assert await job.result(SECONDS) == "x" * 100_000
+    job = await afar_jobs.mirror.enqueue("y" * 16_000_000)
+    assert len(await job.result(SECONDS)) == 16_000_000
+
+
+@pytest.mark.usefixtures("at_work")
+async def test_a_child_that_dies_costs_its_job_one_attempt_and_another_nothing(
+    tmp_path: Path,
+) -> None:
+    go = tmp_path / "go"
+    other = await afar_jobs.waits_for.enqueue(str(go))
+    for how in ("null", "kill", "exit"):
+        job = await afar_jobs.dies.enqueue(how)
+        assert await job.result(SECONDS) == "the second time"
+        view = await job.view()
+        assert [attempt.outcome for attempt in view.attempts] == ["retried", "succeeded"], how
+        assert "ChildDied: its child process" in (view.attempts[0].reason or "")
+    go.touch()
+    assert await other.result(SECONDS)
+
+
+@pytest.mark.usefixtures("at_work")
+async def test_a_timeout_kills_the_child_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    job = await afar_jobs.hangs.enqueue(str(path))
+    answer = await failure(job)
+    assert not is_there(await pid_in(path))
+    assert (
+        "TimeoutError: not done within its timeout of 0.3 s: its child process was kill" in answer
+    )
+
+
+@pytest.mark.usefixtures("at_work")
+async def test_a_soft_timeout_is_raised_in_the_task_even_while_it_sleeps() -> None:
+    for task in (afar_jobs.cleans_up, afar_jobs.cleans_up_async):
+        value = await (await task.enqueue()).result(SECONDS)
+        assert value == "cleaned up: not done within its soft_timeout of 0.2 s"
+
+
+@pytest.mark.usefixtures("at_work")
+async def test_what_a_task_raises_in_a_child_fails_its_job_and_not_the_child(
+    worker: Worker,
+) -> None:
+    assert "LookupError: in a process" in await failure(await afar_jobs.raises.enqueue())
+    before = pids(worker)
+    assert "SystemExit: 4" in await failure(await afar_jobs.exits.enqueue())
+    await (await afar_jobs.where.enqueue("x")).result(SECONDS)
+    assert pids(worker) == before
+
+
+def work() -> None: ...
+
+
+class FakeChild:
+    """A child that does what the test says."""
+
+    made: list[FakeChild]
+
+    def __init__(self, _loop: object, _outfit: object, on_change: Any, _seconds: float) -> None:
+        self.phase = ChildPhase.STARTING
+        self.jobs = self.rss_bytes = 0
+        self.problem = ""
+        self.is_ready = True
+        self.gone = asyncio.Event()
+        self.on_told = None
+        self.got: list[int] = []
+        self._on_change = on_change
+        self._job: asyncio.Future[JobDone] | None = None
+        FakeChild.made.append(self)
+
+    def run(self, work: Work) -> asyncio.Future[JobDone]:
+        assert self.phase is ChildPhase.IDLE
+        self.phase = ChildPhase.BUSY
+        self.got.append(work.shipment.job)
+        self._job = asyncio.get_running_loop().create_future()
+        return self._job
+
+    def rest(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.set_result(JobDone(RemoteOutcome(0, 0, None, 0, 0, (), 0.0), 0))
+        self.phase = ChildPhase.IDLE
+        self._on_change(self)
+
+    def kill(self, reason: BaseException | None = None) -> None:
+        self.phase = ChildPhase.GONE
+        job, self._job = self._job, None
+        if job is not None:
+            job.set_exception(reason or RuntimeError("killed"))
+        self.gone.set()
+        self._on_change(self)
+
+    kill_and_reap = kill
+
+
+class Loop:
+    """The running loop, whose timers ring when the test wants it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.create_future = self._loop.create_future
+        self.time = self._loop.time
+        self.rings: list[Any] = []
+
+    def call_later(self, _seconds: float, ring: Any, *args: Any) -> asyncio.Handle:
+        self.rings.append(lambda: ring(*args))
+        return asyncio.Handle(ring, args, self._loop)
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[FakeChild]:
+    FakeChild.made = []
+    monkeypatch.setattr(runner, "Child", FakeChild)
+    return FakeChild.made
+
+
+class Jobs:
+    """Jobs of one task on a runner with room for ``room`` children."""
+
+    def __init__(self, fake: FakeApp, count: int) -> None:
+        task = fake.task(runs_in="process", timeout="1m")(work)
+        self.loop = Loop()
+        loop: Any = self.loop
+        self.runner = ProcessRunner(loop, fake, ExecutorLimits(threads=1, processes=count))
+        self._app, self._task, self._call = fake, task, self.runner.caller(task)
+
+    def start(self) -> asyncio.Task[RemoteOutcome]:
+        job = JobContext(self._app.put(self._task), self._app)
+
+        async def run() -> RemoteOutcome:
+            running_job.set(job)
+            return await self._call(b"{}")
+
+        return asyncio.create_task(run())
+
+
+async def turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_timeout_that_rings_as_its_job_ends_kills_not_the_next_job(
+    fake: FakeApp, children: list[FakeChild]
+) -> None:
+    jobs = Jobs(fake, 1)
+    first, second = jobs.start(), jobs.start()
+    await turn()
+    (child,) = children
+    child.rest()
+    await turn()
+    child.rest()  # the first job's end has come, and the second has the child
+    jobs.loop.rings[0]()  # in the same turn: the first job's timer
+    await turn()
+    assert first.done()
+    assert child.phase is ChildPhase.BUSY
+    assert child.got == [1, 2]
+    child.rest()
+    await asyncio.wait({first, second}, timeout=30)
+    assert second.exception() is None
+
+
+async def test_a_child_that_dies_as_it_is_handed_over_costs_its_next_job_nothing(
+    fake: FakeApp, children: list[FakeChild]
+) -> None:
+    jobs = Jobs(fake, 1)
+    job = jobs.start()
+    await turn()
+    children[0].rest()
+    children[0].kill()
+    await turn()
+    assert not job.done()
+    children[1].rest()
+    await turn()
+    children[1].rest()
+    await asyncio.wait({job}, timeout=30)
+    assert job.exception() is None
+
+
+@pytest.mark.usefixtures("children")
+async def test_no_job_waits_for_a_child_of_a_runner_that_has_ended(fake: FakeApp) -> None:
+    jobs = Jobs(fake, 1)
+    early = jobs.start()
+    await turn()
+    jobs.runner.close()
+    late = jobs.start()
+    async with within():
+        for ended in await asyncio.gather(early, late):
+            assert ended.kind == kinds.RELEASE
+
+
+@pytest.mark.usefixtures("children")
+async def test_no_call_waits_for_a_thread_of_a_runner_that_has_ended() -> None:
+    threads = ThreadRunner(asyncio.get_running_loop(), 1)
+    threads.close()
+    async with within():
+        with pytest.raises(RuntimeError, match="the worker has ended"):
+            await threads.run(work, (), {})
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """Yield what a program with a format of its own logs."""
+    output = io.StringIO()
+    handler = logging.StreamHandler(output)
+    form = "%(taskq_job)s|%(taskq_task)s|%(taskq_attempt)d|%(message)s"
+    handler.setFormatter(logging.Formatter(form))
+    logger = logging.getLogger("shop")
+    logger.addHandler(handler)
+    make = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(logging.LogRecord)
+    yield output
+    logging.setLogRecordFactory(make)
+    logger.removeHandler(handler)
+
+
+async def test_a_worker_within_a_program_names_jobs_in_the_programs_own_format(
+    app: TaskQ, lines: io.StringIO
+) -> None:
+    @app.task
+    async def count(number: int) -> None:
+        logging.getLogger("shop").warning("counted %d", number)
+
+    @app.task
+    def count_in_thread(number: int) -> None:
+        logging.getLogger("shop").warning("counted %d", number)
+
+    async with app, app.worker():
+        jobs = [await count.enqueue(1), await count_in_thread.enqueue(2)]
+        for job in jobs:
+            await job.result(SECONDS)
+        logging.getLogger("shop").warning("outside")
+    answer = sorted(lines.getvalue().splitlines())
+    assert answer == sorted(
+        [
+            f"{jobs[0].id}|{count.name}|1|counted 1",
+            f"{jobs[1].id}|{count_in_thread.name}|1|counted 2",
+            "||0|outside",
+        ]
+    )
+
+
+async def test_what_a_program_calls_its_own_particulars_is_not_taken(
+    app: TaskQ, lines: io.StringIO
+) -> None:
+    """A record refuses an ``extra`` of a name that it has already, with an error in the task."""
+
+    @app.task
+    async def order() -> None:
+        logging.getLogger("shop").warning("x", extra={"job_id": 7, "task": "t", "attempt": 2})
+
+    async with app, app.worker():
+        await (await order.enqueue()).result(SECONDS)
+
+
+# -- lines that are kept ---------------------------------------------------------------------------
+
+
+async def test_the_lines_of_each_attempt_stay_with_its_outcome(app: TaskQ) -> None:
+    @app.task(keep_log="1KB", retry=retry.fixed(2, delay=0))
+    async def fail() -> None:
+        logging.getLogger("shop").warning("try %d", current_job().attempt)
+        await asyncio.to_thread(logging.getLogger("shop").error, "in a thread")
+        raise ValueError("no")
+
+    @app.task(keep_log="1KB")
+    def succeed() -> None:
+        logging.getLogger("shop").warning("well")
+
+    @app.task
+    async def other() -> None:
+        logging.getLogger("shop").warning("nobody's")
+
+    async with app, app.worker():
+        jobs = [await process.enqueue() for process in (fail, succeed, other)]
+        await jobs[1].result(SECONDS)
+        await jobs[2].result(SECONDS)
+        with pytest.raises(JobFailed):
+            await jobs[0].result(SECONDS)
+    assert [[_untimed(item) for item in kept(app, job.id)] for job in jobs] == [
+        [[f"WARNING shop: try {n}", "ERROR shop: in a thread"] for n in (1, 2)],
+        [["WARNING shop: well"]],
+        [[]],
+    ]
+
+
+async def test_of_many_lines_the_latest_are_kept_and_it_is_said_that_there_were_more(
+    app: TaskQ,
+) -> None:
+    @app.task(keep_log=300)
+    async def talk() -> int:
+        for number in range(1_000):
+            logging.getLogger("shop").warning("line %d", number)
+        logging.getLogger("shop").warning("%s", "é" * 10_000)
+        return 1
+
+    @app.task(keep_log="64KiB")
+    async def noise() -> None:
+        for _ in range(80):
+            logging.getLogger("shop").warning("%s", random.randbytes(500).hex())
+
+    async with app, app.worker():
+        talks, noises = await talk.enqueue(), await noise.enqueue()
+        await talks.result(SECONDS)
+        await noises.result(SECONDS)
+    (few,), (dense,) = kept(app, talks.id), kept(app, noises.id)
+    assert few.startswith(f"{LEFT_OUT}\né")
+    assert len(few.encode()) < 400
+    assert 40_000 < len(dense) <= LINES_BYTES_MAX
+
+
+async def test_a_child_that_is_killed_leaves_its_lines(app: TaskQ) -> None:
+    theirs = joblogs_of_children.app
+    theirs.data_dir = app.data_dir
+    async with theirs, theirs.worker():
+        died = await joblogs_of_children.die.enqueue()
+        with pytest.raises(JobFailed):
+            await died.result(SECONDS)
+        spoke = await joblogs_of_children.speak.enqueue("hello")
+        assert await spoke.result(SECONDS) == 5
+    seen = [_untimed(line) for job in (died.id, spoke.id) for line in kept(theirs, job)]
+    assert seen == [["ERROR shop: alas"], ["ERROR shop: hello"]]
+
+
+async def test_lines_outlive_the_compaction_of_a_dead_letter(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", segment_bytes=64 * 1024)
+
+    @app.task(keep_log="1KB", retry=1)
+    async def fail() -> None:
+        logging.getLogger("shop").warning("the last word")
+        raise ValueError("no")
+
+    @app.task
+    async def fill(text: str) -> None: ...
+
+    async with app, app.worker():
+        job = await fail.enqueue()
+        with pytest.raises(JobFailed):
+            await job.result(SECONDS)
+        for filler in await fill.enqueue_many([("x" * 10_000,) for _ in range(30)]):
+            await filler.result(SECONDS)
+        assert (await app.compact(keep=0)).segments
+    (lines,) = kept(app, job.id)
+    assert _untimed(lines) == ["WARNING shop: the last word"]
+    runner = CliRunner().invoke(main, ["show", job.id, "-d", str(app.data_dir)])
+    assert "logged by attempt 1\n" in runner.output
+    assert "WARNING shop: the last word\n" in runner.output
+
+
+@pytest.mark.parametrize("size", [0, "65KiB", "much"])
+async def test_a_size_that_cannot_be_kept_is_refused_where_it_is_written(
+    app: TaskQ, size: int | str
+) -> None:
+    with pytest.raises(UsageError, match="keep_log is"):
+
+        @app.task(keep_log=size)
+        async def never() -> None: ...
+
+
+def kept(app: TaskQ, job_id: str) -> list[str]:
+    """Return the lines of each attempt, as a reader beside it finds them."""
+    with LogReader.open(str(app.data_dir)) as reader:
+        view = reader.job(reader.parse_id(job_id))
+    assert view is not None
+    return [attempt.lines for attempt in view.attempts]
+
+
+def _untimed(lines: str) -> list[str]:
+    return [line.split(" ", 2)[2] for line in lines.splitlines()]

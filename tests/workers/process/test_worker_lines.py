@@ -1,13 +1,33 @@
+"""Lines that a worker prints, whatever its streams are, and notes to systemd."""
+
 from __future__ import annotations
 
+import asyncio
 import io
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
+import pytest
+from click.testing import CliRunner
+
+from taskq import TaskQ
+from taskq.cli.main import main
 from taskq.core.records import Kind
 from taskq.core.views import Waiting
+from taskq.errors import UsageError
+from taskq.log.machine.forks import fill_standard
+from taskq_workers import pool
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import (
     LINES_PER_SECOND_MAX,
@@ -23,6 +43,9 @@ from taskq_workers.process.reporting import (
     style_for,
     summary_line,
 )
+from taskq_workers.process.supervisor import Notifier
+from tests.processes.harness import SCRIPTS, Child
+from tests.programs import run_python, run_taskq
 
 PLAIN = Style(colours=False)
 
@@ -208,3 +231,327 @@ def test_an_output_whose_reader_went_away_stops_nothing_and_is_written_to_once()
     reporter.close()
     assert not reporter._thread.is_alive()
     assert tries == ["the banner\n"]
+
+
+JOBS = """
+import os, resource, signal, sys
+from taskq import TaskQ, retry
+
+app = TaskQ("data")
+
+@app.task
+async def here() -> int:
+    print("said"); print("said", file=sys.stderr or open(os.devnull, "w")); return 1
+
+@app.task
+async def quiet() -> int:
+    return 3
+
+def crash() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), signal.SIGSEGV)
+
+@app.task
+async def crash_here() -> None:
+    crash()
+
+@app.task(runs_in="process", retry=retry.never())
+def crash_there() -> None:
+    crash()
+
+@app.task(runs_in="process")
+def there() -> int:
+    print("said"); os.write(1, b"written"); os.write(2, b"written"); return 2
+"""
+PROGRAM = """
+import asyncio
+from jobs import app, here, there
+
+async def main():
+    async with app, app.worker():
+        jobs = [await here.enqueue(), await there.enqueue()]
+        open("told", "w").write(str([await job.result(30) for job in jobs]))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def jobs() -> None:
+    Path("jobs.py").write_text(JOBS)
+
+
+@pytest.fixture
+def queue() -> Iterator[TaskQ]:
+    with TaskQ("data") as app:
+        yield app
+
+
+def run(redirected: str, *words: str) -> tuple[int, str]:
+    """(exit code, what was printed) of a Python program started by a shell like this."""
+    command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, *words]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize(
+    ("redirected", "names", "results"),
+    [(">&- 2>&- <&-", ["here", "there"], [1, 2]), (">/dev/full 2>/dev/full", ["quiet"], [3])],
+)
+def test_a_worker_that_cannot_print_runs_its_jobs_and_ends_well(
+    queue: TaskQ, redirected: str, names: list[str], results: list[int]
+) -> None:
+    handles = [queue.enqueue_by_name_sync(f"jobs.{name}") for name in names]
+    code, printed = run(redirected, "-m", "taskq", "worker", "jobs", "--burst")
+    assert (code, printed) == (0, "")
+    assert [handle.result_sync(0) for handle in handles] == results
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize(("place", "code"), [("here", -signal.SIGSEGV), ("there", 0)])
+def test_a_crash_leaves_the_stack_of_the_job_on_stderr(queue: TaskQ, place: str, code: int) -> None:
+    queue.enqueue_by_name_sync(f"jobs.crash_{place}")
+    ended, printed = run("", "-m", "taskq", "worker", "jobs", "--burst")
+    assert ended == code
+    assert "Fatal Python error: Segmentation fault" in printed
+    assert f"in crash_{place}\n" in printed
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_worker_whose_reader_went_away_runs_its_jobs_and_ends_well(queue: TaskQ) -> None:
+    handle = queue.enqueue_by_name_sync("jobs.here")
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = (sys.executable, "-m", "taskq", "worker", "jobs", "--burst", "--processes", "1")
+    done = subprocess.run(
+        words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=50, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "said\n")
+    assert handle.result_sync(0) == 1
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_program_without_streams_runs_jobs_in_children_that_print() -> None:
+    Path("program.py").write_text(PROGRAM)
+    assert run(">&- 2>&- <&-", "program.py") == (0, "")
+    assert Path("told").read_text() == "[1, 2]"
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize(
+    ("redirected", "words", "code", "printed"),
+    [
+        (">&-", ["stats", "-d", "data"], 0, ""),
+        ("2>&-", ["stats", "-d", "nowhere"], 1, ""),
+        ("2>/dev/full", ["statz"], 2, ""),
+        (
+            ">/dev/full",
+            ["-d", "data", "stats"],
+            1,
+            "taskq: the output cannot be written (No space left on device)\n",
+        ),
+    ],
+)
+def test_a_command_that_cannot_print_still_tells_by_its_exit_code(
+    queue: TaskQ, redirected: str, words: list[str], code: int, printed: str
+) -> None:
+    queue.enqueue_by_name_sync("jobs.here")
+    assert run(redirected, "-m", "taskq", *words) == (code, printed)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_streams_that_a_windowed_program_has_not_are_no_trouble(queue: TaskQ) -> None:
+    handle = queue.enqueue_by_name_sync("jobs.here")
+    program = (
+        "import sys; sys.stdin = sys.stdout = sys.stderr = None\n"
+        "from taskq.cli.main import main; main(['worker', 'jobs', '--burst'])"
+    )
+    assert run("", "-c", program) == (0, "")
+    assert handle.result_sync(0) == 1
+
+
+@pytest.mark.usefixtures("jobs")
+def test_what_is_open_stays_as_it_is() -> None:
+    before = [os.fstat(number).st_ino for number in range(3)]
+    fill_standard()
+    assert [os.fstat(number).st_ino for number in range(3)] == before
+
+
+SECONDS = 30
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Yield the manager's end of the socket."""
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
+        first.bind(str(tmp_path / "notify"))
+        first.settimeout(SECONDS)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield first
+
+
+def told(manager: socket.socket, word: str) -> list[str]:
+    while True:
+        lines = manager.recv(4_096).decode().splitlines()
+        if lines[0].startswith(word):
+            return lines
+
+
+def start_worker(path: Path, *options: object) -> Child:
+    command = ("-m", "taskq", "worker", "guarded:app", "-d", path / "data", *options)
+    return Child(sys.executable, *command, cwd=SCRIPTS)
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("--processes", 2), marks=pytest.mark.slow)])
+def test_a_worker_tells_that_it_is_ready_and_that_it_stops(
+    tmp_path: Path,
+    manager: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[object, ...],
+) -> None:
+    """And that it lives, as often as the watchdog wants; a guard for all its processes."""
+    monkeypatch.setenv("WATCHDOG_USEC", "100000")
+    with start_worker(tmp_path, *options) as worker:
+        assert told(manager, "READY=1")[1].startswith("STATUS=")
+        for _ in range(5):
+            told(manager, "WATCHDOG=1")
+        worker.send(signal.SIGTERM)
+        told(manager, "STOPPING=1")
+        assert worker.wait() == 0
+
+
+def test_a_replacement_is_told_as_reloading_and_ends_with_ready(
+    tmp_path: Path, manager: socket.socket
+) -> None:
+    with start_worker(tmp_path, "--processes", 1) as guard:
+        told(manager, "READY=1")
+        guard.send(signal.SIGHUP)
+        assert told(manager, "RELOADING=1")[1].startswith("MONOTONIC_USEC=")
+        told(manager, "READY=1")
+        guard.send(signal.SIGTERM)
+        assert guard.wait() == 0
+
+
+def test_a_watchdog_that_is_for_another_process_gets_nothing(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+    assert Notifier().watchdog_seconds == 1.0
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    assert Notifier().watchdog_seconds == 1.0
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert Notifier().watchdog_seconds == 0
+
+
+def test_an_abstract_address_is_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
+        name = f"taskq-test-{os.getpid()}"
+        first.bind(f"\0{name}")
+        first.settimeout(SECONDS)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+        Notifier().ready("here")
+        assert first.recv(100) == b"READY=1\nSTATUS=here"
+
+
+def test_a_manager_that_is_gone_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    Notifier().ready("here")
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    Notifier().stopping()
+
+
+#: Ends a process where Ctrl-C comes while the command is imported.
+INTERRUPTED = """
+import os, signal, sys, time
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "taskq.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+sys.meta_path.insert(0, Finder())
+import taskq_start
+taskq_start.main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_prints_nothing() -> None:
+    done = run_python("-c", INTERRUPTED)
+    assert (done.returncode, done.stderr, done.stdout) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_is_an_interruption_whatever_python_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted() -> None:
+        raise RuntimeError("Error calling __set_name__ on …") from KeyboardInterrupt()
+
+    monkeypatch.setattr(main, "get_command", lambda *_: click.Command("ls", callback=interrupted))
+    assert CliRunner().invoke(main, ["ls"]).exit_code == 130
+
+
+@pytest.mark.parametrize("broken", ["sys.stdout = None", "sys.stdout.close(); sys.stderr = 3"])
+def test_a_task_that_breaks_a_stream_costs_no_worker_its_end(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import sys\nfrom taskq import TaskQ\napp = TaskQ('data')\n"
+        f"@app.task\ndef work() -> None:\n    {broken}\n"
+    )
+    with TaskQ(tmp_path / "data") as app:
+        app.enqueue_by_name_sync("shop.work")
+    done = run_taskq("worker", "shop:app", "--burst", cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody may have pressed Ctrl-C, and sit before a program that does nothing."""
+    app = TaskQ(tmp_path / "data", durability="os")
+    begun, was_told = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="shop.work")
+    async def work() -> None:
+        begun.set()
+        await was_told.wait()
+
+    class Told(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            was_told.set()
+
+    monkeypatch.setattr(pool, "SILENCE_SECONDS", 0.0)
+    handler = Told()
+    logging.getLogger("taskq.worker").addHandler(handler)
+    try:
+        async with app, app.worker(drain_timeout=30):
+            job = await work.enqueue()
+            await begun.wait()
+    finally:
+        logging.getLogger("taskq.worker").removeHandler(handler)
+    line = "the worker stops; running jobs get 30 s to finish (drain_timeout): shop.work"
+    assert caplog.messages == [f"{line} {job.id}"]
+
+
+def test_levels_are_read_as_python_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TASKQ_LOG_LEVEL", "INFO")
+    assert TaskQ("data").settings.log_level == "info"
+    monkeypatch.setenv("TASKQ_LOG_LEVEL", "loud")
+    with pytest.raises(UsageError, match=r"(?i)log_level"):
+        TaskQ("data")
+    monkeypatch.delenv("TASKQ_LOG_LEVEL")
+    done = CliRunner().invoke(main, ["worker", "nowhere:app", "--log-level", "INFO"])
+    assert "no module 'nowhere'" in done.output

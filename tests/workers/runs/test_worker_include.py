@@ -1,19 +1,24 @@
-"""Modules that an app includes are imported by its workers, and by nobody before."""
+"""Modules of an app: found by name, included by its workers alone, and reloaded while they run."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from taskq import TaskQ
+from taskq import State, TaskQ
+from taskq.app.app import default_app
 from taskq.cli.main import main
+from taskq.conditions import condition
 from taskq.errors import UsageError
 from taskq_workers.runs.guards import importing
 from taskq_workers.runs.loader import load_app, modules_with_tasks
@@ -33,7 +38,7 @@ def count() -> int:
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
     yield
@@ -63,6 +68,7 @@ def worker(*words: str) -> Result:
     return CliRunner().invoke(main, ["worker", *words])
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_modules_that_import_their_app_are_imported_once_that_is_whole(
     write: Callable[..., None],
 ) -> None:
@@ -73,6 +79,7 @@ def test_modules_that_import_their_app_are_imported_once_that_is_whole(
     assert load_app("proj.app:app") is app
 
 
+@pytest.mark.usefixtures("clean_imports")
 async def test_a_worker_inside_a_program_imports_them_as_it_starts(
     write: Callable[..., None],
 ) -> None:
@@ -84,6 +91,7 @@ async def test_a_worker_inside_a_program_imports_them_as_it_starts(
             assert await job.result(timeout=20) == 7
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_modules_named_on_the_command_line_come_on_top_also_in_children(
     write: Callable[..., None],
 ) -> None:
@@ -111,6 +119,7 @@ def test_modules_named_on_the_command_line_come_on_top_also_in_children(
         assert jobs[1].result_sync(0) == 10
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_a_script_that_is_its_apps_module_is_not_imported_a_second_time(
     write: Callable[..., None],
 ) -> None:
@@ -127,6 +136,7 @@ def test_a_script_that_is_its_apps_module_is_not_imported_a_second_time(
     assert done.stdout == "proj.tasks.count proj.tasks.send\n__main__\n"
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_a_script_whose_modules_have_imported_it_again_is_told_to_part_with_its_app(
     write: Callable[..., None],
 ) -> None:
@@ -143,6 +153,7 @@ def test_a_script_whose_modules_have_imported_it_again_is_told_to_part_with_its_
     )
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_tasks_of_another_app_are_refused_instead_of_waiting_for_ever(
     write: Callable[..., None],
 ) -> None:
@@ -153,6 +164,7 @@ def test_tasks_of_another_app_are_refused_instead_of_waiting_for_ever(
         pass
 
 
+@pytest.mark.usefixtures("clean_imports")
 @pytest.mark.parametrize(
     ("include", "words"),
     [
@@ -170,6 +182,7 @@ def test_what_is_no_list_of_modules_is_refused_where_it_is_written(
         TaskQ("data", include=include)
 
 
+@pytest.mark.usefixtures("clean_imports")
 @pytest.mark.parametrize(
     ("names", "words"),
     [
@@ -188,6 +201,7 @@ def test_a_module_that_cannot_be_included_is_told_as_the_app_itself_would_be(
     assert not Path("data").exists()
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_a_worker_without_a_task_ends_at_once_and_names_the_modules_that_have_some(
     write: Callable[..., None],
 ) -> None:
@@ -213,6 +227,7 @@ def test_a_worker_without_a_task_ends_at_once_and_names_the_modules_that_have_so
     assert not Path("data").exists()
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_a_worker_without_a_task_anywhere_says_how_one_is_made(
     write: Callable[..., None],
 ) -> None:
@@ -225,6 +240,7 @@ def test_a_worker_without_a_task_anywhere_says_how_one_is_made(
     )
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_modules_beside_a_plain_module_and_in_packages_below_are_found_too(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     for name in ("mailer/jobs", "mailer/__init__", "bills", ".hidden/x", "venv/lib/y", "plain"):
@@ -260,6 +276,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_a_script_without_a_main_guard_is_told_so_and_starts_no_workers_in_its_children(
     tmp_path: Path,
 ) -> None:
@@ -274,8 +291,312 @@ def test_a_script_without_a_main_guard_is_told_so_and_starts_no_workers_in_its_c
     assert 'if __name__ == "__main__":' in ended.stderr  # the worker says it, too
 
 
+@pytest.mark.usefixtures("clean_imports")
 def test_no_worker_is_made_while_a_child_imports_and_one_may_be_afterwards(tmp_path: Path) -> None:
     app = TaskQ(tmp_path)
     with importing(), pytest.raises(UsageError, match="put it under"):
         app.worker()
     app.worker()
+
+
+@pytest.fixture
+def forget_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Yield what a test imports is forgotten after it, and was not imported before."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        monkeypatch.delitem(sys.modules, name)
+    before = set(sys.modules)
+    default_app.cache_clear()
+    yield
+    default_app.cache_clear()
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "") is None or "pytest" in str(
+            getattr(sys.modules[name], "__file__", "")
+        ):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    package = tmp_path / "shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "jobs.py").write_text(
+        "from taskq import TaskQ\n"
+        "app = TaskQ('data')\n"
+        "class holder:\n"
+        "    inner = app\n"
+        "@app.task\n"
+        "async def send() -> None: ...\n"
+    )
+    (package / "two.py").write_text(
+        "from taskq import TaskQ\nfirst = TaskQ('a')\nsecond = TaskQ('b')\n"
+    )
+    (package / "none.py").write_text("value = 1\n")
+    (package / "bare.py").write_text(
+        "from taskq import task\n@task\nasync def send() -> None: ...\n"
+    )
+    (package / "broken.py").write_text("def work():\n    return 1 / 0\n\nwork()\n")
+    (package / "needs.py").write_text("import surely_not_installed\n")
+    (package / "leaves.py").write_text("import sys\nsys.exit('bye')\n")
+    (package / "typo.py").write_text("def (:\n")
+    return tmp_path
+
+
+def problem(target: str) -> str:
+    with pytest.raises(UsageError) as info:
+        load_app(target)
+    return str(info.value)
+
+
+@pytest.mark.usefixtures("forget_imports", "shop")
+@pytest.mark.parametrize("target", ["shop.jobs:app", "shop.jobs", "shop.jobs:holder.inner"])
+def test_an_app_is_found_by_module_and_name_or_by_module_alone(target: str) -> None:
+    app = load_app(target)
+    assert list(app.tasks) == ["shop.jobs.send"]
+
+
+@pytest.mark.usefixtures("forget_imports")
+def test_tasks_of_the_default_app_are_found_by_their_module(shop: Path) -> None:
+    assert list(load_app("shop.bare").tasks) == ["shop.bare.send"]
+
+
+@pytest.mark.usefixtures("forget_imports", "shop")
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop.jobz:app", "there is no module 'shop.jobz': did you mean 'shop.jobs'?"),
+        ("shap.jobs:app", "there is no module 'shap': did you mean 'shop'?"),
+        ("shop.jobs.deep:app", "'shop.jobs' is a module and no package"),
+        ("qqqqqq:app", "run this from the folder that holds it"),
+        ("shop.jobs:ap", "has no 'ap': did you mean shop.jobs:app?"),
+        ("shop.jobs:zzzzz", "has no 'zzzzz': did you mean shop.jobs:app?"),
+        ("shop.jobs:send", "is of type AsyncTask and no TaskQ: give shop.jobs:app"),
+        ("shop.two", "has 2 apps: say which shop.two:first or shop.two:second"),
+        ("shop.none", "has no TaskQ: make one there"),
+        ("shop.none:value", "is of type int and no TaskQ"),
+        ("shop/jobs.py:app", "is a path: give the module's name, 'shop.jobs:app'"),
+        ("shop.jobs:", "is not of the form module:app"),
+        (":app", "is not of the form module:app"),
+    ],
+)
+def test_a_wrong_target_is_one_line_that_says_what_to_type(target: str, words: str) -> None:
+    text = problem(target)
+    assert words in text
+    assert "\n" not in text
+
+
+@pytest.mark.usefixtures("forget_imports", "shop")
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop.broken", "return 1 / 0"),
+        ("shop.broken", "ZeroDivisionError"),
+        ("shop.needs", "import surely_not_installed"),
+        ("shop.leaves", "SystemExit: bye"),
+        ("shop.typo", "SyntaxError"),
+    ],
+)
+def test_an_error_within_the_module_shows_its_own_lines_alone(target: str, words: str) -> None:
+    text = problem(target)
+    assert text.startswith(f"importing '{target}' failed:")
+    assert words in text
+    assert "importlib" not in text
+    assert "taskq_workers" not in text
+
+
+@pytest.mark.usefixtures("forget_imports")
+def test_what_taskq_refuses_is_told_with_the_line_that_asked_for_it(shop: Path) -> None:
+    (shop / "shop" / "rate.py").write_text(
+        "from taskq import TaskQ\napp = TaskQ('data')\n@app.task(rate='10')\ndef send(): ...\n"
+    )
+    with pytest.raises(UsageError) as caught:
+        load_app("shop.rate:app")
+    head, where, *_, last = str(caught.value).splitlines()
+    assert head == "importing 'shop.rate' failed:"
+    assert where.endswith('rate.py", line 3, in <module>')
+    assert last.startswith("UsageError: rate is '10': give text such as")
+    assert str(caught.value).count("File ") == 1
+
+
+RESULT_SECONDS = 30
+_NUMBERS = itertools.count()
+
+
+class Notebook:
+    """Cells as IPython runs them: each compiled under a name of its own, all in one module."""
+
+    def __init__(self, app: TaskQ) -> None:
+        self.module = ModuleType("__main__")
+        self.names: dict[str, Any] = vars(self.module)
+        self.names["app"] = app
+
+    def run(self, cell: str) -> None:
+        code = compile(cell, f"<ipython-input-{next(_NUMBERS)}>", "exec")
+        exec(code, self.names)  # noqa: S102 - our own text
+
+    async def result(self, name: str = "double", value: int = 2) -> Any:
+        job = await self.names[name].enqueue(value)
+        return await job.result(timeout=RESULT_SECONDS)
+
+
+@pytest.fixture
+def notebook(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    book = Notebook(app)
+    monkeypatch.setitem(sys.modules, "__main__", book.module)
+    return book
+
+
+@pytest.fixture
+def write_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], ModuleType]]:
+    """Writes the module ``renewed_jobs`` anew and gives it, imported or reloaded."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Two versions of one second and length would share their compiled form.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # for child processes
+
+    def load(text: str) -> ModuleType:
+        (tmp_path / "renewed_jobs.py").write_text(text)
+        importlib.invalidate_caches()
+        known = sys.modules.get("renewed_jobs")
+        return importlib.reload(known) if known else importlib.import_module("renewed_jobs")
+
+    yield load
+    sys.modules.pop("renewed_jobs", None)
+
+
+def cell(body: str, options: str = "") -> str:
+    return f"@app.task{options}\nasync def double(value: int) -> int:\n    return {body}\n"
+
+
+async def test_a_running_worker_takes_the_new_form_of_a_cell_from_its_next_job_on(
+    app: TaskQ, notebook: Notebook
+) -> None:
+    notebook.run(cell("value * 2"))
+    async with app, app.worker():
+        assert await notebook.result() == 4
+        notebook.run("# it has moved\n\n" + cell("value * 20"))
+        assert await notebook.result() == 40
+        notebook.run(cell("value * 200"))
+        assert await notebook.result() == 400
+
+
+async def test_an_idle_worker_runs_a_task_of_a_cell_that_came_later(
+    app: TaskQ, notebook: Notebook
+) -> None:
+    """It waits for work with the names that it knew, and asks anew."""
+    notebook.run(cell("value * 2"))
+    async with app, app.worker():
+        assert await notebook.result() == 4
+        notebook.run(cell("value * 3").replace("double", "triple"))
+        assert await notebook.result("triple") == 6
+
+
+def test_a_worker_on_a_thread_takes_the_new_form_too(app: TaskQ, notebook: Notebook) -> None:
+    notebook.run(cell("value * 2"))
+    with app, app.worker_thread():
+        for factor in range(3):
+            notebook.run(cell(f"value * {factor}"))
+            job = notebook.names["double"].enqueue_sync(5)
+            assert job.result_sync(timeout=RESULT_SECONDS) == 5 * factor
+
+
+async def test_a_reloaded_module_replaces_its_tasks_though_lines_have_moved(
+    app: TaskQ, write_jobs: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "shared", app, raising=False)
+    head = f"from {__name__} import shared as app\n"
+    module = write_jobs(head + cell("value * 2", "(aliases=['twice'])"))
+    async with app, app.worker():
+        assert await (await module.double.enqueue(2)).result(timeout=RESULT_SECONDS) == 4
+        module = write_jobs(head + "\n\n\n" + cell("value + 1"))
+        assert await (await module.double.enqueue(2)).result(timeout=RESULT_SECONDS) == 3
+        # Jobs of its earlier name may wait still.
+        job = await app.enqueue_by_name("twice", 2)
+        assert await job.result(timeout=RESULT_SECONDS) == 3
+
+
+async def test_child_processes_import_a_reloaded_module_anew(
+    tmp_path: Path, write_jobs: Callable[[str], ModuleType]
+) -> None:
+    (tmp_path / "renewed_app.py").write_text("from taskq import TaskQ\napp = TaskQ('data')\n")
+    head = "from renewed_app import app\n"
+    text = head + cell("value * 2", "(runs_in='process')")
+    module = write_jobs(text)
+    app = module.app
+    app.data_dir = tmp_path / "data"
+    try:
+        async with app, app.worker(process_limit=1):
+            assert await (await module.double.enqueue(2)).result(timeout=RESULT_SECONDS) == 4
+            module = write_jobs(text.replace("* 2", "* 7"))
+            assert await (await module.double.enqueue(2)).result(timeout=RESULT_SECONDS) == 14
+    finally:
+        sys.modules.pop("renewed_app", None)
+
+
+async def test_what_the_new_form_requires_holds_from_then_on(
+    app: TaskQ, notebook: Notebook
+) -> None:
+    asked = asyncio.Event()
+
+    def is_open() -> bool:
+        loop.call_soon_threadsafe(asked.set)
+        return False
+
+    loop = asyncio.get_running_loop()
+    notebook.names["is_open"] = condition(is_open, name="the shop is open")
+    notebook.run(cell("value"))
+    async with app, app.worker():
+        assert await notebook.result() == 2
+        notebook.run(cell("value", "(requires=[is_open])"))
+        job = await notebook.names["double"].enqueue(3)
+        async with asyncio.timeout(RESULT_SECONDS):
+            await asked.wait()
+        assert await job.status() is State.READY
+        notebook.run(cell("value"))
+        assert await job.result(timeout=RESULT_SECONDS) == 3
+
+
+def test_what_stands_twice_in_one_run_of_a_module_is_a_mistake(
+    app: TaskQ, write_jobs: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "shared", app, raising=False)
+    head = f"from {__name__} import shared as app\n"
+    with pytest.raises(UsageError, match=r"'renewed_jobs\.double' is taken"):
+        write_jobs(head + cell("1") + cell("2"))
+
+
+def test_another_modules_function_never_replaces_a_task(
+    app: TaskQ, notebook: Notebook, write_jobs: Callable[[str], ModuleType]
+) -> None:
+    module = write_jobs("async def double(value: int) -> int:\n    return 0\n")
+    notebook.run(cell("value", "(name='double')"))
+    with pytest.raises(UsageError, match=r"'double' is taken by __main__\.double"):
+        app.task(name="double")(module.double)
+
+
+def test_a_cell_that_declares_all_there_is_may_run_again(app: TaskQ, notebook: Notebook) -> None:
+    """Schedules of tasks and of calls, hooks, lifespans and breakers: each is there once."""
+    text = (
+        "@app.every('{n}m')\n"
+        + cell("value")
+        + "@app.on_dead\ndef tell(letter): ...\n"
+        + "app.on_dead(lambda letter: 1)\n"
+        + "app.on_dead(lambda letter: 2)\n"
+        + "@app.lifespan\nasync def resource():\n    yield {n}\n"
+        + "app.schedule('later', double.call(1), every='{n}m')\n"
+        + "app.breaker('mail', failures={n}, is_failure=lambda error: True)\n"
+    )
+    for number in (1, 2, 2):
+        notebook.run(text.replace("{n}", str(number)))
+    hooks = [hook for hook, _ in app.hooks.deaths]
+    assert [hook.__name__ for hook in hooks] == ["tell", "<lambda>", "<lambda>"]
+    assert hooks[0] is notebook.names["tell"]
+    assert [hook(None) for hook in hooks[1:]] == [1, 2]  # type: ignore[arg-type]
+    assert len(app.hooks.lifespans) == 1
+    assert {schedule.rule.rule for schedule in app.hooks.schedules.all.values()} == {
+        b"every 120000000000"
+    }
+    assert app.hooks.breakers["mail"].failures == 2

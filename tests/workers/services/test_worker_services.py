@@ -1,23 +1,42 @@
-"""Services beside a worker's jobs: begun before its first claim, ended as it drains."""
+"""Services beside the slots: upkeep, health, warnings of stray jobs, hooks of dead letters."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
+import subprocess
+import sys
 import threading
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 from anyio import sleep_forever
 from anyio.abc import TaskStatus
+from click.testing import CliRunner
 
-from taskq import TaskQ
+from taskq import DeadLetter, Discard, JobHandle, State, TaskLog, TaskQ, retry
+from taskq.cli.main import main
 from taskq.core.errors import LogError
+from taskq.core.records import Cause, Kind
+from taskq.engine import LogReader
+from taskq.errors import JobFailed, JobNotFound, TaskqError
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.journal.recovery import FAILED_FILE
+from taskq.log.requests import EnqueueSpec, Op, Settlement
+from taskq.log.state.job_history import records
 from taskq.log.store.store import Store
+from taskq.log.upkeep import health
 from taskq.log.upkeep.health import check_health
+from taskq.views import Why
 from taskq_workers.pool import Worker
 from taskq_workers.services import watches
+from taskq_workers.services.watches import StrayWatch
 from tests.effort import ended, within
+from tests.log.world import World
 
 SECONDS = 30
 
@@ -221,3 +240,558 @@ async def _watch_until_stopped(surrendered: threading.Event) -> None:
             loop.stop()
 
     await watch.run(unused, task_status=Started())
+
+
+_UNKNOWN = (
+    "1 job waits that no worker knows: proj.send (1); start one with the app that registers them, "
+    "or name their module with -I"
+)
+
+
+class Heard(logging.Handler):
+    """The warnings of workers, as they come."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: asyncio.Queue[str] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.put_nowait(record.getMessage())
+
+
+@pytest.fixture
+async def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def log(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("taskq.worker"), "handlers", [heard])
+
+
+@pytest.mark.usefixtures("log")
+async def test_jobs_that_nobody_knows_are_told_at_the_start_and_again_and_again(
+    app: TaskQ, heard: Heard
+) -> None:
+    async with app:
+        await app.enqueue_by_name("proj.send")
+        worker = Worker(app, warns=False)
+        worker.services.append(StrayWatch(app, None, look_seconds=0.01))
+        async with worker:
+            assert [await heard.texts.get() for _ in range(3)] == [_UNKNOWN] * 3
+
+
+@pytest.mark.usefixtures("log")
+async def test_a_worker_tells_by_itself_unless_it_is_one_of_several(
+    app: TaskQ, heard: Heard
+) -> None:
+    async with app:
+        await app.enqueue_by_name("proj.send")
+        async with app.worker():
+            assert await heard.texts.get() == _UNKNOWN
+        async with Worker(app, warns=False) as worker:
+            parts = {type(part) for part in worker.services}
+            assert StrayWatch not in parts
+
+
+@pytest.mark.usefixtures("log")
+async def test_a_burst_that_is_over_at_once_has_told_what_it_leaves_behind(
+    app: TaskQ, heard: Heard
+) -> None:
+    async with app:
+        await app.enqueue_by_name("proj.send")
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+        assert heard.texts.get_nowait() == _UNKNOWN
+
+
+@pytest.mark.usefixtures("log")
+async def test_what_another_worker_would_take_is_not_told(app: TaskQ, heard: Heard) -> None:
+    @app.task(name="known", queue="mail")
+    async def known() -> None: ...
+
+    async with app:
+        await app.pause("default")
+        await known.enqueue()
+        await app.enqueue_by_name("proj.send")
+        async with app.worker(queues=["mail"], warns=False), app.worker(queues=["none"]):
+            text = await heard.texts.get()
+        assert text.startswith("nobody uses queue 'none'")
+        assert heard.texts.empty()
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize(
+    ("queue", "hint"),
+    [
+        ("mial", "did you mean 'mail'?"),
+        ("sms", "known are default, mail"),
+    ],
+)
+async def test_a_queue_that_nobody_uses_is_told_with_the_one_that_was_meant(
+    app: TaskQ, heard: Heard, queue: str, hint: str
+) -> None:
+    @app.task(name="send", queue="mail")
+    async def send() -> None: ...
+
+    async with app:
+        await send.options(queue="default", delay="1h").enqueue()
+        async with app.worker(queues=[queue, "mail"]):
+            assert await heard.texts.get() == (
+                f"nobody uses queue {queue!r}: no task puts into it, no job was ever in it; {hint}"
+            )
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("runs_in", ["loop", "thread"])
+async def test_parents_that_fill_every_slot_and_wait_for_children_are_told_everywhere(
+    app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch, runs_in: str
+) -> None:
+    monkeypatch.setattr(watches, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "_STUCK_LOOK_SECONDS", 0.01)
+
+    @app.task(name="child", retry=1)
+    async def child(number: int) -> int:
+        return number
+
+    @app.task(name="parent", retry=1)
+    async def parent(number: int) -> int:
+        return await (await child.enqueue(number)).result()
+
+    @app.task(name="parent in a thread", retry=1)
+    def parent_in_thread(number: int) -> int:
+        return child.enqueue_sync(number).result_sync()
+
+    async with app, app.worker(concurrency=2):
+        for number in range(2):
+            await (parent if runs_in == "loop" else parent_in_thread).enqueue(number)
+        assert "waits within its run for job" in await heard.texts.get()
+        text = await heard.texts.get()
+        assert text.startswith("nothing moves here: all 2 slots run jobs that wait for others")
+        await app.stats()  # answered after others were
+        with LogReader.open(str(app.data_dir)) as reader:
+            ready, running = (
+                reader.jobs({state}, None, None, 2) for state in (State.READY, State.RUNNING)
+            )
+            whys = [reader.why(job.lsn) for job in (*ready, *running)]
+            stands = reader.standing()
+        assert [why and why.code for why in whys] == [Why.BUSY] * 2 + [Why.RUNNING] * 2
+        assert all("all 2 slots run jobs that wait for others" in str(why) for why in whys)
+        assert (stands.level, "stands still: all 2 slots" in stands.text) == ("bad", True)
+        async with app.worker(concurrency=1):  # a slot more, and all of them end
+            for job in running:
+                await app.job(job.job_id).result()
+
+
+@pytest.mark.usefixtures("log")
+async def test_a_parent_that_leaves_a_slot_to_its_child_is_warned_once_and_no_more(
+    app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "_STUCK_LOOK_SECONDS", 0.001)
+
+    @app.task(name="child", retry=1)
+    async def child() -> None: ...
+
+    @app.task(name="parent", retry=1)
+    async def parent() -> None:
+        await (await child.enqueue()).result()
+
+    async with app, app.worker(concurrency=2):
+        for _ in range(3):
+            await (await parent.enqueue()).result()
+        assert "waits within its run" in await heard.texts.get()
+        assert heard.texts.empty()
+
+
+ONCE = retry.exponential(attempts=1)
+
+
+@pytest.fixture
+def letters() -> list[DeadLetter]:
+    return []
+
+
+def add_tasks(app: TaskQ) -> None:
+    @app.task(name="fail", queue="mail", priority=7, retry=ONCE)
+    async def fail() -> None:
+        raise ValueError("no good")
+
+    @app.task(name="discard", retry=retry.exponential(attempts=3))
+    async def discard() -> None:
+        raise Discard("no such address")
+
+    @app.task(name="work")
+    async def work() -> int:
+        return 42
+
+
+async def end_of(app: TaskQ, *names: str) -> list[str]:
+    jobs = [await app.enqueue_by_name(name) for name in names]
+    await asyncio.gather(*(job.result(timeout=20) for job in jobs), return_exceptions=True)
+    return [job.id for job in jobs]
+
+
+async def test_each_death_is_told_once_with_its_reason(
+    app: TaskQ, letters: list[DeadLetter]
+) -> None:
+    add_tasks(app)
+    app.on_dead(letters.append)
+    async with app, app.worker():
+        failed, discarded, _ = await end_of(app, "fail", "discard", "work")
+    assert [(letter.job_id, letter.cause, letter.attempt) for letter in letters] == [
+        (failed, "exhausted", 1),
+        (discarded, "rejected", 1),
+    ]
+    first = letters[0]
+    assert (first.queue, first.task, first.priority) == ("mail", "fail", 7)
+    assert first.reason.startswith("ValueError: no good")
+    assert first.settled_ns > 0
+
+
+async def test_the_letter_is_in_the_log_when_the_hook_is_called(app: TaskQ) -> None:
+    add_tasks(app)
+    states: list[State] = []
+    done = asyncio.Event()
+
+    @app.on_dead
+    async def look(letter: DeadLetter) -> None:
+        states.append(await app.job(letter.job_id).status())
+        await app.dead.purge(letter.job_id)
+        done.set()
+
+    async with app, app.worker():
+        await app.enqueue_by_name("fail")
+        await asyncio.wait_for(done.wait(), 20)
+        assert await app.dead.count() == 0
+    assert states == [State.DEAD]
+
+
+async def test_a_raising_hook_is_logged_and_stops_nothing(
+    app: TaskQ, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
+) -> None:
+    add_tasks(app)
+
+    @app.on_dead
+    def broken(letter: DeadLetter) -> None:
+        raise RuntimeError("the pager is broken")
+
+    @app.on_dead
+    async def broken_later(letter: DeadLetter) -> None:
+        raise RuntimeError("the other one, too")
+
+    with caplog.at_level(logging.ERROR):
+        async with app, app.worker(on_dead=letters.append):
+            (failed, _) = await end_of(app, "fail", "work")
+    assert [letter.job_id for letter in letters] == [failed]
+    assert sum("the on_dead hook failed" in line for line in caplog.messages) == 2
+
+
+async def test_two_workers_of_one_process_call_an_apps_hook_once(
+    app: TaskQ, letters: list[DeadLetter]
+) -> None:
+    add_tasks(app)
+    app.on_dead(letters.append)
+    async with app, app.worker(), app.worker():
+        failed = await end_of(app, "fail", "fail")
+    assert sorted(letter.job_id for letter in letters) == sorted(failed)
+
+
+async def test_a_stopped_worker_hears_nothing(app: TaskQ, letters: list[DeadLetter]) -> None:
+    add_tasks(app)
+    app.on_dead(letters.append)
+    async with app:
+        async with app.worker():
+            pass
+        async with await TaskLog.open(app.data_dir, durability="os") as log:
+            await log.put(b"x", attempts=1)
+            (delivery,) = await log.claim()
+            await log.nack(delivery)
+    assert letters == []
+
+
+async def test_a_slow_hook_gets_its_time_at_the_workers_end(app: TaskQ) -> None:
+    add_tasks(app)
+    ended = []
+
+    @app.on_dead
+    async def slow(letter: DeadLetter) -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        ended.append(letter.job_id)
+
+    async with app:
+        job = await app.enqueue_by_name("fail")
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+    assert ended == [job.id]
+
+
+def test_jobs_of_killed_workers_that_are_taken_back_as_dead_are_told() -> None:
+    """By the process that takes them back, once the record is as durable as an answer."""
+    world = World()
+    first, second = world.process(), world.process()
+    job = first.enqueue(spec=EnqueueSpec(attempts=1, queue="mail"))
+    first.claim()
+    calls: list[tuple[Any, ...]] = []
+    second.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
+    first.kill()
+    world.clock.advance(1)
+    second.commit([])
+    second.claim()
+    (letter, hook) = calls[0]
+    assert hook == "hook"
+    assert (letter.job_id, letter.cause) == (f"{second.journal.tag}-{job}", "worker lost")
+    assert letter.reason.startswith("WorkerLost")
+
+
+def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue(spec=EnqueueSpec(attempts=1))
+    (delivery,) = process.claim()
+    calls: list[tuple[Any, ...]] = []
+    process.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
+    died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
+    nonsense: Future[Any] = Future()
+    process.commit([
+        (Op.SETTLE_NOWAIT, None, None, ([died], print)),
+        (Op.PURGE, None, nonsense, ["no number"]),
+    ])  # fmt: skip
+    process.sync()
+    assert isinstance(nonsense.exception(0), TaskqError)
+    assert [letter.job_id for letter, _ in calls] == [delivery.job_id]
+
+
+def test_a_failed_sync_tells_of_no_death() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue(spec=EnqueueSpec(attempts=1))
+    (delivery,) = process.claim()
+    calls: list[tuple[Any, ...]] = []
+    process.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
+    world.machine.fail_next_syncs()
+    with pytest.raises(Exception, match="fsync failed"):
+        process.settle(delivery, Kind.DEAD, body=b"no")
+    assert calls == []
+
+
+def deaths_in(path: Path) -> int:
+    journal = LogReader.open(str(path))._journal
+    return sum(record.type == Kind.DEAD for record in records(journal, journal.start()))
+
+
+async def test_without_hooks_nothing_is_noted(app: TaskQ) -> None:
+    add_tasks(app)
+    async with app, app.worker():
+        job = await app.enqueue_by_name("fail")
+        with pytest.raises(JobFailed):
+            await job.result(timeout=20)
+        assert app.store()._open.committer.operations.deaths.noted == []
+    assert deaths_in(app.data_dir) == 1
+
+
+KEEP_BYTES = 8 * SEGMENT_BYTES_MIN
+
+
+def log_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path / "log").glob("*.log"))
+
+
+async def echo(text: str) -> str:
+    return text
+
+
+async def later() -> None: ...
+
+
+async def run_rounds(app: TaskQ, *, while_over: bool) -> JobHandle[str]:
+    """Jobs of about 4 KiB each, until four times the limit went through; returns the first."""
+    first: JobHandle[str] | None = None
+    for _ in range(16):
+        jobs = await app.enqueue_many([app.call_by_name("echo", 2_000 * "x")] * 32)
+        first = first or jobs[0]
+        for job in jobs:
+            assert len(await job.result(SECONDS)) == 2_000
+        if while_over:
+            async with asyncio.timeout(SECONDS):
+                while (await app.stats()).size > KEEP_BYTES:
+                    pass
+    assert first is not None
+    return first
+
+
+async def test_a_worker_keeps_its_log_within_the_limit_by_itself(tmp_path: Path) -> None:
+    """Nobody asked for a compaction, and the one job that waits is there all the time."""
+    app = TaskQ(tmp_path, keep_bytes=KEEP_BYTES)
+    app.task(name="echo")(echo)
+    delayed = app.task(name="later")(later).options(delay="1h", key="k")
+    async with app, app.worker():
+        waits = await delayed.enqueue()
+        first = await run_rounds(app, while_over=True)
+        assert log_bytes(tmp_path) <= KEEP_BYTES + SEGMENT_BYTES_MIN
+        with pytest.raises(JobNotFound):
+            await first.status()
+        assert await waits.status() is State.SCHEDULED
+        again = await delayed.enqueue()
+        assert (again.id, again.duplicate) == (waits.id, True)
+        (queue,) = (await app.stats()).queues
+    assert (queue.succeeded, queue.scheduled) == (16 * 32, 1)
+
+
+async def test_without_upkeep_nothing_goes(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, keep_bytes=KEEP_BYTES, upkeep=False)
+    app.task(name="echo")(echo)
+    async with app, app.worker():
+        first = await run_rounds(app, while_over=False)
+        assert await first.status() is State.SUCCEEDED
+    assert log_bytes(tmp_path) > 3 * KEEP_BYTES
+    assert not list((tmp_path / "log").glob("*.idx"))
+
+
+def found(path: Path, config: LogConfig | None = None) -> dict[str, bool]:
+    return {check.name: check.ok for check in check_health(path, config)}
+
+
+def ask(*arguments: object) -> tuple[int, Any]:
+    words = ["health", *map(str, arguments), "--json"]
+    result = CliRunner().invoke(main, words)
+    return result.exit_code, json.loads(result.stdout)
+
+
+async def test_all_is_well_while_a_worker_claims(app: TaskQ) -> None:
+    async with app, app.worker(concurrency=3):
+        while not found(app.data_dir)["worker"]:  # noqa: ASYNC110 - a file says so, soon
+            await asyncio.sleep(0)
+        code, answer = ask("-d", app.data_dir)
+        assert code == 0, answer
+        assert answer["ok"] is True
+        assert all(check["ok"] for check in answer["checks"])
+        details = {check["name"]: check["detail"] for check in answer["checks"]}
+        assert details["worker"] == "1 worker process, 3 jobs at a time"
+
+
+async def test_a_process_that_claims_nothing_is_live_and_not_ready(app: TaskQ) -> None:
+    async with app:
+        assert ask("-d", app.data_dir)[0] == 1
+        assert ask("-d", app.data_dir, "--live")[0] == 0
+        assert found(app.data_dir)["worker"] is False
+
+
+def test_nobody_there_is_neither(app: TaskQ) -> None:
+    app.store()
+    app.close_sync()
+    code, answer = ask("-d", app.data_dir, "--live")
+    assert code == 1
+    assert answer["ok"] is False
+    checks = found(app.data_dir)
+    expected = {"log": True, "writes": True, "process": False, "worker": False, "jobs": True}
+    assert checks == {**expected, "disk": True, "access": True}
+
+
+async def test_a_failed_write_makes_it_unhealthy(app: TaskQ) -> None:
+    async with app, app.worker():
+        marker = app.data_dir / FAILED_FILE
+        mark(marker)
+        assert found(app.data_dir)["writes"] is False
+        assert ask("-d", app.data_dir, "--live")[0] == 1
+        unmark(marker)
+
+
+def mark(path: Path) -> None:
+    path.write_text("{}")
+
+
+def unmark(path: Path) -> None:
+    path.unlink()
+
+
+async def test_a_full_disk_is_not_ready_but_live(app: TaskQ) -> None:
+    config = LogConfig(min_free_bytes=2**60)
+    async with app, app.worker():
+        assert found(app.data_dir, config)["disk"] is False
+
+
+def test_a_directory_that_is_no_log_is_told_and_not_made(tmp_path: Path) -> None:
+    code, answer = ask("-d", tmp_path / "nothing")
+    assert code == 1
+    assert answer["checks"][0]["ok"] is False
+    assert not (tmp_path / "nothing").exists()
+
+
+async def test_a_stopped_process_is_not_live(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "process_state", lambda _: "stopped: python -m taskq")
+    async with app, app.worker():
+        assert found(app.data_dir)["process"] is False
+
+
+def opened_elsewhere(path: Path) -> subprocess.Popen[bytes]:
+    """Return a process that has the log open until its input ends, and says when."""
+    code = (
+        "import sys; from taskq import TaskQ; app = TaskQ(sys.argv[1]).open_sync(); "
+        "print('open', flush=True); sys.stdin.read(); app.close_sync()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+async def test_a_worker_that_is_stopped_works_on_nothing_though_another_process_runs(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with app, app.worker():
+        other = opened_elsewhere(app.data_dir)
+        with other:
+            assert other.stdout is not None
+            assert await asyncio.to_thread(other.stdout.readline) == b"open\n"
+            assert all(found(app.data_dir).values())
+            monkeypatch.setattr(
+                health,
+                "process_state",
+                lambda pid: "stopped" if pid == os.getpid() else "running",
+            )
+            checks = found(app.data_dir)
+            await asyncio.to_thread(other.communicate)
+    assert (checks["process"], checks["worker"]) == (True, False)
+
+
+async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: TaskQ) -> None:
+    @app.task(name="known")
+    async def known() -> None: ...
+
+    async with app:
+        await known.options(queue="mail").enqueue()
+        for name in ("proj.tasks.send", "proj.tasks.send", "proj.tasks.bill"):
+            await app.enqueue_by_name(name)
+        await app.enqueue(app.call_by_name("later").options(delay="1h"))
+        await app.enqueue(app.call_by_name("paused").options(queue="off"))
+        await app.pause("off")
+        assert detail_of(app) == (False, "No worker runs: 4 jobs wait")
+        async with app.worker(queues=["default"]):
+            await app.stats()  # answered after the worker's claims were announced
+            ok, detail = detail_of(app)
+            assert not ok
+            assert detail == (
+                "4 jobs wait that no worker knows: proj.tasks.send (2), later (1), proj.tasks.bill "
+                "(1); start one with the app that registers them, or name their module with -I. "
+                "2 jobs wait "
+                "in a queue that no worker serves: mail (1), off (1); start one with -Q mail,off, "
+                "or without -Q"
+            )
+            assert ask("-d", app.data_dir)[0] == 1
+            assert ask("-d", app.data_dir, "--live")[0] == 0
+
+
+def detail_of(app: TaskQ) -> tuple[bool, str]:
+    first = next(check for check in check_health(app.data_dir) if check.name == "jobs")
+    return first.ok, first.detail
+
+
+def test_people_get_a_line_for_each_check(app: TaskQ) -> None:
+    app.store()
+    app.close_sync()
+    result = CliRunner().invoke(main, ["health", "-d", str(app.data_dir)])
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("ok      log ")
+    assert lines[2].startswith("FAILED  process  no process has the log open; start one with: ")

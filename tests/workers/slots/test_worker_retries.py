@@ -1,21 +1,45 @@
-"""A worker's answer to a failure: wishes, rules, the age of the job, and reports."""
+"""What becomes of a job that ended: a retry, a body to keep, the next job of its flow."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import struct
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from taskq import DeadLetter, Discard, Retry, Snooze, TaskQ, retry
-from taskq.core.model import SECOND_NS, State
-from taskq.errors import JobFailed, UsageError
+from taskq import (
+    DeadLetter,
+    Discard,
+    Failed,
+    QueuePolicy,
+    Retry,
+    Snooze,
+    TaskQ,
+    chain,
+    chord,
+    current_job,
+    group,
+    retry,
+)
+from taskq.core.errors import ResultGone
+from taskq.core.model import PAYLOAD_BYTES_MAX, SECOND_NS, State
+from taskq.core.records import Cause, Flag, Kind
+from taskq.errors import JobCancelled, JobFailed, UsageError
+from taskq.extras import install_line
+from taskq.flows import inputs
+from taskq.log.format.bodies import compress
+from taskq.log.store.port import LoopPort
 from taskq.testing.sandbox import TravelClock, use_clock
-from taskq.views import JobView
+from taskq.views import FlowProgress, JobView
+from taskq_workers.slots import outcomes
 from tests.effort import within
 from tests.workers import afar_jobs, traced_jobs
+from tests.workers.fakes import FakeApp
 
 HOUR_SECONDS = 3_600
 
@@ -276,3 +300,360 @@ async def test_whatever_a_task_raises_is_named_and_judged_by_what_it_is(
         assert [await job.result(timeout=20) for job in again] == [1] * len(again)
     lines = [view.reason.partition("\n")[0] for view in views]
     assert lines == [line for line, _ in afar_jobs.FAILURES.values()]
+
+
+SECONDS: Final = 30
+TEXT: Final = "the same words again and again, " * 200
+DENSE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX).hex()
+
+
+async def seen(port: LoopPort, lsn: int) -> JobView:
+    view = await port.view(lsn)
+    assert view is not None
+    return view
+
+
+async def put_stored(app: TaskQ, task: Any, stored: bytes, flags: int) -> Any:
+    """Return a job whose payload the log holds in exactly this form."""
+    port = app.store().port()
+    return app.job(f"{app.store().tag}-{await port.enqueue(task.spec.packed(flags), stored)}")
+
+
+# -- payloads --------------------------------------------------------------------------------------
+
+
+async def test_a_bomb_ends_as_a_dead_letter_at_once(app: TaskQ) -> None:
+    @app.task(retry=retry.fixed(5, delay=0))
+    async def never(text: str) -> None: ...
+
+    huge, _ = compress(bytes(110_000_000), "zlib")
+    liar = struct.pack("<Q", 1_000) + huge[8:]
+    async with app, app.worker():
+        honest = await put_stored(app, never, huge, Flag.ZLIB)
+        with pytest.raises(JobFailed, match=f"the payload of job {honest.id}, decompressed, has"):
+            await honest.result(SECONDS)
+        other = await put_stored(app, never, liar, Flag.ZLIB)
+        with pytest.raises(
+            JobFailed, match=r"LogDamaged: the payload of job .* does not decompress"
+        ):
+            await other.result(SECONDS)
+        for job in (honest, other):
+            port = app.store().port()
+            assert (await seen(port, job.lsn)).attempt == 1
+
+
+async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(compress="zstd", retry=1)
+    async def length(text: str) -> int:
+        return len(text)
+
+    monkeypatch.setattr(outcomes, "ELSEWHERE_SECONDS", 0.0)
+    async with app:
+        job = await length.enqueue(TEXT)
+        with monkeypatch.context() as without, caplog.at_level(logging.WARNING, "taskq.worker"):
+            without.setitem(sys.modules, "zstandard", None)
+            async with app.worker():
+                port = app.store().port()
+                view = await seen(port, job.lsn)
+                while len(view.attempts) < 3:
+                    view = await seen(port, job.lsn)
+        assert view.attempt <= 1
+        assert install_line("zstd") in view.attempts[0].reason
+        warnings = [
+            message for message in caplog.messages if "jobs wait for another worker" in message
+        ]
+        assert len(warnings) == 1
+        async with app.worker():
+            assert await job.result(SECONDS) == len(TEXT)
+
+
+async def test_a_job_left_to_others_waits_a_minute(fake: FakeApp) -> None:
+    @fake.task(compress="zstd")
+    async def length(text: str) -> int:
+        return len(text)
+
+    stored, flags = compress(TEXT.encode(), "zlib")
+    async with fake.worker(concurrency=1):
+        fake.fake.put(length.spec.packed(Flag.ZSTD | Flag.ZLIB), stored)
+        (settled,) = await fake.fake.settlements(1)
+        assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
+        module = sys.modules["zstandard"]
+        sys.modules["zstandard"] = None  # type: ignore[assignment]
+        try:
+            fake.fake.put(length.spec.packed(Flag.ZSTD), stored)
+            *_, settled = await fake.fake.settlements(2)
+        finally:
+            sys.modules["zstandard"] = module
+    assert (settled.kind, settled.delay_ns, settled.cause) == (
+        Kind.RELEASED, 60 * 10**9, Cause.CALLER,
+    )  # fmt: skip
+    assert flags == Flag.ZLIB
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+async def test_results_are_stored_as_their_task_queue_or_log_says(tmp_path: Path) -> None:
+    queues = {"raw": QueuePolicy(compress="none")}
+    app = TaskQ(tmp_path / "data", durability="os", compress="zlib", queues=queues)
+
+    @app.task
+    async def repeat(text: str) -> str:
+        return text
+
+    @app.task(compress="zstd")
+    def repeat_in_thread(text: str) -> str:
+        return text
+
+    @app.task(store_result=False)
+    async def forget(text: str) -> str:
+        return text
+
+    async with app, app.worker():
+        port = app.store().port()
+
+        async def flags(job: Any) -> int:
+            assert await job.result(SECONDS) == TEXT
+            return (await seen(port, job.lsn)).result_flags
+
+        assert await flags(await repeat.enqueue(TEXT)) == Flag.ZLIB
+        assert await flags(await repeat.options(queue="raw").enqueue(TEXT)) == 0
+        assert await flags(await repeat_in_thread.enqueue(TEXT)) == Flag.ZSTD
+        small = await repeat.enqueue("x")
+        assert await small.result(SECONDS) == "x"
+        assert (await seen(port, small.lsn)).result_flags == 0
+        quiet = await forget.enqueue(TEXT)
+        with pytest.raises(ResultGone):
+            await quiet.result(SECONDS)
+
+
+async def test_results_of_the_largest_size_that_come_at_once_are_all_kept(app: TaskQ) -> None:
+    together = asyncio.Barrier(5)
+
+    @app.task
+    async def same(text: str) -> str:
+        await together.wait()
+        return text
+
+    largest = "x" * (PAYLOAD_BYTES_MAX - len('{"text":""}'))
+    async with app, app.worker(concurrency=5):
+        texts = (largest, "a", largest, largest, "b")
+        jobs = [await same.enqueue(text) for text in texts]
+        assert [await job.result(SECONDS) for job in jobs] == list(texts)
+
+
+async def test_a_success_may_bring_a_large_result_and_large_jobs(app: TaskQ) -> None:
+    @app.task
+    async def length(text: str) -> int:
+        return len(text)
+
+    @app.task
+    async def parent() -> str:
+        children.append(current_job().enqueue(length.call(large)))
+        children.append(current_job().enqueue(length.options(compress="zlib").call(TEXT)))
+        with pytest.raises(ValueError, match="put the data into a file and pass its path"):
+            length.call("x" * PAYLOAD_BYTES_MAX)
+        return large
+
+    children: list[Any] = []
+    large = "y" * (PAYLOAD_BYTES_MAX - 1_000)
+    async with app, app.worker():
+        assert await (await parent.enqueue()).result(SECONDS) == large
+        results = [await child.handle.result(SECONDS) for child in children]
+        assert results == [len(large), len(TEXT)]
+        port = app.store().port()
+        flags = [(await seen(port, child.handle.lsn)).payload_flags for child in children]
+        assert flags == [0, Flag.ZLIB]
+
+
+class Parts:
+    """Tasks to make flows of."""
+
+    def __init__(self, app: TaskQ) -> None:
+        self.app = app
+        self.ran: list[str] = []
+
+        @app.task
+        async def one(number: int) -> int:
+            self.ran.append(f"one {number}")
+            return number
+
+        @app.task
+        async def double(number: int, times: int = 2) -> int:
+            self.ran.append(f"double {number}")
+            return number * times
+
+        @app.task
+        async def total(numbers: list[int], more: int = 0) -> int:
+            self.ran.append(f"total {numbers}")
+            return sum(numbers) + more
+
+        @app.task
+        async def anything(value: Any) -> Any:
+            return value
+
+        @app.task(retry=retry.fixed(1, delay=0))
+        async def fail(number: int) -> int:
+            raise ValueError(f"no {number}")
+
+        @app.task
+        async def kinds(values: list[int | Failed]) -> list[str]:
+            return [type(value).__name__ for value in values]
+
+        self.one, self.double, self.total = one, double, total
+        self.anything, self.fail, self.kinds = anything, fail, kinds
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    return Parts(TaskQ(tmp_path / "data", durability="os"))
+
+
+async def test_a_chain_hands_each_result_on(parts: Parts) -> None:
+    async with parts.app, parts.app.worker():
+        flow = chain(parts.one.call(3), parts.double.step(), parts.double.step(times=10))
+        handle = await flow.enqueue()
+        assert await handle.result(SECONDS) == 60
+        assert parts.ran == ["one 3", "double 3", "double 6"]
+        assert await handle.progress() == FlowProgress(
+            total=3, waiting=0, running=0, succeeded=3, dead=0, cancelled=0, expired=0
+        )
+
+
+@pytest.mark.parametrize("room", [0, -1], ids=["fits", "too large"])
+async def test_what_a_step_takes_in_has_a_limit_commas_and_brackets_included(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(inputs, "INPUT_BYTES_MAX", len("[10,11,12]") - 1 + room)
+    async with parts.app, parts.app.worker():
+        flow = chord([parts.one.call(n) for n in (10, 11, 12)], parts.total.step())
+        handle = await flow.enqueue()
+        if not room:
+            assert await handle.result(SECONDS) == 33
+            return
+        with pytest.raises(JobFailed, match="of 3 jobs has 9 bytes, the limit is 8"):
+            await handle.result(SECONDS)
+
+
+async def test_a_map_takes_values_and_tuples(parts: Parts) -> None:
+    async with parts.app, parts.app.worker():
+        handle = await parts.double.map([1, (2, 5), 3]).enqueue()
+        assert await handle.result(SECONDS) == [2, 10, 6]
+
+
+async def test_flows_nest(parts: Parts) -> None:
+    """A group in a chord's members is one value, a list; a step of a group takes what came."""
+    first, double, anything = parts.one, parts.double, parts.anything
+    async with parts.app, parts.app.worker():
+        flow = chord(
+            [
+                group(first.call(1), first.call(2)),
+                chain(first.call(3), double.step()),
+                chain(group(first.call(4), first.call(5)), parts.total.step()),
+                first.call(6),
+            ],
+            anything.step(),
+        )
+        assert await (await flow.enqueue()).result(SECONDS) == [[1, 2], 6, 9, 6]
+        fan = chain(first.call(2), group(double.step(), chain(double.step(), double.step())))
+        assert await (await fan.enqueue()).result(SECONDS) == [4, 8]
+
+
+@pytest.mark.parametrize("case", range(6))
+async def test_flows_of_nothing_and_of_one(parts: Parts, case: int) -> None:
+    first, anything = parts.one, parts.anything
+    call = first.call(1)
+    flow, wanted = [
+        (group([]), []),
+        (chord([], anything.step()), []),
+        (chord([call], anything.step()), [1]),
+        (chain(call), 1),
+        (group([call, call]), [1, 1]),
+        (chain(call, group([]), anything.step()), []),
+    ][case]
+    async with parts.app, parts.app.worker():
+        assert await (await flow.enqueue()).result(SECONDS) == wanted
+
+
+async def test_a_call_in_a_later_place_waits_and_takes_nothing(parts: Parts) -> None:
+    async with parts.app, parts.app.worker():
+        handle = await chain(parts.one.call(1), parts.one.call(2)).enqueue()
+        assert await handle.result(SECONDS) == 2
+        assert parts.ran == ["one 1", "one 2"]
+
+
+async def test_what_waits_for_a_job_that_died_is_cancelled(parts: Parts) -> None:
+    async with parts.app, parts.app.worker():
+        flow = chain(parts.fail.call(1), parts.double.step(), parts.double.step())
+        handle = await flow.enqueue()
+        with pytest.raises(JobFailed, match="no 1"):
+            await handle.result(SECONDS)
+        assert [await job.status() for job in handle.jobs] == [
+            State.CANCELLED, State.CANCELLED, State.DEAD,
+        ]  # fmt: skip
+        progress = await handle.progress()
+        assert (progress.dead, progress.cancelled, progress.expired) == (1, 2, 0)
+
+
+async def test_a_callback_that_is_to_run_gets_what_failed(parts: Parts) -> None:
+    async with parts.app, parts.app.worker():
+        flow = chord([parts.one.call(1), parts.fail.call(2)], parts.kinds.step(), on_failure="run")
+        assert await (await flow.enqueue()).result(SECONDS) == ["int", "Failed"]
+
+
+async def test_a_flow_that_waits_goes_on_with_the_dead_letter(parts: Parts) -> None:
+    app, works = parts.app, False
+
+    @app.task(retry=retry.fixed(1, delay=0))
+    async def moody(number: int) -> int:
+        if not works:
+            raise ValueError("not now")
+        return number
+
+    async with app, app.worker():
+        flow = chord([parts.one.call(1), moody.call(2)], parts.total.step(), on_failure="wait")
+        handle = await flow.enqueue()
+        with pytest.raises(JobFailed):
+            await handle.jobs[2].result(SECONDS)
+        assert (await handle.progress()).waiting == 1
+        works = True
+        await handle.jobs[2].requeue()
+        assert await handle.result(SECONDS) == 3
+
+
+async def test_a_flow_is_cancelled_as_a_whole(parts: Parts) -> None:
+    async with parts.app:
+        flow = chord([parts.one.call(n) for n in range(5)], parts.total.step())
+        handle = await flow.enqueue()
+        assert await handle.cancel() == 6
+        assert (await handle.progress()).cancelled == 6
+        with pytest.raises(JobCancelled):
+            await handle.result(SECONDS)
+
+
+async def test_a_flow_joins_the_success_of_the_task_that_asks_for_it(parts: Parts) -> None:
+    app = parts.app
+    pending: list[Any] = []
+
+    @app.task
+    async def parent() -> None:
+        pending.append(
+            current_job().enqueue(chord([parts.one.call(1), parts.one.call(2)], parts.total.step()))
+        )
+
+    async with app, app.worker():
+        await (await parent.enqueue()).result(SECONDS)
+        handle = await app.flow(pending[0].id)
+        assert await handle.result(SECONDS) == 3
+
+
+async def test_why_names_what_a_job_waits_for(parts: Parts) -> None:
+    async with parts.app:
+        flow = chord([parts.one.call(n) for n in range(7)], parts.total.step())
+        handle = await flow.enqueue()
+        reason = await parts.app.why(handle.id)
+        assert reason.code == "inputs"
+        first = handle.jobs[1].id
+        assert reason.text.startswith(f"it waits for 7 of 7 inputs: {first} (ready), ")
