@@ -1,24 +1,31 @@
-"""Everything at once: processes that do all there is to do are killed, stopped and started."""
+"""Processes that are killed, stopped and started while they do all there is to do."""
 
 from __future__ import annotations
 
 import random
 import signal
+import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from taskq import TaskLog
+from taskq.core.folds.dedup import key_hash
 from taskq.core.kinds import after, legal
 from taskq.core.model import LIVE_STATES, Durability, State
 from taskq.core.records import Cause, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Settlement
+from taskq.log.state.facets import Facets
+from taskq.log.store.store import open_store
+from tests.effort import grows, some
 from tests.log.told import fold_of, told
 from tests.processes.harness import Child, eventually, log_records, open_here, put
 
-pytestmark = pytest.mark.disk
 PROCESSES = 3
 ENDS = {"succeeded": Kind.SUCCEEDED, "dead": Kind.DEAD}
 
@@ -165,6 +172,7 @@ def check_that_it_serves(path: Path) -> None:
     store.close()
 
 
+@pytest.mark.disk
 @pytest.mark.parametrize(
     ("durability", "seed", "rounds"),
     [
@@ -196,3 +204,139 @@ def test_chaos_leaves_a_log_in_which_everything_told_is_true(
         f"{len(chaos.killed)} kills, {len(chaos.enqueued)} jobs, {len(chaos.ended)} ends, "
         f"{len(chaos.stale)} stale, {report.segments} segments"
     )
+
+
+class Run:
+    """Two processes that are killed in turn, and their answers."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path = path
+        self.chance = random.Random(seed)
+        self.started = 0
+        self.told: dict[str, list[str]] = {
+            "delayed": [], "held": [], "succeeded": [], "dead": [],
+        }  # fmt: skip
+
+    def note(self, lines: list[str]) -> None:
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            if word in self.told:
+                self.told[word].append(rest)
+
+    def start(self) -> Child:
+        self.started += 1
+        child = Child("tidy.py", self.path, self.started)
+        child.expect("open")
+        return child
+
+    def go(self, kills: int) -> None:
+        children = [self.start(), self.start()]
+        try:
+            for _ in range(kills):
+                for _ in range(self.chance.randrange(20, 400)):
+                    self.note([self.chance.choice(children).line()])
+                victim = children.pop(0)
+                victim.kill()
+                self.note(victim.rest())
+                victim.__exit__()
+                children.append(self.start())
+            for child in children:
+                child.say("stop")
+            for child in children:
+                self.note(child.rest())
+                assert child.wait() == 0
+        finally:
+            for child in children:
+                child.__exit__()
+
+    def jobs(self, word: str) -> list[int]:
+        return [int(rest.split()[0]) for rest in self.told[word]]
+
+
+def check(run: Run) -> None:
+    with LogReader.open(str(run.path)) as reader:
+        facets = Facets(reader.journal)
+        agenda, dedup = facets.need_agenda(), facets.need_dedup()
+        assert not facets.damage
+        for job in run.jobs("delayed"):
+            assert agenda.table.state(job) is State.SCHEDULED, f"job {job} was lost"
+        ended = run.jobs("succeeded") + run.jobs("dead")
+        assert len(set(ended)) == len(ended), "a job ended twice"
+        for job in ended:
+            assert agenda.table.state(job) is State.ABSENT, f"job {job} came back"
+        for job in run.jobs("dead"):
+            assert agenda.dead.find(job) is not None, f"dead letter {job} was lost"
+            view = reader.job(job)
+            assert view is not None
+            assert view.reason == "why"
+        for rest in run.told["held"]:
+            number, key = rest.split()
+            assert dedup.until_ns(key_hash(b"keep", key.encode()), int(number)), (
+                f"key {key} is free"
+            )
+        assert agenda.floor_lsn > 1, "nothing was compacted"
+
+
+def compact(path: Path) -> None:
+    config = LogConfig(
+        durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN, keep_bytes=8 * SEGMENT_BYTES_MIN
+    )
+    store = open_store(str(path), config)
+    store.thread_port.compact(None, dry_run=False).result(60)
+    store.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("seed", "kills"),
+    [(1, 4), *(pytest.param(seed, 40, marks=pytest.mark.slow) for seed in range(2, 6))],
+)
+def test_kills_in_the_midst_of_upkeep_lose_nothing_and_bring_nothing_back(
+    tmp_path: Path, seed: int, kills: int
+) -> None:
+    run = Run(tmp_path / "log", seed)
+    run.go(kills)
+    made = [*(run.path / "snapshot").glob("*.snap"), *(run.path / "log").glob("*.idx")]
+    assert made, "nothing was indexed, and no snapshot taken"
+    check(run)
+    compact(run.path)
+    check(run)
+    assert len(list((run.path / "log").glob("*.log"))) < 40
+
+
+def ingest(directory: Path, lines: int, step: int, seconds: float, seed: int) -> int:
+    """Ingest a file by programs that are killed after a while each; returns how many were."""
+    chance, kills = random.Random(seed), 0
+    source, path = directory / "lines.txt", directory / "log"
+    source.write_text("".join(f"line {number}\n" for number in range(lines)))
+    while True:
+        with Child("ingest_file.py", source, path, chance.uniform(0, seconds), step) as child:
+            code = child.wait()
+        if not code:
+            return kills
+        assert code == -signal.SIGALRM
+        kills, seconds = kills + 1, seconds * 1.1  # also the slowest machine comes to the end
+
+
+def payloads(path: Path) -> list[str]:
+    taken: list[str] = []
+    with TaskLog.open(path) as log:
+        while deliveries := log.claim_sync(10_000):
+            taken += [delivery.payload.decode() for delivery in deliveries]
+    return taken
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(2, of=40)))
+def test_a_kill_at_any_moment_leaves_each_line_of_a_file_once(tmp_path: Path, seed: int) -> None:
+    kills = ingest(tmp_path, 2_000, 20, 0.02, seed)
+    assert kills >= 2
+    assert payloads(tmp_path / "log") == [f"line {number}" for number in range(2_000)]
+
+
+if __name__ == "__main__":
+    COUNT = int(sys.argv[1])
+    with tempfile.TemporaryDirectory() as name:
+        killed = ingest(Path(name), COUNT, 100, 0.5, 1)
+        assert payloads(Path(name, "log")) == [f"line {number}" for number in range(COUNT)]
+    sys.stdout.write(f"{COUNT} lines: each once, {killed} programs were killed\n")

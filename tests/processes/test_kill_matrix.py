@@ -1,20 +1,119 @@
-"""Workers that are killed or told to stop at each moment of a job, on each executor."""
+"""Workers that are killed, stopped or told to stop at each moment of a job, on each executor."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import JobHandle
+from taskq import JobHandle, TaskQ
 from taskq.core.model import State
+from taskq.core.views import JobView
+from taskq.log.read.reader import LogReader
 from tests.effort import at_most, grows
 from tests.processes.harness import SCRIPTS, Child, eventually
-from tests.processes.test_lost_worker import TAKEOVER_SECONDS, enqueue, view
+
+#: A dead worker's job is taken over within this time of its death, or of the next worker's start.
+TAKEOVER_SECONDS = 1.0
+
+
+def start_worker(path: Path, *options: object) -> Child:
+    command = [sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", path, *options]
+    return Child(*command, cwd=SCRIPTS)
+
+
+def enqueue(path: Path, task: str, *args: Any, attempts: int = 5) -> JobHandle[Any]:
+    app = TaskQ(path, durability="os")
+    job = app.enqueue_sync(app.call_by_name(task, *args).options(attempts=attempts))
+    app.close_sync()
+    return job
+
+
+def view(path: Path, job: JobHandle[Any]) -> JobView:
+    result = LogReader.open(str(path)).job(job.lsn)
+    assert result is not None
+    return result
+
+
+def attempt(worker: Child) -> tuple[int, float]:
+    number, moment, _ = worker.expect("attempt").split()
+    return int(number), float(moment)
+
+
+@contextmanager
+def killing_orphan(pid: int) -> Iterator[None]:
+    try:
+        yield
+        assert Path(f"/proc/{pid}").exists(), "the orphan was to outlive its worker"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@grows
+@pytest.mark.parametrize(
+    ("task", "successor"),
+    [
+        ("jobs.forks_by_multiprocessing", "other"),
+        ("jobs.forks_by_itself", "other"),
+        ("jobs.forks_by_multiprocessing", "restarted"),
+        pytest.param("jobs.forks_by_itself", "restarted", marks=pytest.mark.slow),
+    ],
+)
+def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(
+    tmp_path: Path, task: str, successor: str
+) -> None:
+    job = enqueue(tmp_path, task)
+    with ExitStack() as stack:
+        first = stack.enter_context(start_worker(tmp_path))
+        number, began = attempt(first)
+        assert number == 1
+        stack.enter_context(killing_orphan(int(first.expect("orphan"))))
+        if successor == "other":
+            second = stack.enter_context(start_worker(tmp_path))
+            second.expect("  ready")
+            since = time.monotonic()
+            first.kill()
+        else:
+            first.kill()
+            second = stack.enter_context(start_worker(tmp_path))
+            since = second.started
+        number, moment = attempt(second)
+        assert number == 2
+        assert moment - since < max(at_most(TAKEOVER_SECONDS), 2 * (began - first.started))
+        eventually(lambda: view(tmp_path, job).state is State.SUCCEEDED)
+        answer = view(tmp_path, job)
+        assert (answer.attempt, answer.result) == (2, b"2")
+        assert [attempt.outcome for attempt in answer.attempts] == ["lost", "succeeded"]
+
+
+@pytest.mark.parametrize(
+    "attempts",
+    [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+)
+def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(
+    tmp_path: Path, attempts: int
+) -> None:
+    job = enqueue(tmp_path, "jobs.kills_its_worker", attempts=attempts)
+    for number in range(1, attempts + 1):
+        with start_worker(tmp_path) as worker:
+            assert attempt(worker)[0] == number
+            assert worker.wait() == -signal.SIGKILL
+    other = enqueue(tmp_path, "jobs.quick", 7)
+    with start_worker(tmp_path):
+        eventually(lambda: view(tmp_path, other).state is State.SUCCEEDED)
+    answer = view(tmp_path, job)
+    assert answer.state is State.DEAD
+    assert answer.attempt == attempts
+    assert answer.reason == f"WorkerLost: the worker process died while it ran attempt {attempts}"
+
 
 EXECUTORS = ("async", "thread", "process")
 #: These few run always, so that each executor, moment and successor is among them.
@@ -34,7 +133,7 @@ STOP_SECONDS = 5.0
 DRAIN_SECONDS = 0.3
 
 
-def start_worker(path: Path, *options: object) -> Child:
+def start_matrix(path: Path, *options: object) -> Child:
     return Child(
         sys.executable, "-m", "taskq", "worker", "matrix:app", "-d", path, *options, cwd=SCRIPTS
     )
@@ -79,15 +178,15 @@ def test_a_killed_workers_job_runs_again_within_a_second_and_the_attempt_counts(
 def run_again_after_a_restart(path: Path, task: str, moment: str) -> int:
     """Returns the process of the first attempt, 0 if it did not begin."""
     job = enqueue(path, task, moment)
-    with start_worker(path) as first:
+    with start_matrix(path) as first:
         killed, pid = kill(first, moment)
-    with start_worker(path) as second:
+    with start_matrix(path) as second:
         check_second_attempt(path, job, second, second.started, 2 * (killed - first.started))
     return pid
 
 
 def run_again_by_another(path: Path, task: str, moment: str) -> int:
-    with start_worker(path) as first, start_worker(path) as second:
+    with start_matrix(path) as first, start_matrix(path) as second:
         first.expect("  ready")
         second.expect("  ready")
         start_seconds = time.monotonic() - second.started
@@ -120,7 +219,7 @@ def check_second_attempt(
 def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: str) -> None:
     go = tmp_path / "go"
     job = enqueue(tmp_path / "data", f"matrix.until_{executor}", str(go))
-    with start_worker(tmp_path / "data") as worker:
+    with start_matrix(tmp_path / "data") as worker:
         _, _, pid = next_attempt(worker)
         worker.send(signal.SIGTERM)
         worker.expect("draining")
@@ -154,7 +253,7 @@ def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
 ) -> None:
     go = tmp_path / "never"
     job = enqueue(tmp_path / "data", f"matrix.until_{executor}", str(go))
-    with start_worker(tmp_path / "data", "--drain-timeout", DRAIN_SECONDS) as worker:
+    with start_matrix(tmp_path / "data", "--drain-timeout", DRAIN_SECONDS) as worker:
         _, _, pid = next_attempt(worker)
         told_to_stop = time.monotonic()
         worker.send(number)
@@ -171,7 +270,7 @@ def test_a_signal_to_the_whole_group_ends_no_child_before_its_job(tmp_path: Path
     """A terminal's Ctrl-C goes to the children too: the worker drains, and they finish."""
     go = tmp_path / "go"
     job = enqueue(tmp_path / "data", "matrix.until_process", str(go))
-    with start_worker(tmp_path / "data") as worker:
+    with start_matrix(tmp_path / "data") as worker:
         _, _, pid = next_attempt(worker)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(pid, number)
@@ -180,3 +279,67 @@ def test_a_signal_to_the_whole_group_ends_no_child_before_its_job(tmp_path: Path
         go.touch()
         assert worker.wait() == 0
     assert view(tmp_path / "data", job).state is State.SUCCEEDED
+
+
+#: An idle worker has nothing to drain.
+
+
+def signal_thread(child: Child, thread: int, number: signal.Signals) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "tgkill"):
+        pytest.skip("this C library has no tgkill")
+    assert library.tgkill(child.pid, thread, int(number)) == 0
+
+
+def threads_of(child: Child) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{child.pid}/task")]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_that_another_thread_takes_wakes_the_loop(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The kernel may choose any thread, and does so when a stopped process goes on."""
+    with start_worker(tmp_path) as worker:
+        worker.expect("  ready")
+        others = [thread for thread in threads_of(worker) if thread != worker.pid]
+        signal_thread(worker, max(others), number)
+        assert worker.wait(STOP_SECONDS) == 0
+
+
+def test_a_worker_that_was_stopped_ends_when_it_is_told_to_and_goes_on(tmp_path: Path) -> None:
+    """SIGTERM and then SIGCONT, as service managers send them."""
+    with start_worker(tmp_path) as worker:
+        worker.expect("  ready")
+        worker.stop()
+        worker.send(signal.SIGTERM)
+        worker.send(signal.SIGCONT)
+        assert worker.wait(STOP_SECONDS) == 0
+
+
+def test_a_process_that_a_task_forks_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    job = enqueue(tmp_path, "jobs.terminates_a_child")
+    with start_worker(tmp_path):
+        eventually(lambda: view(tmp_path, job).state is State.SUCCEEDED, STOP_SECONDS)
+    assert view(tmp_path, job).result == b"-15"
+
+
+@pytest.mark.parametrize("logs", [1, 3])
+def test_ctrl_z_on_a_busy_worker_never_keeps_a_lock(tmp_path: Path, logs: int) -> None:
+    """SIGTSTP takes effect between two batches of each log, so that the others go on beside it."""
+    apps = [TaskQ(tmp_path / f"{n}", durability="os", lock_wait=0.5) for n in range(logs)]
+    quick = apps[0].call_by_name("jobs.quick", 1)
+    for app in apps:
+        app.enqueue_many_sync([quick] * (5_000 // logs))
+    rest = [word for app in apps[1:] for word in ("-d", app.data_dir)]
+    with start_worker(apps[0].data_dir, *rest) as worker:
+        worker.expect("  ready")
+        for _ in range(30):
+            worker.send(signal.SIGTSTP)
+            eventually(lambda: worker.state() == "T")
+            for app in apps:
+                app.enqueue_many_sync([quick] * (200 // logs))
+            worker.send(signal.SIGCONT)
+            eventually(lambda: worker.state() != "T")
+    for app in apps:
+        app.close_sync()

@@ -1,19 +1,45 @@
-"""Four producers and two workers on one directory: each job once, in order, and nobody starves."""
+"""Several processes on one log: they share its jobs, keys and pauses, and wake each other."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import random
+import struct
+import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median, quantiles
 
 import pytest
 
-from taskq.core.model import Durability
+from taskq import Put, State, TaskLog, TaskQ
+from taskq.core.errors import TaskqError
+from taskq.core.model import SECOND_NS, Conflict, Durability, Extras
 from taskq.core.records import Kind
+from taskq.errors import JobFailed
+from taskq.log.commit import answers as watchers
 from taskq.log.format.record import Record
+from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.machine.threads import Pending
+from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Item, Outcome, Settlement
+from taskq.log.state.facets import Facets
+from taskq.reading.stream import COMMIT_RECORDS_MAX
 from tests.effort import grows, some
-from tests.processes.harness import MODES, Child, log_records, of_kind
+from tests.log.reference import Reference
+from tests.processes.harness import (
+    MODES,
+    SCRIPTS,
+    Child,
+    Pause,
+    eventually,
+    log_records,
+    of_kind,
+    open_here,
+    put,
+)
 
 PRODUCERS = 4
 #: The promise on an idle machine; ``-s`` prints the figures.
@@ -152,3 +178,442 @@ def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
     print(f"longest wait of each run: {answer}")  # noqa: T201 - figures
     assert min(longest) < LOCK_WAIT_SECONDS
     assert max(longest) < NOISY_LOCK_WAIT_SECONDS
+
+
+SLOT = struct.Struct("<QB7x")
+ROUNDS = 40
+MEDIAN_SECONDS_MAX = 0.010
+#: A timer's precision, and what a busy machine adds.
+DUE_SECONDS_MAX = 0.25
+DUE_ROUNDS = 5
+IDLE_SHARE_MAX = 0.01
+
+
+def sleeps_for(path: Path, owner: int, interest: int) -> bool:
+    data = (path / "owners" / "board").read_bytes()
+    return (owner, interest) in SLOT.iter_unpack(data)
+
+
+def check_wait(what: str, seconds: list[float]) -> None:
+    p99 = quantiles(seconds, n=100)[98]
+    print(f"{what}: median {median(seconds) * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms")  # noqa: T201
+    assert median(seconds) < MEDIAN_SECONDS_MAX
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_a_waiting_claim_gets_another_processs_job_at_once(
+    tmp_path: Path, durability: Durability
+) -> None:
+    store = open_here(tmp_path, durability)
+    waits = []
+    with Child("answer.py", tmp_path, f"durability={durability}") as claimer:
+        owner = int(claimer.expect("open"))
+        for _ in range(ROUNDS):
+            claimer.say("claim")
+            claimer.expect("waiting")
+            eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_READY))
+            put(store, str(time.monotonic_ns()).encode())
+            waits.append(int(claimer.expect("claimed").split()[2]) / 1e9)
+        claimer.say("settle")
+        claimer.expect("settled")
+    check_wait(f"claim, {durability}", waits)
+    store.close()
+
+
+def test_who_was_alone_until_then_wakes_who_came(tmp_path: Path) -> None:
+    """Alone a process looks for no sleepers; the first that opens the log is seen."""
+    store = open_here(tmp_path)
+    writer = store._open.writer
+    for _ in range(3):
+        put(store, b"x")
+    eventually(lambda: writer.is_alone)
+    for delivery in store.thread_port.claim(ClaimRequest(3)).result(10):
+        store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery, b"")]).result(10)
+    with Child("answer.py", tmp_path) as claimer:
+        owner = int(claimer.expect("open"))
+        claimer.say("claim")
+        claimer.expect("waiting")
+        eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_READY))
+        put(store, b"x")
+        claimer.expect("claimed")
+        assert not writer.is_alone
+        claimer.say("settle")
+        claimer.expect("settled")
+    store.close()
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_whoever_waits_for_an_outcome_elsewhere_gets_it_at_once(
+    tmp_path: Path, durability: Durability
+) -> None:
+    store = open_here(tmp_path, durability)
+    port = store.thread_port
+    waits = []
+    with Child("answer.py", tmp_path, f"durability={durability}") as waiter:
+        owner = int(waiter.expect("open"))
+        for _ in range(ROUNDS):
+            job = put(store, b"x")
+            [delivery] = port.claim(ClaimRequest(1)).result(10)
+            waiter.say(f"outcome {job}")
+            waiter.expect("waiting")
+            eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_OUTCOME))
+            result = str(time.monotonic_ns()).encode()
+            port.settle([Settlement(Kind.SUCCEEDED, delivery, result)]).result(10)
+            state, ago, _ = waiter.expect("outcome").split()
+            assert state == "SUCCEEDED"
+            waits.append(int(ago) / 1e9)
+    check_wait(f"outcome, {durability}", waits)
+    store.close()
+
+
+def test_a_job_that_was_settled_before_anyone_asked_is_told_at_once(tmp_path: Path) -> None:
+    store = open_here(tmp_path)
+    port = store.thread_port
+    job = put(store, b"x")
+    [delivery] = port.claim(ClaimRequest(1)).result(10)
+    port.settle([Settlement(Kind.SUCCEEDED, delivery, b"done")]).result(10)
+    with Child("answer.py", tmp_path) as waiter:
+        waiter.say(f"outcome {job}")
+        assert waiter.expect("outcome").endswith(" done")
+        waiter.say(f"outcome {job + 1}")
+        assert waiter.expect("error").startswith("JobNotFound")
+        waiter.say(f"outcome {job + 1_000}")
+        assert waiter.expect("error").startswith("JobNotFound")
+    store.close()
+
+
+def test_a_due_job_wakes_a_waiting_claim_without_help(tmp_path: Path) -> None:
+    store = open_here(tmp_path)
+    delay_ns, waits = SECOND_NS // 20, []
+    with Child("answer.py", tmp_path) as claimer:
+        claimer.expect("open")
+        for _ in range(DUE_ROUNDS):
+            claimer.say("claim")
+            claimer.expect("waiting")
+            due = str(time.monotonic_ns() + delay_ns).encode()
+            store.thread_port.enqueue(EnqueueSpec(), due, Extras(due_ns=delay_ns)).result(10)
+            waits.append(int(claimer.expect("claimed").split()[2]) / 1e9)
+    print(f"{median(waits) * 1e3:.1f} ms after it was due")  # noqa: T201 - a figure
+    assert min(waits) >= 0
+    assert median(waits) < DUE_SECONDS_MAX
+    store.close()
+
+
+def test_every_waiting_process_gets_its_share(tmp_path: Path) -> None:
+    """One transaction with a job for each of six sleepers, in one process or another."""
+    store = open_here(tmp_path)
+    with ExitStack() as stack:
+        claimers = [stack.enter_context(Child("answer.py", tmp_path)) for _ in range(6)]
+        for claimer in claimers:
+            owner = int(claimer.expect("open"))
+            claimer.say("claim")
+            claimer.expect("waiting")
+            eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_READY))  # noqa: B023
+        now = str(time.monotonic_ns()).encode()
+        store.thread_port.enqueue_many([(EnqueueSpec(), now, None)] * 6).result(10)
+        seen = [claimer.expect("claimed").split() for claimer in claimers]
+        assert sorted(int(line[0]) for line in seen) == [1, 2, 3, 4, 5, 6]
+        assert max(int(line[2]) for line in seen) < SECOND_NS
+    store.close()
+
+
+@pytest.mark.parametrize("beside", ["nothing", "a running job", "an outcome"])
+def test_waiting_costs_no_cpu(tmp_path: Path, beside: str) -> None:
+    store = open_here(tmp_path)
+    put(store, b"x")
+    [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
+    if beside == "nothing":
+        store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(10)
+    with Child("idle.py", tmp_path, 2, delivery.job if beside == "an outcome" else 0) as waiter:
+        share = float(waiter.expect("share"))
+    print(f"waiting beside {beside}: {share:.2%} of a core")  # noqa: T201 - a figure
+    assert share < IDLE_SHARE_MAX
+    store.close()
+
+
+FOLLOW_ROUNDS = 60
+WAKE_SECONDS_MAX = 0.010
+BATCH = 400
+
+
+def follows(path: Path, owner: int) -> bool:
+    """Return whether that owner has announced that it sleeps until the log grows."""
+    data = (path / "owners" / "board").read_bytes()
+    return (owner, INTEREST_GROWTH) in SLOT.iter_unpack(data)
+
+
+def told(child: Child) -> tuple[int, str, float]:
+    lsn, kind, ago = child.expect("record").split()
+    return int(lsn), kind, int(ago) / 1e9
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_a_stream_is_woken_by_what_another_process_writes(
+    tmp_path: Path, durability: Durability
+) -> None:
+    """Within 10 ms at the median, from before the enqueue to the record in hand, on disk."""
+    store = open_here(tmp_path, durability)
+    waits = []
+    with Child("follow_log.py", tmp_path, "-", durability.value) as follower:
+        owner = int(follower.expect("open"))
+        for _ in range(FOLLOW_ROUNDS):
+            eventually(lambda: follows(tmp_path, owner))
+            put(store, str(time.monotonic_ns()).encode())
+            waits.append(told(follower)[2])
+    print(f"{durability}: median {median(waits) * 1e3:.2f} ms, {max(waits) * 1e3:.2f} at most")  # noqa: T201
+    assert median(waits) < WAKE_SECONDS_MAX
+    store.close()
+
+
+def test_what_nobody_syncs_is_synced_for_the_stream(tmp_path: Path) -> None:
+    """A claim waits for no fsync, so the process that made it makes none."""
+    store = open_here(tmp_path, Durability.FSYNC)
+    put(store, b"x")
+    with Child("follow_log.py", tmp_path, "-", "fsync") as follower:
+        owner = int(follower.expect("open"))
+        assert told(follower)[1] == "enqueued"
+        eventually(lambda: follows(tmp_path, owner))
+        [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
+        assert delivery.job == 1
+        assert [told(follower)[1] for _ in range(2)] == ["owner", "claimed"]
+    store.close()
+
+
+def test_waiting_for_the_log_to_grow_costs_no_cpu(tmp_path: Path) -> None:
+    """Nothing is polled: a stream that waits for two seconds uses under 1 % of a core."""
+    store = open_here(tmp_path)
+    put(store, b"x")
+    with Child("follow_log.py", tmp_path, "-", "os", "idle", 2) as follower:
+        share = float(follower.expect("share"))
+    print(f"waiting: {share:.2%} of a core")  # noqa: T201 - a figure
+    assert share < IDLE_SHARE_MAX
+    store.close()
+
+
+def test_a_second_process_is_refused_the_name_and_told_who_has_it(tmp_path: Path) -> None:
+    store = open_here(tmp_path)
+    put(store, b"x")
+    with Child("follow_log.py", tmp_path, "billing", "os") as first:
+        told(first)
+        with Child("follow_log.py", tmp_path, "billing", "os") as second:
+            error = second.expect("error")
+        assert error.startswith("ReaderBusy")
+        assert f"process {first.pid} reads under the name 'billing'" in error
+        first.kill()
+        # The name is free the moment its holder is gone.
+        with Child("follow_log.py", tmp_path, "billing", "os") as third:
+            put(store, b"x")
+            while told(third)[0] < 2:
+                pass
+    store.close()
+
+
+@grows
+def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path) -> None:
+    store = open_here(tmp_path, segment_bytes=64 * 1024)
+    chance = random.Random(4)
+    items: list[Item] = [(EnqueueSpec(), b"x" * 50, None)] * BATCH
+    seen: list[int] = []
+    jobs = 0
+    for _ in range(some(3, 5)):
+        with Child("follow_log.py", tmp_path, "billing", "os") as reader:
+            for _ in range(2):
+                store.thread_port.enqueue_many(items).result(20)
+                jobs += BATCH
+            before = len(seen)
+            seen += [told(reader)[0] for _ in range(chance.randrange(1, 2 * BATCH))]
+            reader.kill()
+            seen += [int(line.split()[1]) for line in reader.rest() if line.startswith("record")]
+        repeated = set(seen[:before]) & set(seen[before:])
+        assert len(repeated) <= COMMIT_RECORDS_MAX
+        assert seen[before:] == list(range(seen[before], seen[-1] + 1))
+        assert not before or seen[before] <= max(seen[:before]) + 1
+    records = log_records(tmp_path)
+    expected = {record.lsn for record in records}
+    last = max(expected)
+    with Child("follow_log.py", tmp_path, "billing", "os") as reader:
+        while seen[-1] < last:
+            seen.append(told(reader)[0])
+    assert set(seen) == expected
+    assert [record.type for record in records].count(Kind.ENQUEUED) == jobs
+    store.close()
+
+
+def fail(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def jobs_in(path: Path) -> list[int]:
+    return [record.lsn for record in of_kind(log_records(path), Kind.ENQUEUED)]
+
+
+def test_an_outcome_that_does_not_read_back_is_told_as_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskq")
+    monkeypatch.setattr(watchers, "read_outcome", fail)
+    store = open_here(tmp_path)
+    port = store.thread_port
+    job = put(store, b"first")
+    [delivery] = port.claim(ClaimRequest(1)).result(10)
+    outcome: Pending[Outcome] = port.outcome(job)
+    assert port.view(job).result(10)
+    pause = Pause(store)
+    settled = port.settle([Settlement(Kind.SUCCEEDED, delivery, b"result")])
+    second = port.enqueue(EnqueueSpec(), b"second")
+    pause.end()
+    assert settled.result(10) == [None]
+    assert isinstance(outcome.exception(10), TaskqError)
+    jobs = [job, second.result(10)]
+    assert jobs_in(tmp_path) == jobs
+    store.close()
+
+
+def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskq")
+    store = open_here(tmp_path)
+    port = store.thread_port
+    job = put(store, b"first")
+    [delivery] = port.claim(ClaimRequest(1)).result(10)
+    settlement = Settlement(Kind.SUCCEEDED, delivery, b"result")
+    assert port.settle([settlement]).result(10) == [None]
+    add = watchers.Outcomes.add
+    with monkeypatch.context() as patch:
+
+        def add_and_fail(self: watchers.Outcomes, number: int, at: object, future: object) -> None:
+            add(self, number, at, future)
+            patch.setattr(Facets, "look_back", fail)
+
+        patch.setattr(watchers.Outcomes, "add", add_and_fail)
+        pause = Pause(store)
+        outcome: Pending[Outcome] = port.outcome(job)
+        second = port.enqueue(EnqueueSpec(), b"second")
+        pause.end()
+        jobs = [job, second.result(10)]
+        assert jobs_in(tmp_path) == jobs
+    put(store, b"third")
+    assert outcome.result(10).body == b"result"
+    store.close()
+
+
+KEYS = 60
+PROCESSES = 4
+THREADS = 4
+
+
+def race(
+    path: Path, durability: Durability, conflict: Conflict = Conflict.FIRST, keys: int = KEYS
+) -> tuple[dict[str, set[int]], Counter[str]]:
+    jobs: dict[str, set[int]] = {}
+    new: Counter[str] = Counter()
+    with ExitStack() as stack:
+        racers = [
+            stack.enter_context(Child("race_keys.py", path, durability, keys, THREADS, conflict))
+            for _ in range(PROCESSES)
+        ]
+        for racer in racers:
+            racer.expect("open")
+        for racer in racers:
+            racer.say("go")
+        for racer in racers:
+            while (line := racer.line()) != "finished":
+                word, key, lsn = line.split()
+                jobs.setdefault(key, set()).add(int(lsn))
+                new[key] += word == "new"
+    return jobs, new
+
+
+@pytest.mark.parametrize("durability", MODES)
+def test_racing_processes_make_one_job_per_key(tmp_path: Path, durability: Durability) -> None:
+    jobs, new = race(tmp_path, durability)
+    assert len(jobs) == KEYS
+    assert all(len(job) == 1 for job in jobs.values())
+    assert set(new.values()) == {1}
+    enqueued = of_kind(log_records(tmp_path), Kind.ENQUEUED)
+    assert {job.lsn for job in enqueued} == {lsn for job in jobs.values() for lsn in job}
+    # Nobody has the log open any more; the next opener gets the same answers.
+    store = open_here(tmp_path, durability)
+    for key, item in jobs.items():
+        future = store.thread_port.enqueue(EnqueueSpec(), b"x", Extras(key=key.encode()))
+        assert future.result(10) == Duplicate(min(item))
+    store.close()
+    again, new_again = race(tmp_path, durability)
+    assert again == jobs
+    assert new_again.total() == 0
+
+
+def test_racing_processes_that_replace_leave_one_job_per_key(tmp_path: Path) -> None:
+    jobs, new = race(tmp_path, Durability.OS, Conflict.REPLACE, 40)
+    assert set(new.values()) == {PROCESSES * THREADS}
+    reference = Reference.of(log_records(tmp_path), lambda _: False, may_fall=False)
+    live = {lsn for lsn in reference.jobs if reference.is_live(lsn)}
+    assert live == {max(job) for job in jobs.values()}
+    assert len(reference.jobs) == PROCESSES * THREADS * 40
+
+
+def test_of_racing_processes_that_raise_one_gets_each_key(tmp_path: Path) -> None:
+    jobs, new = race(tmp_path, Durability.OS, Conflict.RAISE)
+    assert all(len(job) == 1 for job in jobs.values())
+    assert set(new.values()) == {1}
+
+
+LETTERS = 96
+
+
+def start_worker(path: Path) -> Child:
+    return Child(sys.executable, "-m", "taskq", "worker", "letters:app", "-d", path, cwd=SCRIPTS)
+
+
+async def test_what_one_process_requeues_another_ones_worker_runs(tmp_path: Path) -> None:
+    needed = tmp_path / "server"
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        with start_worker(tmp_path / "data") as worker:
+            call = app.call_by_name("letters.send", str(needed))
+            job = await app.enqueue(call.options(queue="mail", attempts=1))
+            with pytest.raises(JobFailed, match="the mail server is away"):
+                await job.result(timeout=20)
+            needed.touch()
+            await job.requeue()
+            assert await job.result(timeout=20) == worker.pid
+            view = await job.view()
+            assert [attempt.outcome for attempt in view.attempts] == ["dead", "succeeded"]
+
+
+async def test_a_worker_of_another_process_heeds_a_pause_and_wakes_at_the_resume(
+    tmp_path: Path,
+) -> None:
+    needed = tmp_path / "server"
+    needed.touch()
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        with start_worker(tmp_path / "data") as worker:
+            call = app.call_by_name("letters.send", str(needed)).options(queue="mail")
+            first = await app.enqueue(call)
+            assert await first.result(timeout=20) == worker.pid
+            await app.pause("mail")
+            paused = await app.enqueue(call)
+            free = await app.enqueue(call.options(queue="other", priority=0))
+            assert await free.result(timeout=20) == worker.pid
+            assert await paused.status() is State.READY
+            await app.resume("mail")
+            assert await paused.result(timeout=20) == worker.pid
+
+
+async def _make_letters(path: Path) -> list[str]:
+    async with TaskLog.open(path, durability="os") as log:
+        ids = await log.put_many([Put(payload=b"x", attempts=1) for _ in range(LETTERS)])
+        for delivery in await log.claim(LETTERS):
+            await log.nack(delivery)
+    return ids
+
+
+def test_two_processes_that_requeue_everything_share_the_letters(tmp_path: Path) -> None:
+    asyncio.run(_make_letters(tmp_path))
+    with Child("letters.py", tmp_path) as first, Child("letters.py", tmp_path) as second:
+        lines = first.rest() + second.rest()
+        eventually(lambda: None not in (first.process.poll(), second.process.poll()))
+    ids = [line for line in lines if line != "open"]
+    requeued = [record.job for record in of_kind(log_records(tmp_path), Kind.REQUEUED)]
+    assert len(requeued) == len(set(requeued)) == LETTERS
+    assert len(ids) == len(set(ids))

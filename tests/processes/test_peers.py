@@ -1,12 +1,15 @@
-"""Owners beside each other: life, wake-ups, and the remains of the dead."""
+"""Peers of a process, and the programs that these tests and benchmarks start."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,8 @@ from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.read.reader import LogReader
 from tests.processes.harness import Child, eventually, open_here, put
+from tests.processes.warm import Program
+from tests.programs import run_python
 
 SLOT = struct.Struct("<QB7x")
 
@@ -179,3 +184,82 @@ def test_strange_files_among_the_owners_are_left_alone(tmp_path: Path) -> None:
     store.close()
     assert LogReader.open(str(tmp_path)).owners() == []
     assert (tmp_path / "owners" / "copy of something.lock").exists()
+
+
+def run(*arguments: object) -> str:
+    command = (sys.executable, "-m", "tests.bench.peers", *map(str, arguments))
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=50).stdout
+
+
+def figures(output: str) -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for line in output.splitlines()[1:]:
+        rows |= json.loads(line)["rows"]
+    return rows
+
+
+def test_its_help_names_the_scenarios_and_the_contenders() -> None:
+    output = run("--help")
+    assert all(
+        name in output for name in ("cycle", "takeover", "huey", "flexiq", "dbos", "--venvs")
+    )
+
+
+@pytest.mark.slow
+def test_a_cycle_a_drain_and_a_takeover_of_ours_have_figures(tmp_path: Path) -> None:
+    """Each sample asserts its end state; a job whose worker was killed runs again."""
+    chosen = ("--only", "cycle", "--only", "drain", "--only", "takeover", "--rounds", 1)
+    output = run("--contender", "taskq os", *chosen, "--jobs", 100, "--json", "--dir", tmp_path)
+    rows = figures(output)
+    assert rows["full cycle, jobs/s"]["taskq os"]["median"] > 0
+    assert rows["drain, jobs/s"]["taskq os"]["jobs"] == 100
+    assert rows["takeover after kill -9, s"]["taskq os"]["median"] < 20
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_peer_that_fails_is_told_with_its_message_and_stops_nobody(tmp_path: Path) -> None:
+    """Its interpreter knows its version, and nothing else."""
+    python = tmp_path / "venvs" / "huey" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && exec echo 9.9\necho it is broken >&2; exit 3\n')
+    python.chmod(0o755)
+    contenders = ("--contender", "huey", "--contender", "taskq os", "--venvs", tmp_path / "venvs")
+    output = run(
+        *contenders, "--only", "lone", "--rounds", 1, "--jobs", 10, "--json", "--dir", tmp_path
+    )
+    head = json.loads(output.splitlines()[0])
+    assert head["versions"]["huey"] == "left out: it ended with 3: it is broken"
+    assert set(figures(output)["lone enqueue, jobs/s"]) == {"taskq os"}
+
+
+AT_WORK = ["-c", "print('at work', flush=True)\nwhile True: pass"]
+LEFT = f"""
+import os
+from tests.processes.warm import Program
+program = Program({AT_WORK!r})
+program.stdout.readline()
+print(program.pid)
+"""
+
+
+def is_gone(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
+def test_a_run_of_tests_leaves_no_program_at_work(end: str) -> None:
+    done = run_python("-c", f"{LEFT}\nos.sys.stdout.flush()\n{end}")
+    eventually(lambda: is_gone(int(done.stdout)), 10)
+
+
+def test_a_program_that_nobody_can_ask_for_its_end_is_killed() -> None:
+    program = Program(AT_WORK)
+    program.stdout.readline()
+    for end in (program._line, program.stdin, program.stdout):
+        end.close()
+    eventually(lambda: is_gone(program.pid), 10)

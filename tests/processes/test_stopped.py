@@ -1,27 +1,45 @@
-"""A process that stands still: inside the lock it holds the others up, but not in silence."""
+"""A process that stands still, a disk that answers late, a mailbox that is full or closes."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from taskq.core.errors import LogLocked, TaskqError
-from taskq.core.model import SECOND_NS, Durability
+from taskq.core.errors import LogClosed, LogLocked, TaskqError
+from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
-from taskq.log.config import LogConfig
+from taskq.log.config import MAILBOX_MAX, LogConfig
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.threads import Pending
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
+from taskq.log.store.port import ThreadPort
 from taskq.log.store.store import Store, open_store
 from tests.effort import at_most, ended
-from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
+from tests.processes.harness import (
+    SCRIPTS,
+    STEP_SECONDS,
+    Child,
+    Pause,
+    eventually,
+    log_records,
+    of_kind,
+    open_here,
+    put,
+)
+from tests.programs import run_python
 
 SPEC = EnqueueSpec()
 LIMIT_SECONDS = 0.5
@@ -217,4 +235,294 @@ def test_ctrl_z_stops_a_process_between_two_batches(tmp_path: Path) -> None:
             child.send(signal.SIGCONT)
             eventually(lambda: child.state() != "T")
     assert store._open.writer.waits.largest / SECOND_NS < at_most(LIMIT_SECONDS)
+    store.close()
+
+
+_STILL_MS_MAX: Final = 20
+#: A busy machine lets the whole process wait, too, now and then.
+_TRIES: Final = 4
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("slow") / "slow.so"
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["cc", *flags, "-o", library, SCRIPTS / "slow.c"], check=True)
+    return library
+
+
+def _slow(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no LD_PRELOAD")
+@pytest.mark.skipif(sys.maxsize < 2**32, reason="calls of 64 bits are exchanged")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the slow calls are compiled")
+@pytest.mark.parametrize(
+    ("call", "milliseconds"),
+    [
+        ("pwrite", 50),
+        *(_slow("pwrite", delay) for delay in (5, 500)),
+        *(_slow(call, delay) for call in ("pread", "flock", "statx") for delay in (5, 50, 500)),
+    ],
+)
+def test_behind_a_slow_call_the_event_loop_stands_still_no_more(
+    tmp_path: Path, slow: Path, call: str, milliseconds: int
+) -> None:
+    rounds = 3 if milliseconds > 100 else 10
+    for _ in range(_TRIES):
+        how = (tmp_path, call, str(milliseconds), str(rounds))
+        done = run_python(
+            SCRIPTS / "stand_still.py",
+            *how,
+            env={**os.environ, "LD_PRELOAD": str(slow)},
+            check=True,
+            timeout=STEP_SECONDS,
+        )
+        first, after, count = map(float, done.stdout.split())
+        print(f"{call} {milliseconds} ms: {first} ms, then {after} ms, {count:.0f} slow calls")  # noqa: T201 - a figure
+        assert count >= rounds
+        if after <= _STILL_MS_MAX:
+            return
+    raise AssertionError(f"it stood still for {after} ms, {_TRIES} times")
+
+
+def test_a_full_mailbox_makes_threads_wait(tmp_path: Path) -> None:
+    """``room`` blocks while the mailbox is full; in the end everything is answered."""
+    store = open_here(tmp_path)
+    port = store.thread_port
+    pause = Pause(store)
+    futures = [port.enqueue(SPEC, b"x") for _ in range(MAILBOX_MAX)]
+    assert port.full
+    roomy = threading.Event()
+
+    def wait_for_room() -> None:
+        port.room()
+        roomy.set()
+
+    threads = [threading.Thread(target=wait_for_room) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    pause.end()
+    assert roomy.wait(10)
+    for thread in threads:
+        ended(thread)
+    assert [future.result(10) for future in futures] == list(range(1, MAILBOX_MAX + 1))
+    assert not store.mailbox.requests
+    store.close()
+
+
+async def test_a_full_mailbox_makes_coroutines_wait(tmp_path: Path) -> None:
+    store = await asyncio.to_thread(open_here, tmp_path)
+    port = store.port()
+    pause = await asyncio.to_thread(Pause, store)
+    futures = [port.enqueue(SPEC, b"x") for _ in range(MAILBOX_MAX)]
+    waits = [asyncio.ensure_future(port.room()) for _ in range(4)]
+    await asyncio.sleep(0)
+    assert port.full
+    assert not any(wait.done() for wait in waits)
+    pause.end()
+    await asyncio.wait_for(asyncio.gather(*waits), 10)
+    assert len(await asyncio.gather(*futures)) == MAILBOX_MAX
+    await asyncio.to_thread(store.close)
+
+
+def test_close_answers_everything(tmp_path: Path) -> None:
+    store = open_here(tmp_path, Durability.FSYNC)
+    port = store.thread_port
+    job = put(store, b"x")
+    held: Pending[list[Delivery]] = port.claim(ClaimRequest(1, frozenset({"no such queue"})))
+    outcome = port.outcome(job)
+    pause = Pause(store)
+    sent = [port.enqueue(SPEC, b"y") for _ in range(1_000)]
+    look = port.view(job)
+    closer = threading.Thread(target=store.close)
+    closer.start()
+    pause.end()
+    ended(closer)
+    assert len({future.result(0) for future in sent}) == 1_000
+    assert look.result(0)
+    for waiting in (held, outcome):
+        assert isinstance(waiting.exception(0), LogClosed)
+    store.close()
+    with pytest.raises(LogClosed):
+        port.enqueue(SPEC, b"z")
+    with pytest.raises(LogClosed):
+        port.claim(ClaimRequest(1))
+    assert len(of_kind(log_records(tmp_path), Kind.ENQUEUED)) == 1_001
+
+
+def test_whoever_sends_while_it_closes_is_answered(tmp_path: Path) -> None:
+    """Threads that hammer the log while it closes get a job or LogClosed, never silence."""
+    for number in range(20):
+        store = open_here(tmp_path / str(number))
+        port = store.thread_port
+        answers: list[object] = []
+        started = threading.Barrier(5)
+
+        def hammer() -> None:
+            started.wait()  # noqa: B023 - joined before the next round
+            try:
+                while True:
+                    answers.append(port.enqueue(SPEC, b"x").result(10))  # noqa: B023
+            except LogClosed as error:
+                answers.append(error)  # noqa: B023
+
+        threads = [threading.Thread(target=hammer) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        store.close()
+        for thread in threads:
+            ended(thread)
+        assert sum(isinstance(answer, LogClosed) for answer in answers) == 4
+
+
+def test_a_request_that_slips_in_after_the_end_is_answered(tmp_path: Path) -> None:
+    """A sender that saw the log open, and wrote to the mailbox after the last look at it."""
+    store = open_here(tmp_path)
+    port = store.thread_port
+    store.close()
+    store.mailbox.usable = True  # the sender's observations
+    future = port.enqueue(SPEC, b"x")
+    assert isinstance(future.exception(5), LogClosed)
+    port.room()
+
+
+def test_room_is_no_trap_at_the_end(tmp_path: Path) -> None:
+    store = open_here(tmp_path)
+    port = store.thread_port
+    store.close()
+    late: Pending[int] = Pending()
+    store.mailbox.requests.extend([(0, port, late, None)] * MAILBOX_MAX)
+    waiter = threading.Thread(target=port.room, daemon=True)
+    waiter.start()
+    ended(waiter)
+    assert isinstance(late.exception(0), LogClosed)
+
+
+def test_cancelling_while_answers_come_breaks_nothing(tmp_path: Path) -> None:
+    """Futures of threads may be cancelled at any moment; claimed jobs are not lost with them."""
+    store = open_here(tmp_path)
+    port = store.thread_port
+    for _ in range(300):
+        job = put(store, b"x")
+        claims: list[Pending[list[Delivery]]] = [port.claim(ClaimRequest(1)) for _ in range(8)]
+        crossed = [claim for claim in claims if not claim.cancel()]
+        if not crossed:
+            crossed = [port.claim(ClaimRequest(1))]
+        [delivery] = crossed[0].result(10)
+        assert delivery.job == job
+        assert port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(10) == [None]
+    store.close()
+
+
+class CancelledInBetween(Pending[Any]):
+    """Its owner cancels it just after the storage thread has seen that it still waits."""
+
+    def done(self) -> bool:
+        was_done = super().done()
+        self.cancel()
+        return was_done
+
+
+def test_a_claim_cancelled_between_look_and_answer_gives_its_job_back(tmp_path: Path) -> None:
+    """The storage thread outlives it, and the job burns no attempt."""
+    store = open_here(tmp_path)
+    port = store.thread_port
+    job = put(store, b"x")
+    port._future = CancelledInBetween
+    cancelled = port.claim(ClaimRequest(1))
+    port._future = Pending
+    [delivery] = port.claim(ClaimRequest(1)).result(10)
+    assert cancelled.cancelled()
+    assert (delivery.job, delivery.attempt) == (job, 1)
+    store.close()
+
+
+@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+def test_leaving_without_close_loses_nothing_acknowledged(tmp_path: Path, durability: str) -> None:
+    with Child("answer.py", tmp_path, f"durability={durability}") as child:
+        child.expect("open")
+        for number in range(3):
+            child.say(f"enqueue {number}")
+            child.expect("enqueued")
+        child.say("exit")
+        assert child.wait() == 0
+    assert len(of_kind(log_records(tmp_path), Kind.ENQUEUED)) == 3
+    assert not list((tmp_path / "owners").glob("*.lock"))
+
+
+def wrong_requests(port: ThreadPort) -> list[Pending[Any]]:
+    """None of them passes the types, so that each is a bug of its sender."""
+    anything: Any = port
+    no_delivery: Any = None
+    return [
+        anything.enqueue(SPEC, "text"),
+        anything.enqueue(SPEC, b"x", Extras(headers={"a": "\ud800"})),
+        anything.enqueue(SPEC, b"x", Extras(due_ns=2**70)),
+        anything.enqueue(SPEC, None),
+        anything.enqueue(None, b"x"),
+        anything.enqueue_many([(SPEC, b"part", None), (SPEC, "text", None)]),
+        anything.cancel("x"),
+        anything.settle([Settlement(Kind.SUCCEEDED, no_delivery)]),
+    ]
+
+
+@pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
+def test_a_request_that_makes_no_sense_fails_alone(
+    tmp_path: Path, durability: Durability, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskq")
+    store = open_here(tmp_path, durability)
+    port = store.thread_port
+    pause = Pause(store)
+    good = {"before": port.enqueue(SPEC, b"before")}
+    wrong = wrong_requests(port)
+    claim: Pending[list[Delivery]] = port.claim(ClaimRequest(1))
+    good["after"] = port.enqueue(SPEC, b"after")
+    pause.end()
+    for future in wrong:
+        assert isinstance(future.exception(10), TaskqError)
+    [delivery] = claim.result(10)
+    assert delivery.payload == b"before"
+    seen = {future.result(10): name for name, future in good.items()}
+    seen[put(store, b"last")] = "last"
+    jobs = of_kind(log_records(tmp_path), Kind.ENQUEUED)
+    assert {job.lsn: (job.body or b"").decode() for job in jobs} == seen
+    store.close()
+
+
+def test_a_claim_that_makes_no_sense_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskq")
+    store = open_here(tmp_path)
+    anything: Any = store.thread_port
+    good: Pending[list[Delivery]] = anything.claim(ClaimRequest(1, frozenset({"other"})))
+    bad: Pending[Any] = anything.claim(ClaimRequest(1, queues=5))  # type: ignore[arg-type]
+    job = put(store, b"x")
+    assert isinstance(bad.exception(1), TaskqError)
+    [delivery] = anything.claim(ClaimRequest(1)).result(10)
+    assert delivery.job == job
+    assert anything.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(10) == [None]
+    assert not good.done() or isinstance(good.exception(0), TaskqError)
+    store.close()
+
+
+def test_a_bad_settlement_is_reported_to_its_callback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "taskq")
+    store = open_here(tmp_path)
+    port = store.thread_port
+    put(store, b"x")
+    [delivery] = port.claim(ClaimRequest(1)).result(10)
+    errors: list[TaskqError] = []
+    wrong: Any = "not bytes"
+    port.settle_soon(
+        [Settlement(Kind.SUCCEEDED, delivery, wrong)], lambda _, error: errors.append(error)
+    )
+    assert port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(10) == [None]
+    assert len(errors) == 1
     store.close()

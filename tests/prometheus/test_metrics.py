@@ -25,7 +25,7 @@ from taskq_plugins.prometheus.serving import registry_of, text_of, worker_metric
 from taskq_plugins.scrapes import serve
 from taskq_workers import JobFinished
 from tests.processes.harness import SCRIPTS, Child, eventually
-from tests.processes.test_lost_worker import enqueue, start_worker, view
+from tests.processes.test_kill_matrix import enqueue, start_worker, view
 
 #: A sample: its name, and its labels in order.
 Key = tuple[str, ...]
