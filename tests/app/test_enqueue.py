@@ -1,26 +1,37 @@
-"""Tasks and jobs on a real directory."""
+"""Options of an enqueue: headers, retention, keys and windows, wherever jobs are enqueued."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from taskq import State, Task, TaskQ
+from taskq import JobHandle, Put, State, Task, TaskLog, TaskQ, current_job
+from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, SECOND_NS, TIME_NS_MAX, Extras
+from taskq.core.rates import Limit, Rate
 from taskq.core.records import Kind
 from taskq.errors import (
+    DuplicateKey,
     JobCancelled,
     JobExpired,
+    JobFailed,
     JobNotFound,
     LogClosed,
     LogError,
+    PayloadTooLarge,
     ResultTimeout,
+    UsageError,
     WrongLog,
 )
-from taskq.log.requests import ClaimRequest, Delivery, Settlement
+from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.read.reader import LogReader
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
+from tests.log.tending import fill_segment, keeping, tend
+from tests.log.world import World
 
 
 def add_task(app: TaskQ, **choices: Any) -> Task[..., Any]:
@@ -213,3 +224,351 @@ async def test_a_cancelled_enqueue_is_withdrawn_or_stands(app: TaskQ) -> None:
     assert all(isinstance(error, asyncio.CancelledError) for error in done)
     stands = await claim(app, 10)
     assert (await add.enqueue(99)).lsn > max([d.job for d in stands], default=0)
+
+
+# -- headers ---------------------------------------------------------------------------------------
+
+
+HEADERS: Final = {
+    "trace": "4bf92f35",
+    "grüße": "世界 🌍",
+    "empty": "",
+    "": "no name",
+    "lines": "a\nb\0c",
+}
+#: Two lengths of two bytes, and a name of one.
+LONGEST: Final = HEADERS_BYTES_MAX - 5
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> TaskQ:
+    return TaskQ(tmp_path / "log", durability="os")
+
+
+@pytest.mark.parametrize("size", [70_000, 65_536, 65_535, HEADERS_BYTES_MAX, LONGEST + 1])
+async def test_a_value_over_the_limit_is_refused_and_never_cut(
+    log: TaskLog, beside: TaskQ, size: int
+) -> None:
+    """At every door, and nothing is written; lengths that do not fit 16 bits are not wrapped."""
+
+    @beside.task
+    async def work() -> None: ...
+
+    headers = {"a": "x" * size}
+    call = beside.call_by_name("other")
+    doors: list[Callable[[], Any]] = [
+        lambda: work.options(headers=headers),
+        lambda: work.call().options(headers=headers),
+        lambda: call.options(headers=headers),
+        lambda: beside.task(headers=headers)(work.fn),
+    ]
+    for door in doors:
+        with pytest.raises(PayloadTooLarge, match=f"the headers has {size + 5} bytes"):
+            door()
+    for put in (
+        log.put(b"", headers=headers),
+        log.put_many([Put(payload=b""), Put(payload=b"", headers=headers)]),
+    ):
+        with pytest.raises(PayloadTooLarge, match=f"the limit is {HEADERS_BYTES_MAX}"):
+            await put
+    assert await log.peek() == []
+
+
+async def test_many_small_headers_have_the_same_limit_together(log: TaskLog) -> None:
+    with pytest.raises(PayloadTooLarge):
+        await log.put(b"", headers={f"{number:04}": "x" * 30 for number in range(1_000)})
+    fits = {f"{number:04}": "x" * 30 for number in range(800)}
+    job_id = await log.put(b"", headers=fits)
+    assert (await log.get(job_id)).headers == fits
+
+
+async def test_the_longest_value_that_fits_comes_back_whole(log: TaskLog) -> None:
+    headers = {"a": "é" * (LONGEST // 2)}
+    job_id = await log.put(b"x", headers=headers, key="k" * 1_024, window="1h", delay="1s")
+    assert (await log.get(job_id)).headers == headers
+
+
+@pytest.mark.parametrize(
+    "headers", [{"a": 1}, {1: "a"}, {"a": None}, {"a": b"x"}, {"a": "\ud800"}, {"\ud800": "a"}]
+)
+async def test_what_is_no_text_is_refused(log: TaskLog, headers: Any) -> None:
+    with pytest.raises(UsageError, match="header"):
+        await log.put(b"x", headers=headers)
+    assert await log.peek() == []
+
+
+async def test_headers_go_with_the_job_through_retries_dead_letters_and_requeue(
+    log: TaskLog,
+) -> None:
+    job_id = await log.put(b"x", headers=HEADERS, attempts=3)
+    (delivery,) = await log.claim(1)
+    assert delivery.headers == HEADERS
+    await log.release(delivery)
+    for _ in range(3):
+        (delivery,) = await log.claim(1)
+        assert delivery.headers == HEADERS
+        await log.nack(delivery, "no", delay=0)
+        assert (await log.get(job_id)).headers == HEADERS
+    assert (await log.get(job_id)).state is State.DEAD
+    assert [letter.headers for letter in await log.dead.list()] == [HEADERS]
+    await log.dead.requeue(job_id)
+    (delivery,) = await log.claim(1)
+    assert delivery.headers == HEADERS
+    await log.nack(delivery, "no", delay=0)
+    with LogReader.open(str(log.data_dir)) as reader:
+        (listed,) = reader.jobs(None, None, None, 9)
+        shown = reader.job(listed.lsn)
+    assert shown is not None
+    assert listed.headers == shown.headers == HEADERS
+
+
+# -- keep ------------------------------------------------------------------------------------------
+
+
+DAY = 86_400
+OTHER = EnqueueSpec("other", "mail.send")
+
+
+async def compact_all(log: TaskLog) -> None:
+    """Let go what was written so far, as far as nothing keeps it."""
+    for _ in range(4):
+        await log.put(bytes(30_000), queue="filler")
+    report = await log.compact(keep=0)
+    assert any(segment.removed for segment in report.segments)
+
+
+def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> None:
+    queues = {"other": QueuePolicy(keep_seconds=2 * DAY)}
+    world = World(config=keeping(keep_seconds=DAY, queues=queues))
+    process = world.process()
+    own = process.enqueue(b"own", Extras(keep_ns=30 * DAY * SECOND_NS), OTHER)
+    ever = process.enqueue(b"ever", Extras(keep_ns=TIME_NS_MAX), OTHER)
+    short = process.enqueue(b"short", Extras(keep_ns=SECOND_NS), OTHER)
+    plain = process.enqueue(b"plain", None, OTHER)
+    for delivery in process.claim(4):
+        process.settle(delivery, body=b"result")
+    before = world.view(own)
+    for kept in ({own, plain}, {own}, {own}):
+        fill_segment(process)
+        world.clock.advance(1.5 * DAY)
+        tend(process)
+        assert {job for job in (own, short, plain) if world.view(job)} == kept
+        assert world.view(own) == before
+    fill_segment(process)
+    world.clock.advance(30 * DAY)
+    tend(process)
+    assert world.view(own) is None
+    assert world.view(ever) is not None
+
+
+async def test_a_task_a_call_and_a_put_say_how_long(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False)
+
+    @app.task(keep="1d")
+    async def report(number: int) -> int:
+        return number
+
+    @app.task
+    async def ping(text: str) -> None:
+        """Nobody wants to know."""
+
+    async with app, TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
+        async with app.worker():
+            long = await report.enqueue(7)
+            own = await ping.options(keep="never").enqueue("own")
+            plain: list[JobHandle[Any]] = [await report.options(keep=None).enqueue(8)]
+            plain.append(await ping.enqueue(""))
+            for job in plain:
+                await job.result(20)
+        put = await log.put_many([Put(payload=b"1", keep=60), Put(payload=b"2")])
+        for delivery in await log.claim(2):
+            await log.ack(delivery, b"done")
+        await compact_all(log)
+        assert await long.result(20) == 7
+        assert await own.status() is State.SUCCEEDED
+        assert (await log.get(put[0])).result == b"done"
+        for gone in (*[job.id for job in plain], put[1]):
+            with pytest.raises(JobNotFound):
+                await log.get(gone)
+
+
+async def test_a_replayed_job_is_kept_as_the_old_one(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
+        await log.put(b"x", queue="q", keep="1h")
+        await log.ack((await log.claim())[0])
+        old = (await log.replay(queue="q")).jobs[0]
+        await log.ack((await log.claim())[0], b"done")
+        await compact_all(log)
+        assert (await log.get(old.new_id)).result == b"done"
+        assert (await log.get(old.job_id)).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "soon", True, b"1h"])
+async def test_a_wrong_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
+    app = TaskQ(tmp_path)
+    with pytest.raises(UsageError, match=r"^keep is "):
+        app.task(name="x", keep=wrong)(print)
+    async with TaskLog.open(tmp_path) as log:
+        with pytest.raises(UsageError, match=r"^keep is "):
+            await log.put(b"x", keep=wrong)
+        assert (await log.stats()).next_lsn == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("5m", 300.0), (90, 90.0), ("never", None), (None, None), (0, 0.0)]
+)
+async def test_a_log_has_the_window_that_it_is_opened_with(
+    tmp_path: Path, given: Any, seconds: float | None
+) -> None:
+    async with TaskLog.open(tmp_path / "log", durability="os", starvation=given) as log:
+        assert log._connection.config.starvation_seconds == seconds
+        low = await log.put(b"low", priority=0)
+        assert [delivery.job_id for delivery in await log.claim()] == [low]
+
+
+# -- dedup options ---------------------------------------------------------------------------------
+
+
+async def test_a_task_says_what_becomes_of_a_key_that_is_held(app: TaskQ) -> None:
+    @app.task(key=lambda number: f"k{number}", on_conflict="replace")
+    async def sync(number: int) -> None: ...
+
+    first = await sync.enqueue(1)
+    second = await sync.enqueue(1)
+    assert (second.duplicate, await first.status()) == (False, State.CANCELLED)
+    with pytest.raises(JobCancelled):
+        await first.result(timeout=5)
+    third = await sync.options(on_conflict="first").enqueue(1)
+    assert (third.duplicate, third.id) == (True, second.id)
+    with pytest.raises(DuplicateKey) as caught:
+        await sync.options(on_conflict="raise").enqueue(1)
+    assert caught.value.job_id == second.id
+    call = sync.call(1)
+    assert (await app.enqueue(call.options(on_conflict="first"))).duplicate
+    with pytest.raises(DuplicateKey):
+        await app.enqueue_many([call.options(key="other"), call.options(on_conflict="raise")])
+    assert await second.status() is State.READY
+
+
+async def test_bytes_have_the_same_options(log: TaskLog) -> None:
+    first = await log.put(b"1", key="k", window="1h", until="settled")
+    (held,) = await log.claim()
+    assert await log.put(b"2", key="k", on_conflict="replace") == first
+    await log.ack(held)
+    assert await log.put(b"2", key="k") == first
+    with pytest.raises(DuplicateKey):
+        await log.put_many([Put(payload=b"0"), Put(payload=b"3", key="k", on_conflict="raise")])
+    second = await log.put(b"4", key="k", on_conflict="replace")
+    assert second != first
+    assert await log.put(b"5", key="k") == second
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"until": "settled"}, "until is given without a key"),
+        ({"on_conflict": "raise"}, "on_conflict is given without a key"),
+        ({"key": "k", "until": "done"}, "until is 'done', it must be \"settled\" or left out"),
+        ({"key": "k", "on_conflict": "last"}, "on_conflict is 'last', it must be \"first\""),
+    ],
+)
+async def test_a_wrong_option_is_refused_by_name(
+    log: TaskLog, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        await log.put(b"x", **options)
+    with pytest.raises(UsageError, match=message):
+        await log.put_many([Put(payload=b"x", **options)])
+    assert (await log.stats()).queues == ()
+
+
+async def test_a_job_without_its_tasks_key_has_nothing_of_it(app: TaskQ) -> None:
+    @app.task(key=lambda: "k", window="1h", until="settled", on_conflict="raise")
+    async def sync() -> None: ...
+
+    await sync.enqueue()
+    free = sync.options(key=None)
+    assert not (await free.enqueue()).duplicate
+    assert not (await free.enqueue()).duplicate
+
+
+async def test_a_task_whose_child_is_refused_fails_and_says_why(app: TaskQ) -> None:
+    """The refusal comes with the success that the child should have joined: it fails instead."""
+
+    @app.task
+    async def child() -> None: ...
+
+    @app.task(retry=1)
+    async def parent() -> None:
+        current_job().enqueue(child.call().options(key="k", on_conflict="raise"))
+
+    taken = await child.options(key="k", delay="1h").enqueue()
+    job = await parent.enqueue()
+    async with app.worker(concurrency=1):
+        with pytest.raises(JobFailed, match=f"is held by job {taken.id}"):
+            await job.result(timeout=20)
+
+
+async def test_the_number_of_keys_is_an_option(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path / "log", durability="os", keys_max=2) as log:
+        await log.put(b"1", key="1")
+        await log.put(b"2", key="2")
+        with pytest.raises(UsageError, match="keys_max is 2"):
+            await log.put(b"3", key="3")
+
+
+def key_of(call: Any) -> bytes:
+    return b"" if call.extras is None else call.extras.concurrency_key
+
+
+def test_a_key_is_made_of_the_arguments_defaults_filled_in(app: TaskQ) -> None:
+    @app.task(name="send", concurrency=1, concurrency_key=lambda account, to="x": f"{account}/{to}")
+    def send(account: str, to: str = "y") -> None: ...
+
+    assert send.limit == Limit(concurrency=1, scope="send")
+    assert key_of(send.call("a")) == b"a/y"
+    assert key_of(send.options(concurrency_key="fixed").call("a")) == b"fixed"
+    assert key_of(send.options(concurrency_key=None).call("a")) == b""
+    assert key_of(send.call("a").options(priority=9)) == b"a/y"
+    assert key_of(send.call("a").options(concurrency_key="other")) == b"other"
+    assert key_of(send.options(key="k").call("a")) == b"a/y"
+
+
+def test_whole_numbers_will_do_for_a_key_and_none_stands_for_no_key(app: TaskQ) -> None:
+    @app.task(rate="5/s", concurrency_key=lambda account: account)
+    def send(account: int | None) -> None: ...
+
+    assert send.limit is not None
+    assert send.limit.rate == Rate(5, 10**9)
+    assert key_of(send.call(7)) == b"7"
+    assert key_of(send.call(None)) == b""
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"concurrency": True}, "concurrency is True"),
+        ({"rate": "often"}, "rate is 'often'"),
+        ({"concurrency_key": lambda a: a}, "without concurrency or rate"),
+        ({"concurrency": 1, "concurrency_key": "text"}, "concurrency_key is 'text'"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused_where_it_is_written(
+    app: TaskQ, choices: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+
+        @app.task(**choices)
+        def send(a: str) -> None: ...
+
+
+def test_a_key_that_does_not_fit_is_refused_at_the_call(app: TaskQ) -> None:
+    @app.task(concurrency=1, concurrency_key=lambda a: a)
+    def send(a: Any) -> None: ...
+
+    for wrong in ("", "x" * (KEY_BYTES_MAX + 1), 1.5):
+        with pytest.raises(UsageError, match="concurrency_key"):
+            send.call(wrong)
+    with pytest.raises(UsageError, match="Call takes its concurrency_key"):
+        send.call("a").options(concurrency_key=lambda a: a)

@@ -22,7 +22,7 @@ from taskq import TaskQ
 from taskq.calls.arguments import ArgumentCodec
 from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
-from taskq.errors import InvalidCall, JobFailed, UsageError
+from taskq.core.errors import InvalidCall, JobFailed, UsageError
 
 
 class Pair(NamedTuple):

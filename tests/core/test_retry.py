@@ -1,13 +1,19 @@
-from __future__ import annotations
+"""Retry policies: how they are written, and their rules as tables and properties."""
 
+import asyncio
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taskq import Discard, Retry, Snooze, retry
 from taskq.core.errors import UsageError
-from taskq.core.retry import DEFAULT, policy_of
+from taskq.core.exceptions import MEMBERS_MAX, NO_TEXT, members, names_of, text_of
+from taskq.core.model import SECOND_NS
+from taskq.core.retry import DEFAULT, policy_of, wish_in
 from taskq.retry import RetryPolicy
 
 
@@ -115,3 +121,275 @@ def test_a_delay_that_a_task_found_to_be_over_already_means_now() -> None:
     assert Snooze(-0.25).delay_ns == 0
     assert Retry(delay=-1).delay_ns == 0
     assert Retry(delay=timedelta(seconds=-2)).delay_ns == 0
+
+
+# -- retry rules -----------------------------------------------------------------------------------
+
+
+ERRORS: list[Exception] = [
+    OSError("down"),
+    ConnectionError("reset"),
+    TimeoutError("late"),
+    ValueError("bad"),
+    KeyError("no"),
+    Retry(),
+    Retry(delay=7),
+    Discard("enough"),
+]
+KINDS = [Exception, OSError, ConnectionError, TimeoutError, ValueError, LookupError]
+
+
+def test_an_errors_own_policy_has_its_own_number_of_attempts() -> None:
+    policy = retry.fixed(attempts=10, per_error={OSError: retry.fixed(attempts=2), KeyError: 1})
+    assert isinstance(policy.decide(1, OSError(), 0), retry.RetryAfter)
+    assert policy.decide(2, OSError(), 0) == retry.Die("attempt 2 of 2 failed")
+    assert isinstance(policy.decide(9, KeyError(), 0), retry.RetryAfter)
+    assert isinstance(policy.decide(10, KeyError(), 0), retry.Die)
+    # The job's own number is the most there is.
+    assert isinstance(policy.decide(1, OSError(), 0, attempts_max=1), retry.Die)
+
+
+@pytest.mark.parametrize(
+    ("age", "delay", "is_too_old"),
+    [
+        (0, 0, False),
+        (50, 49, False),
+        (50, 50, True),
+        (99, 0, False),
+        (100, 0, True),
+        (-5, 10, False),
+    ],
+)
+def test_a_job_is_too_old_when_its_next_attempt_would_begin_after_its_longest_age(
+    age: int, delay: int, is_too_old: bool
+) -> None:
+    policy = retry.fixed(max_age=100)
+    assert policy.is_too_old(age * SECOND_NS, delay * SECOND_NS) is is_too_old
+    assert not retry.fixed().is_too_old(age * SECOND_NS, delay * SECOND_NS)
+
+
+@pytest.mark.parametrize("wish", [Retry(delay=3), Snooze(5), Discard("no"), None])
+def test_decide_is_told_the_error_and_the_attempt_and_may_return_or_raise_its_wish(
+    wish: Any,
+) -> None:
+    asked: list[tuple[BaseException, int]] = []
+
+    def returns(error: BaseException, attempt: int) -> Any:
+        asked.append((error, attempt))
+        return wish
+
+    def raises(error: BaseException, attempt: int) -> Any:
+        if wish is not None:
+            raise wish
+
+    error = OSError("down")
+    assert retry.fixed(decide=returns).wish(error, 4) is wish
+    assert retry.fixed(decide=raises).wish(error, 4) is wish
+    assert asked == [(error, 4)]
+    assert retry.fixed().wish(error, 4) is None
+
+
+@pytest.mark.parametrize("wrong", [5, "retry", Retry, True, OSError()])
+def test_a_decision_that_is_none_is_refused_with_what_would_be_one(wrong: Any) -> None:
+    policy = retry.fixed(decide=lambda *_: wrong)
+    with pytest.raises(UsageError, match=r"decide gave .* for OSError: return Retry"):
+        policy.wish(OSError(), 1)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"retry_on": "OSError"}, "retry_on is 'OSError': give a class"),
+        ({"give_up_on": [OSError]}, "give_up_on is .*: give a class"),
+        ({"per_error": {"OSError": 1}}, "per_error is 'OSError': give a class"),
+        ({"per_error": {OSError: "soon"}}, r"per_error\[OSError\] is 'soon'"),
+        ({"per_error": {OSError: retry.fixed(max_age=1)}}, "has rules of its own"),
+        ({"decide": 5}, "decide is 5: give a function"),
+        ({"max_age": "-1s"}, "max_age is '-1s'"),
+        ({"delay_max": "x"}, "delay_max is 'x'"),
+        (
+            {"retry_for": OSError},
+            "there is no rule 'retry_for' for retries: did you mean",
+        ),
+    ],
+)
+@pytest.mark.parametrize("shape", [retry.fixed, retry.linear, retry.exponential])
+def test_a_wrong_rule_is_refused_by_name(shape: Any, rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        shape(**rules)
+
+
+@given(
+    st.integers(0, 12),
+    st.lists(st.sampled_from(KINDS), max_size=2).map(tuple),
+    st.lists(st.sampled_from(KINDS), max_size=2).map(tuple),
+    st.dictionaries(st.sampled_from(KINDS), st.integers(0, 50), max_size=2),
+    st.sampled_from(ERRORS),
+    st.integers(1, 15),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_every_decision_follows_from_the_rules(
+    attempts: int,
+    retry_on: tuple[type[Exception], ...],
+    give_up_on: tuple[type[Exception], ...],
+    per_error: dict[type[BaseException], float],
+    error: Exception,
+    attempt: int,
+    draw: float,
+) -> None:
+    policy = retry.exponential(
+        attempts, retry_on=retry_on, give_up_on=give_up_on, per_error=per_error, delay_max=5
+    )
+    decision = policy.decide(attempt, error, draw)
+    own = next((delay for kind, delay in per_error.items() if isinstance(error, kind)), None)
+    if isinstance(error, Discard):
+        assert decision == retry.Die("enough", exhausted=False)
+    elif not isinstance(error, Retry) and (
+        isinstance(error, give_up_on) or (own is None and not isinstance(error, retry_on))
+    ):
+        assert decision == retry.Die(f"{type(error).__name__} is not retried", exhausted=False)
+    elif attempts and attempt >= attempts:
+        assert decision == retry.Die(f"attempt {attempt} of {attempts} failed")
+    elif isinstance(error, Retry) and error.delay_ns is not None:
+        assert decision == retry.RetryAfter(5)
+    elif own is not None:
+        assert decision == retry.RetryAfter(own)
+    else:
+        assert isinstance(decision, retry.RetryAfter)
+        assert 0 <= decision.delay_seconds <= policy.cap_seconds
+
+
+def test_what_ends_programs_is_judged_as_any_failure_unless_a_rule_names_it() -> None:
+    """A library's sys.exit() says nothing of the job."""
+    policy = retry.fixed(delay=1, give_up_on=(SystemExit,), per_error={KeyboardInterrupt: "5s"})
+    assert policy.decide(1, GeneratorExit(), 0) == retry.RetryAfter(1)
+    assert policy.decide(1, KeyboardInterrupt(), 0) == retry.RetryAfter(5)
+    assert isinstance(policy.decide(1, SystemExit(), 0), retry.Die)
+    assert isinstance(retry.fixed(retry_on=OSError).decide(1, SystemExit(), 0), retry.Die)
+    assert isinstance(retry.fixed(retry_on=SystemExit).decide(1, SystemExit(), 0), retry.RetryAfter)
+
+
+def raised_from(error: BaseException, *causes: BaseException) -> BaseException:
+    for later, cause in pairwise([error, *causes]):
+        later.__cause__ = cause
+    return error
+
+
+def grouped(*errors: BaseException, depth: int = 1) -> BaseException:
+    group: BaseException = BaseExceptionGroup("unhandled", errors)
+    for _ in range(depth - 1):
+        group = BaseExceptionGroup("around", [group])
+    return group
+
+
+DISCARD, RETRY, SNOOZE = Discard("no"), Retry(delay=7), Snooze(9)
+
+
+@pytest.mark.parametrize(
+    ("error", "wish"),
+    [
+        (grouped(DISCARD), DISCARD),
+        (grouped(SNOOZE, depth=500), SNOOZE),
+        (grouped(SNOOZE, RETRY, DISCARD), DISCARD),
+        (grouped(SNOOZE, grouped(RETRY)), RETRY),
+        (grouped(ValueError(), RETRY, SystemExit(), KeyboardInterrupt()), RETRY),
+        (grouped(asyncio.CancelledError(), SNOOZE, ValueError()), SNOOZE),
+        (raised_from(RuntimeError("a library's"), DISCARD), DISCARD),
+        (raised_from(Retry(delay=7), DISCARD), Retry),  # the nearest
+        (grouped(raised_from(RuntimeError(), grouped(SNOOZE))), SNOOZE),
+        (grouped(ValueError(), SystemExit()), None),
+    ],
+)
+def test_a_wish_is_found_wherever_it_is(error: BaseException, wish: object) -> None:
+    """In groups of groups and as the cause of another; of several in a group the most final."""
+    seen = wish_in(error)
+    assert seen is wish or type(seen) is wish
+
+
+def test_what_was_being_handled_is_no_cause() -> None:
+    error = ValueError()
+    error.__context__ = Discard()
+    assert wish_in(error) is None
+    assert isinstance(retry.fixed(give_up_on=Discard).decide(1, error, 0), retry.RetryAfter)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("error", "decision"),
+    [
+        (FileNotFoundError(), retry.Die("FileNotFoundError is not retried", exhausted=False)),
+        (TimeoutError(), retry.RetryAfter(5)),
+        (ValueError(), retry.RetryAfter(60)),
+        (raised_from(ValueError(), TimeoutError()), retry.RetryAfter(5)),
+        (raised_from(ValueError(), KeyError(), PermissionError()), retry.Die),
+        (raised_from(TimeoutError(), PermissionError()), retry.RetryAfter(5)),  # the nearest
+        (Retry(delay=7), retry.RetryAfter(7)),
+        (Discard("no"), retry.Die("no", exhausted=False)),
+    ],
+)
+def test_rules_hold_for_what_is_in_groups_and_for_causes(
+    error: BaseException, decision: object, depth: int
+) -> None:
+    policy = retry.fixed(
+        delay=60, give_up_on=(FileNotFoundError, PermissionError), per_error={TimeoutError: 5}
+    )
+    decided = policy.decide(1, grouped(error, depth=depth) if depth else error, 0)
+    assert decided == decision or type(decided) is decision
+
+
+def test_of_several_failures_the_most_final_decision_counts() -> None:
+    policy = retry.fixed(delay=60, give_up_on=KeyError, per_error={TimeoutError: 5})
+    assert policy.decide(1, grouped(TimeoutError(), ValueError()), 0) == retry.RetryAfter(60)
+    assert isinstance(policy.decide(1, grouped(TimeoutError(), KeyError()), 0), retry.Die)
+    assert policy.decide(1, grouped(TimeoutError(), SystemExit()), 0) == retry.RetryAfter(5)
+
+
+def test_decide_is_asked_of_a_group_and_then_of_its_failures() -> None:
+    asked: list[type] = []
+
+    def decide(error: BaseException, attempt: int) -> Any:
+        asked.append(type(error))
+        answers: dict[type, Any] = {KeyError: Discard("gone"), OSError: Snooze(1)}
+        return answers.get(type(error))
+
+    policy = retry.fixed(decide=decide)
+    assert isinstance(policy.wish(grouped(OSError(), KeyError()), 1), Discard)
+    assert asked == [ExceptionGroup, OSError, KeyError]
+    assert policy.wish(grouped(ValueError()), 1) is None
+
+
+class Meta(type):
+    def __subclasscheck__(cls, _: object) -> bool:
+        raise SystemExit
+
+
+class Untouchable(Exception):
+    """Raise the given exception."""
+
+    def refuse(self, *_: object) -> Any:
+        raise KeyboardInterrupt
+
+    __str__ = __repr__ = __eq__ = __hash__ = __bool__ = __len__ = refuse
+    __class__ = __cause__ = __context__ = __traceback__ = args = property(refuse)
+
+
+class UntouchableGroup(Untouchable, ExceptionGroup[Exception]):
+    exceptions = message = property(Untouchable.refuse)
+
+
+def test_an_exception_that_breaks_its_reader_is_judged_as_any() -> None:
+    circle, group = ValueError(), UntouchableGroup("x", [Untouchable(), Discard()])
+    raised_from(circle, KeyError(), circle)
+    assert isinstance(retry.fixed(give_up_on=KeyError).decide(1, circle, 0), retry.Die)
+    kinds: Any = (Meta("Kind", (Exception,), {}), OSError)
+    policy = retry.fixed(delay=1, give_up_on=kinds)
+    assert policy.decide(1, Untouchable(), 0) == retry.RetryAfter(1)
+    assert isinstance(wish_in(group), Discard)
+    assert text_of(group) == text_of(Untouchable()) == NO_TEXT
+    assert names_of(type("Bare", (Exception,), {"__module__": None})) == ("", "Bare")
+
+
+def test_looking_into_a_group_ends() -> None:
+    wide = grouped(*(grouped(*(ValueError() for _ in range(100))) for _ in range(100)))
+    assert len(members(wide)) == MEMBERS_MAX
+    assert len(members(grouped(ValueError(), depth=2_000))) == 1

@@ -37,8 +37,7 @@ from taskq.log.store.mailbox import Mailbox
 from taskq.log.upkeep.backup import RepairReport, survey_damage, write_repaired
 from taskq.testing.sandbox import FakeClock
 from tests.effort import every
-from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
-from tests.machine.peers import Neighbourhood
+from tests.machine.crashable import CrashableDisk, Machine, Neighbourhood, PowerLost, ProcessKilled
 
 PATH: Final = "/srv/data"
 PLAIN: Final = EnqueueSpec(task="mail.send")

@@ -1,20 +1,45 @@
-"""Encoders and decoders in C equal their Python twins, for any input."""
+"""Encoders, decoders and columns in C equal their Python twins, and logs byte for byte."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import random
+import uuid
+import zlib
+from array import array
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taskq import TaskQ
 from taskq.calls.arguments import ArgumentCodec
 from taskq.calls.serialization import FLAT_BYTES_MAX
 from taskq.calls.signature import Signature
-from tests.native.twins import examples, said
+from taskq.core.folds.lanes import Lane
+from taskq.core.kinds import BIRTH, CLAIM, SUCCESS
+from taskq.core.parsing import Tag
+from taskq.log.decide.claim import claimed
+from taskq.log.decide.enqueue import take
+from taskq.log.decide.settle import unclaimed
+from taskq.log.format.codec import born_records
+from taskq.log.format.columns import plain_records, whole_records
+from taskq.log.machine import peers
+from taskq.log.requests import Delivery, EnqueueSpec
+from taskq.testing.sandbox import FakeClock, use_clock
+from tests.effort import grows, some
+from tests.log.format.test_golden import GOLDEN, opened
+from tests.log.golden.write import LOGS, world_of
+from tests.log.simulation import Simulation
+from tests.native.twins import examples, held, said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.native.conftest import Choose
 
@@ -94,3 +119,329 @@ def test_a_call_that_does_not_fit_leaves_its_arguments_as_they_were(choose: Choo
     kwargs = {"a": 1, "b": 2}
     ended(native.encode, (), kwargs)
     assert kwargs == {"a": 1, "b": 2}
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+SPEC: Final = EnqueueSpec("mail", "send")
+U64: Final = 2**64 - 1
+bodies = st.lists(st.binary(max_size=70), max_size=12)
+#: lsns that C takes, and a larger one that it leaves to Python
+lsns = st.one_of(st.integers(0, 2**63), st.just(U64 - 20))
+numbers = st.integers(0, 2**32 - 1)
+
+
+def in_both(choose: Choose, call: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return what a call gives or raises, in Python and in C; each makes its operands anew."""
+    results = []
+    for in_c in (False, True):
+        choose(in_c)
+        try:
+            results.append(call())
+        except Exception as error:  # noqa: BLE001 - errors are compared
+            results.append(said(error))
+    return results[0], results[1]
+
+
+def test_enqueue_records(choose: Choose) -> None:
+    @examples
+    @given(bodies, lsns, st.integers(0, 2**62))
+    def check(payloads: list[bytes], lsn: int, location: int) -> None:
+        python, in_c = in_both(choose, lambda: born_records(SPEC.tail, payloads, lsn, location))
+        assert in_c == python
+        assert len(in_c[0]) == len(payloads)
+        assert type(in_c[1]) is array
+
+    check()
+
+
+def test_records_of_claims_and_successes(choose: Choose) -> None:
+    @examples
+    @given(st.sampled_from([CLAIM, SUCCESS]), st.data(), st.integers(1, 30), st.booleans())
+    def check(kind: int, data: st.DataObject, count: int, has_owner: bool) -> None:
+        row = st.lists(st.integers(0, U64), min_size=count, max_size=count)
+        attempts = data.draw(st.lists(numbers, min_size=count, max_size=count))
+        jobs = data.draw(row)
+        last: Any = data.draw(st.integers(0, U64) if has_owner else row)
+        python, in_c = in_both(choose, lambda: plain_records(kind, tuple(attempts), jobs, last))
+        assert in_c == python
+        assert len(in_c) == 32 * count
+
+    check()
+
+
+def test_records_are_read_up_to_the_first_that_is_not_whole(choose: Choose) -> None:
+    @examples
+    @given(bodies.filter(bool), lsns, st.data())
+    def check(payloads: list[bytes], lsn: int, data: st.DataObject) -> None:
+        choose(False)
+        before, location = data.draw(st.integers(0, 9)), data.draw(st.integers(100, 2**60))
+        records, places, _ = born_records(SPEC.tail, payloads, lsn, location)
+        window = bytearray(bytes(before) + b"".join(records))
+        jobs, locations = list(range(lsn, lsn + len(records))), list(places)
+        match data.draw(st.sampled_from(["whole", "flipped", "cut", "moved", "another"])):
+            case "flipped":
+                window[data.draw(st.integers(before, len(window) - 1))] ^= 1 << lsn % 8
+            case "cut":
+                del window[data.draw(st.integers(0, len(window))) :]
+            case "moved":
+                locations[-1] += data.draw(st.integers(-200, 200))
+            case "another":
+                jobs[-1] ^= 1
+        operands = bytes(window), location - before, locations, jobs
+        python, in_c = in_both(choose, lambda: whole_records(*operands))
+        assert in_c == python
+        assert in_c == records[: len(in_c)]
+
+    check()
+
+
+def test_a_record_that_is_too_short_or_too_long_is_not_whole(choose: Choose) -> None:
+    """Be its CRC right or far beyond the end."""
+    short = b"\x0c\0\0\0" + bytes((BIRTH, 5, 0, 0))
+    short += zlib.crc32(short, 7).to_bytes(4, "little")
+    for size in (2**31 - 1, 2**32 - 1):
+        long = size.to_bytes(4, "little") + short[4:8]
+        for head in (short, long):
+            data = head + bytes(40)
+            assert in_both(choose, lambda: whole_records(data, 9, [9], [7])) == ([], [])  # noqa: B023
+
+
+def running_jobs(jobs: list[int]) -> dict[int, tuple[int, int, int]]:
+    return {job: (job + 1_000, 7, 2**63 + 1) for job in jobs}
+
+
+def test_claims(choose: Choose) -> None:
+    lane = Lane(0, SPEC.lane_key, 5)
+
+    @examples
+    @given(st.lists(st.integers(1, 2**63), unique=True, max_size=12), lsns)
+    def check(jobs: list[int], token: int) -> None:
+        def claim() -> Any:
+            running = running_jobs([1, 2])
+            attempts, lanes = [job % 5 for job in jobs], [lane] * len(jobs)
+            records = [b"%d" % job for job in jobs]
+            made = claimed(Tag("tag"), 7, 9, token, jobs, attempts, lanes, records, running)
+            assert all(type(delivery) is Delivery for delivery in made)
+            return made, list(running.items()), [hash(delivery[:5]) for delivery in made]
+
+        python, in_c = in_both(choose, claim)
+        assert in_c == python
+        assert [delivery.payload_flags for delivery in in_c[0] if len(delivery.record) > 9] == [
+            delivery.payload_flags for delivery in python[0] if len(delivery.record) > 9
+        ]
+
+    check()
+
+
+def test_ends_of_claims_are_all_taken_or_none(choose: Choose) -> None:
+    lane, owner = Lane(0, SPEC.lane_key, 5), 2**63 + 1
+
+    @examples
+    @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.data())
+    def check(jobs: list[int], data: st.DataObject) -> None:
+        wrong = data.draw(st.sampled_from([None, "token", "epoch", "owner", "job"]))
+        at = data.draw(st.integers(0, len(jobs) - 1))
+
+        def end() -> Any:
+            running = running_jobs(list(range(50, 0, -1)))
+            deliveries = []
+            for number, job in enumerate(jobs):
+                delivery = Delivery(Tag("tag"), job, job + 1_000, 7, job % 3, lane, b"record")
+                if number == at and wrong in {"token", "epoch"}:
+                    changed: Any = {wrong: 3}
+                    delivery = delivery._replace(**changed)
+                deliveries.append(delivery)
+            if wrong == "job":
+                running.pop(jobs[at], None)
+            given_owner = owner + (wrong == "owner")
+            return unclaimed(deliveries, given_owner, running), list(running.items())
+
+        python, in_c = in_both(choose, end)
+        assert in_c == python
+        is_right = wrong is None and len(set(jobs)) == len(jobs)
+        assert (in_c[0] is not None) is is_right
+        assert len(in_c[1]) == 50 - (len(jobs) if is_right else wrong == "job")
+
+    check()
+
+
+def test_lines_are_taken_up_to_what_there_is_room_for(choose: Choose) -> None:
+    @examples
+    @given(bodies, st.integers(0, 12), st.integers(-1, 1))
+    def check(payloads: list[bytes], fitting: int, more: int) -> None:
+        room = sum(len(body) + 48 for body in payloads[:fitting]) + more
+
+        def taken() -> Any:
+            line = [part for body in payloads for part in (SPEC, body, body)]
+            run = take(line, room)
+            return run.specs, run.bodies, run.futures, run.size, line
+
+        python, in_c = in_both(choose, taken)
+        assert in_c == python
+        assert in_c[1] + in_c[4][1::3] == payloads
+        assert bool(in_c[1]) is bool(payloads)
+
+    check()
+
+
+def test_what_is_no_column_of_numbers_or_bytes_is_left_to_python(extension: Any) -> None:
+    """It changes nothing then; a wrong number of arguments is refused."""
+    running, lane = running_jobs([1]), Lane(0, SPEC.lane_key, 5)
+    held = Delivery(Tag("tag"), 1, 1_001, 7, 1, lane, b"record")
+    line = [SPEC, b"", None]
+    claim = (Tag("tag"), 7, 9, 5, [2], [1], [lane], [b""], running)
+    read = (b"", 0, 1, 24, 0, [0], [0])
+    for call, args in (
+        (extension.born_records, (bytearray(4), [b""], 1, 1)),
+        (extension.born_records, (b"", [bytearray(1)], 1, 1)),
+        (extension.born_records, (b"", [b""], -1, 1)),
+        (extension.born_records, (b"", [b""], 1, 2**64)),
+        (extension.born_records, (b"", iter([b""]), 1, 1)),
+        (extension.plain_records, (bytes(7), [1], [1], [1])),
+        (extension.plain_records, (bytes(8), [2**32], [1], [1])),
+        (extension.plain_records, (bytes(8), [1], [-1], [1])),
+        (extension.plain_records, (bytes(8), [1], [1], [1.0])),
+        (extension.plain_records, (bytes(8), [1], [1], [1, 2])),
+        (extension.plain_records, (bytes(8), [1, 1], [1], 1)),
+        (extension.plain_records, (bytes(8), [1], [1], -1)),
+        (extension.whole_records, (bytearray(9), *read[1:])),
+        (extension.whole_records, (b"", -1, *read[2:])),
+        (extension.whole_records, (*read[:3], 4, *read[4:])),
+        (extension.whole_records, (*read[:5], [0, 1], [0])),
+        (extension.whole_records, (*read[:5], [None], [0])),
+        (extension.claimed, (list, *claim)),
+        (extension.claimed, (memoryview, *claim)),
+        (extension.claimed, (1, *claim)),
+        (extension.claimed, (Delivery, *claim[:3], -1, *claim[4:])),
+        (extension.claimed, (Delivery, *claim[:5], [1, 2], *claim[6:])),
+        (extension.claimed, (Delivery, *claim[:8], [])),
+        (extension.unclaimed, (iter([held]), 2**63 + 1, running)),
+        (extension.unclaimed, ([held, (1, 2)], 2**63 + 1, running)),
+        (extension.unclaimed, ([held, held], 2**63 + 1, running)),
+        (extension.unclaimed, ([held], 5, running)),
+        (extension.take, (line[:2], 1, 1)),
+        (extension.take, (line, 1, -1)),
+        (extension.take, (tuple(line), 1, 1)),
+        (extension.take, ([SPEC, "", None], 1, 1)),
+    ):  # fmt: skip
+        try:
+            assert call(*args) is None, (call, args)
+        except TypeError as error:
+            assert "has no len" in str(error), (call, args)  # noqa: PT017 - of an iterator alone
+        with pytest.raises(TypeError):
+            call(*args, 1)
+    assert running == running_jobs([1])
+    assert line == [SPEC, b"", None]
+
+
+def test_a_claim_of_what_cannot_be_noted_raises(extension: Any) -> None:
+    lane = Lane(0, SPEC.lane_key, 5)
+    claim: Any = (Delivery, Tag("tag"), 7, 9, 5, [[]], [1], [lane], [b""], {})
+    with pytest.raises(TypeError):
+        extension.claimed(*claim)
+
+
+def test_the_crc_of_any_length_is_the_usual_one(choose: Choose) -> None:
+    chance = random.Random(1)
+    payloads = [chance.randbytes(size) for size in range(64)]
+    python, in_c = in_both(choose, lambda: born_records(b"", payloads, 2**32 - 7, 1))
+    assert in_c == python
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+async def written(path: Path) -> dict[str, bytes]:
+    """Write jobs of several kinds, alone and as a crowd; returns the segments."""
+    app = TaskQ(path, durability="os")
+    use_clock(app, FakeClock())
+
+    @app.task(name="send")
+    async def send(to: str, count: int = 1) -> None:
+        """Not run here."""
+
+    @app.task(name="keyed", key=lambda number: f"{number}", priority=8)
+    async def keyed(number: int) -> None:
+        """Not run here, either."""
+
+    async with app:
+        await send.enqueue("alone")
+        for crowd in range(4):
+            with held(app):
+                calls = [send.enqueue(f"{crowd} {n}", count=n) for n in range(30)]
+                calls += [keyed.enqueue(n // 2) for n in range(4)]
+                calls += [send.enqueue("ü", count=crowd), send.enqueue(to="by name")]
+                tasks = [asyncio.create_task(call) for call in calls]
+                await asyncio.sleep(0)
+                tasks[3].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return {file.name: file.read_bytes() for file in sorted((path / "log").glob("*.log"))}
+
+
+@contextlib.contextmanager
+def fixed_ids() -> Iterator[None]:
+    """Let what is random or of a process be the same in every log, until the block is left."""
+    numbers = count(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
+        patch.setattr(os, "urandom", lambda size: bytes([next(numbers) % 250 + 1]) * size)
+        patch.setattr(peers, "_now_ns", lambda: 1)
+        yield
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_logs_are_equal(choose: Choose, tmp_path: Path) -> None:
+    logs = []
+    for in_c in (False, True):
+        with fixed_ids():
+            choose(in_c)
+            logs.append(asyncio.run(written(tmp_path / str(in_c))))
+    assert logs[0]
+    assert min(map(len, logs[0].values())) > 120 * 60
+    assert logs[1] == logs[0]
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(6, 300)))
+def test_logs_of_simulations_are_equal(seed: int, choose: Choose) -> None:
+    """Through crashes and losses of power, with faults of the disk and steps of the clock."""
+    logs = []
+    for in_c in (False, True):
+        with fixed_ids():
+            choose(in_c)
+            simulation = Simulation(
+                seed, steps_of_clock=seed % 2 == 1, faults=seed % 3 == 1, snapshots=seed % 5 == 1
+            )
+            simulation.run(80)
+            world = simulation.world
+            logs.append({path: world.machine.content(path) for path in world.segments()})
+    assert sum(map(len, logs[0].values())) > 1_000
+    assert logs[1] == logs[0]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_golden_logs_are_written_alike(name: str, choose: Choose) -> None:
+    logs = []
+    for in_c in (False, True):
+        with fixed_ids():
+            choose(in_c)
+            machine = world_of(name).machine
+            logs.append({path: machine.content(path) for path in machine.paths()})
+    assert any(path.endswith(".log") and content for path, content in logs[0].items())
+    assert logs[1] == logs[0]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_logs_go_on_alike(name: str, choose: Choose, tmp_path: Path) -> None:
+    logs = []
+    for in_c in (False, True):
+        with fixed_ids():
+            choose(in_c)
+            path = tmp_path / str(in_c)
+            asyncio.run(opened(name, path))
+            files = sorted((path / "log").glob("*.log"))
+            logs.append({file.name: file.read_bytes() for file in files})
+    assert logs[0]
+    assert logs[1] == logs[0]

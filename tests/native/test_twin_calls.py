@@ -1,4 +1,4 @@
-"""A caller cannot distinguish C from Python: each scenario of enqueues runs both ways."""
+"""A caller, a job, its worker and its log cannot distinguish C from Python."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import pytest
 
+from taskq import Discard, Retry, Snooze, TaskQ, chain, current_job, retry
 from tests.native.twins import Scenario, See, compare, held, mark, outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import AsyncIterator, Awaitable
     from pathlib import Path
 
-    from taskq import TaskQ
     from tests.native.conftest import Choose
 
 SCENARIOS: Final[dict[str, Scenario]] = {}
@@ -216,3 +216,259 @@ async def one_caller_that_ends_the_program_leaves_the_others_their_answers(
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_c_does_as_python_does(name: str, choose: Choose, tmp_path: Path) -> None:
     compare(SCENARIOS[name], choose, tmp_path)
+
+
+# -- twin slots ------------------------------------------------------------------------------------
+
+
+#: Observations of jobs.
+seen: Final[list[list[Any]]] = []
+
+
+def here() -> list[Any]:
+    job, task = current_job(), asyncio.current_task()
+    assert task is not None
+    return [job.task, job.attempt, job.children, job.packs, mark.get()]
+
+
+async def plain() -> None:
+    seen.append(here())
+
+
+async def value(number: int) -> int:
+    return number + 1
+
+
+async def loose(number: int) -> Any:
+    return number or None
+
+
+async def wrong() -> int:
+    return None  # type: ignore[return-value]
+
+
+async def calls_wrongly() -> None:
+    current_job().app.tasks["value"].call("text")
+
+
+async def fails(text: str) -> None:
+    seen.append(here())
+    raise ValueError(text)
+
+
+async def fails_late(text: str) -> None:
+    await asyncio.sleep(0)
+    raise KeyError(text)
+
+
+async def suspends(times: int) -> list[Any]:
+    for _ in range(times):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await asyncio.get_running_loop().run_in_executor(None, int)
+    return here()[:2]
+
+
+async def marks(text: str) -> None:
+    mark.set(text)
+
+
+async def marks_late(text: str) -> None:
+    await asyncio.sleep(0)
+    mark.set(text)
+
+
+async def times_out() -> None:
+    async with asyncio.timeout(0):
+        await asyncio.Event().wait()
+
+
+async def catches() -> str:
+    try:
+        await times_out()
+    except TimeoutError:
+        await asyncio.sleep(0)
+        return "caught"
+    return "not"
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+async def cancelled_late() -> None:
+    await cancels_itself()
+    await asyncio.Event().wait()
+
+
+async def retries() -> str:
+    if current_job().attempt == 1:
+        raise Retry(delay=0)
+    return "second"
+
+
+async def snoozes() -> None:
+    raise Snooze("1h")
+
+
+async def discards() -> None:
+    raise Discard("of no use")
+
+
+async def children() -> None:
+    job = current_job()
+    job.enqueue(job.app.tasks["value"].call(7))
+
+
+async def generator() -> int:
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.sleep(0)
+        yield 2
+
+    return sum([n async for n in numbers()])
+
+
+async def stops() -> None:
+    raise StopAsyncIteration
+
+
+def in_thread(number: int) -> int:
+    return number * 2
+
+
+JOBS: Final = (
+    plain, value, loose, wrong, calls_wrongly, fails, fails_late, suspends, marks, marks_late,
+    times_out, catches, cancels_itself, cancelled_late, retries, snoozes, discards, children,
+    generator, stops, in_thread,
+)  # fmt: skip
+
+
+async def nothing(to: str) -> None:
+    return None
+
+
+async def run_all(app: TaskQ, see: See, *, on_event: Any = None, **options: Any) -> None:
+    async with app.worker(burst=True, on_event=on_event, **options) as worker:
+        await worker.stopped.wait()
+    see(mark.get())
+
+
+CALLS: Final[list[tuple[str, tuple[Any, ...]]]] = [
+    ("plain", ()), ("value", (1,)), ("plain", ()), ("fails", ("at once",)), ("plain", ()),
+    ("fails_late", ("later",)), ("suspends", (3,)), ("marks", ("changed",)), ("plain", ()),
+    ("marks_late", ("changed later",)), ("plain", ()), ("times_out", ()), ("catches", ()),
+    ("cancels_itself", ()), ("plain", ()), ("cancelled_late", ()), ("plain", ()), ("retries", ()),
+    ("snoozes", ()), ("discards", ()), ("children", ()), ("generator", ()), ("stops", ()),
+    ("in_thread", (4,)), ("plain", ()), ("loose", (5,)), ("loose", (0,)), ("wrong", ()),
+    ("calls_wrongly", ()),
+]  # fmt: skip
+
+
+async def every_end(app: TaskQ, see: See, **options: Any) -> None:
+    seen.clear()
+    policy = retry.fixed(attempts=2, delay=0)
+    tasks = {job.__name__: app.task(name=job.__name__, retry=policy)(job) for job in JOBS}
+    jobs = [await tasks[name].enqueue(*args) for name, args in CALLS]
+    await run_all(app, see, **options)
+    for (name, _), job in zip(CALLS, jobs, strict=True):
+        if name != "snoozes":
+            see([name, await outcome(job.result(timeout=5))])
+        # A slot that its job spoilt gives back what it was to run next: no attempt is burnt.
+        ends = [end for end in await job.attempts() if end.outcome != "released"]
+        see([(end.outcome, end.reason) for end in ends])
+    see(sorted(map(repr, seen)))
+
+
+@scenario
+async def jobs_end_in_every_way_in_one_slot(app: TaskQ, see: See) -> None:
+    await every_end(app, see, concurrency=1)
+
+
+@scenario
+async def jobs_end_in_every_way_in_many_slots(app: TaskQ, see: See) -> None:
+    await every_end(app, see, concurrency=8)
+
+
+@scenario
+async def who_is_told_of_ends_hears_of_all(app: TaskQ, see: See) -> None:
+    events: list[str] = []
+
+    def tell(event: Any) -> None:
+        events.append(f"{event.task} {event.outcome} {event.attempt} {event.reason}")
+
+    await every_end(app, see, concurrency=2, on_event=tell)
+    see(sorted(events))
+
+
+@scenario
+async def flows_keys_and_packed_bodies_are_run(app: TaskQ, see: See) -> None:
+    async def double(text: str) -> str:
+        return text * 2
+
+    doubled = app.task(name="double", compress="zlib")(double)
+    keyed = app.task(name="keyed", key=lambda to: to)(nothing)
+    flow: Any = await chain(doubled.call("a" * 5_000), doubled.step()).enqueue()
+    jobs: list[Any] = [await keyed.enqueue("a"), await keyed.enqueue("a")]
+    jobs.append(await doubled.enqueue("b"))
+    late = await doubled.options(headers={"a": "b"}).enqueue("c")
+    await run_all(app, see, concurrency=2)
+    see([len(await flow.result(timeout=5)), await late.result(timeout=5)])
+    see([job.duplicate for job in jobs])
+    see((await keyed.enqueue("a")).duplicate)
+
+
+@scenario
+async def payloads_that_do_not_fit_any_more_are_refused(app: TaskQ, see: See) -> None:
+    jobs = [
+        await app.enqueue_by_name("narrow", number="text"),
+        await app.enqueue_by_name("narrow", number=3, other=4),
+        await app.enqueue_by_name("narrow", 3),
+    ]
+
+    @app.task(name="narrow")
+    async def narrow(number: int) -> None:
+        see(number)
+
+    await run_all(app, see)
+    see([await outcome(job.result(timeout=5)) for job in jobs])
+
+
+@scenario
+async def a_worker_that_is_stopped_gives_back_what_runs(app: TaskQ, see: See) -> None:
+    started = asyncio.Event()
+
+    @app.task(name="long")
+    async def long() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    job = await long.enqueue()
+    async with app.worker(drain_timeout=0):
+        await started.wait()
+    see((await job.status()).name)
+    see([(end.outcome, end.reason) for end in await job.attempts()])
+
+
+@scenario
+async def a_running_job_is_cancelled(app: TaskQ, see: See) -> None:
+    started = asyncio.Event()
+
+    @app.task(name="long")
+    async def long() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            see(str(error))
+            await asyncio.sleep(0)
+            raise
+
+    job = await long.enqueue()
+    async with app.worker():
+        await started.wait()
+        see(await job.cancel())
+        see(await outcome(job.result(timeout=5)))
+    see((await job.status()).name)

@@ -1,7 +1,8 @@
-"""A job as people see it: by names, with readable moments, by any name of the job."""
+"""A job as people see it, why it does not run, and a log's statistics."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import asdict
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from taskq import State, TaskQ, retry
+from taskq import State, TaskLog, TaskQ, retry
 from taskq.core.fingerprints import failure_of, fingerprint, pattern_of
 from taskq.core.model import SECOND_NS
-from taskq.errors import JobFailed, JobNotFound, UsageError, WrongLog
+from taskq.core.why import Why
+from taskq.errors import DiskFull, JobFailed, JobNotFound, UsageError, WrongLog
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.views import AttemptView, JobView
+from taskq.log.read import diagnosis as asking
+from taskq.log.state.job_history import DROPPED_FILE
+from taskq.views import AttemptView, EngineStats, JobView, LogStats, QueueStats, Spread
 from tests.cli.helpers import taskq
 
 
@@ -242,3 +246,178 @@ def test_attempts_stay_through_requeue_and_compaction(tmp_path: Path) -> None:
     assert len({entry.fingerprint for entry in after if entry.outcome == "dead"}) == 1
     assert [entry.started_ns for entry in after[:4]] == [entry.started_ns for entry in before]
     assert [entry.owner for entry in after[:4]] == [entry.owner for entry in before]
+
+
+# -- why not running -------------------------------------------------------------------------------
+
+
+async def test_a_job_is_behind_those_that_its_workers_claim_first(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        await log.claim(queues=["q"])
+        ids = [await log.put(b"x", queue="q") for _ in range(3)]
+        for _ in range(2):
+            await log.put(b"x", queue="q", priority=9)
+            await log.put(b"x", queue="elsewhere", priority=9)
+        await log.put(b"x", queue="q", priority=1)
+        reason = await log.why(ids[2])
+        assert (reason.code, reason.ahead) == (Why.BEHIND_PRIORITY, 4)
+        assert reason.text == "2 jobs of higher priority and 2 older jobs are before it"
+        await log.claim(2, queues=["q"])
+        reason = await log.why(ids[2])
+        assert (reason.code, reason.ahead) == (Why.BEHIND_OLDER, 2)
+        await log.claim(2, queues=["q"])
+        assert (await log.why(ids[2])).code is Why.NEXT
+        running = await log.why(ids[0])
+        assert running.code is Why.RUNNING
+        assert "attempt 1 of 5" in running.text
+
+
+async def test_an_app_tells_why_its_jobs_wait(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path) as app:
+        job = await app.enqueue(app.call_by_name("mail.send"))
+        assert (await app.why(job.id)).code is Why.NO_WORKER
+
+
+async def test_a_job_that_is_not_there_has_no_reason(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        job_id = await log.put(b"x")
+        tag = job_id.partition("-")[0]
+        with pytest.raises(JobNotFound, match=f"there is no job {tag}-99 in"):
+            await log.why(f"{tag}-99")
+        with pytest.raises(WrongLog):
+            await log.why("00000000-1")
+
+
+async def test_a_process_that_keeps_the_writer_lock_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_LOOK_SECONDS", 0)
+    async with TaskLog.open(tmp_path) as log:
+        await log.claim()
+        job_id = await log.put(b"x")
+        assert (await log.why(job_id)).code is Why.NEXT
+        monkeypatch.setattr(asking, "flock_holders", lambda *_: [4711])
+        monkeypatch.setattr(asking, "process_state", lambda _: "stopped: python app.py")
+        reason = await log.why(job_id)
+        assert reason.code is Why.LOCKED
+        assert reason.text.startswith("process 4711 (stopped: python app.py) keeps")
+        looks = iter([[4711], [4711], [0]])
+        monkeypatch.setattr(asking, "flock_holders", lambda *_: next(looks))
+        assert (await log.why(job_id)).code is Why.NEXT
+
+
+async def test_the_lock_of_a_stopped_worker_is_seen_by_who_only_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_LOOK_SECONDS", 0)
+    async with TaskLog.open(tmp_path) as log:
+        await log.claim()
+        job_id = await log.put(b"x")
+        lsn = int(job_id.rpartition("-")[2])
+        from taskq.log.read.reader import LogReader  # noqa: PLC0415
+
+        with (tmp_path / "write.lock").open("rb") as file, LogReader.open(str(tmp_path)) as reader:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            monkeypatch.setattr(asking, "process_state", lambda _: "stopped: python")
+            reason = reader.why(lsn)
+            assert reason is not None
+            assert reason.code is Why.LOCKED
+
+
+async def test_a_job_that_a_full_disk_took_is_explained(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        job = await log.put(b"x", queue="q")
+        gone = f"{job.rpartition('-')[0]}-999"
+        with pytest.raises(JobNotFound):
+            await log.why(gone)
+        note = {"before_lsn": 1_000, "at_ns": 1}
+        (tmp_path / DROPPED_FILE).write_text(json.dumps(note), encoding="utf-8")
+        reason = await log.why(gone)
+        assert reason.code is Why.DROPPED
+        assert "the disk was full" in reason.text
+
+
+# -- stats -----------------------------------------------------------------------------------------
+
+
+_MORE_THAN_ANY_DISK_HAS = 2**60
+
+
+async def test_stats_tell_of_the_queues_and_of_this_processs_engine(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path / "log") as log:
+        for _ in range(3):
+            await log.put(b"x" * 100, queue="mail")
+        [delivery] = await log.claim()
+        await log.ack(delivery)
+        stats = await log.stats()
+    assert isinstance(stats, LogStats)
+    [queue] = stats.queues
+    assert isinstance(queue, QueueStats)
+    assert (queue.queue, queue.ready, queue.running, queue.succeeded) == ("mail", 2, 0, 1)
+    assert queue.oldest_ready_seconds is not None
+    assert 0 <= queue.oldest_ready_seconds < 60
+    engine = stats.engine
+    assert isinstance(engine, EngineStats)
+    assert engine.batches >= 5
+    assert engine.records >= 5
+    assert engine.payload_bytes == 300
+    assert engine.appended_bytes > 300
+    assert engine.write_amplification == engine.appended_bytes / 300
+    for spread in (engine.sync_seconds, engine.lock_wait_seconds, engine.batch_records):
+        assert isinstance(spread, Spread)
+        assert spread.count
+        assert 0 < spread.p50 <= spread.p95 <= spread.p99 <= spread.max
+    assert 0 < engine.lock_hold_seconds_max < 10
+    assert 0 < engine.open_seconds < 10
+    assert engine.free_bytes
+    assert not engine.is_disk_short
+
+
+async def test_too_little_room_on_the_disk_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path / "log", durability="os") as log:
+        await log.put(b"kept")
+    async with TaskLog.open(tmp_path / "log", min_free=_MORE_THAN_ANY_DISK_HAS, reserve=0) as log:
+        with pytest.raises(DiskFull, match="Free some space, raise the quota or lower min_free"):
+            await log.put(b"refused")
+        [delivery] = await log.claim()
+        await log.ack(delivery)
+    app = TaskQ(tmp_path / "log", min_free=_MORE_THAN_ANY_DISK_HAS)
+    async with app:
+        with pytest.raises(DiskFull) as caught:
+            await app.enqueue_by_name("mail.send")
+        assert caught.value.limit_bytes == _MORE_THAN_ANY_DISK_HAS
+
+
+async def test_stats_tell_the_past_by_lsn_and_by_time(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        before = datetime.now(UTC)
+        first = await log.put(b"first")
+        await log.put(b"second")
+        await log.ack((await log.claim())[0])
+        lsn = int(first.rpartition("-")[2])
+        [queue] = (await log.stats(at=lsn)).queues
+        assert (queue.ready, queue.succeeded) == (1, 0)
+        [queue] = (await log.stats(at=datetime.now(UTC))).queues
+        assert (queue.ready, queue.succeeded) == (1, 1)
+        assert (await log.stats(at=before)).queues == ()
+        assert (await log.stats(at=lsn)).next_lsn == lsn + 1
+        [queue] = (await log.stats()).queues
+        assert (queue.ready, queue.succeeded) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (999, "the log has no lsn 999 yet"),
+        (-1, "give a datetime with a time zone, or an lsn"),
+        (True, "give a datetime with a time zone, or an lsn"),
+        ("2h", "give a datetime with a time zone, or an lsn"),
+        (datetime(2024, 1, 1), "without a time zone"),  # noqa: DTZ001 - what is refused here
+        (datetime.now(UTC) + timedelta(days=1), "is still to come"),
+    ],
+)
+async def test_a_moment_that_cannot_be_is_refused(tmp_path: Path, at: Any, message: str) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        await log.put(b"x")
+        with pytest.raises(UsageError, match=message):
+            await log.stats(at=at)

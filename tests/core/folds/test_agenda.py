@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from typing import Final
+
 import pytest
 
-from taskq.core.folds.agenda import PROMOTE_MAX, Agenda, apply_requeued, apply_step, forget_dead
+from taskq.core.folds.agenda import (
+    PROMOTE_MAX,
+    Agenda,
+    apply_carried,
+    apply_requeued,
+    apply_signal,
+    apply_step,
+    apply_tallied,
+    apply_waiting,
+    forget_dead,
+)
+from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, RUN_MIN
 from taskq.core.folds.lanes import Lane
+from taskq.core.folds.steps import Form, Signal, Wait, pack_waits
 from taskq.core.kinds import TRANSITIONS, after
-from taskq.core.model import ATTEMPTS_MAX, State
+from taskq.core.model import ATTEMPTS_MAX, TIME_NS_MAX, State
 from taskq.core.rates import Limit
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
-from tests.core.frozen import picture
+from taskq.log.state.fold import Watch
+from tests.core.folds.test_freeze import Columns, picture
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND
@@ -277,3 +294,103 @@ def test_a_place_counts_as_freed_only_where_all_were_taken() -> None:
     agenda.apply_ended(Kind.SUCCEEDED, 2)
     assert agenda.groups.is_freed()
     assert not agenda.groups.is_freed()
+
+
+# -- dead letters fold -----------------------------------------------------------------------------
+
+
+KEY = b"\x04\x01mailt"
+NEVER = (0, False)
+
+
+def dead_letter(agenda: Agenda, job: int, meta: int = 0) -> None:
+    agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, KEY), meta)
+    assert agenda.order.take(1, None, None).jobs == [job]
+    agenda.running[job] = (1, 1, 1)
+    agenda.apply_ended(Kind.DEAD, job, NOW)
+
+
+@pytest.mark.parametrize("tallied_at", range(4))
+def test_dead_letters_are_counted_once_however_they_came_and_wherever_a_tally_stands(
+    tallied_at: int,
+) -> None:
+    agenda = Agenda()
+    lane = agenda.queues.lane(5, KEY)
+    for number in range(4):
+        if number == tallied_at:
+            apply_tallied(lane, succeeded=7, cancelled=2, expired=1)
+        if number in {0, 1}:
+            apply_carried(
+                agenda, 1 + number, 8, lane, 0, State.DEAD, NEVER, NEVER, (0, 0, 0), 0, NOW
+            )
+        elif number == 2:
+            dead_letter(agenda, 3)
+        else:
+            forget_dead(agenda, 1)
+    assert agenda.queues.stats() == (
+        QueueStats(queue="mail", succeeded=7, dead=2, cancelled=2, expired=1),
+    )
+
+
+def test_a_snapshot_that_counted_too_many_dead_letters_is_put_right_when_it_is_read() -> None:
+    agenda = Agenda()
+    for job in (1, 2):
+        dead_letter(agenda, job)
+    forget_dead(agenda, 1)
+    agenda.queues.lane(5, KEY).dead = 9
+    thawed = thaw_agenda(Columns(freeze_agenda(agenda)))
+    assert thawed.queues.stats() == (QueueStats(queue="mail", dead=1),)
+
+
+def test_whoever_waits_for_a_dead_letter_that_is_requeued_waits_on() -> None:
+    watch = Watch()
+    watch.jobs = {1, 2, 3}
+    watch.see(1, 100, Kind.DEAD)
+    watch.see(2, 200, Kind.SUCCEEDED)
+    watch.see_again(1)
+    watch.see_again(2)
+    watch.see_again(9)
+    assert (watch.jobs, watch.take()) == ({1, 3}, [(2, 200)])
+    watch.see(1, 300, Kind.DEAD)
+    watch.see_again(1, 400)
+    assert (watch.jobs, watch.take(), watch.dead) == ({3}, [(1, 400)], set())
+
+
+# -- steps fold ------------------------------------------------------------------------------------
+
+
+JOBS: Final = 2 * 4_096
+LATE: Final = 10**18
+#: Beyond the cost of a scheduled job.
+BYTES_MAX: Final = 200
+
+
+def filled(*, waits: bool) -> tuple[Agenda, int]:
+    packed = pack_waits([Wait(Form.EVENT, "paid", 1)])
+    gc.collect()
+    tracemalloc.start()
+    agenda = Agenda()
+    lane = agenda.queues.lane(5, b"\7\0default")
+    for job in range(1, JOBS + 1):
+        if waits:
+            agenda.apply_enqueued(job, job * 64, lane, 0)
+            agenda.apply_claimed(job, job, 1, 1, 1)
+            # As it comes from the log: bytes of its own.
+            apply_waiting(agenda, job, 0, TIME_NS_MAX, LATE, bytes(bytearray(packed)), None)
+        else:
+            agenda.apply_scheduled(job, job * 64, lane, 0, LATE + job, is_wall=False)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return agenda, size
+
+
+def test_a_job_that_waits_for_an_event_takes_little_more_than_a_scheduled_one() -> None:
+    _, scheduled = filled(waits=False)
+    agenda, waiting = filled(waits=True)
+    assert (waiting - scheduled) / JOBS <= BYTES_MAX
+    assert agenda.table.state(7) is State.SCHEDULED
+    assert agenda.next_due_ns() is None
+    apply_signal(agenda, 7, Signal(JOBS + 1, b"paid", b"", 0))
+    assert agenda.steps.awaits(7, "paid")
+    agenda.apply_back(7, 0, 0, LATE)
+    assert agenda.order.next_ready(9, None) == [7]

@@ -40,7 +40,7 @@ from taskq.log.requests import (
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy
-from tests.core.frozen import Columns
+from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some
 from tests.log.flowing import items_of, leaf, step
 from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix, said
