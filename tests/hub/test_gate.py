@@ -22,7 +22,6 @@ from taskq_plugins.hub.models import (
     Declare,
     Leave,
     Question,
-    Resend,
     Seal,
     Sync,
     as_json,
@@ -129,7 +128,6 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
 
 
 def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Request | Question]:
-    sha = "ab" * 32
     return [
         Sync(log_id, 5, frozenset({"records-4"}), at, ((UUID(int=9), 7),), 60, "", 10**18),
         Ask(session, log_id, (at, Border(7))),
@@ -138,7 +136,6 @@ def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Reque
         Seal(session, log_id, at, bytes(range(32)).hex()),
         Declare(session, log_id, at, Border(at.segment + 9), 11, "why"),
         Leave(session, log_id, at),
-        Resend(session, log_id, sha, 0, data, is_last=False),
         Question(session, log_id, {"12345678": 5}),
     ]
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import pytest
 
-from taskq.engine import DurableLog, LocalDisk
+from taskq.engine import Border, DurableLog, LocalDisk
 from taskq_plugins.hub.models import (
     NOWHERE,
+    Append,
     CopyEnd,
-    Resend,
     Seal,
     Sync,
     adapter,
@@ -51,14 +50,13 @@ async def test_features_that_a_log_says_it_has_come_to_an_end(place: Place) -> N
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(10_000)])
 async def test_segments_that_nobody_asked_for_again_are_not_kept(place: Place, data: bytes) -> None:
-    assert place.token
-    session = (await _session(place)).session
-    before = place.tree()
-    for number in range(30):
-        name = hashlib.sha256(bytes([number])).hexdigest()
-        part = Resend(session, _LOG, name, 0, data, is_last=number % 2 > 0)
-        answer = await place.sent(part)
-        assert (answer.status_code, answer.json()) == (200, {"files": []})
+    await place.write()
+    await place.sync()
+    log_id = UUID(place.copy.name)
+    session, before = (await _session(place, log_id)).session, place.tree()
+    for held in (0, 5, 10_000):
+        answer = await place.sent(Append(session, log_id, Border(1), data, held))
+        assert (answer.status_code, answer.json()["type"]) == (409, "mismatching-upload-offset")
     assert place.tree() == before
 
 

@@ -21,10 +21,8 @@ from taskq_plugins.hub.models import (
     Declare,
     HubError,
     Leave,
-    Missing,
     PlacesKnown,
     Refused,
-    Resend,
     Seal,
     Stored,
     Sync,
@@ -52,7 +50,6 @@ _REQUESTS: Final[list[Request]] = [
     Declare(3, _LOG, _AT, Border(9), 11, "why"),
     Leave(3, _LOG, _AT),
     Sync(_LOG, 5, frozenset(), _AT, ((UUID(int=9), 7),), 60, "ab" * 32, 10**18),
-    Resend(3, _LOG, "ab" * 32, 7, b"bytes", is_last=True),
 ]
 #: A device cannot go on from these.
 _ENDS: Final = (Trouble.CLONED, Trouble.HELD)
@@ -60,8 +57,8 @@ _ANSWERS: Final[list[tuple[Request, Answer]]] = [
     (_REQUESTS[0], CopyEnd(3, _AT, is_sealed=True, has_end=False, begins=1)),
     (_REQUESTS[2], PlacesKnown((True, False))),
     (_REQUESTS[3], Stored(_AT)),
-    (_REQUESTS[-1], Missing((("ab" * 32, 7),))),
-    (_REQUESTS[-1], Missing(())),
+    (_REQUESTS[0], CopyEnd(3, _AT, True, True, 1, 7, ((7, 900),))),
+    (_REQUESTS[3], Stored(_AT, 7)),
     *((_REQUESTS[3], Refused(trouble, _AT)) for trouble in Trouble if trouble not in _ENDS),
 ]
 

@@ -238,6 +238,7 @@ class Machine:
         file.cache = bytearray(data)
         file.settle()
         file.platter = bytearray(data)
+        file.modified_ns = self.wall_ns()
 
     def hide(self, path: str) -> Callable[[], None]:
         """Let a file be missing until what is returned is called."""

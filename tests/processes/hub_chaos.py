@@ -108,7 +108,7 @@ class Proxy:
         """Return what a request is answered, or as much of it as comes."""
         what = self._chance.choice(FAULTS) if self._chance.random() < self.faults else ""
         self.seen[what] += 1
-        kind = b" ".join(request.split(b" ", 2)[:2]).partition(b"/again/")[0]
+        kind = b" ".join(request.split(b" ", 2)[:2])
         if what in _PAGES:
             return _PAGES[what]
         if what == "stale" and kind in self._answers:

@@ -55,8 +55,8 @@ class Copy:
         self.at, self.is_sealed = models.NOWHERE, False
         #: position before a frame that comes in pieces, and how many of its bytes came
         self._pieces = models.NOWHERE, 0
-        #: segments that are to come again, by SHA-256
-        self._lacks: dict[str, int] = {}
+        #: segments that are to come again, and what was noted when they were sealed
+        self._lacks: dict[int, dict[str, Any]] = {}
         self._find_end()
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Copy:
                 self.at, self.is_sealed = engine.Border.from_list(seals[last]["end"]), True
             else:
                 self.at = self._secured(last)
-        self._lacks = dict(self._lacking(seals))
+        self._lacks = {segment: seals[segment] for segment in self._lacking(seals)}
         if self._marked != self.at or not self.at.frame:
             # Who was killed between a rename and its sync told nobody; now it counts.
             for directory in (log, self._path):
@@ -95,26 +95,19 @@ class Copy:
         status = self._disk.status(self._files.file_path(segment))
         return 0 if status is None else status[2]
 
-    def _lacking(self, seals: dict[int, dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    def _lacking(self, seals: dict[int, dict[str, Any]]) -> Iterator[int]:
         lsns = self._files.lsns or [0]
-        known = {
-            line["sha256"]: segment
-            for segment, line in seals.items()
-            if lsns[0] <= segment <= lsns[-1]
-        }
-        for name, segment in known.items():
-            if segment < lsns[-1] and self._size(segment) < seals[segment]["end"][1]:
-                yield name, segment
-        for part in self._disk.names(f"{self._path}/{copyfiles.AGAIN}"):
-            name = part.removesuffix(copyfiles.PART)
-            if name != part and copyfiles.SHA.match(name) and name in known:
-                yield name, known[name]
+        asked = {*self._disk.names(f"{self._path}/{copyfiles.AGAIN}")}
+        for segment, line in seals.items():
+            if lsns[0] <= segment <= lsns[-1]:
+                is_short = segment < lsns[-1] and self._size(segment) < line["end"][1]
+                if is_short or engine.segment_name(segment) in asked:
+                    yield segment
 
     @property
-    def lacks(self) -> tuple[tuple[int, int, str], ...]:
-        ends = {line["segment"]: line["end"][1] for line in self._seals.lines}
+    def lacks(self) -> tuple[tuple[int, int], ...]:
         some = islice(self._lacks.items(), models.AGAIN_MAX)
-        return tuple((segment, ends.get(segment, 0), name) for name, segment in some)
+        return tuple((segment, line["end"][1]) for segment, line in some)
 
     def _secured(self, segment: int) -> engine.Border:
         files, noted = self._files, self._mark.read()
@@ -172,6 +165,8 @@ class Copy:
     def append(self, asked: models.Append) -> models.Stored:
         """Append the whole frames among the bytes; of a larger frame keep the piece."""
         behind, at, data = asked.behind, self.at, asked.data
+        if not behind.offset and behind.segment in self._lacks:
+            return models.Stored(self.at, self._joined_segment(asked))
         if behind.offset:
             fits = behind == at and not self.is_sealed
         else:
@@ -298,38 +293,32 @@ class Copy:
         self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
         self._find_end()
 
-    # -- segments that come again -----------------------------------------------------------------
+    def _joined_segment(self, asked: models.Append) -> int:
+        """Add a piece of a sealed segment that comes again; return its bytes here, 0 for the whole.
 
-    def take(self, asked: models.Resend) -> models.Missing:
-        """Add to a segment that is sent again; return its size here.
-
-        It has a name of its own until it is whole and its hash fits, which also finds torn parts.
+        It has a file of its own until it is whole and its hash fits, which also finds torn pieces.
         So nothing is synced before.
         """
-        disk, name, data = self._disk, asked.name, asked.data
-        segment = self._lacks.get(name)
-        if segment is None:
-            return models.Missing(())
-        folder = f"{self._path}/{copyfiles.AGAIN}"
-        part, target = f"{folder}/{name}{copyfiles.PART}", self._files.file_path(segment)
+        disk, line = self._disk, self._lacks[asked.behind.segment]
+        target = self._files.file_path(asked.behind.segment)
+        folder, size = f"{self._path}/{copyfiles.AGAIN}", line["end"][1]
+        part = f"{folder}/{target.rpartition('/')[2]}"
         disk.make_directory(folder)
         with copyfiles.opened(disk, part, create=True) as file:
-            size = disk.size(file)
-            if size != asked.offset:
-                return models.Missing(((name, size),))
-            engine.write_all(disk, file, data, size)
-            size += len(data)
-            if not asked.is_last:
-                return models.Missing(((name, size),))
-            if engine.Replica.sha256(disk, file, size) != name:
+            if (has := disk.size(file)) == asked.held:
+                engine.write_all(disk, file, asked.data, has)
+                has += len(asked.data)
+            if has < size:
+                return has
+            if engine.Replica.sha256(disk, file, has) != line["sha256"]:
                 disk.remove(part)
-                return models.Missing(((name, 0),))
+                return 0
             disk.sync(file)
         disk.rename(part, target)
         for directory in (target.rpartition("/")[0], folder, self._path):
             disk.sync_directory(directory)
         self._find_end()
-        return models.Missing(())
+        return 0
 
 
 #: Copies held open; others are opened at their next request.
@@ -517,5 +506,4 @@ _ACTS: Final[dict[type, Callable[[Copy, Any], models.Answer]]] = {
     models.Ask: lambda copy, asked: models.PlacesKnown(tuple(map(copy.has, asked.places))),
     models.Seal: lambda copy, asked: copy.seal(asked),
     models.Declare: lambda copy, asked: copy.declare(asked),
-    models.Resend: lambda copy, asked: copy.take(asked),
 }

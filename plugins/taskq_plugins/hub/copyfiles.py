@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 
 SEALS: Final = "seals.jsonl"
 IDENTITY, LOG = engine.Replica.IDENTITY, engine.Replica.LOG
-#: The folder of segments that come again, by SHA-256, and what ends their names until then.
+#: The folder of segments that come again: what came of each.
 AGAIN: Final = "again"
-PART: Final = ".part"
 #: In the identity of a copy: as which of its device's logs it came. No time tells that: files are
 #: written again, and brought back.
 CAME: Final = "came"
-#: SHA-256 in hex, and names of logs.
-SHA: Final = re.compile(r"[0-9a-f]{64}\Z")
+#: Names of logs.
 LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 #: Has its own inode in it, so that a copy of it shows.
 _PLACE: Final = ".place"
@@ -247,8 +245,8 @@ class Fault(NamedTuple):
     Attributes:
         copy: the copy.
         what: description.
-        name: SHA-256 of the segment to send again; "" if its unreadable end is cut off, which then
-            comes as new data.
+        name: of the segment to send again; "" if its unreadable end is cut off, which then comes as
+            new data.
     """
 
     copy: CopyFiles
@@ -278,11 +276,11 @@ def _of_segments(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
         size, digest, there = line["end"][1], line["sha256"], copy.size(f"{LOG}/{name}")
         if there < 0:  # after the end it comes as new data
             what = f"{name} was sealed, and is not there"
-            yield Fault(copy, what, digest if segment < lsns[-1] else "")
+            yield Fault(copy, what, name if segment < lsns[-1] else "")
         elif there < size:
-            yield Fault(copy, f"{name} is shorter than when it was sealed", digest)
+            yield Fault(copy, f"{name} is shorter than when it was sealed", name)
         elif deep and copy.digest(f"{LOG}/{name}", size) != digest:
-            yield Fault(copy, f"{name} is not what was sealed", digest)
+            yield Fault(copy, f"{name} is not what was sealed", name)
 
 
 def _of_records(copy: CopyFiles) -> Iterator[Fault]:
@@ -298,9 +296,9 @@ def ask_again(registry: Registry, fault: Fault) -> None:
         registry.durable(copy.device, copy.log_id).remove()
         return
     disk, folder = copy.disk, f"{copy.path}/{AGAIN}"
-    # An empty part requests the segment.
+    # A part, though empty, requests the segment.
     disk.make_directory(folder)
-    disk.close(disk.open(f"{folder}/{fault.name}{PART}", create=True))
+    disk.close(disk.open(f"{folder}/{fault.name}", create=True))
     disk.sync_directory(folder)
 
 

@@ -427,7 +427,7 @@ class Line:
                 asked, grace_seconds=grace, machine=self.machine, clock_ns=time.time_ns()
             )
         method, path, headers, body = models.carried(asked)
-        size = len(asked.data) if isinstance(asked, models.Append | models.Resend) else 0
+        size = len(asked.data) if isinstance(asked, models.Append) else 0
         is_part, most = bool(size), self.part_bytes()
         if is_part and self._packs and len(body) >= _PACKED_BYTES_MIN:
             packed = zlib.compress(body, 1)

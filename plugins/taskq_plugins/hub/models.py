@@ -167,7 +167,8 @@ class Ask(_OfSession):
 class Append(_OfSession):
     """Whole frames after a position; a new segment comes with its header, at offset 0.
 
-    A frame that is larger than a request comes in pieces; ``held`` bytes of it came before.
+    A frame that is larger than a request comes in pieces, of which ``held`` bytes came before; so
+    does a sealed segment that the copy lacks, from its offset 0.
     """
 
     behind: Place
@@ -201,16 +202,6 @@ class Leave(_OfSession):
 
 
 @dataclass(frozen=True, slots=True)
-class Resend(_OfSession):
-    """Bytes of a sealed segment that comes again; ``is_last``: with them it is whole."""
-
-    name: Sha
-    offset: Size
-    data: bytes
-    is_last: Truth
-
-
-@dataclass(frozen=True, slots=True)
 class Question(_OfSession):
     """Ask for jobs after the last record that was taken of each outbox, by the tag of its log."""
 
@@ -219,7 +210,7 @@ class Question(_OfSession):
     bytes_max: Size = BYTES_MAX
 
 
-Request = Sync | Ask | Append | Seal | Declare | Leave | Resend | Question
+Request = Sync | Ask | Append | Seal | Declare | Leave | Question
 
 
 # -- what it is answered ---------------------------------------------------------------------------
@@ -242,7 +233,7 @@ class CopyEnd:
     has_end: Truth
     begins: Lsn
     safe: Lsn = 0
-    lacks: Annotated[tuple[tuple[Lsn, Size, Sha], ...], Field(max_length=AGAIN_MAX)] = ()
+    lacks: Annotated[tuple[tuple[Lsn, Size], ...], Field(max_length=AGAIN_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +244,8 @@ class PlacesKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """How many bytes of a segment that comes again the hub has; empty: it lacks nothing of it."""
-
-    files: tuple[tuple[Sha, Size], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Stored:
-    """It is durable up to there; the hub holds bytes of the frame that comes next."""
+    """It is durable up to there; the hub holds bytes of what comes in pieces."""
 
     at: Place
     held: Size = 0
@@ -333,7 +317,7 @@ class Refused:
     at: Place
 
 
-Answer = CopyEnd | PlacesKnown | Stored | Missing | Given | Refused
+Answer = CopyEnd | PlacesKnown | Stored | Given | Refused
 
 
 class Refusal(Exception):
@@ -372,7 +356,6 @@ PATHS: Final[dict[type, str]] = {
     Question: "/down",
 }
 APPEND: Final = "/logs/{log_id}/segments/{segment}"
-AGAIN: Final = "/logs/{log_id}/again/{name}"
 _ANSWERS: Final[dict[type, Any]] = {
     Sync: CopyEnd,
     Ask: PlacesKnown,
@@ -380,7 +363,6 @@ _ANSWERS: Final[dict[type, Any]] = {
     Seal: Stored,
     Declare: Stored,
     Leave: Stored,
-    Resend: Missing,
     Question: Given,
 }
 #: Status of each refusal.
@@ -398,12 +380,9 @@ _WELL, _NOTHING = 200, 204
 
 def carried(asked: Request | Enroll) -> Carried:
     """Return method, path, headers and body of a request."""
-    if not isinstance(asked, Append | Resend):
+    if not isinstance(asked, Append):
         return "POST", PATHS[type(asked)], {"Content-Type": JSON}, as_json(asked)
     headers = {"Taskq-Session": str(asked.session), "Content-Type": FRAMES}
-    if isinstance(asked, Resend):
-        headers |= {"Upload-Offset": str(asked.offset), "Upload-Complete": f"?{int(asked.is_last)}"}
-        return "PATCH", AGAIN.format(log_id=asked.log_id, name=asked.name), headers, asked.data
     behind = asked.behind
     headers |= {"Upload-Offset": str(behind.offset), "Taskq-Stem": behind.stem.hex() or "none"}
     headers |= {"Taskq-Held": str(asked.held)} if asked.held else {}

@@ -10,6 +10,7 @@ import enum
 import hashlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from taskq import engine
@@ -128,9 +129,10 @@ class Push:
 
     async def _send(self, verdict: Verdict) -> bool:
         log, synced, at = self._log, self._synced, self._synced.at
-        again = log.offered(synced.lacks) if synced.lacks else []
-        if again and not await self._send_again(again):
-            return False
+        for segment in log.offered(synced.lacks):
+            read = partial(log.segment_part, segment)
+            if not isinstance(await self._sent(engine.Border(segment), read), models.Stored):
+                return False
         behind = at
         if verdict is Verdict.NEW or at.segment not in log.segments:
             behind = engine.Border(log.segments[0]) if log.segments else models.NOWHERE
@@ -141,20 +143,6 @@ class Push:
             if not is_done and not await self._send_segment(behind):
                 return False
             behind, is_done = engine.Border(log.next_segment(behind.segment)), False
-        return True
-
-    async def _send_again(self, names: list[str]) -> bool:
-        ids = self._synced.session, self._log_id
-        for name in names:
-            offset, is_on = 0, True
-            while is_on:
-                part = self._log.segment_part(name, offset, self._part_bytes())
-                answer = await self._ask(models.Resend(*ids, name, offset, *part))
-                if not isinstance(answer, models.Missing):
-                    return False
-                # A file with another hash is requested from its start, and kept.
-                is_on = bool(answer.files) and answer.files[0][1] > offset
-                offset = answer.files[0][1] if is_on else 0
         return True
 
     async def _send_segment(self, behind: engine.Border) -> bool:
@@ -170,7 +158,7 @@ class Push:
                     ahead.submit(hashed.update, data)
                 if following.offset < end.offset:
                     part = ahead.submit(log.part, following, self._part_bytes())
-                answer = await self._sent(behind, data)
+                answer = await self._sent(behind, partial(_piece, data))
                 if answer != models.Stored(following):
                     await self._not_stored(behind, answer)
                     return False
@@ -180,11 +168,13 @@ class Push:
         digest = log.digest(end).hex() if hashed is None else hashed.hexdigest()
         return await self._ask(models.Seal(*ids, end, digest)) == models.Stored(end)
 
-    async def _sent(self, behind: engine.Border, data: bytes) -> models.Answer | None:
-        """Send frames; the hub keeps the pieces of a frame that is larger than a request."""
+    async def _sent(
+        self, behind: engine.Border, read: Callable[[int, int], bytes]
+    ) -> models.Answer | None:
+        """Send what ``read`` returns of (offset, bytes); the hub keeps the pieces of it."""
         ids, held = (self._synced.session, self._log_id), 0
         while True:
-            piece = data[held : held + self._piece_bytes()]
+            piece = read(held, self._piece_bytes())
             answer = await self._ask(models.Append(*ids, behind, piece, held))
             if not isinstance(answer, models.Stored) or answer.held <= held:
                 return answer
@@ -232,3 +222,7 @@ class Push:
         answer = await self._ask(models.Ask(self._synced.session, self._log_id, tuple(places)))
         has = answer.has if isinstance(answer, models.PlacesKnown) else (False,) * len(places)
         return [place for place, is_there in zip(places, has, strict=True) if is_there]
+
+
+def _piece(data: bytes, offset: int, bytes_max: int) -> bytes:
+    return data[offset : offset + bytes_max]

@@ -315,7 +315,6 @@ Device = Annotated[str, Depends(_asker)]
 _Digits = Annotated[str, Header(pattern=r"^[0-9]{1,19}$")]
 _Segment = Annotated[str, InPath(pattern=r"^[0-9]{20}$")]
 _Stem = Annotated[str, Header(pattern=r"^(none|[0-9a-f]{112})$")]
-_IsLast = Annotated[str, Header(pattern=r"^\?[01]$")]
 _REFUSED: Final[dict[int | str, dict[str, Any]]] = {
     "default": {"model": models.Refused, "description": "refused"}
 }
@@ -379,12 +378,9 @@ class Server:
             (models.Question, self._down),
         ):  # fmt: skip
             app.post(models.PATHS[kind], dependencies=known)(answer)
-        for path, added in ((models.APPEND, self._append), (models.AGAIN, self._resend)):
-            app.patch(path, dependencies=known, openapi_extra=_FRAMES_BODY)(added)
+        app.patch(models.APPEND, dependencies=known, openapi_extra=_FRAMES_BODY)(self._append)
         for path, read in (
-            ("/logs", self._logs), ("/logs/{log_id}/identity", self._identity),
-            ("/logs/{log_id}/segments", self._segments),
-            ("/logs/{log_id}/segments/{segment}", self._bytes_of),
+            ("/logs", self._logs), ("/logs/{log_id}/segments/{segment}", self._bytes_of),
         ):  # fmt: skip
             app.get(path, dependencies=known)(read)
         return app
@@ -492,22 +488,6 @@ class Server:
 
         return await self._answer(device, asked, models.Stored)
 
-    async def _resend(
-        self, request: Request, device: Device, log_id: UUID, name: str,
-        taskq_session: _Digits, upload_offset: _Digits, upload_complete: _IsLast,
-    ) -> models.Missing:  # fmt: skip
-        """Send a sealed segment again."""
-        data = await request.body()
-
-        def asked() -> Any:
-            return models.adapter(models.Resend).validate_python({
-                "session": int(taskq_session), "log_id": log_id, "name": name,
-                "offset": int(upload_offset), "data": _unpacked(request, data),
-                "is_last": upload_complete == "?1",
-            })  # fmt: skip
-
-        return await self._answer(device, asked, models.Missing)
-
     async def _answer(self, device: str, asked: Callable[[], Any], kind: type[A]) -> A:
         async with self._turn(device):
             answer = await self._on_thread(self._done, device, asked)
@@ -570,19 +550,18 @@ class Server:
     # -- what a device reads of its own logs, for a restore ---------------------------------------
 
     def _logs(self, device: Device) -> dict[str, Any]:
-        copies = copyfiles.kept(self._path, device=device)
-        logs = [{"log_id": str(copy.log_id), "arrived_ns": copy.arrived_ns} for copy in copies]
+        logs = []
+        for copy in copyfiles.kept(self._path, device=device):
+            seals, identity = copy.seals, f"{copy.path}/{copyfiles.IDENTITY}"
+            with copy.files() as files:
+                segments = [
+                    [lsn, files.size(lsn), seals.get(lsn, {}).get("sha256")] for lsn in files.lsns
+                ]
+            logs.append({
+                "log_id": str(copy.log_id), "arrived_ns": copy.arrived_ns, "segments": segments,
+                "identity": copyfiles.content(copy.disk, identity).decode(),
+            })  # fmt: skip
         return {"logs": logs}
-
-    def _identity(self, device: Device, log_id: UUID) -> FileResponse:
-        return _file(Path(self._copy(device, log_id).path, copyfiles.IDENTITY))
-
-    def _segments(self, device: Device, log_id: UUID) -> dict[str, Any]:
-        copy = self._copy(device, log_id)
-        seals = copy.seals
-        with copy.files() as files:
-            held = [[lsn, files.size(lsn), seals.get(lsn, {}).get("sha256")] for lsn in files.lsns]
-        return {"segments": held}
 
     def _bytes_of(self, device: Device, log_id: UUID, segment: _Segment) -> FileResponse:
         return _file(Path(self._copy(device, log_id).path, copyfiles.LOG, f"{segment}.log"))

@@ -68,12 +68,12 @@ async def fetched(line: Line, target: Path) -> BackupReport:
     logs = json.loads((await _get(line, "")).content)["logs"]
     if not logs:
         raise models.HubError(f"{line.url} has nothing of this device")
-    log_id = str(max(logs, key=lambda log: log["arrived_ns"])["log_id"])
-    held = json.loads((await _get(line, f"/{log_id}/segments")).content)
+    log = max(logs, key=lambda log: log["arrived_ns"])
+    log_id = str(UUID(log["log_id"]))
     part = target.with_name(f"{target.name}.part") / log_id
     (part / copyfiles.LOG).mkdir(parents=True, exist_ok=True)
     async with aiofiles.open(part / copyfiles.IDENTITY, "wb") as file:
-        await file.write((await _get(line, f"/{log_id}/identity")).content)
+        await file.write(str(log["identity"]).encode())
     wanted = [
         (
             f"segments/{int(lsn):020d}",
@@ -81,7 +81,7 @@ async def fetched(line: Line, target: Path) -> BackupReport:
             size,
             digest,
         )
-        for lsn, size, digest in held["segments"]
+        for lsn, size, digest in log["segments"]
     ]
     before, whole = 0, sum(size for _, _, size, _ in wanted)
     for where, place, size, digest in wanted:

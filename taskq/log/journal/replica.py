@@ -342,8 +342,6 @@ class DurableLog:
             raise LogError(f"{path} is not a task log")
         self.identity, self._disk, self._path = identity, disk, path
         self.pin = 0
-        #: sealed segments and their ends, by the SHA-256 that a copy knows them by
-        self._offered: dict[str, tuple[int, int]] = {}
         self._files = SegmentFiles(disk, path, writable=False)
         self._files.identity = identity
         #: the last one, which is written to, and the lsn of the next record
@@ -483,22 +481,19 @@ class DurableLog:
             return self._read(segment, behind.offset, position.offset), position
         return data[: position.offset - behind.offset], position
 
-    def offered(self, lacks: Iterable[tuple[int, int, str]]) -> list[str]:
-        """Return the SHA-256 of each sealed segment that is here; ``segment_part`` reads them.
+    def offered(self, lacks: Iterable[tuple[int, int]]) -> list[int]:
+        """Return the sealed segments that are here, of these with their bytes."""
+        return [
+            segment
+            for segment, size in lacks
+            if segment in self.segments
+            and self.is_sealed(segment)
+            and self.end_of(segment).offset == size
+        ]
 
-        ``lacks`` are (segment, bytes, SHA-256).
-        """
-        for segment, size, name in lacks:
-            is_here = segment in self.segments and self.is_sealed(segment)
-            if is_here and self.end_of(segment).offset == size:
-                self._offered[name] = segment, size
-        return list(self._offered)
-
-    def segment_part(self, name: str, offset: int, bytes_max: int) -> tuple[bytes, bool]:
-        """Return bytes of an offered segment, and whether it ends with them."""
-        segment, size = self._offered[name]
-        data = self._read(segment, offset, min(offset + bytes_max, size))
-        return data, offset + len(data) >= size
+    def segment_part(self, segment: int, offset: int, bytes_max: int) -> bytes:
+        """Return bytes of an offered segment."""
+        return self._read(segment, offset, min(offset + bytes_max, self.end_of(segment).offset))
 
     def bytes_behind(self, at: Border) -> int:
         """Return bytes of the log after a position of it."""
