@@ -21,8 +21,8 @@ from taskq.log.requests import EnqueueSpec, Ingest, Item, Op, Trait, Withdrawal
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub import outbox
-from taskq_plugins.hub.device_outbox import DeviceOutbox
 from taskq_plugins.hub.models import JOB, CopyEnd, Given, Question, adapter, as_json
+from taskq_plugins.hub.outbox import DeviceOutbox
 from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation, at_once
 from tests.log.tending import tend
 from tests.log.world import PATH, Process, World

@@ -23,7 +23,7 @@ from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.copyfiles import newest
+from taskq_plugins.hub.copies import newest
 from taskq_plugins.hub.line import Http, HubReply, Line, last_note
 from taskq_plugins.hub.models import JSON, SPOKEN, carried
 from taskq_plugins.hub.registry import Registry
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from taskq_plugins.hub.models import Request
-    from taskq_plugins.hub.push import Verdict
+    from taskq_plugins.hub.sync import Verdict
 
 DEVICE: Final = "edge-7"
 _URL: Final = "http://localhost"

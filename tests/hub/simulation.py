@@ -26,11 +26,10 @@ from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep.backup import fork_journal
 from taskq.log.upkeep.upkeep import Upkeep
-from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.copyfiles import gaps
+from taskq_plugins.hub.copies import Copies, gaps
 from taskq_plugins.hub.models import Append, Declare, Refused, Seal, Stored, Sync
-from taskq_plugins.hub.push import Push, Verdict
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.sync import Push, Verdict
 from tests.log.tending import meaning, tend
 from tests.log.world import PATH, Process, World
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled

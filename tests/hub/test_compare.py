@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from taskq.engine import Border
 from taskq_plugins.hub.models import NOWHERE, CopyEnd
-from taskq_plugins.hub.push import Verdict, compare
+from taskq_plugins.hub.sync import Verdict, compare
 
 if TYPE_CHECKING:
     from taskq.engine import DurableLog

@@ -12,7 +12,7 @@ from taskq.engine import Border, Replica
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.requests import Op
-from taskq_plugins.hub.copyfiles import in_order
+from taskq_plugins.hub.copies import in_order
 from taskq_plugins.hub.models import (
     NOWHERE,
     Append,
@@ -25,7 +25,7 @@ from taskq_plugins.hub.models import (
     Sync,
     Trouble,
 )
-from taskq_plugins.hub.push import Push
+from taskq_plugins.hub.sync import Push
 from tests.hub.simulation import DEVICE, Simulation, at_once, hub_files
 from tests.log.tending import fill_segment
 from tests.log.world import PLAIN

@@ -29,11 +29,10 @@ from taskq_plugins.hub.models import (
     HubStops,
     Sync,
 )
-from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
-from taskq_plugins.hub.sync import sync
-from taskq_plugins.hub.transport import fetched
+from taskq_plugins.hub.sync import Verdict, sync
+from taskq_plugins.hub.sync_command import _fetched
 from tests.hub.place import DEVICE, Direct, is_copy, run
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(place
     shutil.rmtree(place.log)
     line, heard = place.line(), list[tuple[int, int]]()
     line.tell = lambda gone, whole: heard.append((gone, whole))
-    await fetched(line, place.log)
+    await _fetched(line, place.log)
     assert heard == sorted(heard)
     assert heard[-1][0] == heard[-1][1] > _LARGE
     async with TaskLog.open(place.log) as log:

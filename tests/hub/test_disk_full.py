@@ -11,7 +11,7 @@ import pytest
 from taskq.log.read.reader import LogReader, verify
 from taskq_plugins.hub import server
 from taskq_plugins.hub.models import HubError
-from taskq_plugins.hub.push import Verdict
+from taskq_plugins.hub.sync import Verdict
 from tests.hub.place import is_copy
 
 if TYPE_CHECKING:

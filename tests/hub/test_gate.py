@@ -12,8 +12,7 @@ from uuid import UUID
 import pytest
 
 from taskq.engine import Border, PatientDisk
-from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.copies import Copies, faults
 from taskq_plugins.hub.models import (
     NOWHERE,
     PACKED,

@@ -11,7 +11,6 @@ from anyio import fail_after, to_thread
 
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub, server
-from taskq_plugins.hub.device_outbox import LongPoll
 from taskq_plugins.hub.line import HubWaits, Line
 from taskq_plugins.hub.models import (
     NOWHERE,
@@ -24,6 +23,7 @@ from taskq_plugins.hub.models import (
     Trouble,
     understood,
 )
+from taskq_plugins.hub.outbox import LongPoll
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Listener
 from tests.hub.place import served

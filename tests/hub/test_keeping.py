@@ -14,15 +14,13 @@ from taskq import TaskLog
 from taskq.log.machine.disk import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
 from taskq.log.read.readers import HUB_READER, reader_positions
-from taskq_plugins.hub.copies import Copies
-from taskq_plugins.hub.copyfiles import kept
+from taskq_plugins.hub.copies import Copies, kept
 from taskq_plugins.hub.models import HubError
-from taskq_plugins.hub.push import Verdict
+from taskq_plugins.hub.sync import Verdict
 from tests.hub.place import DEVICE, run
 
 if TYPE_CHECKING:
-    from taskq_plugins.hub.copies import Copy
-    from taskq_plugins.hub.copyfiles import CopyFiles
+    from taskq_plugins.hub.copies import Copy, CopyFiles
     from tests.hub.place import Place
 
 _DAY: Final = 86_400.0

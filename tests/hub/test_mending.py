@@ -11,7 +11,7 @@ import pytest
 
 from taskq import TaskLog
 from taskq.log.machine.disk import LocalDisk
-from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.copies import faults
 from taskq_plugins.hub.models import HubStops
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.transport import hub_backed_up

@@ -18,9 +18,8 @@ from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq_plugins.hub import Hub, line
 from taskq_plugins.hub.line import Allowance, HubWaits, Line, last_note
-from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.sync import follow, sync
+from taskq_plugins.hub.sync import Verdict, follow, sync
 from tests.processes.harness import eventually
 
 if TYPE_CHECKING:

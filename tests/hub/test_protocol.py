@@ -18,7 +18,7 @@ from starlette.responses import Response
 from taskq import TaskLog
 from taskq_plugins.hub import Hub, models
 from taskq_plugins.hub.models import Trouble
-from taskq_plugins.hub.push import Verdict
+from taskq_plugins.hub.sync import Verdict
 from tests.hub.place import is_copy, served
 
 if TYPE_CHECKING:

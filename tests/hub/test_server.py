@@ -17,8 +17,8 @@ from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.backup import repair_directory
 from taskq_plugins.hub.line import Line, check_url
 from taskq_plugins.hub.models import FRAMES, PART_BYTES_MAX, Ask, HubError, HubStops
-from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.sync import Verdict
 from tests.cli.helpers import taskq
 from tests.hub.place import Place, is_copy, running
 

@@ -11,10 +11,10 @@ import pytest
 
 from taskq import TaskLog
 from taskq.engine import Identity, LocalDisk, LogReader
-from taskq_plugins.hub.copyfiles import faults, kept, newest
+from taskq_plugins.hub.copies import faults, kept, newest
 from taskq_plugins.hub.models import HubStops
-from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.sync import Verdict
 from tests.hub.place import DEVICE, is_copy, run
 from tests.processes.hub_matrix import roll_back
 

@@ -21,7 +21,7 @@ from taskq.connection.settings import HubSettings
 from taskq.core.errors import UsageError
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.segments.identity import read_identity
-from taskq_plugins.hub.copyfiles import kept
+from taskq_plugins.hub.copies import kept
 from taskq_plugins.hub.line import Line, last_note
 from taskq_plugins.hub.models import HubError
 from taskq_plugins.hub.registry import Registry

@@ -15,9 +15,8 @@ from anyio import fail_after
 
 from taskq_plugins.hub import server
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.server import Listener, Server
-from taskq_plugins.hub.sync import sync
+from taskq_plugins.hub.sync import Verdict, sync
 from tests.hub.place import served
 from tests.processes.harness import eventually
 

@@ -10,7 +10,7 @@ import pytest
 from taskq.engine import Border
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins import fleet
-from taskq_plugins.hub.copyfiles import Gaps
+from taskq_plugins.hub.copies import Gaps
 from taskq_plugins.hub.models import Declare
 from tests.fleet.made_logs import SECOND, MadeLog, Place
 from tests.pipeline.source_tools import Row, Stream, lsns, read_batch

@@ -35,11 +35,10 @@ from taskq.log.segments.identity import read_identity
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub import line as ways
 from taskq_plugins.hub.client import Outbox
-from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.copies import faults
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.push import Verdict
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.sync import SyncResult, sync
+from taskq_plugins.hub.sync import SyncResult, Verdict, sync
 from tests.processes.harness import log_records
 from tests.processes.hub_matrix import content_of
 

@@ -25,7 +25,7 @@ from taskq import TaskLog
 from taskq.connection.settings import HubSettings
 from taskq.log.read.reader import LogReader, verify
 from taskq_plugins.fleet.inventory import BREAKS
-from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.copies import faults
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import follow

@@ -49,7 +49,7 @@ from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub import line as ways
 from taskq_plugins.hub.client import Outbox
-from taskq_plugins.hub.copyfiles import faults
+from taskq_plugins.hub.copies import faults
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Protocol, Server
@@ -97,7 +97,7 @@ MOMENTS: Final = (
     Moment("hub", "after fsync, before the answer", f"{_HUB}.copies:Copy.append", "ends"),
     Moment("hub", "in seal", f"{_HUB}.copies:Copy.seal", "steps"),
     Moment("hub", "while a log is left", f"{_HUB}.registry:Registry.leave", "steps"),
-    Moment("hub", "in set-aside of a gap", f"{_HUB}.copyfiles:Gaps.declare", "steps", "gap"),
+    Moment("hub", "in set-aside of a gap", f"{_HUB}.copies:Gaps.declare", "steps", "gap"),
     Moment("hub", "before any answer goes", f"{_HUB}.server:Server._answer", "ends"),
     Moment("hub", "after handing over", f"{_HUB}.outbox:OutboxServer.given", "ends"),
     Moment("device", "before a body", f"{_HUB}.line:Line.request", "calls"),
@@ -105,7 +105,7 @@ MOMENTS: Final = (
     Moment("device", "after the answer, before the pin", f"{_HUB}.line:Line.request", "ends"),
     Moment("device", "in the pin", f"{_HUB}.sync:_Session._pin", "steps"),
     Moment("device", "while it goes on as another log", "taskq.engine:fork", "steps"),
-    Moment("device", "in ingestion", f"{_HUB}.device_outbox:DeviceOutbox.take", "steps"),
+    Moment("device", "in ingestion", f"{_HUB}.outbox:DeviceOutbox.take", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
 )
 #: Late imports of processes, here once for all.

@@ -19,7 +19,7 @@ from taskq.hooks import blocking, off_loop
 from taskq.values import Duration, seconds, spoken
 from taskq.views import LIVE_STATES, WAITING_STATES, Reason, Why, moment
 from taskq_plugins.hub import outbox
-from taskq_plugins.hub.copyfiles import IDENTITY, newest
+from taskq_plugins.hub.copies import IDENTITY, newest
 from taskq_plugins.hub.models import JOB
 from taskq_plugins.hub.registry import OUTBOX, Registry, checked
 

@@ -173,7 +173,7 @@ def devices(directory: Path, names: tuple[str, ...], late: str, as_json: bool) -
         is_late = facts["state"] == "active" and now_ns - since_ns > _seconds(late) * 1e9
         row = {"device": name, **facts, "late": is_late, "seconds": seconds}
         rows.append(
-            row | ({"logs": _package("copyfiles").described(directory, name)} if names else {})
+            row | ({"logs": _package("copies").described(directory, name)} if names else {})
         )
     if as_json:
         render.print_json(rows)
@@ -225,7 +225,7 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
     With --repair the device sends damaged segments again at its next sync, if it has them. The hub
     must not be served meanwhile.
     """
-    files = _package("copyfiles")
+    files = _package("copies")
     unknown = {copy.device for copy in files.kept(directory)} - {*Registry(directory).names()}
     for name in sorted(unknown):
         what = "registry.db does not know it, as one that is older than the copies"

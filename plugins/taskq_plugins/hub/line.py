@@ -396,7 +396,7 @@ class Line:
         #: how this process has the log open; the tasks that run here, if that is known
         self.config = LogConfig()
         self.known: Collection[str] | None = None
-        #: by the path of a log, what it took of each outbox; see ``device_outbox.positions``
+        #: by the path of a log, what it took of each outbox; see ``outbox.positions``
         self.taken: dict[str, dict[str, int]] = {}
         self.allowance = Allowance(self.hub, self.url)
         #: told how many bytes of how many have gone, or come, over the line

@@ -36,7 +36,7 @@ from starlette.exceptions import HTTPException
 from taskq.engine import Border, PatientDisk, segment_lsn
 from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
-from taskq_plugins.hub import copyfiles, models
+from taskq_plugins.hub import copies, models
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.outbox import OutboxServer
 from taskq_plugins.hub.registry import Registry
@@ -409,19 +409,19 @@ class Server:
     async def _mend(self) -> None:
         """Request the missing data of copies after a live backup or a set-back of the hub."""
         try:
-            if await self._on_thread(copyfiles.is_elsewhere, self._path):
+            if await self._on_thread(copies.is_elsewhere, self._path):
                 for copy in await self._on_thread(self._copies.all):
                     async with self._turn(copy.device):
                         await self._on_thread(self._mend_copy, copy)
-            await self._on_thread(copyfiles.note_place, self._path)
+            await self._on_thread(copies.note_place, self._path)
         except OSError as error:
             _log.warning("hub: copies are looked through at the next start: %s", error)
 
-    def _mend_copy(self, copy: copyfiles.CopyFiles) -> None:
+    def _mend_copy(self, copy: copies.CopyFiles) -> None:
         self._copies.forget(copy.device, copy.log_id)
-        for fault in copyfiles.faults_of(copy, deep=True):
+        for fault in copies.faults_of(copy, deep=True):
             _log.warning("hub: %s: %s: asked for again", copy.path, fault.what)
-            copyfiles.ask_again(self._registry, fault)
+            copies.ask_again(self._registry, fault)
 
     async def _keep(self) -> None:
         while True:
@@ -544,30 +544,30 @@ class Server:
         tells = isinstance(asked, models.Sync) and asked.clock_ns
         clock = {"clock_ns": tells - time.time_ns()} if tells else {}
         copy = self._copy(device, asked.log_id)
-        gaps = len(copyfiles.gaps(copy))
+        gaps = len(copies.gaps(copy))
         self._registry.note_end(device, copy.identity, (lsn, end, gaps), **clock)
 
     # -- what a device reads of its own logs, for a restore ---------------------------------------
 
     def _logs(self, device: Device) -> dict[str, Any]:
         logs = []
-        for copy in copyfiles.kept(self._path, device=device):
-            seals, identity = copy.seals, f"{copy.path}/{copyfiles.IDENTITY}"
+        for copy in copies.kept(self._path, device=device):
+            seals, identity = copy.seals, f"{copy.path}/{copies.IDENTITY}"
             with copy.files() as files:
                 segments = [
                     [lsn, files.size(lsn), seals.get(lsn, {}).get("sha256")] for lsn in files.lsns
                 ]
             logs.append({
                 "log_id": str(copy.log_id), "arrived_ns": copy.arrived_ns, "segments": segments,
-                "identity": copyfiles.content(copy.disk, identity).decode(),
+                "identity": copies.content(copy.disk, identity).decode(),
             })  # fmt: skip
         return {"logs": logs}
 
     def _bytes_of(self, device: Device, log_id: UUID, segment: _Segment) -> FileResponse:
-        return _file(Path(self._copy(device, log_id).path, copyfiles.LOG, f"{segment}.log"))
+        return _file(Path(self._copy(device, log_id).path, copies.LOG, f"{segment}.log"))
 
-    def _copy(self, device: str, log_id: UUID) -> copyfiles.CopyFiles:
-        copy = copyfiles.CopyFiles(PatientDisk(), self._path, device, log_id)
+    def _copy(self, device: str, log_id: UUID) -> copies.CopyFiles:
+        copy = copies.CopyFiles(PatientDisk(), self._path, device, log_id)
         if not copy.is_there:
             raise _not_there()
         return copy

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import click
+from anyio import to_thread
 from click.exceptions import Exit
 
 from taskq.cli import log_argument, logs_below, open_reader, over_shards, render, resolve
@@ -19,9 +24,11 @@ from taskq.hooks import HubSettings, load_settings
 from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
 from taskq_plugins.hub.line import Line, last_note, line_to, token_file
+from taskq_plugins.hub.models import HubError, refusal
 
 #: A code holds once, however many logs go.
 _redeemed: Final = set[str]()
+_PART_BYTES: Final = 4 * 1024 * 1024
 
 
 @click.command()
@@ -91,10 +98,58 @@ async def _follow_all(data_dir: Path | None, given: dict[str, Any]) -> None:
 
 
 def _restore(target: Path, line: Line) -> None:
-    from taskq_plugins.hub.transport import fetched  # noqa: PLC0415 - likewise
-
-    report = _run(line, fetched(line, target), shows=True)
+    report = _run(line, _fetched(line, target), shows=True)
     render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
+
+
+async def _fetched(line: Line, target: Path) -> Any:
+    """Make a log of what the hub has; what an earlier try brought is not asked for again."""
+    from taskq.engine import restore, segment_name  # noqa: PLC0415 - likewise
+
+    logs = json.loads(await _get(line, ""))["logs"]
+    if not logs:
+        raise HubError(f"{line.url} has nothing of this device")
+    log = max(logs, key=lambda log: log["arrived_ns"])
+    log_id = UUID(log["log_id"])
+    part = target.with_name(f"{target.name}.part") / str(log_id)
+    (part / "log").mkdir(parents=True, exist_ok=True)
+    await to_thread.run_sync((part / "taskq.json").write_text, log["identity"])
+    before, whole = 0, sum(size for _, size, _ in log["segments"])
+    for lsn, size, digest in log["segments"]:
+        place = part / "log" / segment_name(int(lsn))
+        place.touch()
+        while (start := place.stat().st_size) < size:
+            wanted = {"Range": f"bytes={start}-{min(start + _PART_BYTES, size) - 1}"}
+            data = await _get(line, f"/{log_id}/segments/{int(lsn):020d}", wanted)
+            await to_thread.run_sync(_append, place, data[: size - start])
+            if line.tell is not None:
+                line.tell(before + start + len(data), whole)
+        if digest not in (None, await to_thread.run_sync(_sha256, place)):
+            place.unlink()
+            raise HubError(f"{place.name} is not what the hub says it is: try again")
+        before += size
+    report = restore(str(part), str(target))
+    shutil.rmtree(part.parent)
+    return report
+
+
+def _append(file: Path, data: bytes) -> None:
+    if not data:
+        raise HubError(f"the hub has less of {file.name} than it said: try again")
+    with file.open("ab") as opened:
+        opened.write(data)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+async def _get(line: Line, where: str, headers: dict[str, str] | None = None) -> bytes:
+    reply = await line.request("GET", f"/logs{where}", headers or {})
+    if reply.status not in (200, 206):
+        raise refusal(reply.status)
+    return reply.content
 
 
 def _tell(path: str, end: int, note: dict[str, Any]) -> None:
