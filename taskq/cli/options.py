@@ -23,7 +23,7 @@ import taskq.cli.render as render
 from taskq import text, values
 from taskq.calls.habits import check_directory
 from taskq.cli import errors
-from taskq.errors import JobNotFound
+from taskq.errors import TaskqError
 
 if TYPE_CHECKING:
     from taskq import engine
@@ -349,12 +349,12 @@ def _copy_with(hub: Path, job_id: str) -> Path:
 
     tag, lsn = Tag.of_id(job_id)
     for file in sorted(hub.glob("devices/*/*/taskq.json")):
-        identity = Identity.read(LocalDisk(), str(file.parent))
-        if identity is None or not identity.tag.takes(tag, lsn):
-            continue
-        with contextlib.suppress(JobNotFound), LogReader.open(str(file.parent)) as reader:
-            reader.find_job(job_id)
-            return file.parent
+        with contextlib.suppress(TaskqError, OSError):  # a copy that does not read stops no other
+            identity = Identity.read(LocalDisk(), str(file.parent))
+            if identity is not None and identity.tag.takes(tag, lsn):
+                with LogReader.open(str(file.parent)) as reader:
+                    reader.find_job(job_id)
+                    return file.parent
     whole = "" if tag else ": give its whole id"
     raise errors.Failure(f"no device of {hub} has job {job_id}{whole}")
 

@@ -68,7 +68,9 @@ def test_a_name_belongs_to_one_machine_until_it_is_replaced(place: Place) -> Non
     known = [Registry(place.hub).device_of(done.stdout.strip()) for done in (first, second)]
     assert known == [None, _DEVICE]
     assert Registry(place.hub).groups() == {"eu": [_DEVICE]}
-    coded = _run("hub", "enroll", place.hub, _DEVICE, "--replace", "--code")
+    lost = _run("hub", "enroll", place.hub, _DEVICE, "--replace", "--code")
+    coded = _run("hub", "enroll", place.hub, _DEVICE, "--code")
+    assert Registry(place.hub).redeem(lost.stdout.strip(), "") is None, "the latest holds"
     assert f"--code {coded.stdout.strip()}" in coded.stderr
     assert Registry(place.hub).redeem(coded.stdout.strip(), "") is not None
     retired = _run("hub", "retire", place.hub, _DEVICE)
@@ -147,6 +149,12 @@ def test_a_job_is_found_by_its_id_on_whichever_device_it_is(place: Place) -> Non
     for words in ("show", "why", "timeline"):
         result = _run(words, job, "-d", place.hub)
         assert (result.exit_code, "copy of edge-7" in result.stderr) == (0, True), result.output
+    odd = place.hub / "devices" / "edge-1" / place.copy.name / "taskq.json"
+    odd.parent.mkdir(parents=True)
+    odd.write_text("{")
+    result = _run("hub", "find", place.hub, job)
+    assert (result.exit_code, f"in {place.copy}" in result.stdout) == (0, True), result.output
+    assert f"{odd.parent} cannot be read" in result.stderr, "it stops nobody"
     result = _run("show", "00000000-7", "-d", place.hub)
     assert result.exit_code == 1
     assert "no device of" in result.stderr

@@ -170,7 +170,7 @@ async def test_what_was_lost_before_a_log_went_on_as_another_is_shown_with_its_r
     assert await place.sync() == [Verdict.NEW]
     line = f"lsn {had} to {int(_first(place)[:20]) - 1} never came: a limit of the device's log"
     assert line in run("hub", "devices", place.hub, DEVICE).output
-    assert "1 gaps: see 'taskq hub devices HUB edge-7'" in run("hub", "devices", place.hub).output
+    assert "1 gap: see 'taskq hub devices HUB edge-7'" in run("hub", "devices", place.hub).output
     for copy in kept(place.hub):
         _let_first_go(Path(copy.path))
     assert line in run("hub", "devices", place.hub, DEVICE).output, "what went here is no gap"

@@ -518,7 +518,7 @@ async def test_a_device_that_is_retired_leaves_no_open_jobs(place: Place) -> Non
     job = await place.put()
     words = ["hub", "retire", str(place.hub.path), "edge-7"]
     done = await asyncio.to_thread(CliRunner().invoke, main, words)
-    assert (done.exit_code, done.output) == (0, "1 jobs for edge-7 cancelled\n")
+    assert (done.exit_code, done.output) == (0, "1 job for edge-7 cancelled\n")
     assert await job.status() is State.CANCELLED
     with pytest.raises(UsageError, match="has no token"):
         place.hub.device("edge-7")

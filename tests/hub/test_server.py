@@ -125,17 +125,6 @@ async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
     assert (await place.ask("POST", "/sync", content=b"[]")).status_code == 400
 
 
-async def test_a_device_has_so_many_logs_and_no_more(place: Place) -> None:
-    assert place.token
-    for number in range(32):
-        (place.hub / "devices" / "edge-7" / f"log-{number}").mkdir(parents=True)
-    await place.write()
-    before = place.tree()
-    with pytest.raises(HubError, match=r"507.*as much there as it may"):
-        await place.sync()
-    assert place.tree() == before
-
-
 async def test_a_full_disk_is_told_before_anything_is_written(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

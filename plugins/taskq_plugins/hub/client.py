@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from taskq import Call, JobHandle, State, TaskQ
 from taskq.engine import Identity, LocalDisk, LogReader, LogView, Tag
-from taskq.errors import InvalidJobId, JobNotFound, ResultTimeout, UsageError, WrongLog
+from taskq.errors import InvalidJobId, JobNotFound, LogError, ResultTimeout, UsageError, WrongLog
 from taskq.hooks import blocking, off_loop
 from taskq.values import Duration, seconds, spoken
 from taskq.views import LIVE_STATES, WAITING_STATES, Reason, Why, moment
@@ -374,29 +374,33 @@ def open_jobs(hub: Path) -> Iterator[tuple[str, JobView, str]]:
                 yield device, view, why(app, view).text
 
 
-def find(hub: Path, job_id: str) -> list[tuple[str, JobView, str]]:
-    """Return (log, job, why it waits) of each place where a job is: with its device's own view."""
+def find(hub: Path, job_id: str) -> tuple[list[tuple[str, JobView, str]], list[str]]:
+    """Return (log, job, why) of each place where a job is, and what could not be read."""
     places: list[tuple[str, JobView, str]] = []
+    problems: list[str] = []
     for device in outbox.devices(hub):
         app = Outbox(hub, device)
-        for path, view in _in(str(app.path), job_id):
-            its = app.find_there(view)
-            waits = app.merged(view).state in LIVE_STATES
-            places.append((path, view, why(app, view).text if waits else ""))
+        for view in _in(str(app.path), job_id, problems):
+            merged, its = app.merged(view), app.find_there(view)
+            places.append((str(app.path), merged, why(app, merged).text))
             places += [(its[0].path, its[1], "")] if its else []
     for file in sorted(hub.glob(f"devices/*/*/{IDENTITY}")):
-        places += [(path, view, "") for path, view in _in(str(file.parent), job_id)]
-    return places
+        path = str(file.parent)
+        places += [(path, view, "") for view in _in(path, job_id, problems)]
+    return places, problems
 
 
-def _in(path: str, job_id: str) -> Iterator[tuple[str, JobView]]:
-    identity = Identity.read(LocalDisk(), path)
+def _in(path: str, job_id: str, problems: list[str]) -> Iterator[JobView]:
     tag, _, lsn = job_id.rpartition("-")
-    if identity is not None and lsn.isdecimal() and identity.tag.takes(tag, int(lsn)):
-        with contextlib.suppress(JobNotFound), LogReader.open(path) as reader:
-            view = reader.job(reader.find_job(job_id))
-            if view is not None:
-                yield path, view
+    try:
+        identity = Identity.read(LocalDisk(), path)
+        if identity is not None and lsn.isdecimal() and identity.tag.takes(tag, int(lsn)):
+            with contextlib.suppress(JobNotFound), LogReader.open(path) as reader:
+                view = reader.job(reader.find_job(job_id))
+                if view is not None:
+                    yield view
+    except (LogError, OSError) as error:
+        problems.append(f"{path} cannot be read: {error}")
 
 
 class SentJob(JobHandle[R]):

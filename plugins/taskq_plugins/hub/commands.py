@@ -71,7 +71,7 @@ def enroll(
     registry = Registry(directory)
     if replace:
         registry.replace(device)
-    elif registry.is_enrolled(device):
+    elif registry.has_token(device):
         raise Failure(
             f"{device} has a token already: add --replace if another machine, or a new token, is "
             f"to take its place; another device gets a name of its own"
@@ -190,7 +190,8 @@ def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
     yield f"{row['behind']} records behind" if row["behind"] else ""
     clock = row.get("clock_ns", 0) / 1e9
     yield f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""
-    yield f"{row['gaps']} gaps: see 'taskq hub devices HUB {row['device']}'" if row["gaps"] else ""
+    if row["gaps"]:
+        yield f"{count_of(row['gaps'], 'gap')}: see 'taskq hub devices HUB {row['device']}'"
     refused = (now_ns - row.get("refused_ns", 0)) / 1e9
     clone = f"another machine with its token was refused {refused:.0f} s ago"
     yield clone if refused < _DAY_SECONDS else ""
@@ -266,7 +267,8 @@ def backup(directory: Path, target: Path) -> None:
 
     DEST is a hub: serve it in place of a lost one. The devices send later records again.
     """
-    render.echo(f"{target}: {_package('transport').hub_backed_up(directory, target)} logs")
+    count = _package("transport").hub_backed_up(directory, target)
+    render.echo(f"{target}: {count_of(count, 'log')}")
 
 
 @_at_hub
@@ -336,7 +338,7 @@ def _cancel_open(directory: Path, device: str) -> None:
     with _opened(directory) as hub:
         count = hub.cancel_open_sync(device)
     if count:
-        render.echo(f"{count} jobs for {device} cancelled")
+        render.echo(f"{count_of(count)} for {device} cancelled")
 
 
 @_at_hub
@@ -360,7 +362,9 @@ def jobs(directory: Path, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 def find(directory: Path, job_id: str, as_json: bool) -> None:
     """Show a job wherever it is: in the logs of the devices, or among the jobs for them."""
-    seen = _package("client").find(directory.absolute(), job_id)
+    seen, problems = _package("client").find(directory.absolute(), job_id)
+    for problem in problems:
+        render.echo(flat(problem), err=True)
     if not seen:
         raise Failure(f"{directory} has no job {job_id}: give its whole id")
     if as_json:

@@ -186,9 +186,11 @@ class Registry:
             )
         return device
 
+    def has_token(self, device: str) -> bool:
+        return bool(self._facts(device).get("tokens"))
+
     def is_enrolled(self, device: str) -> bool:
-        facts = self._facts(device)
-        return bool(facts.get("tokens") or facts.get("code"))
+        return self.has_token(device) or bool(self._facts(device).get("code"))
 
     def standing(self, device: str) -> dict[str, Any]:
         state = self._facts(device).get("state", "active")

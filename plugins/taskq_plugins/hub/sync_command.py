@@ -25,9 +25,18 @@ from taskq.text import flat
 from taskq_plugins.hub import sync as syncing
 from taskq_plugins.hub.line import Line, last_note, line_to, token_file
 from taskq_plugins.hub.models import HubError, refusal
+from taskq_plugins.hub.sync import Verdict
 
 #: A code holds once, however many logs go.
 _redeemed: Final = set[str]()
+#: What is to be told of a verdict.
+_ODD: Final = {
+    **dict.fromkeys(
+        (Verdict.OLDER, Verdict.AHEAD, Verdict.DIFFERS),
+        "it was set back, so it goes on as another log",
+    ),
+    Verdict.GAP: "a limit of the log took records before they were sent",
+}  # fmt: skip
 _PART_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -70,14 +79,13 @@ def sync(data_dir: Path | None, **given: Any) -> None:
         done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]), shows=True)
     from taskq.cli import count_of  # noqa: PLC0415 - who follows needs none of it
 
-    words = ", ".join(verdict.value for verdict in done.verdicts)
+    odd = [_ODD[verdict] for verdict in done.verdicts if verdict in _ODD]
     if given["dry_run"]:
-        render.echo(f"{path}: {render.size(done.behind_bytes)} are missing there ({words})")
+        missing = render.size(done.behind_bytes) if done.behind_bytes else "nothing"
+        render.echo("; ".join([f"{path}: {missing} is missing there", *odd]))
         return
-    sent = (
-        f"{render.size(done.sent_bytes)} sent ({words})" if done.sent_bytes else "nothing to send"
-    )
-    render.echo(f"{path}: in sync up to lsn {done.end.next_lsn - 1}; {sent}")
+    sent = f"{render.size(done.sent_bytes)} sent" if done.sent_bytes else "nothing to send"
+    render.echo("; ".join([f"{path}: in sync up to lsn {done.end.next_lsn - 1}", sent, *odd]))
     if any(done.taken):
         jobs, refused, cancelled = done.taken
         came = f"{count_of(jobs)} came, {refused} refused, {cancelled} cancelled"
