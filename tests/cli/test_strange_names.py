@@ -1,20 +1,27 @@
-"""Names of queues and tasks that somebody will give sooner or later: they work, or are refused."""
+"""Odd names and long texts: taken or refused at every door, and shown in tables that fit."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import unicodedata
 from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from taskq import State, TaskLog, TaskQ
+from taskq.cli import render
+from taskq.core import views as documents
+from taskq.core.model import SECOND_NS
 from taskq.errors import UsageError
 from taskq.log.journal.lock import process_state
 from taskq.log.read.reader import LogReader
 from tests.cli.helpers import taskq, taskq_json
+from tests.effort import grows, some
 from tests.processes.harness import Child
 
 GOOD: Final = {
@@ -184,3 +191,165 @@ def test_no_message_of_an_error_drives_the_terminal(tmp_path: Path) -> None:
     assert failed.exit_code == 1
     assert "\\x1b[31m\\rb" in failed.output
     assert not {"\x1b", "\r"} & set(failed.output)
+
+
+NOW = 1_700_000_000 * SECOND_NS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s ago"), (-59, "59s ago"), (-180, "3m ago"), (-7_300, "2h ago"), (-200_000, "2d ago"),
+     (80, "in 1m"), (86_400, "in 1d"), (7_197, "in 2h"), (3_570, "in 1h")],
+)  # fmt: skip
+def test_moments_read_as_people_say_them(seconds: int, text: str) -> None:
+    assert render.when(NOW + seconds * SECOND_NS, NOW) == text
+
+
+def test_never_is_empty_for_people_and_null_for_programs() -> None:
+    assert render.when(0, NOW) == ""
+    assert documents.moment(0) is None
+
+
+def test_moments_for_programs_are_iso_8601_in_utc() -> None:
+    assert documents.moment(NOW + 1_500) == "2023-11-14T22:13:20.000001+00:00"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(0.25, "0.2ms"), (12, "12ms"), (3_400, "3.4s"), (300_000, "5m"), (-1, "0.0ms")],
+)
+def test_spans_keep_the_digits_that_matter(milliseconds: float, text: str) -> None:
+    assert render.precise(int(milliseconds * 1e6)) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"), (5 * 2**30, "5.0 GiB"), (2**41, "2.0 TiB")],
+)
+def test_sizes_are_in_binary_units(count: int, text: str) -> None:
+    assert render.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"a":1}', '{\n  "a": 1\n}'),
+        ("grüße".encode(), "  grüße"),
+        (b"\xff\x00", "  b'\\xff\\x00'"),
+        (b"\x1b[31mred\nx", "  \\x1b[31mred\n  x"),
+    ],
+)
+def test_a_payload_never_drives_the_terminal(body: bytes, text: str) -> None:
+    assert render.body_block(body) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "document"),
+    [
+        (None, None),
+        (b"[1]", {"encoding": "json", "data": [1]}),
+        (b"hello", {"encoding": "text", "data": "hello"}),
+        (b"\xff", {"encoding": "base64", "data": "/w=="}),
+    ],
+)
+def test_a_payload_for_programs_says_how_it_is_encoded(
+    body: bytes | None, document: object
+) -> None:
+    assert documents.body_document(body) == document
+
+
+def test_a_piped_table_is_plain_and_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 500
+    render.print_table(("ID", ">N", "NOTE"), [("a-1", "7", long), ("a-10", "10", "[red]no\x1b")])
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.split() == ["ID", "N", "NOTE"]
+    assert rows == [f"a-1    7  {long}", "a-10  10  [red]no\\x1b"]
+
+
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+JOBS = 6
+
+
+async def _fill(path: Path) -> list[str]:
+    ids = []
+    async with TaskLog.open(path, name="a-worker-of-this-machine") as log:
+        for i in range(JOBS):
+            queue = f"newsletters-and-{'other-' * (i % 4)}mails"
+            ids.append(await log.put(b'{"text":"%s"}' % (b"x" * 80), queue=queue, attempts=1))
+        for delivery in await log.claim(3):
+            await log.nack(delivery, f"ValueError: {'the server refused it ' * 4}")
+    return ids
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Return a log whose names, payloads and reasons are all too long for a table."""
+    path = tmp_path_factory.mktemp("wide") / "queue"
+    return path, asyncio.run(_fill(path))
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [("ls", JOBS), ("peek", 3), ("dead ls", 3), ("tail -n 200", 13), ("stats", 5)],
+)
+def test_a_job_is_one_line_of_a_narrow_terminal_and_its_id_is_whole(
+    wide: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    rows: int,
+    columns: int,
+) -> None:
+    path, ids = wide
+    monkeypatch.setattr(render, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = _STYLE.sub("", taskq(*command.split(), path).stdout).splitlines()
+    if command == "stats":
+        lines = lines[: lines.index("")]
+    assert all(len(line) <= columns for line in lines)
+    assert len(lines) - (not command.startswith("tail")) == rows
+    if command == "ls":
+        assert [line.split()[0] for line in lines[1:]] == ids[::-1]
+
+
+COLUMNS = st.lists(
+    st.tuples(st.sampled_from(["", ">"]), st.text("ABC", min_size=1, max_size=12),
+              st.sampled_from(["", "~", "?", "~?", "??"])).map("".join),
+    min_size=1, max_size=9,
+)  # fmt: skip
+
+
+@given(COLUMNS, st.data(), st.integers(40, 120))
+@grows
+@settings(
+    max_examples=some(33, 100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_a_table_fits_whenever_what_must_stay_does(
+    capsys: pytest.CaptureFixture[str], columns: list[str], data: st.DataObject, limit: int
+) -> None:
+    """Columns that may not be cut are whole, and each row is a line of at most that width."""
+    cells = st.text("abc déf漢", max_size=30)
+    row = st.tuples(*(cells for _ in columns))
+    rows = data.draw(st.lists(row, min_size=1, max_size=3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render, "on_terminal", lambda: True)
+        patch.setenv("COLUMNS", str(limit))
+        render.print_table(columns, rows)
+    lines = _STYLE.sub("", capsys.readouterr().out).splitlines()
+    kept = [(i, name) for i, name in enumerate(columns) if "?" not in name]
+    whole = [i for i, name in kept if "~" not in name]
+    least = sum(
+        render.cell_width(columns[i].strip(">~?"), *(row[i] for row in rows)) for i in whole
+    )
+    may_be_cut = [i for i, name in kept if "~" in name]
+    least += sum(
+        max(4, render.cell_width(*(row[i] for row in rows))) if columns[i].startswith(">") else 6
+        for i in may_be_cut
+    )
+    assert len(lines) == len(rows) + 1
+    if least + 2 * (len(kept) - 1) <= limit:
+        assert all(render.cell_width(line.rstrip()) <= limit for line in lines)
+    for i in whole:
+        assert all(row[i].strip() in line for row, line in zip(rows, lines[1:], strict=True))

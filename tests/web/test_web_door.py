@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.client
+import json
 import os
 import re
+import shutil
 import signal
+import socket
 import ssl
 import stat
 import subprocess
 import sys
+import threading
 import urllib.request
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from http.cookies import SimpleCookie
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import anyio
 import httpx
 import pytest
 from click.testing import CliRunner
 
 import taskq_plugins.web
-from taskq import TaskQ
+from taskq import TaskLog, TaskQ
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.errors import UsageError
 from taskq.extras import missing
+from taskq.log.read.reader import LogReader
+from taskq.reading.record import Choice
+from taskq.reading.stream import look_at_records
+from taskq_plugins import patience
 from taskq_plugins.hub.line import line_to
+from taskq_plugins.web import mount
 from taskq_plugins.web.command import _secret
 from taskq_plugins.web.door import ENTRY, FILE, AccessKeys, SiteAddress, kept_root
 from taskq_plugins.web.mount import make_site
@@ -424,3 +438,289 @@ def test_without_its_packages_the_command_says_what_to_install(
     result = CliRunner().invoke(main, ["web", str(data)])
     output = missing("taskq web", "uvicorn", "web")
     assert (result.exit_code, result.stderr) == (1, f"taskq: {output}\n")
+
+
+HIDDEN: Final = "hunter2"
+PAYLOAD: Final[dict[str, Any]] = {
+    "to": "ada", "password": HIDDEN, "nested": {"auth": [HIDDEN, {"x": HIDDEN}]}, "pin": HIDDEN,
+}  # fmt: skip
+PLACES: Final = ("/", "/jobs", "/jobs/{id}", "/failures", "/log")
+ANSWERS: Final = (
+    "/api/jobs", "/api/jobs/{id}", "/api/jobs/{id}/result", "/api/failures", "/api/stats",
+)  # fmt: skip
+
+
+@pytest.fixture
+async def data_with_secrets(tmp_path: Path) -> tuple[Path, str]:
+    """Return the id of a failed job that printed all of its values."""
+    app = TaskQ(tmp_path / "data", durability="os")
+
+    @app.task(name="log_in", retry=1)
+    async def log_in(**given: Any) -> None:
+        raise ValueError(f"refused: password={given['password']!r}, {given}")
+
+    async with app:
+        call = log_in.options(headers={"authorization": f"Bearer {HIDDEN}"}, key=f"pwd:{HIDDEN}")
+        job = await call.enqueue(**PAYLOAD)
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
+    return tmp_path / "data", job.id
+
+
+async def test_nothing_that_a_browser_gets_has_a_secret_in_it(
+    data_with_secrets: tuple[Path, str],
+) -> None:
+    path, job = data_with_secrets
+    async with browser(path) as client:
+        for place in (*PLACES, *ANSWERS):
+            answer = await client.get(place.format(id=job))
+            assert answer.status_code == 200, place
+            assert HIDDEN not in answer.text, place
+        assert "(set)" in (await client.get(f"/jobs/{job}")).text
+
+
+@pytest.mark.parametrize(
+    "word", [HIDDEN, '"password":"h', '"h', "'h", "password='h", '"x":"h', '"pwd:h"', "key:h"]
+)
+async def test_search_tells_no_secret_letter_by_letter(
+    data_with_secrets: tuple[Path, str], word: str
+) -> None:
+    path, _ = data_with_secrets
+    async with browser(path) as client:
+        for query in (word, *word.split()):
+            if "h" in query[-2:]:
+                answer = await client.get("/api/jobs", params={"q": query})
+                assert answer.json()["jobs"] == [], query
+        result = await client.get("/api/jobs", params={"q": '"to":"ada"'})
+        assert len(result.json()["jobs"]) == 1
+
+
+async def test_programs_get_what_was_given(data_with_secrets: tuple[Path, str]) -> None:
+    path, job = data_with_secrets
+    async with program(path) as client:
+        answer = (await client.get(f"/api/jobs/{job}")).json()
+    assert answer["payload"]["data"] == {"**": PAYLOAD}
+    assert answer["headers"] == {"authorization": f"Bearer {HIDDEN}"}
+
+
+async def test_who_must_sees_them(data_with_secrets: tuple[Path, str]) -> None:
+    path, job = data_with_secrets
+    async with browser(path, show_secrets=True) as client:
+        assert HIDDEN in (await client.get(f"/jobs/{job}")).text
+        result = await client.get("/api/jobs", params={"q": HIDDEN})
+        assert HIDDEN in (await client.get(f"/api/jobs/{job}")).text
+    assert len(result.json()["jobs"]) == 1
+
+
+WORKER: Final = Path(__file__).parents[2] / "examples" / "js_worker" / "worker.mjs"
+
+
+class Site:
+    """``taskq web`` with leave to act, as a program finds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "data"
+        with TaskQ(self.path, durability="os"):
+            """There is a log now."""
+        token = folder / "token"
+        words = (self.path, "--allow-actions", "--token-file", token)
+        self.child = Child(sys.executable, "-m", "taskq", "web", *words)
+        self.home = self.child.line().partition("/enter")[0]
+        self.secret = token.read_text().strip()
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.home.partition("//")[2], timeout=60)
+
+    def send(self, connection: http.client.HTTPConnection, path: str, **body: Any) -> None:
+        head = {"Authorization": f"Bearer {self.secret}"}
+        connection.request("POST", f"/api/{path}", json.dumps(body), head)
+
+    def post(self, path: str, **body: Any) -> Any:
+        connection = self.connect()
+        self.send(connection, path, **body)
+        answer = connection.getresponse()
+        answered = json.loads(answer.read())
+        assert answer.status == 200, answered
+        connection.close()
+        return answered
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    with site.child:
+        yield site
+
+
+def counts(site: Site) -> dict[str, int]:
+    with LogReader.open(str(site.path)) as reader:
+        queues = reader.stats().queues
+    states = ("ready", "scheduled", "running", "succeeded", "dead", "cancelled", "expired")
+    return {name: sum(getattr(queue, name) for queue in queues) for name in states}
+
+
+def test_who_hangs_up_while_it_waits_has_claimed_nothing(site: Site) -> None:
+    for _ in range(3):
+        waiting = site.connect()
+        site.send(waiting, "claims", wait=60, lease=3_600)
+        waiting.close()
+    # The last of them may be heard only now: what it has got by then is given back.
+    made = site.post("jobs", task="a")
+    (claim,) = site.post("claims", wait=30)
+    assert claim["id"] == made["id"]
+    site.post(f"claims/{claim['token']}/ack")
+    assert counts(site)["succeeded"] == 1
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node: apt-get install nodejs")
+def test_a_worker_in_plain_javascript_runs_a_hundred_jobs(site: Site) -> None:
+    good = [
+        site.post("jobs", task="text.upper", arguments={"text": f"ü{n}"}, queue="js")["id"]
+        for n in range(49)
+    ]
+    sums = [
+        site.post("jobs", task="orders.total", arguments={"prices": [n, 0.5]}, queue="js")["id"]
+        for n in range(49)
+    ]
+    bad = [
+        site.post("jobs", task=task, arguments={}, queue="js", attempts=1)["id"]
+        for task in ("text.upper", "nobody.knows")
+    ]
+    environment = {**os.environ, "TASKQ_URL": site.home, "TASKQ_TOKEN": site.secret}
+    with subprocess.Popen(
+        ["node", WORKER], env=environment, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        said = [worker.stdout.readline().split()[:3:2] for _ in range(100)]
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    assert sorted(said) == sorted(
+        [*(["succeeded", job] for job in good + sums), *(["failed", f"{job}:"] for job in bad)]
+    )
+    with LogReader.open(str(site.path)) as reader:
+        jobs = {job: reader.job(reader.parse_id(job)) for job in good + sums + bad}
+    assert [jobs[job].result for job in good] == [f'"Ü{n}"'.encode() for n in range(49)]  # type: ignore[union-attr]
+    assert [json.loads(jobs[job].result or b"") for job in sums] == [n + 0.5 for n in range(49)]  # type: ignore[union-attr]
+    assert [jobs[job].reason.partition("\n")[0] for job in bad] == [  # type: ignore[union-attr]
+        "TypeError: Cannot read properties of undefined (reading 'toUpperCase')",
+        "Error: this worker has no task nobody.knows",
+    ]
+    assert counts(site)["running"] == 0
+
+
+async def kinds(path: Path) -> Counter[str]:
+    every = look_at_records(str(path), 10**6, Choice(), follow=False, body_bytes_max=0)
+    return Counter([record.kind async for record in every])
+
+
+async def run_the_rest(path: Path) -> None:
+    async with TaskLog.open(path, durability="os") as log:
+        for queue in (await log.stats()).queues:
+            await log.resume(queue.queue)
+        while claimed := await log.claim(100):
+            for delivery in claimed:
+                await log.ack(delivery)
+
+
+@pytest.mark.slow  # some requests may wait for a minute
+def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
+    site: Site, tmp_path: Path
+) -> None:
+    pytest.importorskip("schemathesis", reason="needs the extra browser")
+    made = [site.post("jobs", task="kept", queue="kept")["id"] for _ in range(50)]
+    words = [
+        "run", f"{site.home}/api/openapi.json", "--header", f"Authorization: Bearer {site.secret}",
+        # Rules outside of a schema: one of two fields is required, and the length of names in
+        # bytes.
+        "--exclude-checks", "positive_data_acceptance",
+        "--max-examples", "5", "--seed", "1", "--request-timeout", "70", "--no-color",
+    ]  # fmt: skip
+    program = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+    run = subprocess.run(
+        [*program, *words], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stdout[-5_000:] + run.stderr[-1_000:]
+    site.child.send(signal.SIGINT)
+    assert site.child.process.wait(20) == 0
+    happened, left = anyio.run(kinds, site.path), counts(site)
+    assert sum(left.values()) == happened["enqueued"] - happened["purged"]
+    # The kept ones may be cancelled by now, or due later: each is reported.
+    anyio.run(run_the_rest, site.path)
+    after = counts(site)
+    assert sum(after.values()) == sum(left.values())
+    assert (after["ready"], after["running"]) == (0, 0)
+    with LogReader.open(str(site.path)) as reader:
+        assert not reader.verify().damage
+        assert None not in [reader.job(reader.parse_id(job)) for job in made]
+
+
+HALVES = {
+    "nothing": b"",
+    "a head": b"GET /api/stats HTTP/1.1\r\nHost: x\r\nX-Slow:",
+    "a body": b"POST /api/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{",
+}
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """Yield a page that is served as ``taskq web`` serves it."""
+    app = TaskQ(tmp_path / "data", durability="os")
+    app.stats_sync()
+    app.close_sync()
+    with mount.listen("127.0.0.1", 0) as listener:
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        place = SiteAddress(scheme="http", hosts=(host,), allow_actions=True)
+        server = mount.server_of(make_site(str(tmp_path / "data"), place, AccessKeys()), None)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        yield listener.getsockname()
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+def test_as_many_half_requests_as_there_are_lines_shut_nobody_out(
+    address: tuple[str, int], half: bytes
+) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(mount._CONNECTIONS_MAX):
+            line = stack.enter_context(socket.create_connection(address, timeout=20))
+            line.sendall(half)
+        for _ in range(3):
+            answer = httpx.get(f"http://{address[0]}:{address[1]}/api/stats", timeout=20)
+            assert answer.status_code == 401, answer.text
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+def test_what_does_not_come_ends_its_line(
+    address: tuple[str, int], half: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(patience, "BODY_SECONDS", 0.3)
+    whole = b"GET /api/stats HTTP/1.1\r\nHost: x\r\n\r\n"
+    for before in (b"", whole):
+        with (
+            contextlib.suppress(ConnectionError),  # another notice of the end
+            socket.create_connection(address, timeout=20) as line,
+        ):
+            line.sendall(before + half)
+            while line.recv(65_536):
+                line.sendall(b" ")
+
+
+async def test_small_answers_are_sent_at_once() -> None:
+    served = asyncio.Event()
+    nodelay: list[int] = []
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = writer.get_extra_info("socket")
+        nodelay.append(line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+        served.set()
+
+    with mount.listen("127.0.0.1", 0) as listener:
+        async with await asyncio.start_server(serve, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            await served.wait()
+            writer.close()
+    assert nodelay == [1]

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import httpx
 import pytest
@@ -20,11 +21,17 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 from taskq import TaskQ
-from taskq_plugins.web.mount import taskq_web, worker_page
+from taskq.engine import Identity, LogReader
+from taskq_plugins.hub.registry import Registry
+from taskq_plugins.web.door import ENTRY, AccessKeys, SiteAddress
+from taskq_plugins.web.mount import make_hub, taskq_web, worker_page
+from tests.hub.place import DEVICE
+from tests.hub.place import Place as HubPlace
 from tests.processes.harness import Child
+from tests.web.browser import HOST, ORIGIN, running
 from tests.web.test_web_pages import forms, send_form
 
-HOST: Final = "http://shop.example"
+SHOP: Final = "http://shop.example"
 APP: Final = """
 from taskq import TaskQ
 
@@ -51,7 +58,7 @@ async def app(tmp_path: Path) -> AsyncIterator[TaskQ]:
 
 def outside(app: TaskQ, **how: bool) -> httpx.AsyncClient:
     web = Starlette(routes=[Mount("/taskq", taskq_web(app, allows=lambda _: True, **how))])
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=web), base_url=HOST)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=web), base_url=SHOP)
 
 
 async def test_a_mounted_page_lets_in_whom_the_told_address_was_given(
@@ -62,7 +69,7 @@ async def test_a_mounted_page_lets_in_whom_the_told_address_was_given(
     entry = re.search(r"/enter\?token=\S+(?=,)", caplog.text)
     assert entry is not None
     transport = httpx.ASGITransport(app=web)
-    async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+    async with httpx.AsyncClient(transport=transport, base_url=SHOP) as client:
         assert (await client.get("/taskq/")).status_code == 401
         assert (await client.get("/taskq/api/stats")).status_code == 401
         assert (await client.get(f"/taskq{entry[0]}")).status_code == 200
@@ -81,7 +88,7 @@ async def test_a_mounted_page_leaves_it_to_the_apps_own_login(app: TaskQ) -> Non
 
     web = Starlette(routes=[Mount("/taskq", taskq_web(app, allow_actions=True, allows=knows))])
     transport = httpx.ASGITransport(app=web)
-    async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+    async with httpx.AsyncClient(transport=transport, base_url=SHOP) as client:
         assert (await client.get("/taskq/")).status_code == 403
         client.cookies.set("user", "ada")
         await app.enqueue_by_name("a")
@@ -89,7 +96,7 @@ async def test_a_mounted_page_leaves_it_to_the_apps_own_login(app: TaskQ) -> Non
         assert (await send_form(client, pause)).status_code == 403  # of no known origin
         client.headers["Origin"] = "http://evil.example"
         assert (await send_form(client, pause)).status_code == 403
-        client.headers["Origin"] = HOST
+        client.headers["Origin"] = SHOP
         answer = await send_form(client, pause)
         assert (answer.status_code, answer.headers["location"]) == (303, "/taskq/")
         assert (await app.stats()).queues[0].paused
@@ -97,7 +104,7 @@ async def test_a_mounted_page_leaves_it_to_the_apps_own_login(app: TaskQ) -> Non
 
 async def test_a_call_is_enqueued_by_a_form_that_is_made_from_its_annotations(app: TaskQ) -> None:
     async with outside(app, allow_actions=True) as client:
-        client.headers["Origin"] = HOST
+        client.headers["Origin"] = SHOP
         page = (await client.get("/taskq/enqueue", params={"task": "report"})).text
         kinds = dict(re.findall(r'id="field-(\w+)" name="\w+" (?:type="(\w+)")?', page))
         assert kinds == {"day": "", "title": "text", "pages": "number", "parts": ""}
@@ -149,7 +156,7 @@ async def test_a_form_of_one_process_is_taken_by_another_behind_the_same_address
         outside(app, allow_actions=True) as client,
         outside(app, allow_actions=True) as other,
     ):
-        client.headers["Origin"] = other.headers["Origin"] = HOST
+        client.headers["Origin"] = other.headers["Origin"] = SHOP
         (pause,) = forms((await client.get("/taskq/")).text)
         assert (await send_form(other, pause)).status_code == 303
         forged = {**pause, "taskq.token": "x" * 64}
@@ -162,7 +169,7 @@ async def test_a_task_may_call_its_parameters_as_it_likes_and_have_many(app: Tas
     exec(f"async def many({', '.join(f'{parameter}: str' for parameter in parameters)}): ...", made)  # noqa: S102
     app.task(name="many")(made["many"])
     async with outside(app, allow_actions=True) as client:
-        client.headers["Origin"] = HOST
+        client.headers["Origin"] = SHOP
         (form,) = forms((await client.get("/taskq/enqueue", params={"task": "many"})).text)
         answer = await send_form(
             client, form | {parameter: f"of {parameter}" for parameter in parameters}
@@ -175,7 +182,7 @@ async def test_a_task_may_call_its_parameters_as_it_likes_and_have_many(app: Tas
 async def test_what_waits_is_changed_on_its_page(app: TaskQ) -> None:
     later = await app.enqueue(app.call_by_name("a").options(delay="1h"))
     async with outside(app, allow_actions=True) as client:
-        client.headers["Origin"] = HOST
+        client.headers["Origin"] = SHOP
         page = (await client.get(f"/taskq/jobs/{later.id}")).text
         run_now, change = [form for form in forms(page) if form["action"] == "/taskq/act/edit"]
         change |= {"priority": "9", "queue": "other", "delay": ""}
@@ -213,3 +220,51 @@ def test_the_option_of_a_worker_says_where_its_page_is(tmp_path: Path) -> None:
         asked = urllib.request.Request(f"{home}/enqueue", headers={"Cookie": cookie})  # noqa: S310
         with urllib.request.urlopen(asked) as answer:  # noqa: S310 - likewise
             assert "greet" in answer.read().decode()
+
+
+async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> None:
+    place = HubPlace(tmp_path)
+    await place.write(3)
+    await place.sync()
+    registry = Registry(place.hub)
+    registry.enroll("edge-8")
+    registry.leave("edge-8", UUID(int=1))
+    assert registry.holds("edge-8", UUID(int=1))
+    registry.note_end("edge-8", Identity(UUID(int=2), 0), (40, 90, 0), clock_ns=-5 * 10**9)
+    keys = AccessKeys("s" * 43)
+    hub = make_hub(
+        str(place.hub),
+        SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True),
+        keys,
+        registry.all_standing,
+    )
+    transport = httpx.ASGITransport(app=hub)
+    async with running(hub), httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+        assert (await client.get("/")).status_code == 401
+        await client.get(ENTRY, params={"token": keys.entry()})
+        page = (await client.get("/")).text
+        assert "2 devices, 1 held: 50 records are still to come" in page
+        rows = dict(re.findall(r'row">([\w-]+)</th>(.*?)</tr>', page, re.DOTALL))
+        assert set(rows) == {DEVICE, "edge-8"}
+        assert ">held</span>" in rows["edge-8"]
+        assert "-5.0s" in rows["edge-8"]
+        assert ">active</span>" in rows[DEVICE]
+        link = re.search(rf'href="(/logs/{DEVICE}/[^"]+)"', rows[DEVICE])
+        assert link is not None
+        for path in ("", "jobs", "tasks", "workers", "log"):
+            answer = await client.get(link[1] + path)
+            assert answer.status_code == 200, answer.text
+            assert f'href="{link[1]}jobs"' in answer.text
+            assert 'method="post"' not in answer.text
+            assert '<a href="/">All devices</a>' in answer.text
+            assert "taskq worker" not in answer.text
+        with LogReader.open(str(place.copy)) as reader:
+            job = reader.jobs(None, None, None, 1)[0].job_id
+        assert 'action="/find"' in page
+        shown = await client.get("/find", params={"q": job}, follow_redirects=True)
+        assert (shown.status_code, f"jobs/{job}" in str(shown.url)) == (200, True)
+        assert (await client.get(f"{link[1]}api/jobs/{job}")).status_code == 200
+        for lost in ("", "00000000-1", f"{job}9", "../x"):
+            assert (await client.get("/find", params={"q": lost})).status_code == 404
+        for path in (f"/logs/{DEVICE}/x/", "/logs/..%2f../x/", "/logs/edge-9/x/"):
+            assert (await client.get(path)).status_code == 404

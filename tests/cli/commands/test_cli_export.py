@@ -1,20 +1,32 @@
-"""``taskq export``: JSON lines and Parquet, whole or not at all."""
+"""Commands that write files or remove some: export, report, compact, backup, restore."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
 import json
+import os
+import shutil
+import stat
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from pyarrow import parquet
 
-from taskq import TaskLog
+from taskq import Put, TaskLog, TaskQ, retry
 from taskq.arrow import DETAILS
+from taskq.cli.main import main
+from taskq.connection.logoptions import LogOptions
+from taskq.errors import JobFailed, UsageError
 from taskq.extras import install_line
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.read.reader import LogReader
+from taskq.log.upkeep.backup import excerpt
+from taskq.log.upkeep.upkeep import Upkeep
 from tests.cli.helpers import Sample, taskq, taskq_json
 
 
@@ -250,3 +262,366 @@ def test_nothing_that_waits_under_a_temporary_name_is_written_to(
     assert (tmp_path / "out.jsonl").read_text()
     assert (tmp_path / "victim").read_text() == "precious"
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl", "out.jsonl.tmp"]
+
+
+SECONDS = 30
+PRIVATE = "the patient is well"
+
+
+def ask(*words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [*map(str, words)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+async def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Ids of jobs in ``data``, over several segments, of which compaction took the first."""
+    monkeypatch.chdir(tmp_path)
+    app = TaskQ("data", segment_bytes=64 * 1024)
+
+    @app.task(name="fail", retry=retry.fixed(2, delay=0))
+    async def fail(text: str) -> None:
+        raise ValueError("no way")
+
+    @app.task(name="echo")
+    async def echo(text: str) -> str:
+        return text
+
+    async with app:
+        async with app.worker():
+            dead = await fail.enqueue(PRIVATE)
+            with pytest.raises(JobFailed):
+                await dead.result(SECONDS)
+            for filler in await echo.enqueue_many([(PRIVATE * 500,) for _ in range(10)]):
+                await filler.result(SECONDS)
+            assert (await app.compact(keep=0)).carried
+            done = await echo.enqueue(PRIVATE)
+            await done.result(SECONDS)
+        waits = await echo.options(key="ada", delay="1h").enqueue(PRIVATE)
+    return {"dead": dead.id, "done": done.id, "waits": waits.id}
+
+
+async def test_read_commands_open_a_case_file_and_find_no_payload(ids: dict[str, str]) -> None:
+    ask("report", "data", "-o", "case.zip")
+    answer = ask("verify", "case.zip", "--json")
+    assert json.loads(answer.stdout)["ok"] is True
+    assert ask("ls", "case.zip", "--json").stdout == ask("ls", "data", "--json").stdout
+    for name, job in ids.items():
+        here = json.loads(ask("show", job, "-d", "data", "--json").stdout)
+        there = json.loads(ask("show", job, "-d", "case.zip", "--json").stdout)
+        assert PRIVATE in str(here), name
+        assert PRIVATE not in str(there), name
+        for attempt in [*here["attempts"], *there["attempts"]]:
+            del attempt["pid"], attempt["worker"], attempt["host"]
+        for body in ("payload", "result"):
+            del here[body], there[body]
+        assert here == there
+        assert ask("timeline", job, "-d", "case.zip").stdout.count("\n") > 1
+    assert "attempts are spent" in ask("why", ids["dead"], "-d", "case.zip").stdout
+    with zipfile.ZipFile("case.zip") as case:
+        for name in case.namelist():
+            assert PRIVATE.encode() not in case.read(name), name
+        assert f"timelines/{ids['dead']}.json" in case.namelist()
+        (letter,) = json.loads(case.read("dead.json"))
+        assert letter["id"] == ids["dead"]
+        assert json.loads(case.read("verify.json"))["ok"] is True
+        assert json.loads(case.read("case.json"))["with_payloads"] is False
+
+
+async def test_payloads_are_in_it_if_asked(ids: dict[str, str]) -> None:
+    ask("report", "-d", "data", "-o", "case.zip", "--with-payloads")
+    for job in ids.values():
+        assert PRIVATE in ask("show", job, "-d", "case.zip").stdout
+    assert json.loads(ask("verify", "case.zip", "--json").stdout)["ok"] is True
+
+
+async def test_what_was_written_before_the_moment_is_left_out(
+    ids: dict[str, str], tmp_path: Path
+) -> None:
+    with LogReader.open("data") as reader:
+        story = reader.timeline(reader.parse_id(ids["done"]))
+        ended = story[-1]
+        segments = list(excerpt(reader.journal, ended.time_ns, bodies=False))
+    (tmp_path / "part/log").mkdir(parents=True)
+    shutil.copy("data/taskq.json", "part")
+    for name, data in segments:
+        (tmp_path / "part/log" / name).write_bytes(data)
+    assert json.loads(ask("verify", "part", "--json").stdout)["ok"] is True
+    answer = {job["id"] for job in json.loads(ask("ls", "part", "--json").stdout)}
+    assert ids["waits"] in answer
+    assert ids["done"] not in answer
+    assert json.loads(ask("stats", "part", "--json").stdout)["queues"][0]["scheduled"] == 1
+    # Another process adds to it as to any log: nothing in it stands in the way of a fold.
+    async with TaskQ("part") as app:
+        await app.enqueue_by_name("echo", "x")
+    assert json.loads(ask("verify", "part", "--json").stdout)["ok"] is True
+
+
+@pytest.mark.parametrize("option", [[], ["--show-secrets"]])
+async def test_what_commands_tell_in_it_has_no_secrets(
+    ids: dict[str, str], option: list[str]
+) -> None:
+    async with TaskLog.open("data") as log:
+        job = await log.put(b"x", priority=9, attempts=2, headers={"auth": "hunter2", "to": "x"})
+        (delivery,) = await log.claim(1, queues=["default"])
+        await log.nack(delivery, "ValueError: password='hunter2'", delay=0)
+        (delivery,) = await log.claim(1, queues=["default"])
+        await log.nack(delivery, "ValueError: token=hunter2")
+    assert delivery.job_id == job
+    ask("report", "data", *option)
+    with zipfile.ZipFile("case.zip") as case:
+        names = [name for name in case.namelist() if b"hunter2" in case.read(name)]
+    assert bool(names) is bool(option)
+    assert json.loads(ask("verify", "case.zip", "--json").stdout)["ok"] is True
+    shown = json.loads(ask("show", job, "-d", "case.zip", "--json").stdout)
+    assert shown["headers"] == {"auth": "hunter2" if option else "(set)", "to": "x"}
+    assert len(shown["attempts"]) == 2
+
+
+async def test_settings_are_told_without_what_is_secret(
+    ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_HUB_URL", "https://ada:lovelace@hub.example/")
+    monkeypatch.setenv("TASKQ_HUB_TOKEN", "countess-lovelace")
+    ask("report", "data")
+    with zipfile.ZipFile("case.zip") as case:
+        answer = case.read("settings.json").decode()
+    assert "lovelace" not in answer
+    settings = json.loads(answer)["settings"]
+    assert settings["durability"] == "fsync"
+    assert (
+        settings["hub"].items()
+        >= {
+            "url": "https://…@hub.example/",
+            "token_file": None,
+            "token": "(set)",
+        }.items()
+    )
+    assert "is there already" in ask("report", "data", code=1).output
+
+
+def test_a_zip_that_is_no_case_file_is_refused_and_nothing_leaves_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("other.zip", "w") as other:
+        other.writestr("thesis.txt", "x")
+    assert "no case file" in ask("ls", "other.zip", code=1).output
+    outside = tmp_path / "evil.log"
+    with zipfile.ZipFile("bad.zip", "w") as bad:
+        bad.writestr("taskq.json", "{}")
+        bad.writestr("log/../../evil.log", "x")
+        bad.writestr(str(outside), "x")
+    ask("ls", "bad.zip", code=1)
+    assert not outside.exists()
+    (tmp_path / "text").write_text("x")
+    assert "is not a task log" in ask("ls", "text", code=1).output
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        ("encrypted", "is encrypted, or packed in a way"),
+        ("packing", "is encrypted, or packed in a way"),
+        ("size", "unpacks to 3.0 GiB, and"),
+        ("bytes", "does not read (Bad CRC-32"),
+    ],
+)
+def test_a_case_file_is_looked_at_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("taskq.cli.casefile._UNPACKED_BYTES_MAX", 1 << 30)
+    packing = zipfile.ZIP_LZMA if harm == "packing" else zipfile.ZIP_STORED
+    with zipfile.ZipFile("case.zip", "w", packing) as case:
+        case.writestr("taskq.json", "{}")
+        case.writestr(f"log/{1:020}.log", b"segment")
+        if harm == "size":
+            case.infolist()[1].file_size = 3 << 30
+        if harm == "encrypted":
+            case.infolist()[1].flag_bits |= 1
+    if harm == "bytes":
+        data = Path("case.zip").read_bytes()
+        Path("case.zip").write_bytes(data.replace(b"segment", b"segmenT"))
+    failed = ask("ls", "case.zip", code=1)
+    assert message in failed.output
+    assert "Traceback" not in failed.output
+
+
+@pytest.mark.parametrize("words", [("report", "data", "-o"), ("export", "-d", "data", "-o")])
+def test_what_is_taken_out_of_a_log_is_its_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    TaskQ(tmp_path / "data").store().close()
+    before = os.umask(0)
+    try:
+        ask(*words, "out.jsonl")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(Path("out.jsonl").stat().st_mode) == 0o600
+
+
+def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    TaskQ(tmp_path / "data").store().close()
+    assert "no lsn" in ask("report", tmp_path / "data", "--since", "7", code=2).output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("put", "x"),
+        ("cancel", "-Q", "default", "--yes"),
+        ("pause", "default"),
+        ("dead", "requeue", "--all", "--yes"),
+        ("replay", "--all"),
+        ("tail", "--reader", "billing", "-n", "1"),
+        ("reader", "ls"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_command_removes_nothing_by_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Its settings come from the environment and files; an app may have said otherwise in code."""
+    assert taskq("put", "x", "-d", tmp_path).exit_code == 0
+    looks: list[Upkeep] = []
+
+    def work(upkeep: Upkeep) -> object:
+        looks.append(upkeep)
+        yield None
+
+    monkeypatch.setattr(Upkeep, "_work", work)
+    result = taskq(*words, "-d", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert not looks
+
+
+def test_compact_does_what_it_is_told_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert taskq("put", "x", "-d", tmp_path).exit_code == 0
+    monkeypatch.setattr(Upkeep, "_work", lambda _: pytest.fail("it was not asked to"))
+    result = taskq("compact", "-d", tmp_path)
+    assert (result.exit_code, result.stdout) == (0, "Nothing to do: no segment is due.\n")
+
+
+#: Upkeep would be faster than the tests.
+OPTIONS: LogOptions = {"segment_bytes": SEGMENT_BYTES_MIN, "upkeep": False}
+
+
+async def _grow(tmp_path: Path) -> tuple[Path, str, str]:
+    async with TaskLog.open(tmp_path, **OPTIONS) as log:
+        waits = await log.put(b"later", delay="1d")
+        ids: list[str] = []
+        for _ in range(12):
+            ids += await log.put_many([Put(payload=bytes(4_000))] * 8)
+            for delivery in await log.claim(8):
+                await log.ack(delivery, b"done")
+    return tmp_path, ids[0], waits
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> tuple[Path, str, str]:
+    """Return a log of several segments, its oldest finished job and a waiting one."""
+    return asyncio.run(_grow(tmp_path))
+
+
+def logs(path: Path) -> list[str]:
+    return sorted(file.name for file in (path / "log").glob("*.log"))
+
+
+def test_nothing_goes_before_its_time(grown: tuple[Path, str, str]) -> None:
+    path, _, _ = grown
+    before = logs(path)
+    result = taskq("compact", "-d", path)
+    assert (result.exit_code, result.stdout) == (0, "Nothing to do: no segment is due.\n")
+    assert logs(path) == before
+
+
+def test_the_settings_that_it_obeys_are_named_before_anything_goes(
+    grown: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _, _ = grown
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / ".env").write_text("OTHER=1\nTASKQ_KEEP=0s\n")
+    (here / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert "settings" not in taskq("compact", "-d", path, "--dry-run").stderr
+    (here / "taskq.toml").write_text(f"keep_segments = 9\ndata_dir = '{path}'\n")
+    output = taskq("compact", "--dry-run")
+    assert output.stderr == f"taskq: with the settings of {here}/.env, {here}/taskq.toml\n"
+    assert "would go" in output.stdout
+    (path / "taskq.toml").write_text("keep = '0s'\n")
+    as_json = taskq_json("compact", "-d", path, "--dry-run")
+    assert as_json["settings_files"] == [f"{path}/taskq.toml"]
+
+
+@pytest.mark.parametrize("name", [".env", "taskq.toml", "pyproject.toml"])
+def test_settings_that_another_user_could_plant_are_not_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In a directory that all may write to; elsewhere who owns the file is nobody's business."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("")
+    monkeypatch.setattr("os.geteuid", lambda: 12_345)
+    assert TaskQ().name == ""
+    tmp_path.chmod(0o1777)
+    if os.getuid() == 0:
+        assert TaskQ().name == "", "root's files are root's"
+        os.chown(tmp_path / name, 12_346, -1)
+        with pytest.raises(UsageError, match=rf"{name} is another user's, in a directory that all"):
+            TaskQ()
+    os.chown(tmp_path, (tmp_path / name).stat().st_uid, -1)
+    assert TaskQ().name == "", "who owns the directory may"
+
+
+def test_a_dry_run_tells_the_same_and_changes_nothing(grown: tuple[Path, str, str]) -> None:
+    path, _, _ = grown
+    before = logs(path)
+    output = taskq_json("compact", "-d", path, "--keep", "0", "--dry-run")
+    assert output["dry_run"]
+    assert [line["segment"] for line in output["segments"] if line["removed"]] == before
+    assert logs(path) == before
+    printed = taskq("compact", "-d", path, "--keep", "0", "--dry-run").stdout
+    assert printed.count("would go") == len(before)
+    assert "would be freed" in printed
+
+
+def test_compact_removes_what_is_over_and_leaves_what_waits(grown: tuple[Path, str, str]) -> None:
+    """A bare number is seconds, as everywhere on the command line."""
+    path, finished, waits = grown
+    before = logs(path)
+    result = taskq("compact", "-d", path, "--keep", "0")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("gone") == len(before)
+    assert "1 jobs written again" not in result.stdout
+    assert "1 job written again" in result.stdout
+    assert before[0] not in logs(path)
+    assert taskq("show", finished, "-d", path).exit_code == 1
+    assert taskq_json("show", waits, "-d", path)["state"] == "scheduled"
+
+
+def test_a_wrong_time_is_named(grown: tuple[Path, str, str]) -> None:
+    result = taskq("compact", "-d", grown[0], "--keep", "soon")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("taskq: keep is 'soon': give seconds")
+
+
+def test_dead_letters_over_their_limit_go_too_and_a_dry_run_leaves_them(tmp_path: Path) -> None:
+    """By hand as by a worker: ``dead_max`` holds for ``compact`` as well."""
+
+    async def compacted() -> tuple[int, int]:
+        options: LogOptions = {**OPTIONS, "dead_max": 1}
+        async with TaskLog.open(tmp_path, **options) as log:
+            for number in range(3):
+                await log.put(b"%d" % number, attempts=1)
+                await log.nack((await log.claim(1))[0], "no")
+            await log.compact(dry_run=True)
+            before = await log.dead.count()
+            await log.compact()
+            return before, await log.dead.count()
+
+    assert asyncio.run(compacted()) == (3, 1)
