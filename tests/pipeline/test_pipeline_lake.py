@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from taskq.core.errors import UsageError
+from taskq_plugins.spark.lake import store
 from taskq_plugins.spark.lake.errors import (
     LakeBusy,
     LakeConflict,
@@ -185,6 +186,40 @@ def test_a_full_disk_fails_the_commit_and_the_last_batch_stands(
         assert jobs(Lake.open(lake.path)) == [1]
         append(writer, [2], 1)
     assert jobs(lake) == [1, 2]
+
+
+def test_what_a_table_names_is_synced_before_the_next_is_committed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power takes no version of a table whose followers last, and no file of it."""
+    synced: set[tuple[int, int]] = set()
+
+    def note(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced.add((status.st_ino, status.st_mtime_ns))
+
+    monkeypatch.setattr(os, "fsync", note)
+
+    def check() -> None:
+        root = Path(lake.path) / "jobs"
+        named = [root / file.path for file in lake.files("jobs")]
+        paths = {root.parent, *named, *(root / "_delta_log").iterdir()}
+        paths |= {folder for path in named for folder in path.relative_to(lake.path).parents}
+        for path in {Path(lake.path) / path for path in paths}:
+            status = path.stat()
+            assert (status.st_ino, status.st_mtime_ns) in synced, path
+
+    with lake.writer() as writer:
+        for number in range(SMALL_FILES_MAX):  # some checkpoints among them
+            append(writer, [number], number, day=DAYS[number % 2], is_over=number % 3 > 0)
+            check()
+        append(writer, [99], SMALL_FILES_MAX)
+        writer.drop_days("jobs", str(DAYS[1]))
+        check()
+        monkeypatch.setattr(store, "SMALL_FILES_MAX", 2)
+        writer.upkeep(vacuum=False)
+        check()
+    assert len(lake.files("jobs")) < SMALL_FILES_MAX // 2
 
 
 def test_no_lake_is_no_lake(tmp_path: Path) -> None:

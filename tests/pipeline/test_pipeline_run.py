@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
+from pyspark.errors import PySparkRuntimeError
 
 from taskq import Put, TaskLog
 from taskq.cli.main import main
 from taskq.log.format.carried import encode_compacted
+from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.store import Lake, LakeWriter
+from taskq_plugins.spark.run import batch as batches
+from taskq_plugins.spark.run import frames
+from taskq_plugins.spark.run.errors import SourceGone, failure
+from taskq_plugins.spark.source.positions import DataLoss
 from tests.fleet.made_logs import MadeLog, claimed, damage, succeeded
 from tests.pipeline.lakes import run
 from tests.pipeline.rowmaking import live
@@ -98,6 +105,86 @@ def test_what_is_skipped_is_printed_and_stands_in_records(tmp_path: Path) -> Non
     rows = Lake.open(tmp_path / "lake").dataset("records").to_table().to_pylist()
     (row,) = [row for row in rows if row["kind"] == "break"]
     assert (row["device"], json.loads(row["value"])["what"], row["lsn"]) == ("dev", "damaged", 3)
+
+
+def test_a_segment_that_goes_between_plan_and_read_is_planned_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeLog(tmp_path / "logs" / "dev")
+    first = made.enqueue(2)
+    made.rotate()
+    made.enqueue(1)
+    read = frames.on_executors
+
+    def gone(session: Any, step: Any, parts: Any) -> Any:
+        first.path.unlink(missing_ok=True)  # as compaction does
+        try:
+            return read(session, step, parts)
+        except DataLoss as error:
+            name = f"{DataLoss.__module__}.{DataLoss.__name__}"
+            raise PySparkRuntimeError(f"Traceback\n{name}: {error}\n") from None
+
+    monkeypatch.setattr(frames, "on_executors", gone)
+    shown = pipeline(tmp_path)
+    assert (shown.exit_code, "1 records in 1 batch" in shown.stdout) == (0, True), shown.output
+    assert states(tmp_path) == {3: "ready"}
+
+
+OURS = (
+    "taskq_plugins.spark.source.positions.DataLoss: a: gone; with the option failOnDataLoss=false"
+)
+DAMAGED = "taskq.arrow.problems.SegmentDamaged: /1.log: no frame, corruptMode=skip reads on"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f"Traceback …\n{DAMAGED}\n\tat",
+            r"^/1.log: no frame, --corrupt skip reads on; nothing of",
+        ),
+        (
+            f"pyspark.errors.PySparkRuntimeError: x\n{OURS}\n",
+            r"^a: gone; with --ignore-data-loss; n",
+        ),
+        ("x\nCaused by: java.io.IOException: No space left\n\tat", r"IOException: No space left\)"),
+        ("\n", r"no reason was given"),
+        ("strange", r"^Spark stopped the run \(strange\); .*Remove the cause, then run again$"),
+    ],
+)
+def test_of_tracebacks_of_spark_the_reason_is_shown(text: str, said: str) -> None:
+    error = failure(text)
+    assert re.search(said, str(error))
+    assert "\n" not in str(error)
+    assert isinstance(error, SourceGone) is (OURS in text)
+
+
+def test_only_files_with_touched_jobs_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ROWS_MAX", 2)
+    monkeypatch.setattr(batches, "ROWS_MAX", 2)
+    made = MadeLog(tmp_path / "logs" / "dev")
+    made.enqueue(6)
+    assert pipeline(tmp_path).exit_code == 0
+    lake = Lake.open(tmp_path / "lake")
+    before = {table: {file.path for file in lake.files(table)} for table in ("jobs", "_open")}
+    made.frame(claimed(3))
+    assert pipeline(tmp_path).exit_code == 0
+    for table, paths in before.items():
+        gone = paths - {file.path for file in lake.files(table)}
+        assert (len(paths) >= 3, len(gone) - (table == "_open")) == (True, 1)  # and one of the logs
+    assert Counter(states(tmp_path).values()) == {"ready": 5, "running": 1}
+
+
+def test_a_large_batch_is_folded_in_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task holds more than some records, however large ``--max-bytes`` is."""
+    monkeypatch.setattr(batches, "SHARE_ROWS", 3)
+    made = MadeLog(tmp_path / "logs" / "dev")
+    made.enqueue(10)
+    assert pipeline(tmp_path).exit_code == 0
+    lake = Lake.open(tmp_path / "lake")
+    assert batches._Batch(lake, lake.batch()).shares == 4
 
 
 def test_a_log_of_a_newer_taskq_is_held_alone(tmp_path: Path) -> None:

@@ -59,12 +59,20 @@ def is_address(lake: str | Path) -> bool:
     return "://" in str(lake)
 
 
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Let a file, or the names in a directory, outlast a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
 
 
 @contextmanager
@@ -116,13 +124,13 @@ class Folder(NamedTuple):
         where = Path(self.uri) / path
         beside = where.with_name(f"{where.name}.{uuid.uuid4().hex}")
         try:
-            where.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(where.parent)
             with beside.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             beside.rename(where)
-            sync_directory(where.parent)
+            sync(where.parent)
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise LakeDiskError(where, error) from error

@@ -47,6 +47,7 @@ from taskq_plugins.spark.lake.files import (
     Folder,
     indexed,
     is_address,
+    sync,
     write_rows,
     writer_lock,
 )
@@ -78,6 +79,7 @@ PARTED: Final[dict[str, tuple[str, ...]]] = {
 #: The application of a batch's transactions, and of the version of ``_positions`` in ``records``.
 APP: Final = "taskq"
 POSITIONS_APP: Final = "taskq-positions"
+DELTA_LOG: Final = "_delta_log"
 #: Commits between two checkpoints: bounds how many a reader has to read.
 _CHECKPOINT_EVERY: Final = 20
 #: How long old versions stay readable.
@@ -152,7 +154,7 @@ class Lake:
         if table in self._open:
             return True
         if not is_address(self.path):
-            return (Path(self.path) / table / "_delta_log").is_dir()
+            return (Path(self.path) / table / DELTA_LOG).is_dir()
         return DeltaTable.is_deltatable(self.folder.below(table).uri)
 
     def delta(self, table: str) -> DeltaTable:
@@ -342,6 +344,7 @@ class LakeWriter:
         self.lake = lake
         #: time of the next vacuum, by ``time.monotonic``
         self.vacuum_due = 0.0
+        self._synced: set[Path] = set()
 
     def write(self, table: str, rows: pa.Table) -> list[DataFile]:
         """Write rows into a table's directory; no version has them yet."""
@@ -394,11 +397,30 @@ class LakeWriter:
                 actions, "append", delta.schema(), list(PARTED.get(table, ())),
                 commit_properties=properties,
             )  # fmt: skip
+            self._sync(table)
         except CommitFailedError as error:
             raise LakeConflict(f"{lake.path}/{table}", str(error)) from error
         except (DeltaError, OSError) as error:
             raise LakeDiskError(f"{lake.path}/{table}", OSError(str(error))) from error
         return True
+
+    def _sync(self, table: str, data: Iterable[Path] = ()) -> None:
+        """Let data and all versions of a table outlast a loss of power.
+
+        ``deltalake`` syncs nothing that it writes.
+        """
+        if is_address(self.lake.path):
+            return
+        root = Path(self.lake.path) / table
+        log = root / DELTA_LOG
+        paths = [path for path in (*data, *log.iterdir()) if path.is_file()]
+        new = [path for path in paths if path not in self._synced]
+        for path in new:
+            sync(path)
+        folders = {root.parent, root, *(path.parent for path in new)}
+        for folder in folders - self._synced:
+            sync(folder)
+        self._synced |= {root.parent, root, *new} - {log / "_last_checkpoint"}
 
     def _create(self, table: str, schema: pa.Schema) -> None:
         comments = words.COMMENTS | words.OF_TABLE.get(table, {})
@@ -459,6 +481,7 @@ class LakeWriter:
         )
         if any(is_old):
             self.lake.delta(table).delete(where)
+            self._sync(table)
 
     def upkeep(self, *, vacuum: bool) -> None:
         """Write small files together, and remove files that no version of the last hour names."""
@@ -469,7 +492,7 @@ class LakeWriter:
                 is_open = (not file.is_over and IS_OVER in PARTED.get(table, ())) or table == OPEN
                 if file.size_bytes < (OPEN_BYTES if is_open else SMALL_BYTES_MAX) // 2:
                     days[tuple(file.values.items())].append(file.size_bytes)
-            delta = lake.delta(table)
+            delta, before = lake.delta(table), {file.path for file in lake.files(table)}
             for place, sizes in days.items():
                 if len(sizes) < SMALL_FILES_MAX:
                     continue
@@ -480,6 +503,8 @@ class LakeWriter:
                     target_size=OPEN_BYTES if is_open else SMALL_BYTES_MAX * 4,
                     max_concurrent_tasks=1,
                 )
+            new = [file.path for file in lake.files(table) if file.path not in before]
+            self._sync(table, [Path(lake.path, table, path) for path in new])
         self.note()
         if vacuum:
             for table in filter(lake.has, (*TABLES, OPEN, POSITIONS)):
