@@ -119,13 +119,13 @@ def fold_rows(lake: Lake, records: pa.Table) -> None:
     fold_here(lake)
 
 
-def run(spark: SparkSession | None, journals: Path, lake: Path, **options: Any) -> Summary:
+def run(spark: SparkSession | None, journals: Path, lake: Path | str, **options: Any) -> Summary:
     with Lake.open(lake, create=True).writer() as writer:
         session = spark or mock.Mock()  # as within no_spark()
         return update(session, writer, RunOptions(journals=journals, **options))
 
 
-def rows_of(lake: Path, *names: str) -> dict[str, list[str]]:
+def rows_of(lake: Path | str, *names: str) -> dict[str, list[str]]:
     """Return the rows of tables, by default of all, in an order of their own."""
     opened = Lake.open(lake)
     made = {}

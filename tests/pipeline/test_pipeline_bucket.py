@@ -1,0 +1,155 @@
+"""A lake in object storage, compared with one in a directory; moto plays the store."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
+
+import obstore
+import pytest
+from deltalake import DeltaTable
+from obstore.store import S3Store
+
+from taskq_plugins.spark.lake.errors import LakeConflict
+from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
+from tests.cli.helpers import taskq, taskq_json
+from tests.pipeline.lakes import rows_of, run
+from tests.pipeline.rowmaking import do_steps, live
+from tests.programs import run_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+LAKE = "s3://lakes/the/lake"
+
+
+#: In a process of its own: deltalake holds the interpreter's lock while it waits for an answer.
+SERVER = """
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+server.start()
+print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
+input()
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.kill()
+
+
+@pytest.fixture
+def store(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """Return an empty store that the environment names."""
+    names = {
+        "ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s",
+        "REGION": "us-east-1", "ALLOW_HTTP": "true",
+    }  # fmt: skip
+    for name, value in names.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    for path, method in (("moto-api/reset", "POST"), ("lakes", "PUT")):
+        urlopen(Request(f"{endpoint}/{path}", method=method)).close()  # noqa: S310 - our own
+    return S3Store("lakes", prefix="the/lake")
+
+
+def paths(store: S3Store) -> set[str]:
+    return {entry["path"] for entry in obstore.list(store).collect()}
+
+
+@pytest.mark.xdist_group("spark")
+def test_a_lake_in_a_bucket_has_the_tables_of_one_in_a_directory(
+    tmp_path: Path, store: S3Store
+) -> None:
+    """Driver and executors of a Spark of its own write there, and every command reads it."""
+    asyncio.run(do_steps(tmp_path / "hub" / "orders", 3))
+    for turn in range(2):
+        asyncio.run(live(tmp_path / "hub" / f"edge-{turn}", turn, 8))
+        for lake in (LAKE, tmp_path / "lake"):
+            words = ("pipeline", "run", "--journals", tmp_path / "hub", "--lake", lake)
+            run_python("-m", "taskq", *words, "--master", "local[2]", check=True, timeout=600)
+    there, here = rows_of(LAKE), rows_of(tmp_path / "lake")
+    assert there == here
+    assert here.keys() == {"records", "jobs", "attempts", "steps", *DERIVED}
+    jobs = len(here["jobs"])
+    assert DeltaTable(f"{LAKE}/jobs").to_pyarrow_dataset().count_rows() == jobs
+    assert taskq_json("sql", "--lake", LAKE, "SELECT count(*) n FROM jobs") == [{"n": jobs}]
+    shown = taskq_json("pipeline", "status", "--lake", LAKE, "--journals", tmp_path / "hub")
+    assert {log["left_bytes"] for log in shown["logs"]} == {0}
+    before = {path for path in paths(store) if path.startswith("jobs/") and "parquet" in path}
+    assert taskq("pipeline", "erase", "--lake", LAKE, "--where", "true", "--yes").exit_code == 0
+    assert Lake.open(LAKE).dataset("jobs").to_table()["payload"].null_count == jobs
+    assert not before & paths(store), "files with payloads are gone"
+
+
+@pytest.mark.usefixtures("no_java")
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("nth", range(6))
+def test_two_runs_at_once_change_a_batch_once(
+    tmp_path: Path, store: S3Store, monkeypatch: pytest.MonkeyPatch, nth: int, is_late: bool
+) -> None:
+    """The other run overtakes this one before or within its nth commit; this one may fail."""
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 3))
+    run(None, tmp_path / "hub", LAKE)
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 3))
+    owner, name = (DeltaTable, "create_write_transaction") if is_late else (LakeWriter, "commit")
+    real, commits = getattr(owner, name), count()
+
+    def overtaken(self: Any, *args: Any, **options: Any) -> Any:
+        if next(commits) == nth:
+            run(None, tmp_path / "hub", LAKE)
+        return real(self, *args, **options)
+
+    with monkeypatch.context() as racing:
+        racing.setattr(owner, name, overtaken)
+        with suppress(LakeConflict):
+            run(None, tmp_path / "hub", LAKE)
+    assert next(commits) > nth
+    run(None, tmp_path / "hub", LAKE)
+    run(None, tmp_path / "hub", tmp_path / "lake")
+    assert rows_of(LAKE) == rows_of(tmp_path / "lake")
+
+
+@pytest.mark.usefixtures("no_java")
+@pytest.mark.parametrize("table", ["_positions", "records", "jobs", "_open"])
+def test_a_run_that_was_killed_is_finished_by_another_machine(
+    tmp_path: Path, store: S3Store, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 3))
+    run(None, tmp_path / "hub", LAKE)
+    asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 3))
+    real = LakeWriter.commit
+
+    def killed(self: LakeWriter, name: str, *args: Any, **options: Any) -> bool:
+        done = real(self, name, *args, **options)
+        if name == table:
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as crash:
+        crash.setattr(LakeWriter, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(None, tmp_path / "hub", LAKE)
+    run(None, tmp_path / "hub", LAKE)
+    run(None, tmp_path / "hub", tmp_path / "lake")
+    assert rows_of(LAKE) == rows_of(tmp_path / "lake")
+
+
+def test_what_a_store_lacks_or_refuses_is_said(tmp_path: Path, store: S3Store) -> None:
+    shown = taskq("pipeline", "status", "--lake", LAKE)
+    assert (shown.exit_code, f"{LAKE}: is not a lake" in shown.stderr) == (1, True)
+    words = ("--journals", tmp_path, "--lake", "s3://no-such-bucket/lake")
+    shown = taskq("pipeline", "run", *words)
+    assert (shown.exit_code, "Traceback" in shown.output) == (1, False)
