@@ -259,7 +259,7 @@ def test_other_misuse_is_refused(extension: Any) -> None:
 # -- leaks -----------------------------------------------------------------------------------------
 
 
-JOBS: Final = some(5_000, 200_000)
+JOBS: Final = some(2_000, 200_000)
 CALLERS: Final = 50
 
 

@@ -180,7 +180,7 @@ EVERY_KIND = (
 )
 
 
-@spread(25)
+@spread(60)
 @pytest.mark.parametrize(
     "name", sorted({"Australia/Lord_Howe", "America/St_Johns"} | available_timezones())
 )

@@ -271,7 +271,7 @@ def test_read_commands_take_the_root(tmp_path: Path) -> None:
 
 
 @grows
-@pytest.mark.parametrize("seed", range(some(6, 60)))
+@pytest.mark.parametrize("seed", range(some(3, 60)))
 async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed: int) -> None:
     """Jobs with one key run one at a time, in the order of their enqueues, and each once.
 

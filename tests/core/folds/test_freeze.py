@@ -560,7 +560,7 @@ def test_the_rich_example_leaves_something_in_every_attribute_that_is_kept() -> 
 
 
 @grows
-@settings(max_examples=some(20, 60), deadline=None)
+@settings(max_examples=some(10, 60), deadline=None)
 @given(before=STEPS, after=STEPS)
 def test_what_was_frozen_goes_on_as_what_was_not(before: list[Step], after: list[Step]) -> None:
     driven = Driven()

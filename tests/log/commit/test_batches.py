@@ -83,18 +83,18 @@ def test_a_batch_that_is_too_large_for_a_frame_is_parted() -> None:
     """However the requests came together, each is answered as if it had come alone."""
     world = World()
     process = world.process()
-    requests, futures = _requests(Op.ENQUEUE, [(PLAIN, _BIG, None)] * 12)
+    requests, futures = _requests(Op.ENQUEUE, [(PLAIN, _BIG, None)] * 3)
     process.commit(requests)
     process.sync()
-    assert [future.result(0) for future in futures] == list(range(1, 13))
+    assert [future.result(0) for future in futures] == [1, 2, 3]
     assert _frames(world) > 1
-    assert len(world.process().claim(99)) == 12
+    assert len(world.process().claim(9)) == 3
 
 
 def test_a_single_request_that_no_frame_holds_is_refused_alone() -> None:
     world = World()
     process = world.process()
-    deliveries = _claimed(process, 12)
+    deliveries = _claimed(process, 3)
     items = [Settlement(Kind.SUCCEEDED, delivery, _BIG) for delivery in deliveries]
     large: Future[Any] = Future()
     small: Future[Any] = Future()

@@ -42,7 +42,7 @@ def _check(history: History) -> None:
     journal, now_ns = world.reader(), world.clock.wall_ns()
     seen = (job_view(journal, lsn, now_ns) for lsn in reversed(known))
     every = [view for view in seen if view is not None]
-    for _ in range(30):
+    for _ in range(some(8, 30)):
         chosen = history.chance.sample(_STATES, history.chance.randrange(1, 4))
         wanted = JobFilter(
             history.chance.choice((None, frozenset(chosen))),

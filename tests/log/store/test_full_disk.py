@@ -27,6 +27,7 @@ from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.store.store import Store, open_store
 from taskq.testing import use_clock
 from taskq.testing.sandbox import FakeClock
+from tests.effort import grows, some
 from tests.log.world import PATH, World
 from tests.processes.harness import eventually
 
@@ -183,20 +184,19 @@ def test_a_full_disk_refuses_enqueues_and_goes_on_once_there_is_room(
     again.close()
 
 
+@grows
 @pytest.mark.parametrize("keep_seconds", [None, 0.0])
 def test_the_log_frees_itself_on_a_full_disk_and_goes_on(
     small_disk: Path, keep_seconds: float | None
 ) -> None:
-    """Three disks full of work pass through; of its finished jobs the oldest go, no others."""
+    """Disks full of work pass through; of its finished jobs the oldest go, no others."""
     config = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keep_seconds=keep_seconds)
     store = open_store(str(small_disk / "data"), config)
     port = store.thread_port
     delayed = Extras(due_ns=3_600 * SECOND_NS)
     first = port.enqueue(EnqueueSpec("later", "task"), b"later", delayed).result(_SECONDS)
     passed = 0
-    give_up_at = time.monotonic() + 2 * _SECONDS
-    while passed < 3 * _SIZE_BYTES:
-        assert time.monotonic() < give_up_at, f"stuck after {passed} bytes"
+    while passed < some(3, 6) * _SIZE_BYTES // 2:
         try:
             port.enqueue(_SPEC, bytes(20_000)).result(_SECONDS)
         except DiskFull:

@@ -517,7 +517,7 @@ class Enqueuer(Raiser):
 
 @grows
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("durability", "nth"), [(Durability.OS, 7), (Durability.FSYNC, 31)])
+@pytest.mark.parametrize(("durability", "nth"), [(Durability.OS, 17), (Durability.FSYNC, 31)])
 def test_the_log_is_right_wherever_a_handler_enqueues(
     stores: Callable[[LogConfig], Store], durability: Durability, nth: int
 ) -> None:
