@@ -22,7 +22,7 @@ from taskq.log.config import LogConfig
 from taskq.log.store.store import open_store
 from taskq_workers.pool import LogPart, Worker
 from taskq_workers.process.supervisor import Supervisor
-from tests.effort import grows, some
+from tests.effort import grows, some, within
 from tests.shards.resting_logs import ManySchedule, TaggedLog
 from tests.shards.shares import Run
 from tests.workers.slots.resting import App, make_deterministic, run_seeds
@@ -42,7 +42,7 @@ async def all_over(app: TaskQ, path: Path, count: int) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with within():
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -332,7 +332,7 @@ async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_on
     worker = Worker(apps[0], concurrency=1, schedules=False, warns=False)
     worker._parts = parts = [LogPart(app, ticks=False, syncs=False) for app in apps]
     apps[0].put(task)
-    async with asyncio.timeout(20), worker:
+    async with within(), worker:
         await running.wait()
         failing, other = cast("Any", parts[1].host), cast("TaggedLog", apps[0].fake)
         lies = apps[1].put(task)

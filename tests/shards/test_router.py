@@ -18,7 +18,7 @@ from taskq.cli.main import main
 from taskq.errors import DuplicateKey, UsageError, WrongLog
 from taskq.shards import FILE
 from taskq.testing import Sandbox
-from tests.effort import grows, some
+from tests.effort import grows, some, within
 
 
 def sharded(path: Path, bits: int = 2, **options: Any) -> TaskQ:
@@ -183,7 +183,7 @@ async def test_a_schedule_ticks_in_one_shard(tmp_path: Path) -> None:
     for number in range(6):
         app.schedule(f"s{number}", task.call(f"s{number}"), every="1s")
     async with app, app.worker():
-        async with asyncio.timeout(20):
+        async with within():
             await enough.wait()
         known = [{schedule.name for schedule in await log.schedules.list()} for log in app.logs()]
     assert all(len(tags) == 1 for tags in seen.values())

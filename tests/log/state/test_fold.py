@@ -31,7 +31,7 @@ from taskq.log.state import facets, fold
 from taskq.log.state.fold import Watch, fold_frame, fold_records
 from taskq.log.store import thread
 from taskq.log.store.mailbox import Mailbox
-from tests.effort import grows, some
+from tests.effort import grows, some, within
 from tests.log.state.history import ALL, BASE, EPOCH, SPECS, START_NS, History, Step, frames_of
 from tests.log.world import PLAIN, SMALL, World
 
@@ -372,7 +372,7 @@ async def test_a_process_that_adds_faster_than_it_builds_still_gets_its_claim(
     async with TaskLog.open(tmp_path, durability="os") as log:
         await log.put_many([Put(payload=b"x")] * JOBS)
         claim = asyncio.create_task(log.claim(1, wait=SECONDS))
-        async with asyncio.timeout(SECONDS):
+        async with within(SECONDS):
             while not claim.done():
                 await log.put_many([Put(payload=b"y")] * JOBS)
         assert await claim

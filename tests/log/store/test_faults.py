@@ -263,7 +263,7 @@ def held_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskQ]:
     app.close_sync()
 
 
-@pytest.mark.parametrize("held_up", [1.0], indirect=True)
+@pytest.mark.parametrize("held_up", [0.2], indirect=True)
 async def test_a_claim_is_not_told_that_there_is_nothing_while_the_log_is_held_up(
     held_up: TaskQ,
 ) -> None:

@@ -9,6 +9,7 @@ import fcntl
 import functools
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -120,8 +121,12 @@ def test_a_thread_that_blocks_commits_for_itself(
 
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_loop_commits_for_itself_where_no_answer_waits_for_the_disk(
-    stores: Callable[[LogConfig], Store], committers: list[int], durability: Durability
+    stores: Callable[[LogConfig], Store],
+    committers: list[int],
+    durability: Durability,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(caller_commit, "_SLOW_SECONDS", math.inf)  # a busy machine is no slow disk
     store = stores(LogConfig(durability=durability, interval_seconds=60))
 
     async def main() -> int:
@@ -254,8 +259,9 @@ def test_the_thread_sleeps_on_while_callers_commit_but_not_for_ever(
 
 
 def test_a_rest_after_a_callers_commit_leaves_a_sync_point(
-    stores: Callable[[LogConfig], Store],
+    stores: Callable[[LogConfig], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("taskq.log.store.thread._REST_SECONDS", 0.01)
     store = stores(OS)
     journal = store._open.journal
     on_thread(lambda: store.thread_port.enqueue(SPEC, b"x").result(SECONDS))
