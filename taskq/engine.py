@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from taskq.log.machine.access import open_file, read_file, read_private
     from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
     from taskq.log.machine.ports import Clock, Disk, replace_file, write_all
+    from taskq.log.machine.system import system
     from taskq.log.read.reader import LogReader
     from taskq.log.read.readers import NamedReader
     from taskq.log.read.timeline import StepView
@@ -122,6 +123,7 @@ __all__ = [
     "segment_lsn",
     "segment_name",
     "strays_of",
+    "system",
     "write_all",
 ]
 
@@ -146,6 +148,7 @@ _HOMES: Final = {
     "taskq.log.machine.access": ("open_file read_file read_private"),
     "taskq.log.machine.disk": "LocalDisk PatientDisk SystemClock",
     "taskq.log.machine.ports": "Clock Disk replace_file write_all",
+    "taskq.log.machine.system": "system",
     "taskq.log.read.reader": "LogReader",
     "taskq.log.read.readers": "NamedReader",
     "taskq.log.read.timeline": "StepView",

@@ -568,6 +568,37 @@ def lives(pid: int) -> bool:
     return True
 
 
+def end_with_us(process: object) -> None:
+    """Leave it to the child to see that its parent is gone."""
+    del process
+
+
+def watch_stop(action: Callable[[], object]) -> None:
+    """Leave it to signals to stop this process."""
+    del action
+
+
+def ask_to_stop(pid: int) -> bool:
+    """Ask a process to end after what it does; False if it is not there."""
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except OSError:
+        return False
+    return True
+
+
+def memory_bytes() -> int:
+    """Return the resident memory of this process; its peak where /proc is missing."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        import resource  # noqa: PLC0415 - few systems have to ask it
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1_024
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 # Files and directories of a log, and whose they are.
 
 #: The user who may do everything.

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import getpass
 import importlib
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from ctypes import wintypes
@@ -406,6 +408,66 @@ def lives(pid: int) -> bool:
         return bool(_wait_for(handle, 0) != 0)
     finally:
         _close_handle(handle)
+
+
+class _JobLimits(ctypes.Structure):
+    """The extended limits of a job object; of them one flag is set."""
+
+    _fields_ = (
+        ("times", ctypes.c_int64 * 2),
+        ("flags", _DWORD),
+        ("rest", ctypes.c_size_t * 15),
+    )
+
+
+_KILL_ON_CLOSE, _EXTENDED_LIMITS, _LIMITS_BYTES = 0x2000, 9, 144
+
+
+@functools.cache
+def _job() -> int:
+    """Return the job object of this process's children, who end when its last handle does."""
+    limits = _JobLimits(flags=_KILL_ON_CLOSE)
+    job: int = _function("CreateJobObjectW", _HANDLE, _BYTES, _TEXT)(None, None)
+    limit = _function("SetInformationJobObject", _BOOL, _HANDLE, ctypes.c_int, _BYTES, _DWORD)
+    if not limit(job, _EXTENDED_LIMITS, ctypes.byref(limits), _LIMITS_BYTES):
+        raise _failed()
+    return job
+
+
+def end_with_us(process: Any) -> None:
+    """End a child when this process ends, however that ends."""
+    assign = _function("AssignProcessToJobObject", _BOOL, _HANDLE, _HANDLE)
+    if not assign(_job(), int(process._handle)) and process.poll() is None:
+        raise _failed()
+
+
+def watch_stop(action: Callable[[], object]) -> None:
+    """Call ``action``, on a thread, each time that somebody asks this process to stop."""
+    event = _create_event(None, False, False, f"Global\\taskq-stop-{os.getpid()}")
+
+    def watch() -> None:
+        while _wait_for(event, _INFINITE) == 0:
+            action()
+
+    threading.Thread(target=watch, name="taskq-stop", daemon=True).start()
+
+
+def ask_to_stop(pid: int) -> bool:
+    """Ask a process to end after what it does; False if it does not listen."""
+    event = _open_event(_EVENT_MODIFY, False, f"Global\\taskq-stop-{pid}")
+    if not event:
+        return False
+    _set_event(event)
+    _close_handle(event)
+    return True
+
+
+def memory_bytes() -> int:
+    """Return the resident memory of this process."""
+    facts = (ctypes.c_size_t * 9)()
+    ask = _function("K32GetProcessMemoryInfo", _BOOL, _HANDLE, _BYTES, _DWORD)
+    ask(_HANDLE(-1), ctypes.byref(facts), ctypes.sizeof(facts))
+    return facts[2]  # two numbers of 32 bits stand before the peak and this
 
 
 def boot_mark() -> bytes:

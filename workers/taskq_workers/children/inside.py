@@ -8,7 +8,6 @@ import ctypes
 import importlib
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -21,17 +20,17 @@ from typing import Any, BinaryIO, Final
 
 import taskq.hooks as hooks
 import taskq.telemetry as telemetry
-from taskq import JobContext, Task, TaskQ, values
+from taskq import JobContext, Task, TaskQ, engine, values
 from taskq.log.machine.forks import fill_standard
 from taskq_workers.children import wire
-from taskq_workers.runs import guards, joblogs, lifespans, loader, reasons, timeouts
+from taskq_workers.runs import guards, joblogs, lifespans, loader, reasons, system, timeouts
 from taskq_workers.slots import shipping
 
 _log: Final = logging.getLogger("taskq.worker")
 
 _PR_SET_PDEATHSIG: Final = 1
-_GROUP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_KIBIBYTE: Final = 1024
+_SIGKILL: Final = 9
+_GROUP_SIGNALS: Final = system.STOP_SIGNALS
 
 
 def main(work: int, life: int, parent: int) -> None:
@@ -52,7 +51,7 @@ def main(work: int, life: int, parent: int) -> None:
         sys.modules.setdefault(hooks.main_module_name(), sys.modules["__main__"])
     _leave_signals_to_the_worker()
     _die_with(parent, life)
-    channel = socket.socket(fileno=work)
+    channel = system.channel_of(work)
     inbox = channel.makefile("rb")
     outfit: wire.Outfit | None = wire.receive(inbox)
     if outfit is None:
@@ -86,7 +85,7 @@ def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memo
         ended = context.run(bench.run, work)
         if os.getpid() != pid:
             context.run(guards.end_child)
-        outlet.end(wire.JobDone(ended, _rss_bytes() if tells_memory else 0))
+        outlet.end(wire.JobDone(ended, engine.system.memory_bytes() if tells_memory else 0))
         del work, ended
 
 
@@ -95,7 +94,7 @@ def _leave_signals_to_the_worker() -> None:
     # starts. The worker has blocked them until now.
     before = {number: signal.signal(number, _do_nothing) for number in _GROUP_SIGNALS}
     guards.keep_from_children(before)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
+    system.mask(_GROUP_SIGNALS, "SIG_UNBLOCK")
 
 
 def _do_nothing(*_: object) -> None: ...
@@ -103,10 +102,12 @@ def _do_nothing(*_: object) -> None: ...
 
 def _die_with(parent: int, life: int) -> None:
     """End when the worker does, even in the midst of a job, which is run again elsewhere."""
-    if sys.platform == "linux":
+    if not system.LOOPS_READ:
+        return  # the system ends children there
+    if system.IS_LINUX:
         # At once, and though a process that a task forked in the worker holds the pipe open.
         with contextlib.suppress(AttributeError, OSError):  # then the pipe's end alone has to do
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -115,15 +116,6 @@ def _die_with(parent: int, life: int) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="taskq-life", daemon=True).start()
-
-
-def _rss_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * _KIBIBYTE
-    return pages * resource.getpagesize()
 
 
 class _Bench:
@@ -275,15 +267,12 @@ class _Alarm:
     ) -> Any:
         """Call the function, interrupted once after ``seconds``."""
         self._seconds = seconds
-        before = signal.signal(signal.SIGALRM, self._ring)
         self._is_set = True
-        try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            return function(*args, **kwargs)
-        finally:
-            self._is_set = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        with system.alarm(seconds, self._ring):
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._is_set = False
 
     def _ring(self, *_: object) -> None:
         if self._is_set:

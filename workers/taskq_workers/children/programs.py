@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from multiprocessing import spawn
 from typing import Any, Final
 
 from taskq.values import dataclass
+from taskq_workers.runs import system
 from taskq_workers.runs.guards import MARK
 
 #: Code of a started interpreter; it looks for modules where the worker looks.
@@ -30,7 +32,7 @@ def interpreter(*arguments: str) -> list[Any]:
     return [spawn.get_executable(), *options, *arguments]
 
 
-def start_child(work: int, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
+def start_child(work: socket.socket, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
     """Start a child with the socket for jobs and the pipe that shows that the worker lives.
 
     A frozen program has no interpreter: its executable runs it from the beginning. Its children
@@ -38,20 +40,21 @@ def start_child(work: int, life: int, *, from_main: bool) -> subprocess.Popen[by
     """
     if not is_frozen():
         path = json.dumps(sys.path, default=str)
-        command = interpreter("-c", _CODE, str(work), str(life), str(os.getpid()), path)
-        return subprocess.Popen(  # noqa: S603 - this very interpreter
-            command, stdin=subprocess.DEVNULL, pass_fds=(work, life)
-        )
+        numbers = map(str, (work.fileno(), life, os.getpid()))
+        command = interpreter("-c", _CODE, *numbers, path)
+        return system.start(command, work, life, ends_with_us=True)
     message, ours = os.pipe()
     try:
         with open(ours, "wb") as pipe:  # noqa: PTH123 - a descriptor; it holds the few bytes
             # The pickles that multiprocessing expects: nothing, then a process whose method it
             # calls.
-            pipe.write(pickle.dumps({}) + pickle.dumps(_Process(work, life, os.getpid())))
-        return subprocess.Popen(  # noqa: S603 - this very program
+            pipe.write(pickle.dumps({}) + pickle.dumps(_Process(work.fileno(), life, os.getpid())))
+        return system.start(
             spawn.get_command_line(tracker_fd=None, pipe_handle=message),
-            stdin=subprocess.DEVNULL,
-            pass_fds=(work, life, message),
+            work,
+            life,
+            message,
+            ends_with_us=True,
             env={**os.environ, MARK: "main" if from_main else "modules"},
         )
     finally:

@@ -21,7 +21,7 @@ from anyio import move_on_after
 import taskq.telemetry as telemetry
 from taskq import ChildDied, JobContext, Task, TaskQ, engine, hooks
 from taskq_workers.children import programs, wire
-from taskq_workers.runs import executors, guards, joblogs, lifespans, timeouts
+from taskq_workers.runs import executors, guards, joblogs, lifespans, system, timeouts
 from taskq_workers.slots import feed, shipping
 
 _READ_BYTES: Final = 1 << 18
@@ -83,7 +83,7 @@ class Child:
         self._channel, theirs = socket.socketpair()
         life_read, self._life = os.pipe()
         try:
-            self._process = _start(theirs.fileno(), life_read, from_main=outfit.from_main)
+            self._process = _start(theirs, life_read, from_main=outfit.from_main)
         except BaseException:
             self._channel.close()
             os.close(self._life)
@@ -91,9 +91,13 @@ class Child:
         finally:
             theirs.close()
             os.close(life_read)
-        self._channel.setblocking(False)
-        loop.add_reader(self._channel, self._on_readable)
-        self._watch_exit()
+        self._pidfd = -1
+        if system.LOOPS_READ:
+            self._channel.setblocking(False)
+            loop.add_reader(self._channel, self._on_readable)
+            self._watch_exit()
+        else:
+            threading.Thread(target=self._read_to_the_end, name="taskq-wait", daemon=True).start()
         if programs.is_frozen():
             self._killer = loop.call_later(FROZEN_START_SECONDS, self._give_up)
         self._send(wire.pack(outfit))
@@ -153,11 +157,22 @@ class Child:
             # How the process ended is known a moment later.
             self._loop.remove_reader(self._channel)
             return
+        self._take_piece(piece)
+
+    def _read_to_the_end(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(OSError):
+                while piece := self._channel.recv(_READ_BYTES):
+                    self._loop.call_soon_threadsafe(self._take_piece, piece)
+            self._wait()
+
+    def _take_piece(self, piece: bytes) -> None:
         try:
             for message in self._inlet.feed(piece):
                 self._take(message)
         except wire.LostChild as error:
-            self._loop.remove_reader(self._channel)
+            if system.LOOPS_READ:
+                self._loop.remove_reader(self._channel)
             self.kill(ChildDied(f"its child process sent what is no message: {error}"))
 
     def _take(self, message: object) -> None:
@@ -184,6 +199,10 @@ class Child:
     # Messages to the child.
 
     def _send(self, message: bytes) -> None:
+        if not system.LOOPS_READ:  # it is idle, and reads
+            with contextlib.suppress(OSError):
+                self._channel.sendall(message)
+            return
         if self._outgoing:
             self._outgoing += message
             return
@@ -216,7 +235,6 @@ class Child:
                 self._pidfd = os.pidfd_open(self.pid)
                 self._loop.add_reader(self._pidfd, self._on_exit)
                 return
-        self._pidfd = -1
         threading.Thread(target=self._wait, name="taskq-wait", daemon=True).start()
 
     def _wait(self) -> None:
@@ -228,7 +246,8 @@ class Child:
         if self.phase is ChildPhase.GONE:
             return
         self._process.wait()
-        self._read_what_is_left()
+        if system.LOOPS_READ:
+            self._read_what_is_left()
         self._end()
 
     def _read_what_is_left(self) -> None:
@@ -249,8 +268,9 @@ class Child:
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        self._loop.remove_reader(self._channel)
-        self._loop.remove_writer(self._channel)
+        if system.LOOPS_READ:
+            self._loop.remove_reader(self._channel)
+            self._loop.remove_writer(self._channel)
         self._channel.close()
         os.close(self._life)
         job, self._job = self._job, None
@@ -266,17 +286,14 @@ class Child:
         code = self._process.returncode
         if code is None or code >= 0:
             return f"exited with {code}"
-        memory = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+        memory = ", perhaps for want of memory" if guards.signal_name(-code) == "SIGKILL" else ""
         return f"was ended by {guards.signal_name(-code)}{memory}"
 
 
-def _start(work: int, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
+def _start(work: socket.socket, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
     # Until it has handlers for them, signals to the whole group of processes must not end it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-    try:
+    with system.blocked(_BLOCKED):
         return programs.start_child(work, life, from_main=from_main)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 _log: Final = logging.getLogger("taskq.worker")

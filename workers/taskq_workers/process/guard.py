@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from taskq import engine
 from taskq.values import dataclass
 from taskq_workers.process import reporting, supervisor
+from taskq_workers.runs import system
 from taskq_workers.runs.guards import signal_name
 
 #: Before a worker that died is started again: the first and the longest pause; each is twice the
@@ -77,7 +79,7 @@ class WorkerProcess:
         self.socket.setblocking(False)
         environment = {name: text for name, text in os.environ.items() if name != "NOTIFY_SOCKET"}
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
+            self._process = system.start(
                 [
                     *command,
                     supervisor.LEASH_OPTION,
@@ -85,8 +87,8 @@ class WorkerProcess:
                     supervisor.PLACE_OPTION,
                     str(number),
                 ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                theirs,
+                ends_with_us=False,
                 # The terminal's signals are for the guard alone, which forwards them.
                 process_group=0,
                 env=environment,
@@ -116,8 +118,14 @@ class WorkerProcess:
             self.deadline = time.monotonic() + drain_seconds + supervisor.GRACE_SECONDS
         self.send(signal.SIGTERM)
 
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def send(self, number: signal.Signals | None) -> None:
+        system.send(self._process, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def on_end(self, action: Callable[[], object]) -> None:
+        system.on_end(self._process, action)
 
     def ended(self) -> int | None:
         """Return the exit code, minus the number of the signal it died by; None while it lives."""
@@ -202,7 +210,7 @@ class Guard:
             )
         finally:
             signal.set_wakeup_fd(-1)
-            self._send_all(signal.SIGKILL)
+            self._kill_all()
             self._alarm.close()
             self._poke.close()
         return self._exit_code
@@ -231,31 +239,49 @@ class Guard:
 
     def _take_signals(self, *, has_terminal: bool) -> None:
         signal.set_wakeup_fd(self._poke.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in system.STOP_SIGNALS:
             signal.signal(number, self._on_stop)
+        engine.system.watch_stop(self._on_asked)
         # The arrival alone ends the wait.
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTSTP, self._on_pause)
-        signal.signal(signal.SIGCONT, lambda *_: self._send_all(signal.SIGCONT))
+        handlers: dict[signal.Signals | None, Callable[..., None]] = {
+            system.SIGCHLD: lambda *_: None,
+            system.SIGTSTP: self._on_pause,
+            system.SIGCONT: lambda *_: self._send_all(system.SIGCONT),
+        }
         if not has_terminal:
-            signal.signal(signal.SIGHUP, self._on_hang_up)
+            handlers[system.SIGHUP] = self._on_hang_up
+        for known, handler in handlers.items():
+            if known is not None:
+                signal.signal(known, handler)
 
     def _on_stop(self, number: int, _: object) -> None:
         self._stops_asked += 1
         if self._stops_asked >= _EXIT_AT:
-            self._send_all(signal.SIGKILL)
+            self._kill_all()
             os._exit(_SIGNALLED + number)
+
+    def _on_asked(self) -> None:
+        self._on_stop(signal.SIGTERM, None)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # closed, or full
+            self._poke.send(b"\0")
 
     def _on_hang_up(self, *_: object) -> None:
         self._replace_asked = True
 
     def _on_pause(self, *_: object) -> None:
-        self._send_all(signal.SIGTSTP)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        self._send_all(system.SIGTSTP)
+        system.stop_this()
 
-    def _send_all(self, number: signal.Signals) -> None:
+    def _send_all(self, number: signal.Signals | None) -> None:
         for process in self._processes:
             process.send(number)
+
+    def _kill_all(self) -> None:
+        for process in self._processes:
+            process.kill()
 
     # Acting on signals and time.
 
@@ -311,7 +337,9 @@ class Guard:
                 return
 
     def _start(self, place: WorkerSlot, life: ProcessLife) -> None:
-        self._processes.append(WorkerProcess(place.number, self._command, life))
+        process = WorkerProcess(place.number, self._command, life)
+        self._processes.append(process)
+        process.on_end(self._wake)
 
     def _current(self, number: int) -> WorkerProcess | None:
         lives = ProcessLife.STARTING, ProcessLife.SERVING
@@ -328,7 +356,7 @@ class Guard:
                 number, pid = process.number, process.pid
                 self._say(f"worker {number}, process {pid}, did not end in time: killed")
                 process.deadline = None
-                process.send(signal.SIGKILL)
+                process.kill()
 
     def _ended(self, process: WorkerProcess, code: int) -> None:
         self._processes.remove(process)
@@ -426,7 +454,7 @@ TABLE: Final[dict[tuple[ProcessLife, Event], Callable[[Guard, WorkerProcess, int
 
 def _end_of(process: WorkerProcess, code: int) -> Event:
     is_deaf = bool(process.stops) and not process.ready
-    if not code or (code == -signal.SIGTERM and is_deaf):
+    if not code or (code == system.TERMINATED and is_deaf):
         return Event.DONE
     if process.ready:
         return Event.DIED

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import logging
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from taskq import TaskQ, engine, errors, extras, text, values, views
 from taskq.cli import silence
 from taskq_workers import events, pool
 from taskq_workers.process import reporting, supervisor
-from taskq_workers.runs import guards, joblogs, loader
+from taskq_workers.runs import guards, joblogs, loader, system
 from taskq_workers.runs.loader import find_plugin
 
 _GROUP: Final = "taskq.executors"
@@ -216,7 +215,7 @@ def run_reloading(arguments: Sequence[str]) -> None:
     logging.getLogger("watchfiles").setLevel(logging.ERROR)
     watchfiles.run_process(
         folder,
-        target=shlex.join(map(os.fsdecode, worker_command(*arguments))),
+        target=system.joined(worker_command(*arguments)),
         target_type="command",
         watch_filter=watchfiles.PythonFilter(),
         callback=changed,

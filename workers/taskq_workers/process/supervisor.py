@@ -25,6 +25,7 @@ from anyio import create_task_group, sleep
 from taskq import TaskQ, engine, errors, views
 from taskq_workers.pool import Worker
 from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of, stopped_line
+from taskq_workers.runs import system
 from taskq_workers.runs.guards import keep_from_children
 
 #: The hidden options that hand a worker its end, and the number of its place.
@@ -41,7 +42,7 @@ class Leash:
     """The worker's end; running jobs get ``drain_seconds`` once the guard is gone."""
 
     def __init__(self, descriptor: int, drain_seconds: float) -> None:
-        self._socket = socket.socket(fileno=descriptor)
+        self._socket = system.channel_of(descriptor)
         self._socket.set_inheritable(False)
         self._seconds = drain_seconds + GRACE_SECONDS
         threading.Thread(target=self._watch, name="taskq-leash", daemon=True).start()
@@ -67,7 +68,7 @@ class Leash:
                 pass
         except OSError:
             pass  # reset: gone as well
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         time.sleep(self._seconds)
         os._exit(1)
 
@@ -97,7 +98,7 @@ class Notifier:
 
     def reloading(self) -> None:
         """Report that newer code replaces it, and that it serves meanwhile."""
-        microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+        microseconds = time.monotonic_ns() // 1_000
         self._send("RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=reloading")
 
     def stopping(self) -> None:
@@ -124,7 +125,8 @@ class Notifier:
 
 
 def _datagram_socket() -> socket.socket:
-    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    family: int = getattr(socket, "AF_UNIX", socket.AF_INET)
+    datagrams = socket.socket(family, socket.SOCK_DGRAM)
     datagrams.setblocking(False)
     return datagrams
 
@@ -140,7 +142,6 @@ def _watchdog_seconds() -> float:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 #: A shell adds this to the number of the signal that ended a process.
 _SIGNALLED: Final = 128
 _CANCEL_AT: Final = 2
@@ -276,15 +277,20 @@ class Supervisor:
         reader, writer = self._alarm = socket.socketpair()
         reader.setblocking(False)
         writer.setblocking(False)
-        self._loop.add_reader(reader, reader.recv, _ALARM_BYTES)
-        self._wakes_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        if system.LOOPS_READ:  # others do so themselves
+            self._loop.add_reader(reader, reader.recv, _ALARM_BYTES)
+            self._wakes_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         # loop.add_signal_handler would not do: the third signal must work while a job blocks the
         # loop.
-        before = {number: signal.signal(number, self._on_stop_signal) for number in _STOP_SIGNALS}
+        before = {
+            number: signal.signal(number, self._on_stop_signal) for number in system.STOP_SIGNALS
+        }
         # A shell without job control has it ignored, and so it stays.
-        if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
-            before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._on_pause_signal)
+        pause = system.SIGTSTP
+        if pause is not None and signal.getsignal(pause) is not signal.SIG_IGN:
+            before[pause] = signal.signal(pause, self._on_pause_signal)
         self._leave_forks = keep_from_children(before)
+        engine.system.watch_stop(partial(self._on_stop_signal, int(signal.SIGTERM), None))
 
     def _on_stop_signal(self, number: int, _: object) -> None:
         self._signals += 1
@@ -350,7 +356,7 @@ def _meet(together: threading.Barrier) -> None:
 def _pause() -> None:
     # To this very thread: a signal to the process may be taken by another thread, and stops this
     # one a moment later, when it has the writer lock again.
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    system.stop_this()
 
 
 # Event loops of workers that have one to themselves: what jobs leave on them cannot keep them.
@@ -425,11 +431,11 @@ def keep_heap_small() -> None:
         library.mallopt(_ARENA_MAX, 1)
         library.mallopt(_MMAP_THRESHOLD, MAP_BYTES_MIN)
         library.mallopt(_TRIM_THRESHOLD, TRIM_BYTES_MIN)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):
         return
 
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP)
+_SIGNALS: Final = tuple(filter(None, (*system.STOP_SIGNALS, system.SIGTSTP)))
 
 
 def run_blocking(app: TaskQ, **options: Any) -> None:

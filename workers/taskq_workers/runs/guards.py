@@ -19,6 +19,7 @@ from contextvars import Context, ContextVar
 from typing import Any, Final, Never
 
 from taskq import JobContext, errors, hooks
+from taskq_workers.runs import system
 
 _importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
 
@@ -79,19 +80,19 @@ def keep_from_children(handlers: Mapping[signal.Signals, Any]) -> Callable[[], N
     kept = dict(handlers)
 
     def before() -> None:
-        masks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, kept)
+        masks.mask = system.mask(kept)
 
     def in_parent() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.mask)
+        system.mask(masks.mask, "SIG_SETMASK")
 
     def in_child() -> None:
         if kept:
             signal.set_wakeup_fd(-1)
         for number, handler in kept.items():
             signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.mask)
+        system.mask(masks.mask, "SIG_SETMASK")
 
-    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+    system.at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
     return kept.clear
 
 
@@ -150,7 +151,7 @@ def _in_forked_child() -> None:
             ready.appendleft(handle)
 
 
-os.register_at_fork(after_in_child=_in_forked_child)
+system.at_fork(after_in_child=_in_forked_child)
 
 
 _THROUGH: Final = (SystemExit, KeyboardInterrupt)

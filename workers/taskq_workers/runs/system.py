@@ -1,0 +1,144 @@
+"""What workers ask of the system besides the log's calls; here alone they tell systems apart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final
+
+from taskq import engine
+
+_IS_WINDOWS: Final = sys.platform == "win32"
+#: Whether every event loop calls back for sockets and pipes; that of Windows does not.
+LOOPS_READ: Final = not _IS_WINDOWS
+IS_LINUX: Final = sys.platform == "linux"
+
+
+def _number(name: str) -> signal.Signals | None:
+    number: signal.Signals | None = getattr(signal, name, None)
+    return number
+
+
+#: Signals that Windows lacks.
+SIGTSTP, SIGCONT, SIGCHLD, SIGHUP = map(_number, ("SIGTSTP", "SIGCONT", "SIGCHLD", "SIGHUP"))
+#: What ends a worker: Ctrl-Break of a Windows console, too.
+STOP_SIGNALS: Final = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _number("SIGBREAK"))))
+#: The exit code of a process that was ended before it listened.
+TERMINATED: Final = 1 if _IS_WINDOWS else -signal.SIGTERM
+
+
+def at_fork(**actions: Callable[[], object]) -> None:
+    """Do what ``os.register_at_fork`` does, where there are forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**actions)
+
+
+def mask(numbers: Collection[signal.Signals], how: str = "SIG_BLOCK") -> set[Any]:
+    """Change this thread's blocked signals and return those before, where threads have some."""
+    change: Any = getattr(signal, "pthread_sigmask", None)
+    return change(getattr(signal, how), numbers) if change else set()
+
+
+@contextlib.contextmanager
+def blocked(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Block signals in this thread."""
+    before = mask(numbers)
+    try:
+        yield
+    finally:
+        mask(before, "SIG_SETMASK")
+
+
+def start(
+    command: list[Any], channel: socket.socket, *others: int, ends_with_us: bool, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a program of ours with one end of a socket, which ``channel_of`` gets there.
+
+    Args:
+        command: its words; the number of the socket is among them.
+        channel: what it gets.
+        others: descriptors that it inherits, too, on systems with forks.
+        ends_with_us: end it when this process ends, where the system can; elsewhere it looks.
+        options: of ``Popen``.
+    """
+    if not _IS_WINDOWS:
+        options.setdefault("stdin", subprocess.DEVNULL)
+        return subprocess.Popen(command, pass_fds=(channel.fileno(), *others), **options)  # noqa: S603 - our own
+    options.pop("process_group", None)
+    # The console's Ctrl-C is for the first process, which passes it on.
+    group: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, creationflags=group, **options)  # noqa: S603 - our own
+    if ends_with_us:
+        engine.system.end_with_us(process)
+    share: Any = getattr(channel, "share", None)
+    assert process.stdin is not None  # asked for above
+    with contextlib.suppress(OSError):  # it has ended, which is seen elsewhere
+        process.stdin.write(share(process.pid).hex().encode() + b"\n")
+        process.stdin.close()
+    return process
+
+
+def channel_of(number: int) -> socket.socket:
+    """Return the socket that this process was started with."""
+    if not _IS_WINDOWS:
+        return socket.socket(fileno=number)
+    shared: Any = getattr(socket, "fromshare", None)
+    with open(0, "rb", closefd=False) as line:
+        channel: socket.socket = shared(bytes.fromhex(line.readline().decode()))
+    return channel
+
+
+def on_end(process: subprocess.Popen[bytes], action: Callable[[], object]) -> None:
+    """Call once the process has ended, on a thread, where no signal says so."""
+    if SIGCHLD is None:
+        threading.Thread(target=lambda: (process.wait(), action()), daemon=True).start()
+
+
+def send(process: subprocess.Popen[bytes], number: signal.Signals | None) -> None:
+    """Send a signal; on Windows SIGTERM alone, as the request to stop, if the process listens."""
+    if not _IS_WINDOWS and number is not None:
+        process.send_signal(number)
+    elif number is signal.SIGTERM and not engine.system.ask_to_stop(process.pid):
+        process.kill()
+
+
+def stop_this() -> None:
+    """Stop this process with the world, until it is continued."""
+    stop: Any = getattr(signal, "SIGSTOP", None)
+    to: Any = getattr(signal, "pthread_kill", None)
+    if stop is not None:
+        to(threading.get_ident(), stop)
+
+
+@contextlib.contextmanager
+def alarm(seconds: float, action: Callable[..., None]) -> Iterator[None]:
+    """Interrupt this, the main thread, with ``action`` after a while, even while it sleeps."""
+    number = _number("SIGALRM") or signal.SIGINT
+    before = signal.signal(number, action)
+    timer = threading.Timer(seconds, signal.raise_signal, (number,))
+    set_timer: Any = getattr(signal, "setitimer", None)
+    try:
+        if set_timer is None:
+            timer.daemon = True
+            timer.start()
+        else:
+            set_timer(0, seconds)
+        yield
+    finally:
+        timer.cancel()
+        if set_timer is not None:
+            set_timer(0, 0)
+        signal.signal(number, before)
+
+
+def joined(command: list[Any]) -> str:
+    """Return a command as one line, such as watchfiles takes it apart."""
+    words = list(map(os.fsdecode, command))
+    return " ".join(words) if _IS_WINDOWS else shlex.join(words)
