@@ -31,6 +31,7 @@ _WRONG_USAGE: Final = 2
 _SIGNALLED: Final = 128
 _EXIT_AT: Final = 3
 _ALARM_BYTES: Final = 4_096
+_LOOK_SECONDS: Final = 0.2
 
 
 class ProcessLife(enum.Enum):
@@ -118,14 +119,8 @@ class WorkerProcess:
             self.deadline = time.monotonic() + drain_seconds + supervisor.GRACE_SECONDS
         self.send(signal.SIGTERM)
 
-    def send(self, number: signal.Signals | None) -> None:
+    def send(self, number: int | None) -> None:
         system.send(self._process, number)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def on_end(self, action: Callable[[], object]) -> None:
-        system.on_end(self._process, action)
 
     def ended(self) -> int | None:
         """Return the exit code, minus the number of the signal it died by; None while it lives."""
@@ -210,7 +205,7 @@ class Guard:
             )
         finally:
             signal.set_wakeup_fd(-1)
-            self._kill_all()
+            self._send_all(system.SIGKILL)
             self._alarm.close()
             self._poke.close()
         return self._exit_code
@@ -228,6 +223,8 @@ class Guard:
         if self._notifier.watchdog_seconds and self._has_served:
             self._notifier.alive()
             moments.append(now + self._notifier.watchdog_seconds)
+        if system.SIGCHLD is None:  # nothing says that a worker has ended
+            moments.append(now + _LOOK_SECONDS)
         seconds = max(min(moments) - now, 0) if moments else None
         sockets = {process.socket: process for process in self._processes if not process.ready}
         ready, _, _ = select.select([self._alarm, *sockets], [], [], seconds)
@@ -257,14 +254,11 @@ class Guard:
     def _on_stop(self, number: int, _: object) -> None:
         self._stops_asked += 1
         if self._stops_asked >= _EXIT_AT:
-            self._kill_all()
+            self._send_all(system.SIGKILL)
             os._exit(_SIGNALLED + number)
 
     def _on_asked(self) -> None:
         self._on_stop(signal.SIGTERM, None)
-        self._wake()
-
-    def _wake(self) -> None:
         with contextlib.suppress(OSError):  # closed, or full
             self._poke.send(b"\0")
 
@@ -275,13 +269,9 @@ class Guard:
         self._send_all(system.SIGTSTP)
         system.stop_this()
 
-    def _send_all(self, number: signal.Signals | None) -> None:
+    def _send_all(self, number: int | None) -> None:
         for process in self._processes:
             process.send(number)
-
-    def _kill_all(self) -> None:
-        for process in self._processes:
-            process.kill()
 
     # Acting on signals and time.
 
@@ -337,9 +327,7 @@ class Guard:
                 return
 
     def _start(self, place: WorkerSlot, life: ProcessLife) -> None:
-        process = WorkerProcess(place.number, self._command, life)
-        self._processes.append(process)
-        process.on_end(self._wake)
+        self._processes.append(WorkerProcess(place.number, self._command, life))
 
     def _current(self, number: int) -> WorkerProcess | None:
         lives = ProcessLife.STARTING, ProcessLife.SERVING
@@ -356,7 +344,7 @@ class Guard:
                 number, pid = process.number, process.pid
                 self._say(f"worker {number}, process {pid}, did not end in time: killed")
                 process.deadline = None
-                process.kill()
+                process.send(system.SIGKILL)
 
     def _ended(self, process: WorkerProcess, code: int) -> None:
         self._processes.remove(process)

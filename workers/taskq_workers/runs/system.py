@@ -28,6 +28,7 @@ def _number(name: str) -> signal.Signals | None:
 
 #: Signals that Windows lacks.
 SIGTSTP, SIGCONT, SIGCHLD, SIGHUP = map(_number, ("SIGTSTP", "SIGCONT", "SIGCHLD", "SIGHUP"))
+SIGKILL: Final[int] = getattr(signal, "SIGKILL", 9)
 #: What ends a worker: Ctrl-Break of a Windows console, too.
 STOP_SIGNALS: Final = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _number("SIGBREAK"))))
 #: The exit code of a process that was ended before it listened.
@@ -95,17 +96,13 @@ def channel_of(number: int) -> socket.socket:
     return channel
 
 
-def on_end(process: subprocess.Popen[bytes], action: Callable[[], object]) -> None:
-    """Call once the process has ended, on a thread, where no signal says so."""
-    if SIGCHLD is None:
-        threading.Thread(target=lambda: (process.wait(), action()), daemon=True).start()
-
-
-def send(process: subprocess.Popen[bytes], number: signal.Signals | None) -> None:
-    """Send a signal; on Windows SIGTERM alone, as the request to stop, if the process listens."""
+def send(process: subprocess.Popen[bytes], number: int | None) -> None:
+    """Send a signal; on Windows SIGTERM is the request to stop, if the process listens for it."""
     if not _IS_WINDOWS and number is not None:
         process.send_signal(number)
-    elif number is signal.SIGTERM and not engine.system.ask_to_stop(process.pid):
+    elif number == SIGKILL or (
+        number == signal.SIGTERM and not engine.system.ask_to_stop(process.pid)
+    ):
         process.kill()
 
 
