@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 
 if TYPE_CHECKING:
-    from taskq.arrow.decoder import decode
+    from taskq.arrow.decoder import decode, decode_together, is_small
     from taskq.arrow.problems import SegmentDamaged, SegmentMissing, WrongSegment
     from taskq.arrow.schema import (
         AS_BYTES,
@@ -44,11 +44,13 @@ __all__ = [
     "as_bytes",
     "attempts_in",
     "decode",
+    "decode_together",
+    "is_small",
     "without_reasons",
 ]
 
 _HOMES: Final = {
-    "taskq.arrow.decoder": "decode",
+    "taskq.arrow.decoder": "decode decode_together is_small",
     "taskq.arrow.problems": "SegmentDamaged SegmentMissing WrongSegment",
     "taskq.arrow.schema": "AS_BYTES BREAK DETAILS ROWS_MAX SCHEMA Break Corrupt Piece as_bytes",
     "taskq.arrow.values": "LEFT_OUT UNLIMITED attempts_in without_reasons",

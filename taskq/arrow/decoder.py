@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -453,6 +453,95 @@ class _Decoder:
             for field in self._schema
         ]
         return _assembled(columns, self._schema, 1)
+
+
+#: Pieces of less bytes are decoded together: columns of a few rows cost as much as of thousands.
+SMALL_BYTES_MAX: Final = 16 * 1024
+
+
+def is_small(piece: Piece) -> bool:
+    """Return whether a piece may be among those of ``decode_together``."""
+    is_plain = piece.behind is None and not piece.tag.parents
+    return is_plain and piece.end - piece.start <= SMALL_BYTES_MAX
+
+
+def decode_together(
+    pieces: Sequence[Piece],
+    schema: pa.Schema,
+    *,
+    payload: bool = True,
+    headers: bool = True,
+    body_bytes_max: int = UNLIMITED,
+) -> pa.RecordBatch | None:
+    """Return the records of small pieces as one batch; None if ``decode`` has to take each.
+
+    It has to if a piece is damaged, missing or of a newer taskq, or has packed or large bodies.
+
+    Args:
+        pieces: each ``is_small``, at least one.
+        schema: as in ``decode``.
+        payload: as in ``decode``.
+        headers: as in ``decode``.
+        body_bytes_max: as in ``decode``.
+    """
+    if body_bytes_max < SMALL_BYTES_MAX:
+        return None
+    bodies = Bodies(pieces[0].path, body_bytes_max)
+    try:
+        return _Together(pieces, schema, bodies, payload=payload, headers=headers).batch()
+    except errors.LogError:
+        return None
+
+
+class _Together(_Decoder):
+    """Small pieces on their way into one batch."""
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        schema: pa.Schema,
+        bodies: Bodies,
+        *,
+        payload: bool,
+        headers: bool,
+    ) -> None:
+        first = pieces[0]
+        super().__init__(
+            first, schema, Corrupt.FAIL, ROWS_MAX, bodies, payload=payload, headers=headers
+        )
+        self._pieces = pieces
+
+    def batch(self) -> pa.RecordBatch | None:
+        stretches: list[frames.RecordStretch] = []
+        counts = []
+        for piece in self._pieces:
+            with frames.PieceReader(piece) as reader:
+                items = list(reader.items())
+            # A second stretch would have been read into the same buffer.
+            if len(items) != 1 or isinstance(items[0], frames.DamagedBytes):
+                return None
+            stretches.append(items[0])
+            counts.append(len(items[0].at))
+        rows = RecordRows(self._piece, frames.joined(stretches), 0, sum(counts))
+        if self._has_values and unpacked_sizes(rows, self._bodies) is not None:
+            return None
+        self._of = pa.array(np.repeat(np.arange(len(counts)), counts))
+        return self._batch(rows)
+
+    def _column(self, field: pa.Field, rows: RecordRows, values: Values) -> pa.Array:
+        if field.name != "job_id":
+            return super()._column(field, rows, values)
+        tags = self._of_pieces(str(piece.tag) for piece in self._pieces)
+        numbers = pa.array(rows.job, mask=rows.job == 0).cast(pa.string())
+        return pc.binary_join_element_wise(tags, numbers, "-")
+
+    def _constant(self, name: str, count: int) -> pa.Array:
+        values = self._of_pieces(getattr(piece, name) for piece in self._pieces)
+        assert len(values) == count
+        return values.cast(DETAILS.field(name).type)
+
+    def _of_pieces(self, values: Iterable[Any]) -> pa.Array:
+        return pa.array(values).take(self._of)
 
 
 def _assembled(columns: list[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:

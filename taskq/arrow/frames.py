@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Self
 from uuid import UUID
 
@@ -293,16 +293,30 @@ class RecordStretch(NamedTuple):
 
     ``at`` and ``length`` are their places in ``data``, a buffer that is valid until the next
     ``RecordStretch`` and has ``PAD_SIZE`` extra bytes. ``base`` is the offset of ``data`` in the
-    file.
+    file, of each record if they are of several files.
     """
 
     data: arrays.Bytes
-    base: int
+    base: int | arrays.Ints
     at: arrays.Ints
     length: arrays.Ints
     lsn: arrays.Ints
     epoch: arrays.Ints
     time_ns: arrays.Ints
+
+
+def joined(stretches: Sequence[RecordStretch]) -> RecordStretch:
+    """Return the records of stretches, each with a buffer of its own, as one."""
+    sizes = [len(stretch.data) for stretch in stretches]
+    counts = [len(stretch.at) for stretch in stretches]
+    begins = np.cumsum([0, *sizes[:-1]])
+    bases = np.array([stretch.base for stretch in stretches])
+    data, at, *others = (
+        np.concatenate(parts)
+        for parts in zip(*((some.data, *some[2:]) for some in stretches), strict=True)
+    )
+    shifts = np.repeat(begins, counts)
+    return RecordStretch(data, np.repeat(bases, counts) - shifts, at + shifts, *others)
 
 
 class DamagedBytes(NamedTuple):
@@ -581,9 +595,14 @@ def _crc_table() -> npt.NDArray[np.uint32]:
 
 
 _CRC_TABLE: Final = _crc_table()
+#: Fewer frames get their seeds one by one.
+_SEEDS_MIN: Final = 32
 
 
 def place_seeds(seed: int, offset: arrays.Ints) -> npt.NDArray[np.uint32]:
+    if len(offset) < _SEEDS_MIN:
+        seeds = (codec.crc32(place.to_bytes(8, "little"), seed) for place in offset.tolist())
+        return np.fromiter(seeds, np.uint32, len(offset))
     state = np.full(len(offset), seed ^ 0xFFFFFFFF, np.uint32)
     for byte in offset.astype("<u8").view(np.uint8).reshape(-1, 8).T:
         state = _CRC_TABLE[(state ^ byte) & 0xFF] ^ (state >> np.uint32(8))

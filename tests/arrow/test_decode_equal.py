@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.arrow import DETAILS, Corrupt, SegmentDamaged
+from taskq.arrow import DETAILS, Corrupt, SegmentDamaged, decode, decode_together
 from taskq.arrow.decoder import batches_of
 from taskq.core.folds.steps import Form
 from taskq.core.model import Extras, State
@@ -291,3 +291,18 @@ def test_frames_of_any_number_of_records(count: int, tmp_path: Path) -> None:
         if number % 50 == 0:
             segments.begin()
     _check(rows_of_directory(tmp_path))
+
+
+def test_small_pieces_of_several_logs_give_together_what_each_gives_alone(tmp_path: Path) -> None:
+    """But for pieces with packed bodies, which are left to ``decode``."""
+    every = []
+    for seed in range(4):
+        directory = save(_mix(seed).machine, tmp_path / f"edge-{seed}")
+        every += pieces(open_journal(str(directory)), directory, f"edge-{seed}")
+    chosen = [piece for piece in every if decode_together([piece], DETAILS) is not None]
+    assert len({piece.log_id for piece in chosen}) > 1
+    together = decode_together(chosen, DETAILS)
+    alone = [batch for piece in chosen for batch in decode(piece, DETAILS)]
+    assert pa.Table.from_batches([together]).equals(pa.Table.from_batches(alone).combine_chunks())
+    gone = chosen[0]._replace(path=str(tmp_path / "gone"))
+    assert decode_together([*chosen, gone], DETAILS) is None

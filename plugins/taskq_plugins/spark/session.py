@@ -140,6 +140,9 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
         "spark.speculation": "false",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Spark adds up the bytes of a batch again for each row, unless there is no limit.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         # Frames of a run are small or planned: a plan that changes on the way costs more jobs.

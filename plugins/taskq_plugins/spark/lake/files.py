@@ -140,14 +140,15 @@ class Folder(NamedTuple):
         files: Iterable[DataFile],
         schema: pa.Schema,
         where: pc.Expression | None = None,
+        names: Sequence[str] | None = None,
     ) -> pa.Table:
         """Return columns of some files, without the columns of their directories' names."""
         paths = [file.path for file in files]
         if not paths:
-            return schema.empty_table()
+            return schema.empty_table().select(schema.names if names is None else names)
         data = dataset.dataset(paths, schema=schema, format="parquet", filesystem=self.filesystem)
         try:
-            return data.to_table(filter=where)
+            return data.to_table(None if names is None else [*names], filter=where)
         except FileNotFoundError as error:
             raise LakeDamaged(self.uri, f"lacks a file that the table names ({error})") from error
         except (pa.ArrowInvalid, OSError) as error:

@@ -220,10 +220,8 @@ class Lake:
         schema = self.schema(table)
         parted = PARTED.get(table, ())
         plain = [field for field in schema if field.name not in parted]
-        chosen = self.folder.below(table).rows(
-            self.files(table) if files is None else files, pa.schema(plain), where
-        )
-        return chosen if names is None else chosen.select(names)
+        chosen = self.files(table) if files is None else files
+        return self.folder.below(table).rows(chosen, pa.schema(plain), where, names)
 
     def whole(self, table: str, file: DataFile) -> pa.Table:
         """Return a file's rows with the columns of its directory's name."""

@@ -217,7 +217,7 @@ def _touched_records(spark: SparkSession, batch: _Batch) -> DataFrame:
     rows = _plain(_new_records(spark, batch).where(is_needed))
     if batch.hits[OPEN]:
         kept = _plain(frames.frame(spark, lake, OPEN, batch.hits[OPEN]))
-        touched = spark.createDataFrame(batch.touched)
+        touched = frames.local(spark, batch.touched)
         rows = rows.unionAll(
             kept.join(sql.broadcast(touched), KEYS, "left_semi").select(rows.columns)
         )
@@ -227,7 +227,7 @@ def _touched_records(spark: SparkSession, batch: _Batch) -> DataFrame:
             queries.HEIRS,
             every=_plain(frames.frame(spark, lake, RECORDS).where(is_needed)),
             kept=_plain(frames.frame(spark, lake, OPEN, batch.open_files, KEPT)),
-            spans=spark.createDataFrame(batch.inherited()),
+            spans=frames.local(spark, batch.inherited()),
         )
         heirs = heirs.withColumn("log_id", sql.col("child"))
         rows = rows.unionAll(heirs.dropDuplicates([*KEYS, "lsn", "kind"]).select(rows.columns))
@@ -294,12 +294,14 @@ def _add_steps(spark: SparkSession, writer: LakeWriter, batch: _Batch) -> None:
         return
     files: list[DataFile] = []
     schema = None
-    if any("place" in file.ranges for file in batch.files) or not lake.has(STEPS):
+    has_steps = any("place" in file.ranges for file in batch.files)
+    if has_steps or not lake.has(STEPS):
         rows = spark.sql(queries.STEPS, records=_new_records(spark, batch))
         if lake.has(STEPS):
             known = frames.frame(spark, lake, STEPS)
             rows = spark.sql(queries.NEW_STEPS, steps=rows, known=known)
-        files, schema = frames.stage(rows, lake.folder.below(STEPS), PARTED[STEPS])
+        folder, parted = lake.folder.below(STEPS), PARTED[STEPS]
+        files, schema = frames.stage(rows, folder, parted, is_empty=not has_steps)
     writer.commit(STEPS, files, (), schema, batch.number)
 
 

@@ -8,14 +8,16 @@ failures, and duplicates for keys that ran.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache, reduce
+from functools import cache, partial, reduce
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as sql
+from pyspark.sql.types import StructType
 
 from taskq.arrow import BREAK
 from taskq.engine import FailureKind
@@ -35,29 +37,52 @@ _APPS: Final = {JOBS: "taskq-jobs", ATTEMPTS: "taskq-attempts"}
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 _HOUR_NS: Final = 3_600 * 1_000_000_000
-_DAY_HOURS: Final = 24
+_TEXT: Final = pa.string()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: Columns of the jobs and attempts that a table is made of, and which rows they are.
-_FROM: Final = {
-    "failures": {
-        JOBS: (
-            "state = 'dead'",
-            ["log_id", "job_id", "queue", "reason", "settled_ns", "continued_in"],
+_HAS_KEY: Final = pc.field("key").is_valid() & pc.field("first_started_ns").is_valid()
+_FAILED: Final = pc.field("outcome").isin(["retried", "dead", "lost"])
+#: Which rows a table is made of, and of what in them. Its rows are grouped by the first column or,
+#: if that is a moment, by its hour; those of ``duplicates`` by the first two.
+_MADE_OF: Final[dict[str, list[tuple[str, pc.Expression, list[str]]]]] = {
+    ROLLUP: [
+        (
+            JOBS,
+            pc.field("enqueued_ns").is_valid() & (pc.field("enqueued_in") == pc.field("log_id")),
+            ["enqueued_ns", "device", "queue", "task"],
         ),
-        ATTEMPTS: (
-            "outcome IN ('retried', 'dead', 'lost')",
-            ["log_id", "job_id", "number", "owner", "outcome", "ended_ns", "reason"],
+        (
+            JOBS,
+            pc.field("settled_ns").is_valid() & (pc.field("settled_in") == pc.field("log_id")),
+            ["settled_ns", "device", "queue", "task", "state"],
         ),
-    },
-    "duplicates": {
-        JOBS: (
-            "key IS NOT NULL AND first_started_ns IS NOT NULL",
-            ["log_id", "job_id", "task", "state", "first_started_ns", "continued_in"],
+        (
+            ATTEMPTS,
+            pc.field("ended_ns").is_valid(),
+            ["ended_ns", "device", "queue", "task", "outcome", "wait_ns", "run_ns"],
+        ),
+    ],
+    "failures": [
+        (
+            JOBS,
+            pc.field("state") == "dead",
+            ["task", "log_id", "job_id", "queue", "reason", "settled_ns", "continued_in"],
+        ),
+        (
+            ATTEMPTS,
+            _FAILED,
+            ["task", "log_id", "job_id", "number", "owner", "outcome", "ended_ns", "reason"],
+        ),
+    ],
+    "duplicates": [
+        (
+            JOBS,
+            _HAS_KEY,
+            ["queue", "key", "log_id", "job_id", "task", "state", "first_started_ns",
+             "continued_in"],
         )
-    },
-}
-#: Group columns of such a table: a row depends only on rows with the same values.
-_APART: Final = {"failures": ["task"], "duplicates": ["queue", "key"]}
+    ],
+}  # fmt: skip
+_KEYS: Final = {ROLLUP: ["hour"], "failures": ["task"], "duplicates": ["queue", "key"]}
 #: One row per segment file of every log on the hub, and one per gap: with ``is_missing`` only
 #: device, log_id and segment (the first lsn that is not there) are known.
 SEGMENTS: Final = pa.schema(
@@ -114,116 +139,135 @@ def refresh_tables(
     lake, number = writer.lake, writer.lake.batch()
     wanted = frozenset(names)
     behind: list[str] = [name for name in DERIVED if name in wanted and lake.batch(name) < number]
-    changes = _Changes(spark, lake)
     versions = {app: lake.delta(table).version() for table, app in _APPS.items()}
+    changes = cache(lake.changes)
     for name in behind:
         on_table(name)
-        gone = lake.files(name)
+        changed = _changed(lake, name, changes) if name in _MADE_OF else None
         if name == ROLLUP:
-            rows, gone = _rollup(spark, lake, changes, since)
-        elif name in _APART:
-            rows = _apart(spark, lake, name, changes)
+            made = _rollup(spark, lake, changed, since)
+        elif name in _MADE_OF:
+            made = _apart(spark, lake, name, changed)
         elif name == "breaks":
-            rows = _breaks(spark, lake, outside)
+            made = _breaks(spark, lake, outside)
         else:
-            rows = _lag(spark, lake, outside)
-        if rows is None:
+            made = _Made(_lag(spark, lake, outside), lake.files(name))
+        if made is None:
             writer.commit(name, (), (), None, number, versions)
             continue
-        parted = PARTED.get(name, ())
         finish = _fingerprinted if name == "failures" else lambda table: table
-        files, schema = frames.stage(rows.coalesce(2), lake.folder.below(name), parted, finish)
-        writer.commit(name, files, gone, schema, number, versions)
+        folder, rows = lake.folder.below(name), made.rows.coalesce(2)
+        files, schema = frames.stage(
+            rows, folder, PARTED.get(name, ()), finish, is_empty=made.is_empty
+        )
+        writer.commit(name, files, made.gone, schema, number, versions)
     return behind
 
 
-class _Changes:
-    """Rows of jobs and attempts that came or went since a derived table was made."""
+class _Made(NamedTuple):
+    """New rows of a table, in place of some files; ``is_empty``: there are none."""
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self._spark, self._lake = spark, lake
-        self.since = cache(self._since)
+    rows: DataFrame
+    gone: list[DataFile]
+    is_empty: bool = False
 
-    def of(self, name: str) -> dict[str, DataFrame] | None:
-        """Return frames with the column ``sign``, 1 or -1; None if nobody knows any more."""
-        there = {
-            table: self.since(table, self._lake.batch(name, app)) for table, app in _APPS.items()
-        }
-        return (
-            None
-            if None in there.values()
-            else {table: rows for table, rows in there.items() if rows is not None}
-        )
 
-    def _since(self, table: str, version: int) -> DataFrame | None:
-        changes = None if version < 0 else self._lake.changes(table, version)
-        if changes is None:
+def _changed(
+    lake: Lake,
+    name: str,
+    changes: Callable[[str, int], tuple[list[DataFile], list[DataFile]] | None],
+) -> pa.Table | None:
+    """Return the keys of which rows came or went since a table was made; None for all keys."""
+    keys, found = _KEYS[name], []
+    for table, where, columns in _MADE_OF[name]:
+        version = lake.batch(name, _APPS[table])
+        since = None if version < 0 else changes(table, version)
+        if since is None:
             return None
-        signed = (
-            frames.frame(self._spark, self._lake, table, files).withColumn("sign", sql.lit(sign))
-            for sign, files in zip((1, -1), changes, strict=True)
-        )
-        return reduce(lambda some, more: some.unionAll(more), signed)
+        read = partial(lake.rows, table, columns, where)
+        for rows in _net(read, columns, *since):
+            if name == ROLLUP:
+                hours = pc.divide(rows[columns[0]], _HOUR_NS)
+                rows = pa.table({"hour": hours})  # noqa: PLW2901
+            found.append(rows.select(keys).group_by(keys).aggregate([]))
+    return pa.concat_tables(found).group_by(keys).aggregate([])
 
 
-def _rollup(
-    spark: SparkSession, lake: Lake, changes: _Changes, since: str
-) -> tuple[DataFrame | None, list[DataFile]]:
-    changed = changes.of(ROLLUP)
+def _net(
+    read: Callable[[Sequence[DataFile]], pa.Table],
+    columns: list[str],
+    added: Sequence[DataFile],
+    gone: Sequence[DataFile],
+) -> Iterator[pa.Table]:
+    """Yield rows that came or went, but not both; holds the files that went, and one that came."""
+
+    def counted(files: Sequence[DataFile], sign: int) -> pa.Table:
+        rows = read(files)
+        signs = pa.repeat(pa.scalar(sign, pa.int64()), rows.num_rows)
+        return rows.append_column("count", signs).append_column("was", pc.less(signs, 0))
+
+    rest = counted(gone, -1)
+    for file in added:
+        both = pa.concat_tables([rest, counted([file], 1)]).group_by(columns)
+        rows = both.aggregate([("count", "sum"), ("was", "any")]).rename_columns(rest.column_names)
+        yield rows.filter(pc.invert(rows["was"]))
+        rest = rows.filter(rows["was"])
+    yield rest.filter(pc.not_equal(rest["count"], 0))
+
+
+def _has_any(lake: Lake, name: str) -> bool:
+    return any(
+        lake.rows(table, columns[:1], where, [file]).num_rows
+        for table, where, columns in _MADE_OF[name]
+        for file in lake.files(table)
+    )
+
+
+def _rollup(spark: SparkSession, lake: Lake, changed: pa.Table | None, since: str) -> _Made | None:
     gone = [file for file in lake.files(ROLLUP) if (file.date or since) >= since]
     chosen = {table: lake.files(table) for table in _MOMENTS}
     hours: list[int] = []
-    if changed:
-        events = spark.sql(queries.EVENTS, jobs=changed[JOBS], attempts=changed[ATTEMPTS])
-        changed_rows = spark.sql(queries.CHANGED_HOURS, events=events).collect()
-        hours = sorted(row.hour for row in changed_rows if _day(row.hour) >= since)
+    if changed is not None:
+        hours = sorted(hour for hour in changed["hour"].to_pylist() if _day(hour) >= since)
         if not hours:
-            return None, []
+            return None
         days = {_day(hour) for hour in hours}
         gone = [file for file in gone if file.date in days]
         chosen = {
-            table: [file for file in files if _tells(table, hours, file)]
+            table: [file for file in files if _counts_in(table, hours, file)]
             for table, files in chosen.items()
         }
-    signed = {
-        table: frames.frame(spark, lake, table, files).withColumn("sign", sql.lit(1))
-        for table, files in chosen.items()
+    there: dict[str, Any] = {
+        table: frames.frame(spark, lake, table, files) for table, files in chosen.items()
     }
-    events = spark.sql(queries.EVENTS, jobs=signed[JOBS], attempts=signed[ATTEMPTS])
-    if changed:
+    events = frames.few(spark.sql(queries.EVENTS, **there), chain.from_iterable(chosen.values()))
+    if hours:
         events = events.where(sql.col("hour").isin(hours))
     rows = spark.sql(queries.ROLLUP_HOUR, events=events)
     if since:
         rows = rows.where(sql.col("date") >= since)
-    if changed and gone:  # other hours of these days stay
+    if hours and gone:  # other hours of these days stay
         old = frames.frame(spark, lake, ROLLUP, gone)
         at = [_EPOCH + timedelta(hours=hour) for hour in hours]
         rows = rows.unionByName(old.where(~sql.col("hour").isin(at)))
-    return rows, gone
+    return _Made(rows, gone)
 
 
-def _apart(spark: SparkSession, lake: Lake, name: str, changes: _Changes) -> DataFrame | None:
+def _apart(spark: SparkSession, lake: Lake, name: str, changed: pa.Table | None) -> _Made | None:
     """Return the rows of failures or duplicates; None if they are what they were."""
-    changed, keys = changes.of(name), _APART[name]
+    if changed is not None and not changed.num_rows:
+        return None
     # No job that is over fails or is dead.
     files = [file for file in lake.files(JOBS) if name != "failures" or not file.is_over]
     there = {
         JOBS: frames.frame(spark, lake, JOBS, files),
         ATTEMPTS: frames.frame(spark, lake, ATTEMPTS),
     }
-    moved = None
-    if changed:
-        net = [
-            changed[table].where(where).groupBy(*keys, *columns).agg(sql.sum("sign").alias("net"))
-            .where("net <> 0").select(*keys)
-            for table, (where, columns) in _FROM[name].items()
-        ]  # fmt: skip
-        changed_rows = reduce(lambda some, more: some.unionAll(more), net).distinct().toArrow()
-        if not changed_rows.num_rows:
-            return None
-        moved = spark.createDataFrame(changed_rows)
+    moved, keys = None, _KEYS[name]
+    if changed is not None:
+        moved = frames.local(spark, changed)
         there = {table: _among(rows, moved, keys, "left_semi") for table, rows in there.items()
-                 if table in _FROM[name]}  # fmt: skip
+                 if any(table == made_of[0] for made_of in _MADE_OF[name])}  # fmt: skip
     rows = (
         _failures(spark, there)
         if name == "failures"
@@ -232,7 +276,7 @@ def _apart(spark: SparkSession, lake: Lake, name: str, changes: _Changes) -> Dat
     if moved is not None:
         old = _among(frames.frame(spark, lake, name), moved, keys, "left_anti")
         rows = rows.unionByName(old.select(rows.columns))
-    return rows
+    return _Made(rows, lake.files(name), changed is None and not _has_any(lake, name))
 
 
 def _among(rows: DataFrame, moved: DataFrame, keys: Sequence[str], how: str) -> DataFrame:
@@ -245,10 +289,15 @@ def _among(rows: DataFrame, moved: DataFrame, keys: Sequence[str], how: str) -> 
 def _failures(spark: SparkSession, there: Mapping[str, DataFrame]) -> DataFrame:
     lost = FailureKind.pattern_of("", lost=True)
     seen = spark.sql(queries.SEEN, args={"lost": lost}, **there)
-    reasons = seen.select("reason").distinct().toArrow()["reason"]
-    patterns = pa.array(map(FailureKind.pattern_of, reasons.to_pylist()), pa.string())
-    known = pa.table({"reason": reasons, "pattern": patterns})
-    return spark.sql(queries.FAILURES, seen=seen, patterns=spark.createDataFrame(known))
+    columns = StructType([*seen.schema]).add("pattern", "string")
+    return spark.sql(queries.FAILURES, seen=seen.mapInArrow(_patterned, columns))
+
+
+def _patterned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        reasons = batch.column("reason").dictionary_encode()
+        patterns = pa.array(map(FailureKind.pattern_of, reasons.dictionary.to_pylist()), _TEXT)
+        yield batch.append_column("pattern", patterns.take(reasons.indices))
 
 
 def _fingerprinted(kinds: pa.Table) -> pa.Table:
@@ -262,27 +311,29 @@ def _fingerprinted(kinds: pa.Table) -> pa.Table:
 def _lag(spark: SparkSession, lake: Lake, outside: Outside) -> DataFrame:
     files = [file for file in lake.files(JOBS) if not file.is_over]
     known = {
-        "segments": spark.createDataFrame(pa.Table.from_pylist([*outside.segments], SEGMENTS)),
-        "read": spark.createDataFrame(last_records(lake).select(READ.names)),
+        "segments": frames.local(spark, pa.Table.from_pylist([*outside.segments], SEGMENTS)),
+        "read": frames.local(spark, last_records(lake).select(READ.names)),
         "jobs": frames.frame(spark, lake, JOBS, files),
     }
     now = outside.at_ns or time.time_ns()
     return spark.sql(queries.DEVICE_LAG, args={"now": now}, **known)
 
 
-def _breaks(spark: SparkSession, lake: Lake, outside: Outside) -> DataFrame | None:
-    changed_rows = log_rows(lake, pc.field("kind") == BREAK)
-    if not changed_rows.num_rows and not outside.declared and lake.has("breaks"):
+def _breaks(spark: SparkSession, lake: Lake, outside: Outside) -> _Made | None:
+    found = log_rows(lake, pc.field("kind") == BREAK)
+    is_empty = not found.num_rows and not outside.declared
+    if is_empty and lake.has("breaks"):
         return None
     names = ["device", "log_id", "lsn", "value"]
     known = {
-        "found": spark.createDataFrame(changed_rows.select(names)),
-        "declared": spark.createDataFrame(pa.Table.from_pylist([*outside.declared], DECLARED)),
+        "found": frames.local(spark, found.select(names)),
+        "declared": frames.local(spark, pa.Table.from_pylist([*outside.declared], DECLARED)),
     }
-    return spark.sql(queries.BREAKS, args={"compaction": COMPACTION}, **known)
+    rows = spark.sql(queries.BREAKS, args={"compaction": COMPACTION}, **known)
+    return _Made(rows, lake.files("breaks"), is_empty)
 
 
-def _tells(table: str, hours: Sequence[int], file: DataFile) -> bool:
+def _counts_in(table: str, hours: Sequence[int], file: DataFile) -> bool:
     spans = (file.ranges[name] for name in _MOMENTS[table] if name in file.ranges)
     return any(
         first // _HOUR_NS <= hours[-1] and hours[0] <= last // _HOUR_NS for first, last in spans

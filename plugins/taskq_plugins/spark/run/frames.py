@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -14,12 +14,15 @@ from taskq_plugins.spark.lake.store import PARTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from taskq_plugins.spark.lake.store import Lake
 
 T = TypeVar("T")
 R = TypeVar("R")
 _RESULT = "result binary"
+#: Fewer rows are one partition: Spark shuffles nothing then, and a shuffle costs more than they do.
+_FEW_ROWS: Final = 100_000
 
 
 def frame(
@@ -47,33 +50,55 @@ def frame(
         columns = lake.schema(table)  # raises
     struct = from_arrow_schema(columns)
     if not chosen:
-        return spark.createDataFrame(columns.empty_table())
+        return local(spark, columns.empty_table())
     folder = lake.folder.below(table)
     if not is_address(lake.path):
         # A lake's directory may be called what Spark would take for a pattern.
         reader = spark.read.option("__globPaths__", "false").option("basePath", folder.uri)
         rows = reader.schema(struct).parquet(*(f"{folder.uri}/{file.path}" for file in chosen))
-        return rows.select(*columns.names)  # Spark puts a directory's columns last
+        rows = rows.select(*columns.names)  # Spark puts a directory's columns last
+        return few(rows, chosen)
     parted = PARTED.get(table, ())
     plain = pa.schema([field for field in columns if field.name not in parted])
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in _numbers(batches):
-            rows = chosen[number].placed(folder.rows([chosen[number]], plain), columns)
-            yield from rows.to_batches(max_chunksize=10_000)
+    def read(file: DataFile) -> Iterator[pa.RecordBatch]:
+        rows = file.placed(folder.rows([file], plain), columns)
+        yield from rows.to_batches(max_chunksize=10_000)
 
-    return _numbered(spark, len(chosen)).mapInArrow(read, struct)
+    return of_parts(spark, read, chosen, struct)
+
+
+def few(rows: DataFrame, files: Iterable[DataFile]) -> DataFrame:
+    """Return the rows, in one partition if the files that they come from have few."""
+    return rows.coalesce(1) if sum(file.rows for file in files) < _FEW_ROWS else rows
+
+
+def local(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    """Return rows of the driver's as a frame of one partition."""
+    return spark.createDataFrame(rows).coalesce(1)
+
+
+def of_parts(
+    spark: SparkSession,
+    step: Callable[[T], Iterator[pa.RecordBatch]],
+    parts: Sequence[T],
+    columns: StructType | str,
+) -> DataFrame:
+    """Return the rows that a step makes of each part, in a task each."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from step(parts[number])
+
+    return spark.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(work, columns)
 
 
 def on_executors(spark: SparkSession, step: Callable[[T], list[R]], parts: Sequence[T]) -> list[R]:
     """Run a step for each part, a task each, and return what the steps return, as one list."""
     if not parts:
         return []
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return results(step(parts[number]) for number in _numbers(batches))
-
-    return gathered(_numbered(spark, len(parts)).mapInArrow(work, _RESULT))
+    return gathered(of_parts(spark, lambda part: results([step(part)]), parts, _RESULT))
 
 
 def on_partitions(rows: DataFrame, step: Callable[[pa.Table], list[R]]) -> list[R]:
@@ -91,6 +116,8 @@ def stage(
     folder: Folder,
     parted: Sequence[str],
     finish: Callable[[pa.Table], pa.Table] = lambda table: table,
+    *,
+    is_empty: bool = False,
 ) -> tuple[list[DataFile], pa.Schema]:
     """Write the rows of a frame into a table's directory, by the executors.
 
@@ -99,13 +126,19 @@ def stage(
         folder: of the table.
         parted: the columns that the table is partitioned by.
         finish: adds columns that SQL has no function for.
+        is_empty: the frame has no rows, so that no job need find out.
     """
-    plain = to_arrow_schema(rows.schema, timezone="UTC")
+    plain = columns_of(rows)
 
     def write(table: pa.Table) -> list[DataFile]:
         return write_rows(folder, finish(table.select(plain.names).cast(plain)), parted)
 
-    return on_partitions(rows, write), finish(plain.empty_table()).schema
+    return [] if is_empty else on_partitions(rows, write), finish(plain.empty_table()).schema
+
+
+def columns_of(rows: DataFrame) -> pa.Schema:
+    schema: pa.Schema = to_arrow_schema(rows.schema, timezone="UTC")
+    return schema
 
 
 def results(made: Iterable[list[Any]]) -> Iterator[pa.RecordBatch]:
@@ -115,12 +148,3 @@ def results(made: Iterable[list[Any]]) -> Iterator[pa.RecordBatch]:
 
 def gathered(rows: DataFrame) -> list[Any]:
     return [item for row in rows.collect() for item in pickle.loads(row[0])]  # noqa: S301 - our executors made it
-
-
-def _numbered(spark: SparkSession, count: int) -> DataFrame:
-    return spark.range(0, count, 1, count)
-
-
-def _numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
-    for batch in batches:
-        yield from batch.column(0).to_pylist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from taskq.arrow import (
     Piece,
     SegmentMissing,
     decode,
+    decode_together,
+    is_small,
 )
 from taskq.arrow.problems import SegmentUnreadable, shown
 from taskq.arrow.schema import DAMAGED
@@ -26,6 +29,8 @@ from taskq.errors import FormatError
 from taskq_plugins.spark.source.positions import DataLoss, Unreadable
 
 _log: Final = logging.getLogger("taskq")
+#: Small pieces that are decoded together.
+_TOGETHER_MAX: Final = 256
 #: Batches are joined up to this size: a few compressed payloads may be as large.
 JOINED_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -49,6 +54,24 @@ def read_pieces(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.Reco
 
 
 def _all_rows(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordBatch]:
+    for are_small, group in groupby(pieces, is_small):
+        chosen, count = list(group), _TOGETHER_MAX if are_small else 1
+        for at in range(0, len(chosen), count):
+            yield from _rows_of(chosen[at : at + count], reading)
+
+
+def _rows_of(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordBatch]:
+    if len(pieces) > 1:
+        rows = decode_together(
+            pieces,
+            reading.schema,
+            payload=reading.payload,
+            headers=reading.headers,
+            body_bytes_max=reading.body_bytes_max,
+        )
+        if rows is not None:
+            yield rows
+            return
     for piece in pieces:
         if piece.behind is not None:
             yield _break_row(piece, reading.schema, piece.behind)

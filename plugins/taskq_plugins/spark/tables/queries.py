@@ -14,34 +14,31 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Ends of jobs and attempts, with their hour since 1970.
+#: Ends of jobs, as counts, and of attempts, with their hour since 1970.
 EVENTS: Final = """
-    SELECT device, queue, task, enqueued_ns div 3600000000000 AS hour, 'enqueued' AS what,
-        CAST(NULL AS BIGINT) AS wait_ns, CAST(NULL AS BIGINT) AS run_ns, sign
-    FROM {jobs} WHERE enqueued_ns IS NOT NULL AND enqueued_in = log_id
+    SELECT device, queue, task, hour, what, count(*) AS events,
+        CAST(NULL AS BIGINT) AS wait_ns, CAST(NULL AS BIGINT) AS run_ns
+    FROM (
+        SELECT device, queue, task, enqueued_ns div 3600000000000 AS hour, 'enqueued' AS what
+        FROM {jobs} WHERE enqueued_ns IS NOT NULL AND enqueued_in = log_id
+        UNION ALL
+        SELECT device, queue, task, settled_ns div 3600000000000, state
+        FROM {jobs} WHERE settled_ns IS NOT NULL AND settled_in = log_id)
+    GROUP BY device, queue, task, hour, what
     UNION ALL
-    SELECT device, queue, task, settled_ns div 3600000000000, state, NULL, NULL, sign
-    FROM {jobs} WHERE settled_ns IS NOT NULL AND settled_in = log_id
-    UNION ALL
-    SELECT device, queue, task, ended_ns div 3600000000000, concat('attempt ', outcome),
-        wait_ns, run_ns, sign
+    SELECT device, queue, task, ended_ns div 3600000000000, concat('attempt ', outcome), 1,
+        wait_ns, run_ns
     FROM {attempts} WHERE ended_ns IS NOT NULL
-"""
-#: Hours of events that came (sign 1) or went (-1), but not both.
-CHANGED_HOURS: Final = """
-    SELECT DISTINCT hour FROM (
-        SELECT hour FROM {events}
-        GROUP BY device, queue, task, hour, what, wait_ns, run_ns HAVING sum(sign) <> 0)
 """
 ROLLUP_HOUR: Final = """
     WITH counted AS (
         SELECT device, queue, task, hour,
-            count_if(what = 'enqueued') AS enqueued,
-            count_if(what = 'succeeded') AS succeeded,
-            count_if(what = 'dead') AS dead,
-            count_if(what = 'cancelled') AS cancelled,
-            count_if(what = 'expired') AS expired,
-            count_if(what IN ('succeeded', 'dead', 'cancelled', 'expired')) AS settled,
+            sum(if(what = 'enqueued', events, 0)) AS enqueued,
+            sum(if(what = 'succeeded', events, 0)) AS succeeded,
+            sum(if(what = 'dead', events, 0)) AS dead,
+            sum(if(what = 'cancelled', events, 0)) AS cancelled,
+            sum(if(what = 'expired', events, 0)) AS expired,
+            sum(if(what IN ('succeeded', 'dead', 'cancelled', 'expired'), events, 0)) AS settled,
             count_if(what = 'attempt succeeded') AS attempts_succeeded,
             count_if(what = 'attempt retried') AS attempts_retried,
             count_if(what = 'attempt dead') AS attempts_dead,
@@ -120,9 +117,7 @@ FAILURES: Final = """
         count_if(poison) > 0 AS poison,
         slice(array_sort(collect_list(job_id) FILTER (WHERE poison)), 1, 20) AS poison_job_ids
     FROM (
-        SELECT seen.*, pattern,
-            struct(coalesce(at_ns, 0) AS at_ns, device, job_id, seen.reason AS reason) AS place
-        FROM {seen} AS seen JOIN {patterns} AS patterns ON seen.reason = patterns.reason)
+        SELECT *, struct(coalesce(at_ns, 0) AS at_ns, device, job_id, reason) AS place FROM {seen})
     GROUP BY task, pattern
 """
 
