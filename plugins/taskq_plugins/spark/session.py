@@ -44,8 +44,8 @@ _LOCAL_CLUSTER: Final = "local-cluster"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Options of a session on this machine: batches of some thousand records.
 _DRIVER_MEMORY: Final = "768m"
-#: Its second compiler and its parallel collectors never pay there.
-_JAVA_LOCAL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+#: Its second compiler and its parallel collectors never pay there, nor collections for classes.
+_JAVA_LOCAL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:MetaspaceSize=192m")
 #: Last lines of Java's that an error may quote.
 _LINES_KEPT: Final = 40
 #: Losing the connection is noticed long before Java's end is reported.
@@ -140,9 +140,6 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
         "spark.speculation": "false",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Spark adds up the bytes of a batch again for each row, unless there is no limit.
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         # Frames of a run are small or planned: a plan that changes on the way costs more jobs.

@@ -117,6 +117,12 @@ class RunReport(RunListener):
 
 
 _EVERY_SECONDS: Final = 5
+#: Spark adds up the bytes of a batch for each row that it hands to Python, unless there is no limit.
+#: Bodies of up to 64 KiB need none.
+_SMALL_BODIES: Final = {
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
+}
 _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
@@ -238,7 +244,8 @@ def run(
     lake = Lake.open(lake_path, create=True)
     with lake.writer() as writer, open_report(as_json=as_json) as report:
         report.starting()
-        with spark_session("taskq pipeline run", master=master) as session:
+        conf = {} if payloads == "full" else _SMALL_BODIES
+        with spark_session("taskq pipeline run", master=master, conf=conf) as session:
             # Failures are reported by taskq in a line.
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
             while True:

@@ -178,7 +178,7 @@ def _changed(
     changes: Callable[[str, int], tuple[list[DataFile], list[DataFile]] | None],
 ) -> pa.Table | None:
     """Return the keys of which rows came or went since a table was made; None for all keys."""
-    keys, found = _KEYS[name], []
+    keys, parts = _KEYS[name], []
     for table, where, columns in _MADE_OF[name]:
         version = lake.batch(name, _APPS[table])
         since = None if version < 0 else changes(table, version)
@@ -189,8 +189,8 @@ def _changed(
             if name == ROLLUP:
                 hours = pc.divide(rows[columns[0]], _HOUR_NS)
                 rows = pa.table({"hour": hours})  # noqa: PLW2901
-            found.append(rows.select(keys).group_by(keys).aggregate([]))
-    return pa.concat_tables(found).group_by(keys).aggregate([])
+            parts.append(rows.select(keys).group_by(keys).aggregate([]))
+    return pa.concat_tables(parts).group_by(keys).aggregate([])
 
 
 def _net(
@@ -320,13 +320,13 @@ def _lag(spark: SparkSession, lake: Lake, outside: Outside) -> DataFrame:
 
 
 def _breaks(spark: SparkSession, lake: Lake, outside: Outside) -> _Made | None:
-    found = log_rows(lake, pc.field("kind") == BREAK)
-    is_empty = not found.num_rows and not outside.declared
+    gaps = log_rows(lake, pc.field("kind") == BREAK)
+    is_empty = not gaps.num_rows and not outside.declared
     if is_empty and lake.has("breaks"):
         return None
     names = ["device", "log_id", "lsn", "value"]
     known = {
-        "found": frames.local(spark, found.select(names)),
+        "found": frames.local(spark, gaps.select(names)),
         "declared": frames.local(spark, pa.Table.from_pylist([*outside.declared], DECLARED)),
     }
     rows = spark.sql(queries.BREAKS, args={"compaction": COMPACTION}, **known)
