@@ -117,8 +117,8 @@ class RunReport(RunListener):
 
 
 _EVERY_SECONDS: Final = 5
-#: Spark adds up the bytes of a batch for each row that it hands to Python, unless there is no limit.
-#: Bodies of up to 64 KiB need none.
+#: Spark adds up the bytes of a batch for each row that it hands to Python, unless they are
+#: unlimited. Bodies of up to 64 KiB need no limit.
 _SMALL_BODIES: Final = {
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
