@@ -82,6 +82,14 @@ def test_sizes_are_read_in_both_kinds_of_units(text: str, size: int) -> None:
     assert size_bytes(text) == size
 
 
+@pytest.mark.parametrize("spans", [{"every": 0}, {"timeout": 0}])
+def test_a_span_of_a_condition_is_kept_or_refused(spans: Any) -> None:
+    made = condition(always, every="5s", timeout=0.001)
+    assert (made.interval_seconds, made.timeout_seconds) == (5, 0.001)
+    with pytest.raises(UsageError, match="always: every and timeout must be above 0"):
+        condition(always, **spans)
+
+
 @pytest.mark.parametrize(
     ("requires", "problem"),
     [
