@@ -30,8 +30,7 @@ from taskq.errors import (
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import World
+from tests.log.world import World, fill_segment, keeping, tend
 
 
 def add_task(app: TaskQ, **choices: Any) -> Task[..., Any]:

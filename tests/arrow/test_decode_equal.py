@@ -38,8 +38,7 @@ from tests.arrow.rows_of_log import (
 )
 from tests.arrow.segmentfiles import Segments, claimed, enqueued, succeeded
 from tests.effort import grows, some
-from tests.log.acts import History
-from tests.log.mix import CONFIGS, Mix
+from tests.log.mix import CONFIGS, History, Mix
 from tests.log.simulation import Simulation
 from tests.log.world import World
 

@@ -24,8 +24,7 @@ from taskq_plugins.hub import outbox
 from taskq_plugins.hub.models import JOB, CopyEnd, Given, Question, adapter, as_json
 from taskq_plugins.hub.outbox import DeviceOutbox
 from tests.hub.simulation import DEVICE, HUB, LineDropped, Simulation, at_once
-from tests.log.tending import tend
-from tests.log.world import PATH, Process, World
+from tests.log.world import PATH, Process, World, tend
 from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 
 if TYPE_CHECKING:

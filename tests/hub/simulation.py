@@ -30,8 +30,7 @@ from taskq_plugins.hub.copies import Copies, gaps
 from taskq_plugins.hub.models import Append, Declare, Refused, Seal, Stored, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Push, Verdict
-from tests.log.tending import meaning, tend
-from tests.log.world import PATH, Process, World
+from tests.log.world import PATH, Process, World, meaning, tend
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.machine.machine import parent
 

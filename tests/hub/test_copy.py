@@ -27,8 +27,7 @@ from taskq_plugins.hub.models import (
 )
 from taskq_plugins.hub.sync import Push
 from tests.hub.simulation import DEVICE, Simulation, at_once, hub_files
-from tests.log.tending import fill_segment
-from tests.log.world import PLAIN
+from tests.log.world import PLAIN, fill_segment
 from tests.machine.crashable import PowerLost, ProcessKilled
 from tests.processes.harness import eventually
 

@@ -37,8 +37,7 @@ from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import SyncResult, sync
 from tests.hub.place import Direct
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import PLAIN, World
+from tests.log.world import PLAIN, World, fill_segment, keeping, tend
 from tests.machine.crashable import CrashableDisk
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from taskq.core.errors import (
     AppendFailed,
@@ -19,6 +20,7 @@ from taskq.core.errors import (
     KeyHeld,
     LogError,
     LogFailed,
+    NotDead,
     NotWaiting,
     OutcomeUnknown,
     SourceMoved,
@@ -34,8 +36,10 @@ from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import Run
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.format.codec import FLAGS_AT
+from taskq.log.read.selection import WaitingFilter, letters, waiting_page
 from taskq.log.requests import (
     Bundle,
+    Cancel,
     ClaimRequest,
     Delivery,
     Done,
@@ -45,13 +49,269 @@ from taskq.log.requests import (
     Op,
     Request,
     Settlement,
+    Withdrawal,
 )
-from tests.log.memory import Memory, stays_cancelled
-from tests.log.reference import Reference
-from tests.log.simulated_care import Care
-from tests.log.simulated_snapshots import Snapshooting
-from tests.log.world import Process, World
+from taskq.log.upkeep.snapshots import Snapshots
+from tests.log.reference import Job, Reference
+from tests.log.world import Process, World, check_same, some_edit
 from tests.machine.crashable import PowerLost, ProcessKilled
+
+if TYPE_CHECKING:
+    import random
+
+    from taskq.log.requests import Outcome
+
+    Made: TypeAlias = tuple[Op, Any, Callable[[Any], None]]
+
+# -- simulated snapshots ---------------------------------------------------------------------------
+
+
+_DONE: Final = object()
+
+
+class Snapshooting:
+    """A part of a simulation."""
+
+    chance: random.Random
+    counts: Counter[str]
+    world: World
+    _steps_of_clock: bool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._writing: dict[Process, Generator[None, None, None]] = {}
+
+    def write_snapshot(self, process: Process) -> None:
+        steps = self._writing.pop(process, None)
+        if steps is None:
+            with contextlib.suppress(LogError):
+                process.catch_up()
+            steps = Snapshots(process.committer).write_steps()
+        for _ in range(self.chance.choice((1, 2, 5, 100))):
+            if next(steps, _DONE) is _DONE:
+                return
+        self._writing[process] = steps
+
+    def drop_snapshots(self, processes: list[Process]) -> None:
+        """Leave half done what processes wrote that are gone."""
+        for process in processes:
+            steps = self._writing.pop(process, None)
+            if steps is not None:
+                with contextlib.suppress(PowerLost, ProcessKilled):
+                    steps.close()
+
+    def check_snapshots(self) -> None:
+        if self.world.machine.find("/srv/data/taskq.json") is not None:
+            behind, total = check_same(self.world, loosely=self._steps_of_clock)
+            self.counts["folds that began with snapshots"] += behind < total
+
+
+# -- simulated care --------------------------------------------------------------------------------
+
+
+QUEUES: Final = ("mail", "sync")
+
+
+class Care:
+    """A part of a simulation."""
+
+    chance: random.Random
+    memory: Memory
+    counts: Counter[str]
+
+    def _enqueue(self, process: Process) -> Made:
+        raise NotImplementedError
+
+    def _some_job(self) -> int | None:
+        jobs = sorted(self.memory.durable)
+        return self.chance.choice(jobs[-12:]) if jobs else None
+
+    def _cancel(self, process: Process) -> Made:
+        job = self._some_job()
+        if job is None:
+            return self._enqueue(process)
+
+        self.memory.doubted.add(job)
+
+        def accept(answer: Cancel) -> None:
+            self.memory.cancel(job, answer)
+            self.counts[f"cancel: {answer.name}"] += 1
+
+        return Op.CANCEL, job, accept
+
+    def _watch(self, process: Process) -> Made:
+        job = self._some_job()
+        if job is None:
+            return self._enqueue(process)
+
+        def accept(outcome: Outcome) -> None:
+            self.memory.know(job, outcome.state, outcome.body)
+            self.counts["outcomes"] += 1
+
+        return Op.OUTCOME, job, accept
+
+    def _dead(self, process: Process) -> list[int]:
+        agenda = process.catch_up().need_agenda()
+        dead = [chunk.ids[index] for chunk, index in agenda.dead]
+        if not dead:
+            return []
+        count = min(len(dead), self.chance.choice((1, 1, 3, 9)))
+        return sorted(self.chance.sample(dead, count))
+
+    def _requeue(self, process: Process) -> Made:
+        jobs = self._dead(process)
+        result = letters(process.committer.sight, jobs).items
+        if not result:
+            return self._enqueue(process)
+        for job in jobs:
+            self.memory.may_live_again(job)
+
+        def accept(answers: list[TaskqError | None]) -> None:
+            for letter, answer in zip(result, answers, strict=True):
+                if answer is None:
+                    self.memory.requeued[letter.job] += 1
+                    self.counts["requeued"] += 1
+                else:
+                    assert isinstance(answer, NotDead | KeyHeld), repr(answer)
+                    self.counts["requeue refused"] += 1
+
+        return Op.REQUEUE, result, accept
+
+    def _edit(self, process: Process) -> Made:
+        """Return a job that waits where somebody looked, and may be claimed or changed by now."""
+        wish = some_edit(process, self.chance, [name.encode() for name in QUEUES])
+        if wish is None:
+            return self._enqueue(process)
+
+        def accept(answer: bool | None) -> None:
+            self.counts[f"edit: {answer}"] += 1
+
+        return Op.EDIT, wish, accept
+
+    def _purge(self, process: Process) -> Made:
+        jobs = self._dead(process)
+        if not jobs:
+            return self._enqueue(process)
+        for job in jobs:
+            self.memory.may_live_again(job)
+
+        def accept(answers: list[TaskqError | None]) -> None:
+            for job, answer in zip(jobs, answers, strict=True):
+                if answer is None:
+                    self.memory.purged.add(job)
+                    self.counts["purged"] += 1
+                else:
+                    assert isinstance(answer, NotDead), repr(answer)
+
+        return Op.PURGE, jobs, accept
+
+    def _pause(self, process: Process) -> Made:
+        paused = sorted(process.catch_up().need_agenda().queues.paused)
+        if paused and self.chance.random() < 0.8:
+            return Op.RESUME, self.chance.choice(paused), lambda _: None
+        self.counts["pauses"] += 1
+        return Op.PAUSE, self.chance.choice(QUEUES), lambda _: None
+
+    def _withdraw(self, process: Process) -> Made:
+        process.catch_up()
+        wanted = WaitingFilter(queue=self.chance.choice(QUEUES))
+        result = waiting_page(process.committer.sight, wanted, 0, 2**62, 50).items
+        jobs = result[: self.chance.choice((1, 2, 4))]
+        if not jobs:
+            return self._enqueue(process)
+
+        def accept(done: list[int]) -> None:
+            assert set(done) <= set(jobs)
+            for job in done:
+                self.memory.end(job, State.CANCELLED, None)
+            self.counts["withdrawn"] += len(done)
+
+        cause = self.chance.choice((Cause.CALLER, Cause.PURGE))
+        return Op.WITHDRAW, Withdrawal(jobs, cause), accept
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Memory:
+    """All promises of a run."""
+
+    #: lsn -> its promised meaning: a job with this body, or a claim of that job
+    meanings: dict[int, tuple[str, object]] = field(default_factory=dict)
+    durable: set[int] = field(default_factory=set)
+    settled: dict[int, tuple[State, bytes | None]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    #: bodies that belong together -> whether the group was acknowledged
+    groups: dict[tuple[bytes, ...], bool] = field(default_factory=dict)
+    #: children -> the claim that they were enqueued with
+    children: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    free_claims: set[int] = field(default_factory=set)
+    run_once: set[int] = field(default_factory=set)
+    #: running jobs that somebody asked to cancel, and those whose asker was answered
+    doubted: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
+    #: jobs that somebody asked to requeue or purge: of their end nothing is promised any more
+    reborn: set[int] = field(default_factory=set)
+    #: confirmed requeues of each job
+    requeued: Counter[int] = field(default_factory=Counter)
+    purged: set[int] = field(default_factory=set)
+    #: titles of the steps of each job that are done
+    steps: dict[int, list[str]] = field(default_factory=dict)
+    #: source -> the farthest position that an answer named
+    positions: Counter[str] = field(default_factory=Counter)
+
+    def end(self, lsn: int, state: State, body: bytes | None) -> None:
+        if lsn in self.reborn:
+            return
+        assert lsn not in self.ended, "settled twice"
+        self.ended.add(lsn)
+        self.know(lsn, state, body)
+
+    def know(self, lsn: int, state: State, body: bytes | None) -> None:
+        if lsn in self.reborn:
+            return
+        assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
+
+    def cancel(self, lsn: int, answer: Cancel) -> None:
+        if answer is Cancel.WITHDRAWN:
+            self.end(lsn, State.CANCELLED, None)
+        elif answer is Cancel.ASKED and lsn not in self.reborn:
+            self.asked.add(lsn)
+
+    def may_live_again(self, lsn: int) -> None:
+        """Somebody asks to requeue or purge a job."""
+        self.reborn.add(lsn)
+        self.asked.discard(lsn)
+        self.settled.pop(lsn, None)
+        self.ended.discard(lsn)
+        self.run_once.discard(lsn)
+
+    def forgive(self, reference: Reference) -> None:
+        """A power loss took what was never promised to survive one."""
+        self.durable &= reference.jobs.keys()
+        self.steps.clear()
+        self.groups = dict.fromkeys(self.groups, False)
+        self.settled = {
+            lsn: ended
+            for lsn, ended in self.settled.items()
+            if lsn in self.durable
+            and (reference.jobs[lsn].state, reference.jobs[lsn].result) == ended
+        }
+        self.ended &= self.settled.keys()
+        self.asked = {lsn for lsn in self.asked if stays_cancelled(reference.jobs.get(lsn))}
+        self.requeued &= reference.requeues
+        self.purged &= reference.purged
+        self.positions.clear()
+
+    def mean(self, lsn: int, what: str, value: object) -> None:
+        assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"
+
+
+def stays_cancelled(job: Job | None) -> bool:
+    """Return whether a running job that was cancelled can never run again."""
+    return job is not None and (job.asked or job.state in (State.CANCELLED, State.SUCCEEDED))
+
 
 _PROCESSES_MAX: Final = 3
 _SPECS: Final = [

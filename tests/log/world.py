@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
+from taskq.calls.call import Options, make_call
 from taskq.core.errors import TaskqError
-from taskq.core.model import Durability, Extras
-from taskq.core.records import Cause, Kind
+from taskq.core.flows import Policy
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.jobtable import META_BACK, META_EXPIRES, STATE_MASK, JobTable
+from taskq.core.kinds import RUNNING
+from taskq.core.model import SECOND_NS, WAITING_STATES, Durability, Extras
+from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import JobView
+from taskq.flows.flow import Chain, Flow, Leaf, Node, Parallel, plan_of
 from taskq.log.commit.committer import Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.context import BatchNeeds
+from taskq.log.format.flows import decode_step
 from taskq.log.format.frames import segment_name
 from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
+from taskq.log.read.selection import waiting_job
 from taskq.log.requests import (
     ClaimRequest,
     Delivery,
     Duplicate,
+    Edit,
     EnqueueSpec,
     Op,
     Request,
@@ -35,6 +45,8 @@ from taskq.log.state.job_history import job_view, records
 from taskq.log.store.caller_commit import CallerCommit
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.upkeep.backup import RepairReport, survey_damage, write_repaired
+from taskq.log.upkeep.snapshots import Snapshots
+from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.sandbox import FakeClock
 from tests.effort import every
 from tests.machine.crashable import CrashableDisk, Machine, Neighbourhood, PowerLost, ProcessKilled
@@ -327,3 +339,337 @@ def _resolve(answers: list[Any]) -> None:
 
 def _unexpected(item: Settlement, error: TaskqError) -> None:
     raise AssertionError(f"{item.delivery!r}: {error}")
+
+
+# -- tending ---------------------------------------------------------------------------------------
+
+
+#: More steps than any of the tests needs.
+_STEPS_MAX: Final = 500_000
+FILLER: Final = b"." * 12_000
+
+T = TypeVar("T")
+
+
+def keeping(**options: Any) -> LogConfig:
+    return LogConfig(segment_bytes=SEGMENT_BYTES_MIN, **options)
+
+
+def tend(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
+    upkeep = upkeep or Upkeep(process.committer)
+    process.catch_up()
+    for _ in range(_STEPS_MAX):
+        requests = upkeep.step()
+        if requests:
+            process.commit(requests)
+            process.sync()
+        elif not upkeep.busy:
+            return upkeep
+    raise AssertionError("upkeep does not come to an end")
+
+
+def tend_a_while(process: Process, upkeep: Upkeep, steps: int) -> None:
+    for _ in range(steps):
+        requests = upkeep.step()
+        if requests:
+            process.commit(requests)
+            process.sync()
+        elif not upkeep.busy:
+            upkeep._look_at_ns = 0
+            return
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+def fill_segment(process: Process) -> int:
+    """Enqueue and finish jobs until a new segment begins; returns the segment that was sealed."""
+    segment = process.journal.segment
+    while process.journal.segment == segment:
+        process.enqueue(FILLER)
+        (delivery,) = process.claim()
+        process.settle(delivery)
+    return segment
+
+
+Meaning = dict[str, Any]
+
+
+def meaning(facets: Facets, now_ns: int) -> Meaning:
+    agenda, dedup = facets.need_agenda(), facets.need_dedup()
+    agenda.promote(now_ns, 10**9)
+    table = {
+        # A job's place in its lane does not matter.
+        chunk.ids[at]: (agenda.lanes[chunk.lanes[at]].key, chunk.metas[at] & ~META_BACK)
+        for chunk, at in agenda.table
+    }
+    keys = {
+        (number, job): (dedup.until_ns(number, job), until < 0)
+        for page in dedup._pages
+        for number, job, until in zip(page.hashes, page.jobs, page.untils, strict=True)
+        if until < 0 or until > now_ns - dedup.shift_ns
+    }
+    dues = sorted(
+        (job, moment + (0 if is_wall else agenda.times.shift_ns), is_wall)
+        for moments, jobs, is_wall in agenda.times.blocks()
+        for moment, job in zip(moments, jobs, strict=True)
+        if job in table
+    )
+    return {
+        "jobs": table,
+        "running": dict(agenda.running),
+        "leases": {job: agenda.leases.deadline_ns(job) for job in agenda.leases.all()},
+        "asked": set(agenda.leases.asked),
+        "dues": dues,
+        "dead": {chunk.ids[at]: chunk.metas[at] for chunk, at in agenda.dead},
+        "paused": set(agenda.queues.paused),
+        "schedules": dict(agenda.schedules),
+        "next": agenda.order.next_ready(10**6, None),
+        "counts": [queue for queue in agenda.queues.stats() if any(_counts(queue))],
+        "keys": keys,
+        "steps": {job: _steps_of(facets, job) for job in _may_run(agenda)},
+        "expiries": sorted(
+            (job, moment)
+            for job, moment in _expiries(agenda)
+            if job in table and _may_expire(table[job][1])
+        ),
+    }
+
+
+def _may_expire(meta: int) -> bool:
+    return bool(meta & META_EXPIRES) and meta & STATE_MASK != RUNNING
+
+
+def _may_run(agenda: Agenda) -> list[int]:
+    tables = agenda.table, agenda.dead
+    return [chunk.ids[at] for table in tables for chunk, at in table]
+
+
+def _steps_of(facets: Facets, job: int) -> tuple[object, ...]:
+    agenda = facets.need_agenda()
+    steps, files = agenda.steps, facets._journal.files
+    places = steps.places.get(job, ())
+    return (
+        [decode_step(files.unchecked_record(at)) for at in places],
+        [
+            (it[:3], decode_step(files.unchecked_record(it.location)).body)
+            for it in steps.signals.get(job, ())
+        ],
+        steps.taken.get(job, set()),
+        steps.awaiting(job, agenda.times.shift_ns),
+    )
+
+
+def _expiries(agenda: Agenda) -> Iterator[tuple[int, int]]:
+    times = agenda.times
+    for blocks, shift_ns in ((times._expiries_shifted, times.shift_ns), (times._expiries_wall, 0)):
+        for moments, jobs in blocks.blocks():
+            yield from ((job, at + shift_ns) for at, job in zip(moments, jobs, strict=True))
+
+
+def _counts(stats: Any) -> list[int]:
+    return [
+        stats.scheduled, stats.ready, stats.running, stats.succeeded, stats.dead,
+        stats.cancelled, stats.expired,
+    ]  # fmt: skip
+
+
+# -- told ------------------------------------------------------------------------------------------
+
+
+_SPANS_NS: Final = (0, 10**9, 60 * 10**9, 3_600 * 10**9, 10**17)
+_OFFSET: Final = 2**32
+OTHER: Final = EnqueueSpec("mail", "send", 9, 2)
+_HOUR: Final = Extras(due_ns=3_600 * SECOND_NS)
+
+
+def folded(world: World, *, trusts_snapshots: bool) -> Facets:
+    return fold_of(world.reader(), trusts_snapshots=trusts_snapshots)
+
+
+def fold_of(journal: Journal, *, trusts_snapshots: bool) -> Facets:
+    facets = Facets(journal)
+    facets.trusts_snapshots = trusts_snapshots
+    facets.need_agenda()
+    facets.need_dedup()
+    return facets
+
+
+def told(facets: Facets, now_ns: int) -> dict[str, Any]:
+    agenda, dedup = facets.agenda, facets.dedup
+    assert agenda is not None
+    assert dedup is not None
+    ready = []
+    for span_ns in _SPANS_NS:
+        agenda.promote(now_ns + span_ns, 2**62)
+        ready.append(agenda.order.next_ready(10**6, None))
+    return {
+        "jobs": _rows(facets, agenda.table),
+        "dead": _rows(facets, agenda.dead),
+        "running": agenda.running,
+        "leases": agenda.leases.all(),
+        "asked": agenda.leases.asked,
+        "stats": agenda.queues.stats(),
+        "steps": _steps(facets),
+        "floor": agenda.floor_lsn,
+        "sources": agenda.sources,
+        "ready": ready,
+        "keys": [
+            (hashed, job, _place(facets, location), until)
+            for page in dedup._pages
+            for hashed, job, location, until in zip(*page.columns(), strict=True)
+            if until < 0 or until + dedup.shift_ns > now_ns
+        ],
+        "expired": sorted(agenda.expired(2**62, 2**62)),
+    }
+
+
+def _steps(facets: Facets) -> list[object]:
+    agenda = facets.agenda
+    assert agenda is not None
+    steps = agenda.steps
+    return [
+        {job: [_place(facets, at) for at in places] for job, places in steps.places.items()},
+        {
+            job: [(it[:3], _place(facets, it.location)) for it in many]
+            for job, many in steps.signals.items()
+        },
+        steps.taken, steps.waits, steps.begun,
+    ]  # fmt: skip
+
+
+def _rows(facets: Facets, table: JobTable) -> list[tuple[object, ...]]:
+    agenda = facets.agenda
+    assert agenda is not None
+    # A place by number or beside the numbers is the same: see "ready".
+    return [
+        (chunk.ids[at], _place(facets, chunk.locations[at]), chunk.metas[at] & ~META_BACK,
+         agenda.lanes[chunk.lanes[at]].key)
+        for chunk, at in table
+    ]  # fmt: skip
+
+
+def _place(facets: Facets, location: int) -> tuple[int, int]:
+    return facets._journal.files.segment_at(location), location % _OFFSET
+
+
+class Folded(NamedTuple):
+    """Counts of records that two folds of one log met: one began with a snapshot, one did not."""
+
+    behind: int
+    total: int
+
+
+def check_same(world: World, *, loosely: bool = False) -> Folded:
+    """With snapshots and without the folds say the same.
+
+    ``loosely``: the clock may have fallen, and a process seen a job ready that waits again.
+    """
+    now_ns = world.clock.wall_ns()
+    some = folded(world, trusts_snapshots=True)
+    every = folded(world, trusts_snapshots=False)
+    told_some, told_all = told(some, now_ns), told(every, now_ns)
+    if loosely:
+        for row in (told_some, told_all):
+            row["ready"] = row["stats"] = None
+            row["jobs"] = [(job, place) for job, place, *_ in row["jobs"]]
+    assert told_some == told_all
+    return Folded(some.caught_up, every.caught_up)
+
+
+def write(process: Process) -> list[str]:
+    for _ in Snapshots(process.committer).write_steps():
+        pass
+    return names(process.world)
+
+
+def names(world: World) -> list[str]:
+    seen = [path.rpartition("/")[2] for path in world.machine.paths() if "/snapshot/" in path]
+    return [name for name in seen if name != "lock"]
+
+
+def fill(process: Process) -> None:
+    for number in range(12):
+        process.enqueue(b"plain %d" % number, spec=OTHER if number % 3 else PLAIN)
+    for number in range(4):
+        process.offer(b"keyed", Extras(key=b"key %d" % number, window_ns=number * 10**10))
+    process.enqueue(b"later", _HOUR)
+    process.enqueue(b"soon", Extras(due_ns=SECOND_NS, expires_ns=60 * SECOND_NS))
+    for number, delivery in enumerate(process.claim(6)):
+        kind = (Kind.SUCCEEDED, Kind.DEAD, Kind.RETRIED)[number % 3]
+        process.settle(delivery, kind, delay_ns=SECOND_NS if kind is Kind.RETRIED else 0)
+    process.claim(2)
+    process.catch_up()
+
+
+def grow(process: Process) -> None:
+    for delivery in process.claim(3):
+        process.settle(delivery)
+    process.enqueue(b"after", Extras(key=b"key of %d" % process.journal.next_lsn))
+    process.catch_up()
+
+
+def exhaust(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
+# -- editing ---------------------------------------------------------------------------------------
+
+
+def found(process: Process, job: int, **wish: Any) -> Edit:
+    process.catch_up()
+    return Edit(waiting_job(process.committer.sight, job), **wish)
+
+
+def edit(process: Process, job: int, **wish: Any) -> bool | None:
+    answer: bool | None = process.ask(Op.EDIT, found(process, job, **wish))
+    return answer
+
+
+def some_edit(process: Process, chance: random.Random, queues: Sequence[bytes]) -> Edit | None:
+    agenda = process.catch_up().need_agenda()
+    waiting = [
+        chunk.ids[index]
+        for chunk, index in agenda.table
+        if chunk.metas[index] & STATE_MASK in WAITING_STATES
+    ]
+    if not waiting:
+        return None
+    job = chance.choice(waiting)
+    span_ns = chance.choice((0, 5, 60)) * SECOND_NS
+    date = process.journal.log_time()[0] + span_ns, True
+    due = chance.choice((None, (span_ns, False), date))
+    if job in agenda.flows.held:
+        due = None
+    queue = chance.choice((None, *queues))
+    return found(process, job, priority=chance.choice((None, 1, 5, 9)), queue=queue, due=due)
+
+
+# -- flowing ---------------------------------------------------------------------------------------
+
+
+def call(name: str = "part") -> Any:
+    return make_call(name, None, b"{}", Flag(0), Options())
+
+
+def leaf() -> Leaf:
+    return Leaf(call())
+
+
+def step() -> Leaf:
+    return Leaf(call("step"), takes=True)
+
+
+def items_of(node: Node) -> list[Any]:
+    return [(call.spec, call.body, call.extras) for call in plan_of(Flow(node)).calls]
+
+
+def chord(count: int, policy: Policy = Policy.CANCEL) -> Chain:
+    return Chain((Parallel(tuple(leaf() for _ in range(count))), step()), policy)

@@ -11,10 +11,17 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op
-from tests.log.editing import edit
-from tests.log.flowing import chord, items_of
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import SMALL, Process, World
+from tests.log.world import (
+    SMALL,
+    Process,
+    World,
+    chord,
+    edit,
+    fill_segment,
+    items_of,
+    keeping,
+    tend,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

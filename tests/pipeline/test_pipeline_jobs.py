@@ -13,8 +13,7 @@ pytest.importorskip("pyarrow")
 
 from taskq.core.records import Kind
 from tests.effort import grows, some
-from tests.log.acts import History
-from tests.log.mix import CONFIGS, Mix
+from tests.log.mix import CONFIGS, History, Mix
 from tests.log.simulation import Simulation
 from tests.pipeline.joblogs import (
     JobLog,

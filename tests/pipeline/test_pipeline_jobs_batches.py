@@ -14,9 +14,8 @@ pytest.importorskip("deltalake")
 
 from taskq_plugins.spark.lake.store import Lake
 from tests.effort import grows, some
-from tests.log.acts import History
-from tests.log.mix import CONFIGS, Mix
-from tests.log.tending import fill_segment, tend
+from tests.log.mix import CONFIGS, History, Mix
+from tests.log.world import fill_segment, tend
 from tests.pipeline.joblogs import (
     JobLog,
     Jobs,

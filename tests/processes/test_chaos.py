@@ -23,7 +23,7 @@ from taskq.log.requests import ClaimRequest, Settlement
 from taskq.log.state.facets import Facets
 from taskq.log.store.store import open_store
 from tests.effort import grows, some
-from tests.log.told import fold_of, told
+from tests.log.world import fold_of, told
 from tests.processes.harness import Child, eventually, log_records, open_here, put
 
 PROCESSES = 3

@@ -32,8 +32,7 @@ from taskq.log.state.job_history import job_not_found
 from taskq.log.store.store import open_store
 from taskq.log.upkeep.health import check_health
 from tests.effort import every, grows
-from tests.log.tending import FILLER, tend
-from tests.log.world import PATH, PLAIN, SMALL, Process, World
+from tests.log.world import FILLER, PATH, PLAIN, SMALL, Process, World, tend
 from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 
 pytestmark = grows

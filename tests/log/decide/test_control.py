@@ -15,10 +15,7 @@ from taskq.log.decide.settle import is_asked
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.read.selection import WaitingFilter, count_running, waiting_page
 from taskq.log.requests import Cancel, ClaimRequest, Delivery, EnqueueSpec, Op, Withdrawal
-from tests.log.editing import edit, found
-from tests.log.flowing import chord, items_of
-from tests.log.tending import FILLER, keeping, tend
-from tests.log.world import Process, World
+from tests.log.world import FILLER, Process, World, chord, edit, found, items_of, keeping, tend
 
 HOUR = 3_600 * SECOND_NS
 NOW = (0, False)

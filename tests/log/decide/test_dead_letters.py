@@ -30,8 +30,7 @@ from taskq.log.requests import (
 )
 from taskq.log.upkeep import retention as deadkeep
 from tests.effort import grows, some
-from tests.log.tending import keeping, tend
-from tests.log.world import PLAIN, SMALL, Cut, Process, World, cuts
+from tests.log.world import PLAIN, SMALL, Cut, Process, World, cuts, keeping, tend
 
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda

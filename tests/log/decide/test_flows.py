@@ -16,9 +16,7 @@ from taskq.log.read.flows import look_at_ends, look_at_ties
 from taskq.log.read.selection import letters
 from taskq.log.requests import Delivery, Op, Settlement
 from tests.effort import grows, some
-from tests.log.flowing import chord, items_of, leaf, step
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import Process, World
+from tests.log.world import Process, World, chord, fill_segment, items_of, keeping, leaf, step, tend
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 pytestmark = grows

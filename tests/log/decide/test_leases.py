@@ -21,8 +21,7 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
 from taskq.log.store.thread import seconds_until_due
 from tests.effort import grows, some
-from tests.log.tending import FILLER, keeping, tend
-from tests.log.world import Process, World
+from tests.log.world import FILLER, Process, World, keeping, tend
 
 pytestmark = grows
 

@@ -42,10 +42,18 @@ from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy
 from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some
-from tests.log.flowing import items_of, leaf, step
 from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix, said
-from tests.log.tending import FILLER, fill_segment, keeping, tend
-from tests.log.world import Process, World
+from tests.log.world import (
+    FILLER,
+    Process,
+    World,
+    fill_segment,
+    items_of,
+    keeping,
+    leaf,
+    step,
+    tend,
+)
 from tests.machine.crashable import ProcessKilled
 
 SEND: Final = EnqueueSpec(queue="mail", task="send")

@@ -26,9 +26,7 @@ from taskq.log.segments import identity
 from taskq.log.state.facets import LogView
 from taskq.log.state.job_history import read_job
 from taskq.log.store.thread import is_behind
-from tests.log.tending import fill_segment, keeping, meaning, tend
-from tests.log.told import check_same, write
-from tests.log.world import Process, World
+from tests.log.world import Process, World, check_same, fill_segment, keeping, meaning, tend, write
 
 
 def claim(process: Process) -> Delivery:

@@ -30,9 +30,7 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement, Trait
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.effort import grows, some
-from tests.log.tending import FILLER, keeping, meaning, tend_a_while
-from tests.log.told import write
-from tests.log.world import Process, World
+from tests.log.world import FILLER, Process, World, keeping, meaning, tend_a_while, write
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:

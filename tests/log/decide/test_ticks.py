@@ -21,8 +21,7 @@ from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.job_history import records
 from taskq.schedules import Rule, due_ticks, parse_cron, parse_every
 from taskq.testing.sandbox import FakeClock
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import Process, World
+from tests.log.world import Process, World, fill_segment, keeping, tend
 from tests.machine.machine import PowerLost, ProcessKilled
 
 SPEC = EnqueueSpec("mail", "report")

@@ -46,9 +46,18 @@ from taskq.log.requests import (
     Settlement,
 )
 from tests.effort import every, grows, some
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.told import check_same, write
-from tests.log.world import PATH, PLAIN, Process, World, cuts
+from tests.log.world import (
+    PATH,
+    PLAIN,
+    Process,
+    World,
+    check_same,
+    cuts,
+    fill_segment,
+    keeping,
+    tend,
+    write,
+)
 
 pytestmark = grows
 

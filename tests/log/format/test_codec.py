@@ -56,8 +56,7 @@ from taskq.log.format.salvage import salvage
 from taskq.log.requests import EnqueueSpec, Op, Trait, ops_that
 from taskq.log.state.fold import Watch, fold_frame
 from tests.effort import grows, some
-from tests.log.flowing import chord, items_of
-from tests.log.world import World
+from tests.log.world import World, chord, items_of
 
 NOW = 1_700_000_000_000_000_000
 U32 = st.integers(0, 2**32 - 1)

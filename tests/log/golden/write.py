@@ -22,8 +22,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.selection import waiting_job
 from taskq.log.requests import Edit, EnqueueSpec, Op
 from taskq.testing.sandbox import FakeClock
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.world import PATH, World
+from tests.log.world import PATH, World, fill_segment, keeping, tend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

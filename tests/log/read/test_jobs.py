@@ -29,9 +29,8 @@ from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.state.facets import Facets
 from taskq.log.state.job_history import job_view
 from tests.effort import grows, some
-from tests.log.acts import History
-from tests.log.tending import Meaning, fill_segment, keeping, meaning, tend
-from tests.log.world import PATH, PLAIN, World
+from tests.log.mix import History
+from tests.log.world import PATH, PLAIN, Meaning, World, fill_segment, keeping, meaning, tend
 
 _STATES = [state for state in State if state is not State.ABSENT]
 

@@ -26,9 +26,7 @@ from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
 from taskq.log.segments import segments as files
 from taskq.log.segments.segments import SegmentGone
 from tests.effort import every, grows
-from tests.log.tending import FILLER, fill_segment, keeping, tend
-from tests.log.told import write
-from tests.log.world import PATH, PLAIN, Process, World
+from tests.log.world import FILLER, PATH, PLAIN, Process, World, fill_segment, keeping, tend, write
 from tests.machine.crashable import CrashableDisk
 
 pytestmark = grows

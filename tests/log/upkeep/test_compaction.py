@@ -22,8 +22,7 @@ from taskq.log.upkeep import upkeep
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.effort import every, grows, some
 from tests.log.mix import ACTS, CONFIGS, Mix
-from tests.log.tending import FILLER, fill_segment, keeping, meaning, tend
-from tests.log.world import PATH, Process, World
+from tests.log.world import FILLER, PATH, Process, World, fill_segment, keeping, meaning, tend
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 DAY = 86_400

@@ -19,8 +19,7 @@ from taskq.log.journal.lock import TailHint
 from taskq.log.requests import Cancel, EnqueueSpec, Op
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
-from tests.log.tending import keeping, tend
-from tests.log.world import Process, World
+from tests.log.world import Process, World, keeping, tend
 
 HOUR = 3_600
 MARK = b"4111-1111-1111-1111"

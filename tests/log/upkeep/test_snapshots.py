@@ -34,9 +34,23 @@ from taskq.log.state.snapshot import (
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
 from tests.effort import every, grows, some
-from tests.log.tending import fill_segment, keeping, tend
-from tests.log.told import OTHER, check_same, exhaust, fill, folded, grow, names, told, write
-from tests.log.world import PATH, PLAIN, World
+from tests.log.world import (
+    OTHER,
+    PATH,
+    PLAIN,
+    World,
+    check_same,
+    exhaust,
+    fill,
+    fill_segment,
+    folded,
+    grow,
+    keeping,
+    names,
+    tend,
+    told,
+    write,
+)
 
 pytestmark = grows
 
