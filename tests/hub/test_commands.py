@@ -19,8 +19,7 @@ from anyio import to_thread
 
 from taskq import Shards, TaskLog, TaskQ
 from taskq.cli.main import main
-from taskq.engine import Identity, LogReader
-from taskq.log.machine.disk import PatientDisk
+from taskq.engine import Identity, LogReader, PatientDisk
 from taskq_plugins.hub import line, sync_command
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.line import last_note

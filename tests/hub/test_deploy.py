@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ctypes
+import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from unittest.mock import Mock, call
 
 import httpx
 import pytest
-from anyio import to_thread
+from anyio import fail_after, to_thread
 
 from examples.hub.line import free_port
 from taskq.connection.settings import HubSettings
-from taskq_plugins.hub.line import Line
+from taskq_plugins.hub import server
+from taskq_plugins.hub.line import HubReply, Line, last_note
+from taskq_plugins.hub.models import HubError
 from taskq_plugins.hub.server import Listener, Server
-from taskq_plugins.hub.sync import sync
+from taskq_plugins.hub.sync import Verdict, sync
 from tests.effort import grows, some
-from tests.hub.place import is_copy, running, served
+from tests.hub.place import Direct, Place, is_copy, running, served
+from tests.processes.harness import eventually
 from tests.programs import run_taskq
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.hub.place import Place
+    from collections.abc import AsyncIterator, Iterator
 
 _DEPLOY: Final = Path(__file__).parents[2] / "examples" / "hub" / "deploy"
 _MIB: Final = 2**20
@@ -165,3 +172,118 @@ async def test_a_hub_tells_how_its_devices_stand_and_what_it_refused(place: Plac
     assert "taskq_hub_received_bytes_total 1.0" in text
     assert "taskq_hub_behind_records 0.0" in text
     assert re.search(r"taskq_hub_silent_seconds [0-9.e-]+", text)
+
+
+_URL: Final = "http://localhost"
+_PAGE: Final = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
+
+
+class Narrow(Direct):
+    """A line with a proxy that limits the size of a request."""
+
+    def __init__(self, place: Place, most: int) -> None:
+        super().__init__(place.server)
+        self.most, self.refused, self.largest = most, 0, 0
+
+    async def __call__(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> HubReply:
+        if len(body) > self.most:
+            self.refused += 1
+            return HubReply(413, _PAGE)
+        self.largest = max(self.largest, len(body))
+        return await super().__call__(method, path, headers, body)
+
+
+async def _sent(place: Place, carrier: Narrow) -> None:
+    line = Line(_URL, place.token, carrier, HubSettings())
+    try:
+        await sync(str(place.path / "edge-7"), line)
+    finally:
+        await line.close()
+
+
+@pytest.mark.parametrize("most", [500_000, 200_000, 64 * 1024])
+async def test_a_part_that_is_too_large_is_halved_and_that_is_remembered(
+    place: Place, most: int
+) -> None:
+    await place.write(100, 60_000)
+    await place.write(1, 3 * _MIB)  # it goes in pieces
+    carrier = Narrow(place, most)
+    await _sent(place, carrier)
+    assert is_copy(place.copies(), place.segments())
+    assert 1 <= carrier.refused <= 5
+    assert carrier.largest > most // 4
+    await place.write(50, 60_000)
+    again = Narrow(place, most)
+    await _sent(place, again)
+    assert again.refused == 0
+    assert is_copy(place.copies(), place.segments())
+    kept = last_note(str(place.path / "edge-7"))["part_bytes"]
+    assert list(kept) == [_URL]
+
+
+async def test_one_commit_that_no_proxy_takes_is_told_with_what_helps(place: Place) -> None:
+    await place.write(1, 90_000)
+    with pytest.raises(HubError, match=r"413: .*client_max_body_size"):
+        await _sent(place, Narrow(place, 60_000))
+
+
+_HEAD = b"POST /enroll HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"
+_LINES = 540
+
+
+@contextlib.asynccontextmanager
+async def _slow(url: str, data: bytes) -> AsyncIterator[None]:
+    port = int(url.rpartition(":")[2])
+    lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_LINES)]
+    for _, writer in lines:
+        writer.write(data)
+    try:
+        yield
+    finally:
+        for _, writer in lines:
+            writer.close()
+
+
+def test_a_hub_has_a_file_for_each_line_that_may_be_there(place: Place) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        with served(Listener(Server(place.hub))):
+            eventually(lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(4_000, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_memory_of_bodies_is_kept_unless_somebody_chose_otherwise(
+    monkeypatch: pytest.MonkeyPatch, *, chosen: bool
+) -> None:
+    library, monkey = Mock(), monkeypatch
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkey.delenv(name)
+    if chosen:
+        monkey.setenv("MALLOC_ARENA_MAX", "2")
+    monkey.setattr(ctypes, "CDLL", lambda _name: library)
+    server.keep_memory()
+    one_arena, mapped, given_back = call(-8, 1), call(-3, 2**24), call(-1, 2**26)
+    assert library.mallopt.mock_calls == ([] if chosen else [one_arena, mapped, given_back])
+
+
+@pytest.mark.parametrize("data", [b"", b"POST /sync HTT", _HEAD], ids=["none", "head", "body"])
+async def test_hundreds_of_slow_lines_without_a_token_shut_no_device_out(
+    place: Place, url: str, data: bytes
+) -> None:
+    await place.write()
+    line = Line(url, place.token)
+    async with _slow(url, data):
+        with fail_after(5):
+            done = await sync(str(place.path / "edge-7"), line)
+        assert done.verdicts == [Verdict.NEW]
+        await asyncio.sleep(0)
+        await place.write()
+        with fail_after(5):
+            done = await sync(str(place.path / "edge-7"), line)
+        assert done.verdicts == [Verdict.BEHIND]
+    await line.close()

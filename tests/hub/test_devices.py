@@ -15,8 +15,7 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.model import PAYLOAD_BYTES_MAX, State
-from taskq.engine import DurableLog
-from taskq.log.machine.disk import LocalDisk
+from taskq.engine import DurableLog, LocalDisk
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.backup import restore
 from taskq_plugins.hub.line import Line

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import pytest
 
 from taskq import TaskLog
-from taskq.log.machine.disk import LocalDisk, PatientDisk
+from taskq.engine import Border, DurableLog, LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
 from taskq.log.read.readers import HUB_READER, reader_positions
+from taskq_plugins.hub import server
 from taskq_plugins.hub.copies import Copies, kept
-from taskq_plugins.hub.models import HubError
+from taskq_plugins.hub.models import (
+    NOWHERE,
+    Append,
+    CopyEnd,
+    HubError,
+    Seal,
+    Sync,
+    adapter,
+)
+from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
-from tests.hub.place import DEVICE, run
+from tests.hub.place import DEVICE, is_copy, run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from taskq_plugins.hub.copies import Copy, CopyFiles
     from tests.hub.place import Place
 
@@ -189,3 +204,123 @@ def _copy(place: Place) -> Copy:
     copy = Copies(PatientDisk, str(place.hub))._opened(DEVICE, _kept(place).log_id)
     assert copy is not None
     return copy
+
+
+_BLOCK: Final = 4_096
+_LOG: Final = UUID(int=7)
+
+
+async def _session(place: Place, log_id: UUID = _LOG) -> CopyEnd:
+    answer = await place.sent(Sync(log_id, 5, frozenset(), NOWHERE))
+    answer_of: CopyEnd = adapter(CopyEnd).validate_json(answer.content)
+    return answer_of
+
+
+def _used(place: Place) -> int:
+    return used_bytes(place.hub / "devices" / DEVICE)
+
+
+async def test_features_that_a_log_says_it_has_come_to_an_end(place: Place) -> None:
+    answers = [
+        (await place.sent(Sync(_LOG, 5, frozenset({f"new-{number}"}), NOWHERE))).status_code
+        for number in range(60)
+    ]
+    assert set(answers) == {200, 507}
+    (identity,) = place.hub.rglob("taskq.json")
+    assert identity.stat().st_size < _BLOCK
+    assert len(json.loads(identity.read_text())["features"]["incompat"]) == 32
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(10_000)])
+async def test_segments_that_nobody_asked_for_again_are_not_kept(place: Place, data: bytes) -> None:
+    await place.write()
+    await place.sync()
+    log_id = UUID(place.copy.name)
+    session, before = (await _session(place, log_id)).session, place.tree()
+    for held in (0, 5, 10_000):
+        answer = await place.sent(Append(session, log_id, Border(1), data, held))
+        assert (answer.status_code, answer.json()["type"]) == (409, "mismatching-upload-offset")
+    assert place.tree() == before
+
+
+async def test_what_is_thrown_out_since_its_hash_is_wrong_counts(place: Place) -> None:
+    await place.write(2, 50_000)
+    await place.sync()
+    log = DurableLog(LocalDisk(), str(place.log))
+    log_id, at = log.identity.log_id, log.borders(log.segments[0])[-1]
+    log.close()
+    account = place.server._account(DEVICE)
+    for _ in range(3):
+        session = (await _session(place, log_id)).session
+        await place.sent(Seal(session, log_id, at, "00" * 32))
+        await place.sync()
+    assert len(list(place.hub.rglob("torn/*"))) == 3
+    assert _used(place) <= account.used
+
+
+def _mounted(place: Place, options: str) -> subprocess.CompletedProcess[str]:
+    words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place.hub)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def resize(place: Place) -> Iterator[Callable[[int], object]]:
+    """Let the hub have a disk of 66 MiB; gives what lets that have another size."""
+    place.hub.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount")
+    mounting = _mounted(place, f"size={66 * _MIB}")
+    if mounting.returncode:
+        pytest.skip(f"nothing may be mounted here: {mounting.stderr.strip()}")
+    yield lambda size: _mounted(place, f"remount,size={size}")
+    subprocess.run(["umount", "--lazy", place.hub], check=True)
+
+
+def _torn_bytes(place: Place) -> int:
+    with LogReader.open(str(place.copy)) as reader:
+        report = verify(reader.journal)
+    assert not report.damage
+    return report.torn_bytes
+
+
+async def _all_is_there(place: Place) -> None:
+    assert await place.sync() == [Verdict.BEHIND]
+    assert is_copy(place.copies(), place.segments())
+
+
+async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
+    place: Place, resize: Callable[[int], object]
+) -> None:
+    await place.write()
+    await place.sync()
+    await place.write(8, _MIB // 2)
+    for _ in range(4):
+        with pytest.raises(HubError, match="507"):
+            await place.sync()
+    assert not _torn_bytes(place)
+    assert sum(map(len, place.copies().values())) > _MIB // 2
+    before = place.tree()
+    with pytest.raises(HubError, match="507"):
+        await place.sync()
+    assert place.tree() == before
+    listing = await place.ask("GET", "/logs")
+    assert listing.json()["logs"]
+    await place.write()  # the device works on
+    resize(200 * _MIB)
+    await _all_is_there(place)
+
+
+async def test_a_disk_that_fills_up_within_a_part_leaves_whole_frames_and_goes_on(
+    place: Place, resize: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_FREE_BYTES_MIN", 0)
+    await place.write(5)
+    await place.sync()
+    resize(_MIB)
+    await place.write(30, 50_000)
+    for _ in range(3):
+        with pytest.raises(HubError, match="507"):
+            await place.sync()
+    resize(200 * _MIB)
+    await _all_is_there(place)
+    assert not _torn_bytes(place)

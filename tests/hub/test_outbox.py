@@ -36,9 +36,12 @@ from taskq_plugins.hub.outbox import CopyReader, There
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import SyncResult, sync
+from tests.effort import grows, some
+from tests.hub.outbox_simulation import OutboxSimulation
 from tests.hub.place import Direct
 from tests.log.world import PLAIN, World, fill_segment, keeping, tend
 from tests.machine.crashable import CrashableDisk
+from tests.programs import run_forked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -587,3 +590,41 @@ async def test_a_lost_devices_jobs_go_to_another_under_their_ids_and_run_there_a
     assert (synced.taken.jobs, synced.taken.cancelled) == (0, 1)
     await place.work()
     assert sorted(place.ran) == [("edge-8", "7.1"), ("edge-8", "7.2"), ("edge-8", "8")]
+
+
+_STEPS: Final = 80
+_SEEDS: Final = 1_000
+_GROUPS: Final = 10
+
+
+@grows
+@pytest.mark.parametrize("group", range(_GROUPS))
+def test_a_job_for_a_device_is_handed_over_once_and_ends_once_and_is_never_forgotten(
+    group: int,
+) -> None:
+    handed = 0
+    for seed in range(group, some(_GROUPS, _SEEDS), _GROUPS):
+        simulation = OutboxSimulation(seed)
+        try:
+            simulation.run(_STEPS)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        handed += simulation.handed
+    assert handed
+
+
+@pytest.mark.parametrize(
+    ("devices", "rounds", "kills"),
+    [
+        pytest.param(2, 3, 3, marks=pytest.mark.timeout(120)),
+        pytest.param(100, 10, 30, marks=[pytest.mark.slow, pytest.mark.timeout(3_600)]),
+    ],
+)
+def test_jobs_for_a_group_run_once_on_each_though_hub_devices_and_line_fail(
+    tmp_path: Path, devices: int, rounds: int, kills: int
+) -> None:
+    options = f"--devices {devices} --rounds {rounds} --kills {kills} --dir {tmp_path}"
+    done = run_forked("-m", "tests.processes.hub_jobs", *options.split(), seconds=3_600)
+    assert done.returncode == 0, done.stderr
+    assert f"{devices * rounds} jobs for {devices} devices ran once on each" in done.stdout

@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import random
 import re
+import signal
+import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+import httpx
 import pytest
+from click.testing import CliRunner
 
 from examples.hub.line import free_port
-from taskq.core.errors import LogDamaged, ReaderBusy, UsageError
-from taskq.log.machine.disk import LocalDisk, PatientDisk
+from taskq.cli.main import main
+from taskq.engine import Border, LocalDisk, PatientDisk
+from taskq.errors import LogDamaged, ReaderBusy, UsageError
 from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.backup import repair_directory
+from taskq_plugins.hub import Hub
+from taskq_plugins.hub import server as servers
+from taskq_plugins.hub.commands import hub as group
+from taskq_plugins.hub.copies import Copies, faults
 from taskq_plugins.hub.line import Line, check_url
-from taskq_plugins.hub.models import FRAMES, PART_BYTES_MAX, Ask, HubError, HubStops
+from taskq_plugins.hub.models import (
+    FRAMES,
+    NOWHERE,
+    PACKED,
+    PART_BYTES_MAX,
+    Append,
+    Ask,
+    Declare,
+    HubError,
+    HubStops,
+    Leave,
+    Question,
+    Seal,
+    Sync,
+    as_json,
+    carried,
+)
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
 from tests.cli.helpers import taskq
-from tests.hub.place import Place, is_copy, running
+from tests.effort import at_most, grows, some
+from tests.hub.place import DEVICE, Place, is_copy, running
+from tests.processes.harness import eventually
+from tests.programs import run_taskq
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from taskq_plugins.hub.models import Request
 
 _URL: Final = "http://localhost"
 _NOT_THERE: Final = b'{"type":"about:blank","title":"not found"}'
@@ -209,14 +246,325 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(
     command = (sys.executable, "-m", "taskq", "hub", "serve", hub, "--bind", f"127.0.0.1:{port}")
     with running(port, *command) as server:
         assert taskq("hub", "serve", hub).exit_code == 1
-        assert "sent (new)" in taskq(*send).stdout
+        assert "152 B sent" in taskq(*send).stdout
         taskq("put", "two", "-d", log)
         server.kill()
     with running(port, *command):
-        assert re.search(r"up to lsn 2; .* B sent \(behind\)", taskq(*send).stdout)
+        assert re.search(r"up to lsn 2; .* B sent", taskq(*send).stdout)
         assert "up to lsn 2; nothing to send" in taskq(*send).stdout
         (copy,) = (hub / "devices" / "edge-7").glob("*-*")
         assert "no damage" in taskq("verify", "-d", copy).stdout
         refused = taskq("put", "three", "-d", copy)
         assert (refused.exit_code, "edge-7" in refused.stderr) == (1, True)
     assert taskq("sync", log).exit_code == 2
+
+
+_COMMANDS: Final = (
+    ("enroll", "edge-7"), ("retire", "edge-7"), ("devices",), ("check",), ("backup", "x"),
+    ("erase", "edge-7"), ("take", "edge-7", "x"), ("put", "edge-7", "t"), ("jobs",), ("find", "x"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", _COMMANDS, ids=lambda words: words[0])
+def test_a_mistyped_path_makes_no_hub_and_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+    hub = str(tmp_path / "hob")
+    done = CliRunner().invoke(main, ["hub", words[0], hub, *words[1:]])
+    assert done.exit_code == 2
+    assert "hob is no hub" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_verb_but_serve_asks_for_a_hub_that_is_there() -> None:
+    assert {words[0] for words in _COMMANDS} | {"serve"} == group.commands.keys()
+
+
+def test_a_directory_with_something_else_in_it_becomes_no_hub(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    done = CliRunner().invoke(main, ["hub", "serve", str(tmp_path)])
+    assert (done.exit_code, "is no hub, and not empty" in done.output) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_devices_of_a_hub_without_any_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "devices").mkdir()
+    done = CliRunner().invoke(main, ["hub", "devices", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "taskq hub enroll" in done.output
+
+
+async def test_wrong_tokens_are_answered_later_each_and_then_no_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def slept(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("taskq_plugins.hub.server.asyncio.sleep", slept)
+    answers = [(await place.ask("GET", "/logs", "wrong")).status_code for _ in range(12)]
+    monkeypatch.undo()
+    assert answers == [401] * 10 + [429] * 2
+    assert waits == [servers._TRY_SECONDS] * 9
+    assert (await place.ask("GET", "/logs")).status_code == 200
+
+
+_HANGS: Final = """
+import threading
+from taskq.cli.main import main
+from taskq_plugins.hub.copies import Copies
+Copies.answer = Copies.close = lambda *_, **__: threading.Event().wait()
+main()
+"""
+
+
+def _status(url: str, token: str) -> int:
+    headers = {"Authorization": f"Bearer {token}", "Taskq-Versions": "1"}
+    try:
+        return httpx.get(f"{url}/logs", headers=headers, trust_env=False).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+@grows
+async def test_a_hub_ends_within_ten_seconds_whatever_hangs(place: Place) -> None:
+    assert place.token
+    port = free_port()
+    command = [sys.executable, "-c", _HANGS, "hub", "serve", str(place.hub), "--bind"]
+    url, lines = f"http://127.0.0.1:{port}", []
+    errors = place.path / "errors"
+    with errors.open("wb") as file:
+        process = subprocess.Popen([*command, f"127.0.0.1:{port}"], stderr=file)  # noqa: ASYNC220
+    try:
+        await asyncio.to_thread(eventually, lambda: _status(url, place.token) == 200)
+        for length in (None, None, None, 900):
+            head, body = _sync(place)
+            asked = head + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
+            lines.append(await asyncio.open_connection("127.0.0.1", port))
+            lines[-1][1].write(asked)
+            await lines[-1][1].drain()
+        # All requests of a device hang by now.
+        await asyncio.to_thread(eventually, lambda: _status(url, place.token) == 429)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, 30)
+        assert time.monotonic() - began < at_most(10)
+        assert "what was answered is on the disk" in errors.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        for _, writer in lines:
+            writer.close()
+
+
+def _sync(place: Place) -> tuple[bytes, bytes]:
+    *_, body = carried(Sync(UUID(int=7), 5, frozenset(), NOWHERE))
+    head = "POST /sync HTTP/1.1\r\nHost: x\r\nTaskq-Versions: 1\r\n"
+    head += f"Content-Type: application/json\r\nAuthorization: Bearer {place.token}\r\n"
+    return head.encode(), body
+
+
+def test_a_hub_ends_though_nobody_reads_what_it_says(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_read, ended = threading.Event(), list[int]()
+    monkeypatch.setattr(servers, "_TELL_SECONDS", 0.01)
+    monkeypatch.setattr("taskq_plugins.hub.server.os._exit", ended.append)
+    monkeypatch.setattr(servers._log, "warning", lambda _text: is_read.wait(60))
+    servers.Listener(place.server, (None, None))._give_up()
+    is_read.set()
+    assert ended == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the files of a process in /proc")
+async def test_a_hub_that_ended_has_no_file_open(place: Place) -> None:
+    await place.write()
+    async with place.server.site.router.lifespan_context(place.server.site):
+        await place.sync()
+        assert _open_files(place.hub)
+    assert _open_files(place.hub) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the files of a process in /proc")
+async def test_who_sends_has_no_file_open_once_that_is_closed(place: Place) -> None:
+    assert place.token
+    async with Hub(place.hub) as hub:
+        await hub.device(DEVICE).enqueue(hub.call_by_name("update", "7.2"))
+        assert _open_files(place.hub)
+    assert _open_files(place.hub) == []
+
+
+def _open_files(folder: Path) -> list[str]:
+    links = Path("/proc/self/fd").iterdir()
+    files = [str(link.readlink()) for link in links if link.is_symlink()]
+    return [file for file in files if file.startswith(str(folder))]
+
+
+_ID: Final = UUID("12345678-1234-5678-1234-567812345678")
+_LOG: Final = f"/logs/{_ID}"
+_SYNC: Final = Sync(_ID, 5, frozenset(), NOWHERE)
+#: Fields of no message.
+_ODD: Final[tuple[Any, ...]] = (
+    None, True, -1, 1.5, 2**64, 10**400, "", "1", "\x00", "é" * 36, "a" * 36, "-" * 36, "x" * 5_000,
+    [], [[]], {}, {"a": 1}, [1] * 2_000, [0, 0, 0, "zz"], [1, 64, 0, ""], [-1, 0, 0, ""],
+)  # fmt: skip
+#: The same as JSON.
+_RAW: Final = ("NaN", "Infinity", "-Infinity", "9" * 4_000, "1" * 9_000, "1e999", '"\\ud800"',
+               "[" * 5_000 + "]" * 5_000, "{", "")  # fmt: skip
+_ODD_HEADERS: Final = ("", "-1", "+1", "1_0", " 1", "²", "9" * 400, "9" * 8_000, "none", "NaN",
+                       "zz" * 56, "00" * 56, "ff" * 56, "?2", "sha-256=::", "é", "1" * 36,
+                       "bytes=0-0,2-2", "bytes=9-1", "bytes=-9999999999999999999999",
+                       "bytes=" + "0-0," * 1_000)  # fmt: skip
+
+
+async def test_a_content_type_lifts_no_limit(place: Place) -> None:
+    *_, body = carried(_SYNC)
+    packed = zlib.compress(body + b" " * 9_000_000, 9)
+    headers = {"Content-Type": PACKED}
+    answer = await place.ask("POST", "/sync", content=packed, headers=headers)
+    assert answer.status_code == 400
+    answer = await place.ask("POST", "/sync", content=body + b" " * 300_000, headers=headers)
+    assert answer.status_code == 413
+    assert not place.copies()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("created_ns", "9" * 400),
+        ("created_ns", "-1"),
+        ("created_ns", "NaN"),
+        ("created_ns", "true"),
+        ("clock_ns", "9" * 4_000),
+        ("clock_ns", '"now"'),
+        ("grace_seconds", "1e400"),
+        ("incompat", json.dumps(["x" * 41])),
+        ("incompat", json.dumps([f"x{number}" for number in range(33)])),
+        ("machine", json.dumps("a" * 36)),
+        ("machine", json.dumps("ab" * 32 + "\n")),
+        ("end", "[1, 64, 0, null]"),
+        ("end", json.dumps([10**400, 0, 0, ""])),
+        ("parents", json.dumps([[str(_ID), 7], [str(_ID), 7]])),
+        ("parents", json.dumps([[str(_ID), 1]])),
+        ("parents", json.dumps([["../x", 7]])),
+        ("log_id", json.dumps("-" * 36)),
+        ("log_id", "[" * 50_000),
+    ],
+)
+async def test_what_is_not_of_its_fields_type_is_told_so_and_written_nowhere(
+    place: Place, field: str, value: str
+) -> None:
+    assert place.token
+    before = place.tree()
+    values = json.loads(as_json(_SYNC)) | {field: "HERE"}
+    body = json.dumps(values).replace('"HERE"', value)
+    assert (await place.ask("POST", "/sync", content=body)).status_code == 400
+    assert place.tree() == before
+
+
+async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) -> None:
+    await place.write()
+    await place.sync()
+    most = Sync(
+        _ID, 2**63 - 1, frozenset(f"{number:040}" for number in range(32)),
+        NOWHERE, tuple((UUID(int=n), n + 2) for n in range(1_000)), 2**53 - 1, "", 2**63 - 1,
+    )  # fmt: skip
+    session = (await place.sent(most)).json()["session"]
+    cause = "\x1b[2J\n" * 1_000
+    declared = Declare(session, _ID, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
+    assert (await place.sent(declared)).status_code == 200
+    for words in (
+        ("devices",),
+        ("devices", "--json"),
+        ("devices", "edge-7"),
+        ("check",),
+    ):
+        done = run_taskq("hub", words[0], str(place.hub), *words[1:])
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert "\x1b" not in done.stdout
+    (fault,) = faults(place.hub, deep=True)
+    assert str(_ID) in fault.copy.path
+    assert "use a newer taskq" in fault.what
+    copies = Copies(PatientDisk, str(place.hub))
+    assert [copies.keep(copy, 2**62, dry_run=True) for copy in copies.all()] == [[], []]
+    await place.write()
+    await place.sync()
+
+
+def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Request | Question]:
+    return [
+        Sync(log_id, 5, frozenset({"records-4"}), at, ((UUID(int=9), 7),), 60, "", 10**18),
+        Ask(session, log_id, (at, Border(7))),
+        Append(session, log_id, at, data),
+        Append(session, log_id, Border(at.segment + 1), data),
+        Seal(session, log_id, at, bytes(range(32)).hex()),
+        Declare(session, log_id, at, Border(at.segment + 9), 11, "why"),
+        Leave(session, log_id, at),
+        Question(session, log_id, {"12345678": 5}),
+    ]
+
+
+class _Fuzz:
+    """Odd requests of a device."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self.place, self.chance = place, random.Random(seed)
+
+    async def run(self, count: int) -> set[int]:
+        statuses = set()
+        for _ in range(count):
+            with Registry(self.place.hub)._changed("edge-7") as facts:
+                facts.update(left=[], state="active")  # a person lets it go on
+            begun = await self.place.sent(_SYNC)
+            asked = self.chance.choice(
+                _requests(begun.json()["session"], _ID, NOWHERE, self.chance.randbytes(200))
+            )
+            method, path, headers, body = self._spoilt(*carried(asked))
+            sent = {name: value.encode() for name, value in headers.items()}
+            answer = await self.place.ask(method, path, headers=sent, content=body)
+            statuses.add(answer.status_code)
+            assert answer.status_code < 500, (method, path[:200], headers, body[:200])
+        return statuses
+
+    def _spoilt(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[str, str, dict[str, str], bytes]:
+        chance = self.chance
+        what = chance.randrange(6)
+        if what == 0:
+            path = path.replace(str(_ID), chance.choice(["..", "%00", "a" * 36, "-" * 36, "é", ""]))
+        elif what == 1:
+            method = chance.choice(["GET", "HEAD", "POST", "PATCH", "PUT", "OPTIONS"])
+        elif what == 2:
+            names = [*headers, "Range", "If-Range", "If-None-Match", "Content-Type"]
+            headers = headers | {chance.choice(names): chance.choice(_ODD_HEADERS)}
+        elif what == 3:
+            body = chance.choice([body[: len(body) // 2], zlib.compress(body), b"\xff" + body, b""])
+        if method == "POST" and what > 3:
+            body = self._spoilt_json(json.loads(body))
+        return method, path, headers, body
+
+    def _spoilt_json(self, values: dict[str, Any]) -> bytes:
+        field = self.chance.choice(list(values))
+        if self.chance.random() < 0.5:
+            return json.dumps(values | {field: self.chance.choice(_ODD)}).encode()
+        text = json.dumps(values | {field: "HERE"})
+        return text.replace('"HERE"', self.chance.choice(_RAW)).encode()
+
+
+@grows
+async def test_no_request_is_answered_with_an_error_of_the_hubs(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    await place.write()
+    await place.sync()
+    before = place.copies()
+    statuses = await _Fuzz(place, 7).run(some(400, 20_000))
+    assert statuses >= {200, 400, 404, 409}
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert before.items() <= place.copies().items()
+    # All its bytes are counted.
+    account = place.server._account("edge-7")
+    assert used_bytes(place.hub / "devices" / "edge-7") <= account.used
+    assert not list(faults(place.hub, deep=True))
+    await place.write()
+    await place.sync()

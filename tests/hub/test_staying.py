@@ -9,27 +9,49 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
 
 import pytest
-from anyio import fail_after, to_thread
+from anyio import create_task_group, fail_after, to_thread
 
 from taskq import TaskQ
 from taskq.connection.settings import HubSettings
-from taskq.core.errors import UsageError
-from taskq.log.machine.disk import LocalDisk
+from taskq.engine import LocalDisk
+from taskq.errors import UsageError
 from taskq.log.segments.identity import read_identity
+from taskq_plugins.hub import Hub, server
+from taskq_plugins.hub import line as lines
 from taskq_plugins.hub.copies import kept
-from taskq_plugins.hub.line import Line, last_note
-from taskq_plugins.hub.models import HubError
+from taskq_plugins.hub.line import Allowance, Http, HubReply, HubWaits, Line, last_note
+from taskq_plugins.hub.models import (
+    NOWHERE,
+    Ask,
+    CopyEnd,
+    Given,
+    HubError,
+    Question,
+    Refused,
+    Sync,
+    Trouble,
+    understood,
+)
+from taskq_plugins.hub.outbox import LongPoll
 from taskq_plugins.hub.registry import Registry
+from taskq_plugins.hub.server import Listener
 from taskq_plugins.hub.sync import _pause, follow, sync
+from tests.hub.place import served
 from tests.processes.harness import eventually
 from tests.programs import run_forked
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from taskq_plugins.hub.models import Answer
     from tests.hub.place import Place
 
 
@@ -240,3 +262,306 @@ async def test_a_token_that_is_none_is_told_as_a_line_that_fails(url: str) -> No
     line = Line(url, "two\nlines")
     with pytest.raises(HubError, match="Invalid header value"):
         await line.request("GET", "/healthz", {})
+
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "tq1.edge-7.secret"  # noqa: S105 - of nobody
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@asynccontextmanager
+async def answering(answer: bytes, again: bytes = b"") -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A port that notes what it is asked and answers, then says ``again`` until nobody listens."""
+    asked: list[bytes] = []
+    ended: list[asyncio.Event] = []
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(asyncio.Event())
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        with suppress(ConnectionError):
+            while again:
+                writer.write(again)
+                await writer.drain()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        ended[-1].set()
+
+    server = await asyncio.start_server(answered, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], asked
+        for end in ended:
+            await end.wait()
+
+
+async def test_a_hub_is_reached_through_the_proxy_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with answering(b"HTTP/1.1 403 Forbidden\r\n\r\n") as (port, asked):
+        monkeypatch.setenv("https_proxy", f"http://ada:love%40lace@127.0.0.1:{port}")
+        line = Line("https://hub.example:8443", TOKEN)
+        with pytest.raises(HubError, match=r"cannot be reached .*403"):
+            await line.request("GET", "/logs", {})
+    (head,) = asked
+    assert head.startswith(b"CONNECT hub.example:8443 HTTP/1.")
+    assert b"Proxy-Authorization: Basic YWRhOmxvdmVAbGFjZQ==\r\n" in head
+    assert b"secret" not in head, "the token is for the hub"
+
+
+async def test_a_hub_that_is_excepted_is_reached_straight_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with answering(b"") as (port, asked):
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "hub.invalid")
+        with pytest.raises(HubError, match="cannot be reached"):
+            await Line("https://hub.invalid", TOKEN).request("GET", "/logs", {})
+    assert not asked
+
+
+def test_a_proxy_of_another_kind_is_refused_with_what_to_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
+    with pytest.raises(UsageError, match="give a proxy as http://host:port"):
+        Line("https://hub.example", TOKEN)
+
+
+async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_ANSWER_BYTES_MAX", 100_000)
+    async with answering(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 10_000) as (port, _):
+        with pytest.raises(HubError, match="an answer of over 100000 bytes"):
+            await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/logs", {})
+
+
+async def test_an_answer_may_end_with_its_connection_and_a_question_ends_with_its_head() -> None:
+    async with answering(b"HTTP/1.0 200 OK\r\n\r\n{}") as (port, asked):
+        answer = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/logs", {})
+    assert answer == HubReply(200, b"{}")
+    assert b"transfer-encoding" not in asked[0].lower()
+
+
+async def test_a_request_that_was_given_up_is_no_end_of_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked again while the first still waits for a connection that nobody accepts."""
+    monkeypatch.setattr(lines, "_CONNECT_SECONDS", 0.5)
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for item in (first, second):
+            item.setblocking(False)
+            item.connect_ex(full.getsockname())
+        line = Line(f"http://127.0.0.1:{full.getsockname()[1]}", TOKEN)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await line.request("GET", "/logs", {})
+        with pytest.raises(HubError, match="cannot be reached"):
+            await line.request("GET", "/logs", {})
+
+
+async def test_who_asked_for_nothing_is_not_told_that_a_line_cannot_be_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    allowance = Allowance(HubSettings(), "http://127.0.0.1")
+    await allowance.look()
+    assert allowance.left() is None
+    assert not caplog.records
+
+
+async def test_a_hub_that_is_busy_says_how_long_to_wait() -> None:
+    async def busy(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(busy, "127.0.0.1", 0) as server:
+        line = Line(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", TOKEN)
+        with pytest.raises(HubError, match="503") as error:
+            await line.ask(Ask(1, UUID(int=1), ()))
+        assert error.value.seconds == 7
+        await line.close()
+
+
+async def test_a_request_given_up_before_it_connected_leaves_no_connection_behind() -> None:
+    """Its thread began late: nobody would hang up what it opens."""
+    began, given_up = threading.Event(), threading.Event()
+
+    class Late(Http):
+        def close(self) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                began.set()
+                assert given_up.wait(10)
+            super().close()
+
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        line = Late(f"http://127.0.0.1:{hub.getsockname()[1]}")
+        async with create_task_group() as group:
+            group.start_soon(line, "GET", "/", {}, b"")
+            await to_thread.run_sync(began.wait, 10)
+            group.cancel_scope.cancel()
+        given_up.set()
+        for thread in threading.enumerate():
+            if thread.name == "taskq-probe":
+                await to_thread.run_sync(thread.join, 5)
+        assert line._connection is None or line._connection.sock is None
+
+
+_COUNT = 6
+_ANEW = Refused(Trouble.SUPERSEDED, NOWHERE)
+
+
+@pytest.fixture
+def url(place: Place) -> Iterator[str]:
+    with served(Listener(place.server, (None, None))) as address:
+        yield address
+
+
+async def _synced(line: Line, log_id: UUID) -> CopyEnd:
+    answer = await line.ask(Sync(log_id, 5, frozenset(), NOWHERE))
+    assert isinstance(answer, CopyEnd)
+    return answer
+
+
+async def _held(place: Place, line: Line, log_id: UUID) -> asyncio.Task[Answer | None]:
+    session, asking = (await _synced(line, log_id)).session, place.server._outbox.asking
+    key, question = (line.device, log_id), Question(session, log_id, {}, 50.0)
+    before = asking.get(key)
+    held = asyncio.create_task(line.hold(question))
+    await to_thread.run_sync(eventually, lambda: asking.get(key) is not before)
+    return held
+
+
+async def _end(place: Place, held: list[asyncio.Task[Answer | None]], lines: list[Line]) -> None:
+    place.server.end()
+    await asyncio.wait(held)
+    for line in lines:
+        await line.close()
+
+
+async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_REQUESTS_MAX", _COUNT // 2)
+    lines = [Line(url, Registry(place.hub).enroll(f"edge-{number}")) for number in range(_COUNT)]
+    async with Hub(place.hub) as hub:
+        await hub.device("edge-0").enqueue(hub.call_by_name("update"))
+        held = [await _held(place, line, uuid4()) for line in lines[1:]]
+        log_id = uuid4()
+        await hub.device("edge-1").enqueue(hub.call_by_name("update"))
+        while not held[0].done():  # from when they are woken until the last has looked
+            await _synced(lines[0], log_id)
+    assert isinstance(await held[0], Given)
+    await _end(place, held, lines)
+
+
+async def test_many_logs_of_one_device_wait_and_sync_side_by_side(place: Place, url: str) -> None:
+    lines = [Line(url, place.token) for _ in range(_COUNT)]
+    held = [await _held(place, line, uuid4()) for line in lines]
+    assert not any(task.done() for task in held)
+    await _end(place, held, lines)
+
+
+@pytest.mark.parametrize("has_outbox", [False, True])
+async def test_a_question_takes_the_place_of_the_one_before(
+    place: Place, url: str, has_outbox: bool
+) -> None:
+    lines = [Line(url, place.token) for _ in range(_COUNT)]
+    Registry(place.hub).enroll("other")
+    async with Hub(place.hub) as hub:
+        if has_outbox:
+            await hub.device("other").enqueue(hub.call_by_name("update"))
+        log_id = uuid4()
+        held = [await _held(place, line, log_id) for line in lines]
+        with fail_after(10):
+            assert all([await task in (None, _ANEW) for task in held[:-1]])
+    assert not held[-1].done()
+    await _end(place, held, lines)
+
+
+async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq_plugins.hub.copies._LOGS_MAX", 5)
+    token, answers = place.token, dict[int, str]()
+    for _ in range(8):
+        asked = {"protocol": 1, "log_id": str(uuid4()), "created_ns": 5, "incompat": []}
+        end = {"end": [0, 0, 0, ""]}
+        answer = await place.ask("POST", "/sync", token, json=asked | end)
+        answers[answer.status_code] = answer.text
+    copies = place.server._copies
+    assert answers.keys() == {200, 507}
+    assert "has sent 5 logs, as many as it may: give it another name" in answers[507]
+    assert len(copies._sessions) == len(copies.all()) == 5
+
+
+async def test_a_question_of_no_session_waits_for_nothing(place: Place, url: str) -> None:
+    line = Line(url, place.token)
+    log_id = uuid4()
+    with fail_after(10):
+        answer = await line.hold(Question(7, log_id, {}, 50.0))
+    assert answer == _ANEW
+    await line.close()
+
+
+class _Deaf:
+    """A line over which nobody answers well; it notes what was asked."""
+
+    hub = HubSettings()
+
+    def __init__(self, status: int) -> None:
+        self.status, self.asked = status, list[Question]()
+
+    async def hold(self, asked: Question) -> Answer | None:
+        self.asked.append(asked)
+        if not self.status:
+            raise HubError("nobody answers")
+        return understood(asked, self.status, b"")
+
+
+def _question(session: int) -> Question:
+    return Question(session, UUID(int=7), {}, 50.0)
+
+
+@pytest.mark.parametrize("status", [0, 401, 403, 429, 503])
+async def test_who_is_not_answered_asks_ever_more_rarely_until_a_session_succeeds(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    line = _Deaf(status)
+    holding = LongPoll(line)  # type: ignore[arg-type]
+    pause = holding._pause
+
+    async def noted(seconds: float) -> bool:
+        pauses.append(seconds)
+        if len(pauses) == 20:
+            holding.ask(_question(2))
+        return await pause(0 if len(pauses) <= 20 else seconds)
+
+    monkeypatch.setattr(holding, "_pause", noted)
+    holding.ask(_question(1))
+    running = asyncio.create_task(holding.run())
+    await to_thread.run_sync(eventually, lambda: len(pauses) > 20)
+    running.cancel()
+    await asyncio.wait([running])
+    assert all(pauses)
+    assert sum(pauses[10:20]) > 600
+    assert max(pauses) <= 600
+    assert line.asked[20] == _question(2)
+    assert pauses[20] <= 2 * line.hub.every
+
+
+async def test_on_a_line_that_has_become_metered_no_question_waits(place: Place, url: str) -> None:
+    line = Line(url, place.token)
+    session = (await _synced(line, UUID(int=7))).session
+    line.allowance.metered = "the phone"
+    with pytest.raises(HubWaits, match="the phone"):
+        await line.hold(_question(session))
+    await line.close()
