@@ -290,13 +290,6 @@ def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
     assert "During handling" not in done.stderr
 
 
-def test_on_windows_the_first_import_says_what_to_use() -> None:
-    code = "import sys; sys.platform = 'win32'; import taskq"
-    done = run_python("-c", code)
-    wanted = "ImportError: taskq runs on Linux and macOS; on Windows use WSL2"
-    assert done.stderr.splitlines()[-1] == wanted
-
-
 # -- habits ----------------------------------------------------------------------------------------
 
 

@@ -6,10 +6,11 @@ import dataclasses
 import datetime as dt
 import functools
 import math
+import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import UTC, datetime
 from datetime import date as real_date
 from datetime import datetime as real_datetime
@@ -24,6 +25,7 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 from taskq import Discard, Put, TaskLog, TaskQ, chain, retry
 from taskq.conditions import condition, disk_free, online
 from taskq.errors import UsageError
+from tests.programs import run_python
 
 
 @pytest.fixture
@@ -445,3 +447,47 @@ async def test_bytes_with_an_odd_number_are_refused_and_those_beside_them_stand(
             with pytest.raises(UsageError, match=r"^seconds is "):
                 await log.extend(delivery, odd)
         await log.ack(delivery)
+
+
+# -- typing ----------------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ("typed_app", "typed_flows")
+
+
+@pytest.fixture(scope="module")
+def output() -> list[str]:
+    """Return the output of one run of mypy over all samples: its start is the largest cost."""
+    done = run_python(
+        "-m",
+        "mypy",
+        f"--config-file={ROOT / 'pyproject.toml'}",
+        f"--cache-dir={ROOT / '.mypy_cache'}",
+        "--no-error-summary",
+        "--no-pretty",
+        *(str(ROOT / "tests" / "samples" / f"{name}.py") for name in SAMPLES),
+        cwd=ROOT,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("typing")
+@pytest.mark.parametrize("name", SAMPLES)
+def test_mypy_finds_the_sample_errors_and_no_others(output: list[str], name: str) -> None:
+    sample = ROOT / "tests" / "samples" / f"{name}.py"
+    result = _matches(rf"{name}\.py:(\d+): error: .*\[([\w-]+)\]$", output)
+    source = sample.read_text().splitlines()
+    wanted = {
+        (number, match[1])
+        for number, line in enumerate(source, 1)
+        if (match := re.search(r"# E: ([\w-]+)$", line))
+    }
+    assert wanted
+    assert result == wanted, output
+
+
+def _matches(pattern: str, lines: Iterable[str]) -> set[tuple[int, str]]:
+    matches = [match for line in lines if (match := re.search(pattern, line))]
+    return {(int(match[1]), match[2]) for match in matches}

@@ -38,13 +38,14 @@ from taskq.log.format.carried import (
 from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
 from taskq.log.format.notes import encode_moved, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
-from tests.arrow.rows_of_log import Row, decoded_rows
-from tests.arrow.segmentfiles import (
+from tests.arrow.rows_of_log import (
     EPOCH,
     LOG_ID,
     START_NS,
+    Row,
     Segments,
     claimed,
+    decoded_rows,
     enqueued,
     succeeded,
 )

@@ -29,8 +29,15 @@ from taskq.arrow.problems import SegmentUnreadable
 from taskq.core.errors import FormatError
 from taskq.log.format import codec
 from taskq.log.machine import posix
-from tests.arrow.rows_of_log import Row, decoded_rows, rows_of_directory
-from tests.arrow.segmentfiles import EPOCH, Segments, claimed, enqueued
+from tests.arrow.rows_of_log import (
+    EPOCH,
+    Row,
+    Segments,
+    claimed,
+    decoded_rows,
+    enqueued,
+    rows_of_directory,
+)
 
 
 def _three_frames(tmp_path: Path) -> tuple[Segments, Path, list[int]]:

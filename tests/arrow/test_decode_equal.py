@@ -29,14 +29,17 @@ from taskq.log.read.reader import LogReader, open_journal
 from taskq.log.requests import EnqueueSpec
 from tests.arrow.rows_of_log import (
     Row,
+    Segments,
+    claimed,
     decoded_rows,
+    enqueued,
     expected_rows,
     pieces,
     rows_of_directory,
     rows_of_world,
     save,
+    succeeded,
 )
-from tests.arrow.segmentfiles import Segments, claimed, enqueued, succeeded
 from tests.effort import grows, some
 from tests.log.mix import CONFIGS, History, Mix
 from tests.log.simulation import Simulation

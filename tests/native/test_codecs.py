@@ -35,7 +35,7 @@ from tests.effort import grows, some
 from tests.log.format.test_golden import GOLDEN, opened
 from tests.log.golden.write import LOGS, world_of
 from tests.log.simulation import Simulation
-from tests.native.twins import examples, held, said
+from tests.native.test_twin_calls import examples, held, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

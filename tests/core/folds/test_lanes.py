@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from taskq.core.errors import UsageError
 from taskq.core.folds import lanes, moments
+from taskq.core.folds import moments as leases
+from taskq.core.folds.agenda import Agenda
+from taskq.core.folds.claims import WEIGHT_MAX, Weights
 from taskq.core.folds.lanes import Family, Lane
-from taskq.core.folds.moments import NO_JOB
+from taskq.core.folds.moments import NO_JOB, Leases, Returned
+from taskq.core.model import SECOND_NS
+from taskq.core.rates import Limit, Rate, Times
 from tests.effort import grows, some
 
 PUSH = st.tuples(st.just("push"), st.integers(1, 4), st.just(0))
@@ -131,3 +138,256 @@ def test_a_job_that_came_back_just_then_is_within_that_moment() -> None:
     for moment, head in ((99, NO_JOB), (100, 3)):
         assert held.has_within(0, moment) == (head == 3)
         assert held.head_within(0, moment) == head
+
+
+# -- small tables ----------------------------------------------------------------------------------
+
+
+class Filled:
+    """An agenda with jobs in queues."""
+
+    def __init__(self, **jobs: int) -> None:
+        self.agenda = Agenda()
+        self.job = 1
+        for queue, count in jobs.items():
+            self.add(queue, count)
+
+    def lane(self, queue: str, priority: int = 5) -> Lane:
+        return self.agenda.queues.lane(priority, bytes((len(queue), 1)) + queue.encode() + b"t")
+
+    def add(self, queue: str, count: int, priority: int = 5) -> None:
+        locations = list(range(self.job, self.job + count))
+        self.agenda.apply_enqueued_run(self.job, locations, self.lane(queue, priority), 0)
+        self.job += count
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 1_000])
+def test_queues_that_both_have_jobs_share_the_claims_by_weight(count: int) -> None:
+    filled = Filled(mail=30_000, bulk=30_000)
+    weights = Weights({"mail": 3, "bulk": 1})
+    taken: Counter[str] = Counter()
+    while taken.total() < 8_000:
+        result = weights.take(filled.agenda.order, count, None, None)
+        assert len(result) == count
+        taken.update(item[3].queue for item in result)
+    assert taken["mail"] / taken.total() == pytest.approx(0.75, abs=0.1 * count / 1_000 + 0.001)
+
+
+def test_a_queue_that_is_empty_gives_its_turn_away_and_saves_nothing_up() -> None:
+    filled = Filled(bulk=500)
+    weights = Weights({"mail": 3, "bulk": 1})
+    assert len(weights.take(filled.agenda.order, 300, None, None)) == 300
+    filled.add("mail", 500)
+    queues = [weights.take(filled.agenda.order, 1, None, None).lanes[0].queue for _ in range(80)]
+    assert Counter(queues)["mail"] in {59, 60}
+    assert len(weights.take(filled.agenda.order, 10_000, None, None)) == 620
+    assert not weights.take(filled.agenda.order, 5, None, None)
+
+
+def test_a_queue_that_may_not_be_claimed_now_is_passed_over() -> None:
+    filled = Filled(mail=5, bulk=5)
+    result = Weights({"mail": 3, "bulk": 1}).take(filled.agenda.order, 9, frozenset({"bulk"}), None)
+    assert {item[3].queue for item in result} == {"bulk"}
+    assert len(result) == 5
+
+
+@pytest.mark.parametrize("wrong", [{}, {"a": 0}, {"a": WEIGHT_MAX + 1}, {"a": True}, {"a": 1.5}])
+def test_a_weight_that_is_none_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"weight|queues"):
+        Weights(wrong)
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+_KEYS = (b"\x01\x01qt", b"\x01\x01pt")
+
+
+def _limited(concurrency: int, jobs: int = 6) -> Agenda:
+    agenda = Agenda()
+    agenda.groups.tell({"t": Limit(concurrency=concurrency)}, 0)
+    for job in range(1, jobs + 1):
+        agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, _KEYS[job % 2]), 0)
+    return agenda
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_limit_that_is_told_late_holds_for_what_runs_already(most: int) -> None:
+    agenda = _limited(0)
+    for job in range(1, most + 1):
+        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
+    assert agenda.queues.any_ready()
+    agenda.groups.tell({"t": Limit(concurrency=most)}, 0)
+    assert not agenda.queues.any_ready()
+    agenda.groups.tell({"t": Limit(concurrency=most + 1)}, 0)
+    assert len(agenda.order.take(5, None, None)) == 1
+    agenda.groups.tell({"t": Limit()}, 0)
+    assert len(agenda.order.take(9, None, None)) == 5 - most
+
+
+def test_claims_under_another_name_count_for_the_group_that_has_none_of_its_jobs_left() -> None:
+    rate = Rate(2, SECOND_NS)
+    agenda = _limited(0, jobs=2)
+    for job in (1, 2):
+        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
+        agenda.apply_rated(job, rate.count, rate.window_ns)
+    agenda.apply_succeeded([1, 2])
+    alone = Agenda()
+    alone.groups.restore(("t", b""), agenda.groups.times(("t", b""), 0) or Times(), 0)
+    alone.groups.tell({"t": Limit(rate=rate, scope="s")}, 0)
+    assert [key for key, _ in alone.groups.rows(0)] == [("s", b"")]
+    assert len(alone.groups) == 1
+    alone.apply_enqueued(3, 24, alone.queues.lane(5, _KEYS[0]), 0)
+    assert not alone.order.take(1, None, None)
+    alone.promote(SECOND_NS + 1)
+    assert [item[0] for item in alone.order.take(1, None, None)] == [3]
+
+
+# -- returned --------------------------------------------------------------------------------------
+
+
+JOBS = st.integers(1, 40)
+MOMENTS = st.integers(0, 30)
+COUNTS = st.integers(0, 9)
+RETURNED_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("put", "put", "put", "discard", "pop", "pop within")),
+        JOBS, MOMENTS, COUNTS,
+    ),
+    max_size=120,
+)  # fmt: skip
+
+
+@given(steps=RETURNED_STEPS)
+def test_any_history_equals_a_dict(steps: list[tuple[str, int, int, int]]) -> None:
+    held, model = Returned(), dict[int, int]()
+    for name, job, moment, count in steps:
+        if name == "put":
+            assert held.put(job, moment) == (job not in model)
+            model[job] = moment
+        elif name == "discard":
+            assert held.discard(job) == (model.pop(job, None) is not None)
+        elif name == "pop":
+            wanted = [item for item in sorted(model) if item <= job][:count]
+            assert held.pop_ids(job, count) == wanted
+            for item in wanted:
+                del model[item]
+        else:
+            wanted = [item for item in sorted(model) if item <= job and model[item] <= moment][
+                :count
+            ]
+            assert held.pop_within(moment, job, count) == wanted
+            for item in wanted:
+                del model[item]
+        assert list(held.ids()) == sorted(model)
+        assert held.size == len(model)
+        assert held.low() == min(model.values(), default=None)
+        assert list(held.within(moment)) == [job for job in sorted(model) if model[job] <= moment]
+        assert held.since(job) == model.get(job)
+        assert held.first_key() == (min(model) if model else None)
+    again = Returned.of(held)
+    assert (list(again.ids()), again.low()) == (sorted(model), min(model.values(), default=None))
+
+
+def test_blocks_without_a_job_that_waits_so_long_are_passed_over() -> None:
+    held = Returned()
+    for job in range(400):
+        held.put(job, 5 if 200 <= job < 204 else 50)
+    assert held.low() == 5
+    for values in held._values:
+        if 5 not in values:
+            values[:] = type(values)("Q")
+    assert list(held.within(10)) == [200, 201, 202, 203]
+
+
+@given(
+    held=st.dictionaries(JOBS, MOMENTS, max_size=12),
+    jobs=st.frozensets(JOBS, min_size=2, max_size=12),
+    moment=MOMENTS,
+)
+def test_a_run_comes_to_what_its_jobs_come_to_one_by_one(
+    held: dict[int, int], jobs: frozenset[int], moment: int
+) -> None:
+    at_once, one_by_one = Returned(), Returned()
+    for job, since in held.items():
+        at_once.put(job, since)
+        one_by_one.put(job, since)
+    run = sorted(jobs)
+    moments = [moment + job % 3 for job in run]
+    assert at_once.put_run(run, moments) == sum(map(one_by_one.put, run, moments))
+    assert list(at_once.ids()) == list(one_by_one.ids())
+    assert [at_once.since(job) for job in run] == moments
+    assert (at_once.size, at_once.low()) == (one_by_one.size, one_by_one.low())
+
+
+def test_a_block_that_parts_leaves_the_moments_of_those_behind_it_in_place() -> None:
+    held = Returned()
+    for job in range(100, 112):
+        held.put(job, 5 if job >= 108 else 50)
+    for job in range(1, 10):
+        held.put(job, 60)
+    assert [len(keys) for keys in held._keys] == [4, 4, 5, 4, 4]
+    assert held.low() == 5
+    assert list(held.within(10)) == [108, 109, 110, 111]
+
+
+# -- leases table ----------------------------------------------------------------------------------
+
+
+LEASE_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("until", "until", "drop", "time", "clock", "over")),
+        st.integers(1, 9),
+        st.integers(0, 60),
+    ),
+    max_size=80,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _little_patience() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leases, "_STALE_MAX", 4)
+        yield
+
+
+@example(steps=[("until", 1, 10), ("clock", 1, 60), ("over", 1, 0)])
+@given(steps=LEASE_STEPS)
+def test_any_history_equals_a_dict_of_deadlines(steps: list[tuple[str, int, int]]) -> None:
+    held, model, now = Leases(), dict[int, int](), 1_000
+    for name, job, number in steps:
+        if name == "until":
+            held.apply_until(job, now + number)
+            model[job] = now + number
+        elif name == "drop":
+            held.drop(job)
+            model.pop(job, None)
+        elif name == "time":
+            now += number
+        elif name == "clock":
+            now += number - 30
+            held.shift_ns += number - 30
+            model = {item: until + number - 30 for item, until in model.items()}
+        else:
+            over = held.over(now, 100)
+            assert sorted(over) == sorted(item for item, until in model.items() if until <= now)
+            for item in over:
+                held.drop(item)
+                del model[item]
+        assert {
+            number: held.deadline_ns(number) for number in range(1, 10) if number in model
+        } == model
+        assert bool(held) == bool(model)
+        following = held.next_ns()
+        if model:
+            assert following is not None
+            assert following <= min(model.values())
+        assert held._order.size <= 2 * len(model) + 4
+
+
+def test_a_claim_that_is_extended_without_end_takes_no_more_room() -> None:
+    held = Leases()
+    for moment in range(10_000):
+        held.apply_until(1, moment)
+    assert held._order.size < 2 * 1_024
+    assert held.over(10_000, 10) == [1]
