@@ -693,21 +693,25 @@ class Worker:
             self._tell_what_it_serves()
         return self._known
 
-    def _learn(self) -> None:
-        """Ask for the jobs of tasks that were registered or replaced, too."""
-        if self._phase is Phase.RUNNING and self.app.tasks is not self._tasks:
-            self._task_names()
-            if self._runner is not None:
-                self._runner.feed.reconsider()
-
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
+        #: the tasks that all feeds were asked to claim for
+        self._asked_for: Mapping[str, Task[..., Any]] = self.app.tasks
 
         def on_new() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._learn)
 
         self._undo.callback(self.app.hooks.renewed.listen(on_new))
+
+    def _learn(self) -> None:
+        """Ask for the jobs of tasks that were registered or replaced, too."""
+        # One log's claim may have looked at the tasks since: the claims of others still wait.
+        if self._phase is Phase.RUNNING and self.app.tasks is not self._asked_for:
+            self._asked_for = self.app.tasks
+            self._task_names()
+            if self._runner is not None:
+                self._runner.feed.reconsider()
 
     def _tell_what_it_serves(self) -> None:
         """Publish this worker's claims, for ``taskq show`` and its like."""
