@@ -32,6 +32,7 @@ RINGS: Final = {
     "fallbacks": ".ci/fallbacks each",
     "lowest": ".ci/lowest",
     "narrow": ".ci/narrow",
+    "windows": ".ci/windows",
     "native": "CASES=1000000 .ci/native",
     "pythons": ".ci/pythons",
 }

@@ -422,3 +422,17 @@ def test_the_picture_of_the_house_has_each_room_after_those_that_it_imports() ->
     # Through the front page, which looks names up late.
     assert order.index("taskq.app") < order.index("taskq_workers")
     assert "taskq.log" not in rooms["taskq.app"], "taskq.connection implies it"
+
+
+#: What tells systems apart: the log's machine, what workers ask besides, and the build of C.
+SYSTEMS = ("taskq/log/machine/", "workers/taskq_workers/runs/system.py", "taskq/_native/")
+
+
+def test_systems_are_told_apart_in_the_machine_and_one_module_of_workers() -> None:
+    branches = re.compile(r"\bsys\.platform\b|\bos\.name\b")
+    paths = [
+        path for folder in ("taskq", "workers", "plugins") for path in (ROOT / folder).rglob("*.py")
+    ]
+    places = {str(path.relative_to(ROOT)) for path in paths if branches.search(source(path))}
+    assert places
+    assert not {place for place in places if not place.startswith(SYSTEMS)}

@@ -342,6 +342,8 @@ class Http:
 def _is_over(sock: socket.socket | None) -> bool:
     if sock is None:
         return True
+    if not hasattr(select, "poll"):
+        return bool(select.select([sock], [], [], 0)[0])
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))

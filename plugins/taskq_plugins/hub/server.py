@@ -12,7 +12,6 @@ import ctypes
 import errno
 import logging
 import os
-import resource
 import stat
 import threading
 import time
@@ -666,6 +665,14 @@ class Protocol(Patient):
         return self._was_known
 
 
+def _allow_files() -> None:
+    import resource  # noqa: PLC0415 - not every system has it
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
 class Listener(uvicorn.Server):
     """Serves a hub until it is asked to end, then ends promptly.
 
@@ -693,9 +700,8 @@ class Listener(uvicorn.Server):
         )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        with contextlib.suppress(ImportError):  # Windows has no such limit
+            _allow_files()
         super().run(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import select
 import shutil
 import sys
-import termios
 import time
-import tty
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import field
@@ -307,6 +306,10 @@ _NAMES: Final = {
     "\x1bOC": "right", "\x1b[D": "left", "\x1bOD": "left", "\x1b": "escape", "\r": "enter",
     "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x03": "q", "\x04": "q",
 }  # fmt: skip
+#: A console of Windows gives such a key in two parts.
+_PREFIXES: Final = ("\0", "\xe0")
+_SCANNED: Final = {"H": "up", "P": "down", "M": "right", "K": "left"}
+_LOOK_SECONDS: Final = 0.02
 _KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
@@ -331,8 +334,33 @@ class Keyboard:
         return [key for key in names if key.isprintable()]
 
 
+class ConsoleKeyboard(Keyboard):
+    """Keys typed at the console of Windows, which no ``select`` waits for."""
+
+    def wait(self, seconds: float) -> list[str]:
+        """Return pressed keys, as ``Keyboard`` does."""
+        console: Any = importlib.import_module("msvcrt")
+        until = time.monotonic() + seconds
+        while not console.kbhit():
+            if time.monotonic() >= until:
+                return []
+            time.sleep(_LOOK_SECONDS)
+        keys = []
+        while console.kbhit():
+            key = console.getwch()
+            keys.append(_SCANNED.get(console.getwch(), "") if key in _PREFIXES else key)
+        names = (_NAMES.get(key, key) for key in keys)
+        return [key for key in names if key and key.isprintable()]
+
+
 @contextlib.contextmanager
 def keys_of(descriptor: int) -> Iterator[Keyboard]:
+    try:
+        import termios  # noqa: PLC0415 - not every system has them
+        import tty  # noqa: PLC0415 - likewise
+    except ImportError:
+        yield ConsoleKeyboard(descriptor)
+        return
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import itertools
 import os
+import re
 import sys
 import time
 import zlib
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.format.codec import FRAME_BODY_MAX
 from taskq.log.machine import disk as machine_disk
-from taskq.log.machine import posix
+from taskq.log.machine import posix, windows
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.meters import Histogram
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
@@ -619,3 +620,65 @@ def test_what_is_beyond_the_last_bucket_is_counted_and_its_largest_is_exact() ->
     histogram = _histogram([2**60, 5])
     assert histogram.count == 2
     assert histogram.largest == histogram.spread().max == 2**60
+
+
+# -- systems ---------------------------------------------------------------------------------------
+
+
+class Held(PermissionError):
+    """A refusal of Windows."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(errno.EACCES, "held")
+        self.winerror = code
+
+
+@pytest.mark.parametrize("code", [5, 32, 33])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("replace", lambda: windows.rename("a", "b")),
+        ("unlink", lambda: windows.remove("a")),
+        ("link", lambda: windows.link("a", "b")),
+        ("utime", lambda: windows.touch(windows.Pace(), "a")),
+        ("stat", lambda: windows.StatusReader(windows.Pace()).status(".")),
+    ],
+)
+def test_a_file_that_a_scanner_holds_is_tried_again_for_a_second(
+    monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object], code: int
+) -> None:
+    slept, refusals = list[float](), itertools.repeat(Held(code), 9)
+    real = os.stat
+
+    def refuse(*_: object) -> Any:
+        for refusal in refusals:
+            raise refusal
+        return real(".")
+
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, refuse)
+        call()
+        assert 1 < sum(slept) < 1.2
+        assert sorted(slept) == slept
+        refusals = itertools.repeat(Held(code), 10)
+        with pytest.raises(Held):
+            call()
+        refusals = itertools.repeat(Held(2), 1)  # no other program's doing
+        slept.clear()
+        with pytest.raises(Held):
+            call()
+        assert not slept
+
+
+def test_each_system_has_every_call_that_is_asked_for() -> None:
+    root = Path(machine_disk.__file__).parents[3]
+    sources = [*root.glob("taskq/**/*.py"), *root.glob("workers/**/*.py")]
+    asked: set[str] = set()
+    for text in (path.read_text() for path in sources):
+        asked.update(re.findall(r"engine\.system\.(\w+)", text))
+        if "machine.system import system" in text:
+            asked.update(re.findall(r"(?<![.\w])system\.(\w+)", text))
+    assert {"open_file", "try_flock", "Bell", "ask_to_stop"} <= asked
+    for system in (posix, windows):
+        assert not asked - vars(system).keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -125,7 +126,9 @@ class Notifier:
 
 
 def _datagram_socket() -> socket.socket:
-    family: int = getattr(socket, "AF_UNIX", socket.AF_INET)
+    family: int | None = getattr(socket, "AF_UNIX", None)
+    if family is None:
+        raise OSError(errno.EAFNOSUPPORT, "there are no such sockets")
     datagrams = socket.socket(family, socket.SOCK_DGRAM)
     datagrams.setblocking(False)
     return datagrams

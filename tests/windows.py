@@ -1,0 +1,84 @@
+"""A plugin for Windows (``-p tests.windows``): tests of what only POSIX has are skipped, by name.
+
+A module that imports such a module, and a test that itself asks for such a name, are skipped; what
+the product asks for in vain fails its test. The end counts each reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+_MODULES: Final = re.compile(
+    r"^\s*(?:import|from) (fcntl|pwd|grp|resource|termios|pty|tty)\b|machine import.*\b(posix)\b",
+    re.MULTILINE,
+)
+_LACKING: Final = re.compile(
+    r"module '(?:os|signal|select|socket|time)' has no attribute '(\w+)'"
+    r"|No module named '(fcntl|pwd|grp|resource|termios|pty|tty)'"
+    r"|Path not found: '\\\\(dev|proc)\\"
+    r"|\[WinError 2\] (File not found)$"
+)
+#: A second of Linux is so many under Wine, whose processes take longer than that to start.
+_STRETCH: Final = 10
+
+
+class _Posix(pytest.Module):
+    def collect(self) -> Any:
+        match = _MODULES.search(self.path.read_text(encoding="utf-8"))
+        assert match is not None  # it was made for that
+        pytest.skip(f"imports {match[1] or match[2]}", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
+    """Skip a module that only POSIX can import."""
+    if _MODULES.search(module_path.read_text(encoding="utf-8")):
+        return _Posix.from_parent(parent, path=module_path)
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test that itself asks for what only POSIX has."""
+    report = yield
+    if call.excinfo is not None and report.failed:
+        paths = [str(entry.path) for entry in call.excinfo.traceback]
+        ours = [path for path in paths if "taskq" in path or f"{os.sep}tests{os.sep}" in path]
+        lacks = _LACKING.search(str(call.excinfo.value))
+        if lacks and ours and f"{os.sep}tests{os.sep}" in ours[-1]:
+            report.outcome = "skipped"
+            name = next(filter(None, lacks.groups())).replace(
+                "File not found", "a program of POSIX"
+            )
+            report.longrepr = (ours[-1], 0, f"Skipped: asks for {name}")
+    return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Stretch the limits."""
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds = marker.args[0] if marker is not None and marker.args else 60
+        item.add_marker(pytest.mark.timeout(seconds * _STRETCH), append=False)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Count reasons of skipped tests."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    counts = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    for reason, count in counts.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+    passed, failed, error = (
+        len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "failed", "error")
+    )
+    terminalreporter.write_line(
+        f"windows: {passed} passed, {failed} failed, {error} errors, {len(skipped)} skipped"
+    )
