@@ -87,6 +87,9 @@ _FOLDED: Final = (ATTEMPTS, JOBS, OPEN)
 _JOBS_APP: Final = "taskq-jobs"
 #: ... and the one whose transaction is the last batch without payloads and results.
 _DROPPED_APP: Final = "taskq-dropped"
+_PLAIN: Final = [
+    "to_json(headers) AS headers" if name == "headers" else name for name in FOLDED.names
+]
 #: Files that one task writes again.
 _FILES_OF_TASK: Final = 8
 
@@ -231,12 +234,12 @@ def _touched_records(spark: SparkSession, batch: _Batch) -> DataFrame:
         )
         heirs = heirs.withColumn("log_id", sql.col("child"))
         rows = rows.unionAll(heirs.dropDuplicates([*KEYS, "lsn", "kind"]).select(rows.columns))
-    return rows.repartition(batch.shares, *KEYS)
+    return rows.coalesce(1) if batch.shares == 1 else rows.repartition(batch.shares, *KEYS)
 
 
 def _plain(rows: DataFrame) -> DataFrame:
     """Return the columns that are folded; a map takes Spark six times as long to hand to Python."""
-    return rows.select(*FOLDED.names).withColumn("headers", sql.to_json("headers"))
+    return rows.selectExpr(*_PLAIN)
 
 
 def _with_maps(rows: pa.Table) -> pa.Table:

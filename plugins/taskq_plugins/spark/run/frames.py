@@ -32,10 +32,10 @@ def frame(
     files: Sequence[DataFile] | None = None,
     schema: pa.Schema | None = None,
 ) -> DataFrame:
-    """Return rows of a table's files, by default of all; without Delta's jar.
+    """Return rows of a table's files, by default of all; the order of the columns may be any.
 
-    Spark reads a directory by itself. In object storage it would need jars for that: there Python
-    reads on the executors.
+    Spark reads a directory by itself, without Delta's jar. In object storage it would need jars for
+    that: there Python reads on the executors.
 
     Args:
         spark: the session.
@@ -56,7 +56,6 @@ def frame(
         # A lake's directory may be called what Spark would take for a pattern.
         reader = spark.read.option("__globPaths__", "false").option("basePath", folder.uri)
         rows = reader.schema(struct).parquet(*(f"{folder.uri}/{file.path}" for file in chosen))
-        rows = rows.select(*columns.names)  # Spark puts a directory's columns last
         return few(rows, chosen)
     parted = PARTED.get(table, ())
     plain = pa.schema([field for field in columns if field.name not in parted])

@@ -152,6 +152,8 @@ def update(
         if not planned.pieces or asked():
             break
         folded.append(_fold(spark, writer, options, listener))
+        if not planned.left.logs:
+            break
     refreshed: list[str] = []
     if lake.batch() >= 0 and not asked():
         refreshed = _refresh(spark, writer, options, listener, outside)
