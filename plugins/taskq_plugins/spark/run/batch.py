@@ -90,6 +90,7 @@ _DROPPED_APP: Final = "taskq-dropped"
 _PLAIN: Final = [
     "to_json(headers) AS headers" if name == "headers" else name for name in FOLDED.names
 ]
+_NO_KEYS: Final = RECORD.empty_table().select(KEYS)
 #: Files that one task writes again.
 _FILES_OF_TASK: Final = 8
 
@@ -308,6 +309,46 @@ def _add_steps(spark: SparkSession, writer: LakeWriter, batch: _Batch) -> None:
     writer.commit(STEPS, files, (), schema, batch.number)
 
 
+class _Names(NamedTuple):
+    """What a file's records of a batch name.
+
+    Attributes:
+        records: how many there are.
+        logs: whose they are.
+        stepped: logs among them whose clock was set.
+        jobs: keys of all jobs.
+        born: keys of jobs that were enqueued here.
+        about: rows about the logs.
+    """
+
+    records: int
+    logs: set[str]
+    stepped: set[str]
+    jobs: pa.Table
+    born: pa.Table
+    about: pa.Table
+
+
+def _named(lake: Lake, file: DataFile, number: int) -> _Names:
+    is_own = pc.field(BATCH) == number
+    rows = lake.rows(RECORDS, _NAMES, is_own, [file])
+    kinds = rows["kind"]
+    plain = rows.filter(pc.not_equal(kinds, BREAK))
+    parts = [plain]
+    if plain.num_rows < rows.num_rows:
+        is_break = is_own & (pc.field("kind") == BREAK)
+        parts.append(lake.rows(RECORDS, [*_NAMES, "value"], is_break, [file]))
+    full = [pa.table({field.name: _column(rows, field) for field in FOLDED}) for rows in parts]
+    return _Names(
+        rows.num_rows,
+        set(rows["log_id"].unique().to_pylist()),
+        set(rows.filter(pc.is_in(kinds, pa.array(sorted(CLOCK_STEPS))))["log_id"].to_pylist()),
+        touched_by(rows),
+        rows.filter(pc.is_in(kinds, pa.array(sorted(BIRTHS)))).select(KEYS),
+        log_rows(pa.concat_tables(full)),
+    )
+
+
 class _Batch:
     """What a batch touches, from its records and from the tables before it.
 
@@ -330,13 +371,9 @@ class _Batch:
             for file in lake.files(RECORDS)
             if file.ranges[BATCH][0] <= number <= file.ranges[BATCH][1]
         ]
-        is_own = pc.field(BATCH) == number
-        named = (
-            lake.rows(RECORDS, _NAMES, is_own, self.files)
-            if self.files
-            else RECORD.empty_table().select(_NAMES)
-        )
-        self.records = named.num_rows
+        parts = [_named(lake, file, number) for file in self.files]
+        self.records = sum(part.records for part in parts)
+        moved = set[str]().union(*(part.logs for part in parts))
         self._lineage = lineage_of(positions_of(lake))
         there = lake.files(OPEN)
         self.log_files = [file for file in there if file.values[PART] == "log"]
@@ -345,15 +382,14 @@ class _Batch:
             lake.rows(OPEN, FOLDED.names, None, self.log_files) if there else FOLDED.empty_table()
         )
         before = logs_of(known, self._lineage)
-        self._name_logs(known, named, is_own)
-        moved = set(pc.unique(named["log_id"]).to_pylist())
+        self._name_logs(known, moved, [part.about for part in parts])
         self.born = sorted(log_id for log_id in moved - set(before) if self._lineage.get(log_id))
-        changed = self._changed(named, before)
-        waiting = self._waiting(changed)
-        own = touched_by(named)
-        born = named.filter(pc.is_in(named["kind"], pa.array(sorted(BIRTHS)))).select(KEYS)
+        stepped = set[str]().union(*(part.stepped for part in parts))
+        waiting = self._waiting(self._changed(stepped, before))
+        own = _with(_NO_KEYS, pa.concat_tables([_NO_KEYS, *(part.jobs for part in parts)]))
         # All records of jobs born in this batch are in it.
-        earlier = own.join(born, KEYS, join_type="left anti")
+        born = pa.concat_tables([_NO_KEYS, *(part.born for part in parts)])
+        earlier = own.join(born, KEYS, join_type="left anti") if there else _NO_KEYS
         self.touched = _with(own, waiting)
         probed = _with(earlier, waiting)
         self.hits = {
@@ -376,26 +412,19 @@ class _Batch:
         names = ("child", "parent", "first", "next", "begins")
         return pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
 
-    def _name_logs(self, known: pa.Table, named: pa.Table, is_own: pc.Expression) -> None:
+    def _name_logs(
+        self, known: pa.Table, moved: Collection[str], about: Sequence[pa.Table]
+    ) -> None:
         """Set the logs after the batch, and the rows about them."""
-        has_moved = pc.is_in(known["log_id"], pc.unique(named["log_id"]))
-        old = known.filter(has_moved)
-        plain = named.filter(pc.not_equal(named["kind"], BREAK))
-        parts = [old, plain]
-        if plain.num_rows < named.num_rows:
-            is_break = is_own & (pc.field("kind") == BREAK)
-            parts.append(self.lake.rows(RECORDS, [*_NAMES, "value"], is_break, self.files))
-        full = [pa.table({field.name: _column(rows, field) for field in FOLDED}) for rows in parts]
-        moved = log_rows(pa.concat_tables(full))
-        rows = pa.concat_tables([known.filter(pc.invert(has_moved)), moved])
+        has_moved = pc.is_in(known["log_id"], pa.array(sorted(moved), pa.string()))
+        changed = log_rows(pa.concat_tables([known.filter(has_moved), *about]))
+        rows = pa.concat_tables([known.filter(pc.invert(has_moved)), changed])
         self.logs = logs_of(rows, self._lineage)
         self.log_rows = rows.append_column(PART, pa.repeat("log", rows.num_rows))
 
-    def _changed(self, named: pa.Table, before: Mapping[str, Log]) -> set[str]:
+    def _changed(self, stepped: set[str], before: Mapping[str, Log]) -> set[str]:
         """Return the logs whose open jobs change: by a clock step, a gap, or a child."""
-        is_step = pc.is_in(named["kind"], pa.array(sorted(CLOCK_STEPS)))
-        changed = set(named.filter(is_step)["log_id"].unique().to_pylist())
-        changed |= {log_id for log_id, _ in _past_gaps(self.logs) - _past_gaps(before)}
+        changed = stepped | {log_id for log_id, _ in _past_gaps(self.logs) - _past_gaps(before)}
         born = set(self.born)
         return changed | {parent for parent, _, child in edges(self._lineage) if child in born}
 
@@ -408,7 +437,7 @@ class _Batch:
                 "is_changed": pa.array([log in changed for log in self.logs], pa.bool_()),
             }
         )
-        touched = [FOLDED.empty_table().select(KEYS)]
+        touched = [_NO_KEYS]
         version = self.lake.batch(RECORDS, _JOBS_APP)
         before = Lake(self.lake.path, {JOBS: version} if version >= 0 else {})
         for file in before.files(JOBS):
