@@ -338,6 +338,24 @@ async def test_tasks_in_threads_have_twins(shop: Shop, box: Sandbox) -> None:
 # -- what a user meets -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("waits_before", [True, False])
+async def test_an_error_of_the_task_in_place_of_a_wait_fails_its_attempt(
+    shop: Shop, box: Sandbox, *, waits_before: bool
+) -> None:
+    @shop.app.task(retry=1)
+    async def order() -> None:
+        try:
+            if waits_before:
+                await durable.sleep("1h")
+        finally:
+            raise LookupError("a mistake while it is cleaned up")
+
+    job = await order.enqueue()
+    await box.drain(raises=False)
+    assert (await job.view()).state is State.DEAD
+    assert "a mistake while it is cleaned up" in await reason(job)
+
+
 async def test_a_task_that_swallows_the_end_of_its_run_fails_and_says_so(
     shop: Shop, box: Sandbox
 ) -> None:
@@ -478,13 +496,10 @@ async def test_steps_that_nobody_asks_for_are_passed_over_and_told_once(
     shop: Shop, box: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     charge = shop.charge
-    await changed(
-        shop,
-        box,
-        partial(durable.step, "old", charge, "a"),
-        partial(durable.step, "new", charge, "b"),
-    )
-    assert shop.done == [("charge", "a"), ("charge", "b")]
+    before = partial(durable.step, "old", charge, "a")
+    for _ in range(2):
+        await changed(shop, box, before, partial(durable.step, "new", charge, "b"))
+    assert shop.done == [("charge", "a"), ("charge", "b")] * 2
     assert caplog.text.count("did not ask for step old#1, which was done") == 1
 
 

@@ -91,6 +91,17 @@ def test_wrong_parts_are_refused_where_they_are_written(parts: Parts) -> None:
         chain()  # type: ignore[call-overload]
 
 
+def test_tasks_of_two_apps_are_a_flow_of_one_log_alone(parts: Parts, tmp_path: Path) -> None:
+    """Two modules of a program may each make an app of its log; another log has other workers."""
+    same, other = (Parts(TaskQ(tmp_path / name, durability="os")) for name in ("data", "other"))
+    flow = chain(parts.one.call(1), same.one.step(), parts.one.step())
+    assert flow.enqueue_sync().progress_sync().waiting == 3
+    parts.app.close_sync()
+    with pytest.raises(UsageError, match="tasks of two apps"):
+        chain(parts.one.call(1), parts.one.step(), other.one.step()).enqueue_sync()
+    assert not (tmp_path / "other").exists()
+
+
 async def test_a_step_alone_is_no_flow(parts: Parts) -> None:
     with pytest.raises(UsageError, match="begin it with"):
         await parts.app.enqueue_flow(chain(parts.one.step(), parts.one.step()))  # type: ignore[arg-type]
