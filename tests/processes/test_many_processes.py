@@ -27,7 +27,7 @@ from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Item, Outcome, Settlement
 from taskq.log.state.facets import Facets
 from taskq.reading.stream import COMMIT_RECORDS_MAX
-from tests.effort import grows, some
+from tests.effort import at_most, grows, some
 from tests.log.reference import Reference
 from tests.processes.harness import (
     MODES,
@@ -141,7 +141,7 @@ def check(fleet: Fleet) -> None:
         f"{fleet.jobs} jobs in {fleet.seconds:.2f} s, by worker {sorted(fleet.done.values())}, "
         f"longest wait for the lock {max(fleet.waits) * 1e3:.1f} ms"
     )
-    assert max(fleet.waits) < NOISY_LOCK_WAIT_SECONDS
+    assert max(fleet.waits) < at_most(NOISY_LOCK_WAIT_SECONDS)
 
 
 @grows
@@ -176,8 +176,8 @@ def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
         longest.append(max(longest_waits(tmp_path / str(len(longest)), durability, 2_500)))
     answer = ", ".join(f"{wait * 1e3:.1f} ms" for wait in longest)
     print(f"longest wait of each run: {answer}")  # noqa: T201 - figures
-    assert min(longest) < LOCK_WAIT_SECONDS
-    assert max(longest) < NOISY_LOCK_WAIT_SECONDS
+    assert min(longest) < at_most(LOCK_WAIT_SECONDS)
+    assert max(longest) < at_most(NOISY_LOCK_WAIT_SECONDS)
 
 
 SLOT = struct.Struct("<QB7x")
@@ -197,7 +197,7 @@ def sleeps_for(path: Path, owner: int, interest: int) -> bool:
 def check_wait(what: str, seconds: list[float]) -> None:
     p99 = quantiles(seconds, n=100)[98]
     print(f"{what}: median {median(seconds) * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms")  # noqa: T201
-    assert median(seconds) < MEDIAN_SECONDS_MAX
+    assert median(seconds) < at_most(MEDIAN_SECONDS_MAX)
 
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
@@ -295,7 +295,7 @@ def test_a_due_job_wakes_a_waiting_claim_without_help(tmp_path: Path) -> None:
             waits.append(int(claimer.expect("claimed").split()[2]) / 1e9)
     print(f"{median(waits) * 1e3:.1f} ms after it was due")  # noqa: T201 - a figure
     assert min(waits) >= 0
-    assert median(waits) < DUE_SECONDS_MAX
+    assert median(waits) < at_most(DUE_SECONDS_MAX)
     store.close()
 
 
@@ -313,7 +313,7 @@ def test_every_waiting_process_gets_its_share(tmp_path: Path) -> None:
         store.thread_port.enqueue_many([(EnqueueSpec(), now, None)] * 6).result(10)
         seen = [claimer.expect("claimed").split() for claimer in claimers]
         assert sorted(int(line[0]) for line in seen) == [1, 2, 3, 4, 5, 6]
-        assert max(int(line[2]) for line in seen) < SECOND_NS
+        assert max(int(line[2]) for line in seen) < at_most(1) * SECOND_NS
     store.close()
 
 
@@ -361,7 +361,7 @@ def test_a_stream_is_woken_by_what_another_process_writes(
             put(store, str(time.monotonic_ns()).encode())
             waits.append(told(follower)[2])
     print(f"{durability}: median {median(waits) * 1e3:.2f} ms, {max(waits) * 1e3:.2f} at most")  # noqa: T201
-    assert median(waits) < WAKE_SECONDS_MAX
+    assert median(waits) < at_most(WAKE_SECONDS_MAX)
     store.close()
 
 

@@ -1,9 +1,10 @@
 """Stop oneself (SIGSTOP) at a given place, and print the job's lsn after the continuation.
 
-Usage: stop.py DIRECTORY before|half|after|turnstile
+Usage: stop.py DIRECTORY before|half|after|turnstile [WAIT]
 
 before, half, after: while the storage thread holds the writer lock, and its frame is not, partly or
-wholly written. turnstile: while it is the next in line for the lock.
+wholly written. turnstile: while it is the next in line for the lock. With WAIT it says "open", and
+goes on after a line.
 """
 
 from __future__ import annotations
@@ -61,14 +62,15 @@ def stop_in_line(store: Store) -> None:
 
 
 def main() -> None:
-    path, place = sys.argv[1:]
+    path, place, *waits = sys.argv[1:]
     store = open_store(path, LogConfig(durability=Durability.OS))
     if place == "turnstile":
         stop_in_line(store)
-        tell("open")
-        sys.stdin.readline()
     else:
         stop_in_write(store, place)
+    if waits or place == "turnstile":
+        tell("open")
+        sys.stdin.readline()
     future = store.thread_port.enqueue(EnqueueSpec(), b"stopped")
     tell(f"enqueued {future.result()}")
     tell(f"enqueued {store.thread_port.enqueue(EnqueueSpec(), b'later').result()}")
