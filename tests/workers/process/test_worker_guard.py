@@ -145,6 +145,19 @@ def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> N
     assert [process.stops for process in guarding._processes] == [1, 1, 0, 0]
 
 
+def test_a_worker_that_was_replaced_drains_on_at_the_first_signal_to_stop(guarding: Any) -> None:
+    """It drains already: a second signal would cancel its jobs, or end it on its way out."""
+    for process in list(guarding._processes):
+        become_ready(guarding, process)
+    guarding._replace_asked = True
+    guarding._act()
+    become_ready(guarding, guarding._processes[-1])
+    for count in (1, 2):
+        guarding._stops_asked = count
+        guarding._act()
+        assert {process.stops for process in guarding._processes} == {count}
+
+
 def test_a_worker_that_died_before_its_successor_was_ready_is_not_started_as_well(
     guarding: Any,
 ) -> None:

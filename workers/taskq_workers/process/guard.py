@@ -300,7 +300,9 @@ class Guard:
             place.start_at = None
         for process in self._processes:
             process.life = ProcessLife.STOPPING
-            process.stop(self._drain_seconds)
+            # A replaced worker drains already: another signal would cancel its jobs.
+            if process.stops < max(self._stops, 1):
+                process.stop(self._drain_seconds)
 
     def _start_due(self) -> None:
         now = time.monotonic()
