@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: The trees of all files are there once, and no longer than for these tests.
-pytestmark = [pytest.mark.xdist_group("house"), pytest.mark.usefixtures("trees")]
+pytestmark = [
+    pytest.mark.xdist_group("house"),
+    pytest.mark.usefixtures("trees"),
+    pytest.mark.timeout(300),  # the first test reads them all, also on a machine that is busy
+]
 FUNCTION_LINES_MAX = 60
 TOP_LEVEL = {
     ".ci",

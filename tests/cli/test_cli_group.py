@@ -92,33 +92,6 @@ def test_the_version_is_the_distributions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["lss"], "taskq: there is no command 'lss': did you mean ls?\n"),
-        (["xyzzy"], "taskq: there is no command 'xyzzy': see taskq --help\n"),
-        (["--nothing"], "taskq: No such option '--nothing'\nSee taskq --help\n"),
-        (["show"], "taskq: Missing argument 'JOB_ID'\nSee taskq show --help\n"),
-        (
-            ["ls", "--limit", "0"],
-            (
-                "taskq: Invalid value for '-n' / '--limit': 0 is not in the range x>=1\n"
-                "See taskq ls --help\n"
-            ),
-        ),
-    ],
-)
-def test_wrong_usage_is_one_or_two_lines_and_exit_code_2(
-    arguments: list[str], message: str
-) -> None:
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2
-    assert (
-        result.stderr.replace("No such option: --nothing", "No such option '--nothing'") == message
-    )
-    assert not result.stdout
-
-
-@pytest.mark.parametrize(
     ("error", "code", "message"),
     [
         (UsageError("priority is 12"), 2, "taskq: priority is 12\n"),

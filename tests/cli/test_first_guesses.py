@@ -1,4 +1,4 @@
-"""First guesses of users and the answers: ``first_guesses.md``, line by line."""
+"""First guesses and wrong usage: ``first_guesses.md`` and ``wrong_usage.md``, line by line."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from taskq.errors import TaskqError
 from tests.terminal import Shell, matches, steps
 
 GUESSES: Final = Path(__file__).with_name("first_guesses.md")
+WRONG: Final = Path(__file__).with_name("wrong_usage.md")
 SHOP: Final = """
 from taskq import TaskQ
 
@@ -33,10 +34,10 @@ def send(to: str, count: int = 1) -> None: ...
 _READ_ONLY: Final = "readonly"
 
 
-def guesses() -> Iterator[tuple[str, str]]:
+def guesses(document: Path = GUESSES) -> Iterator[tuple[str, str]]:
     """Yield what is typed, and what is printed then: a line that begins with ``$`` or ``>>>``."""
     typed, shown = "", list[str]()
-    for line in (*GUESSES.read_text().splitlines(), "```"):
+    for line in (*document.read_text().splitlines(), "```"):
         if line.startswith(("$ ", ">>> ", "```", "#")):
             if typed:
                 yield typed, "\n".join(shown)
@@ -76,6 +77,17 @@ def test_a_first_guess_is_answered_as_it_is_written(
         output = command(typed[2:], monkeypatch) if typed.startswith("$") else call(typed[4:])
     output = output.replace(str(home), "/home/you")
     assert matches(output, shown), output
+
+
+@pytest.mark.parametrize(("typed", "shown"), list(guesses(WRONG)))
+def test_wrong_usage_is_a_line_or_two_with_the_remedy_and_writes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, shown: str
+) -> None:
+    before = sorted(home.rglob("*"))
+    output = command(typed[2:], monkeypatch).replace(str(home), "/home/you")
+    assert matches(output, shown), output
+    assert len(shown.splitlines()) <= 3
+    assert sorted(home.rglob("*")) == before
 
 
 def command(line: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -235,23 +235,6 @@ def test_without_the_extra_parquet_names_it(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--format", "parquet"], "name a file with -o"),
-        (["--records", "--state", "dead"], "--state is for jobs"),
-        (["--since", "5"], "give a span back from now"),
-        (["--since", "never"], "--since 'never': give a span back from now"),
-    ],
-)
-def test_what_cannot_be_meant_is_wrong_usage(
-    sample: Sample, options: list[str], message: str
-) -> None:
-    result = taskq("export", "-d", sample.path, *options)
-    assert result.exit_code == 2
-    assert message in result.stderr
-
-
 def test_nothing_that_waits_under_a_temporary_name_is_written_to(
     sample: Sample, tmp_path: Path
 ) -> None:

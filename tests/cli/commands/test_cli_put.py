@@ -93,34 +93,6 @@ def test_a_taken_key_is_refused_or_taken_over_as_asked(tmp_path: Path) -> None:
     assert taskq_json("show", second, "-d", tmp_path)["key"] == "k"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--task", "t", "[1]"], "must be one JSON object"),
-        (["--task", "t", "{"], "are not JSON"),
-        (["x", "--delay", "soon"], "delay is 'soon'"),
-        (["x", "--window", "1h"], "window is given without a key"),
-        (["x", "--key", ""], "None stands for no key"),
-        (["x", "--until", "dead", "--key", "k"], "'dead' is not 'settled'"),
-        (["x", "--on-conflict", "fail", "--key", "k"], "'fail' is not one of 'first', 'replace'"),
-        (["x", "--on-conflict", "raise"], "on_conflict is given without a key"),
-        (["x", "--keep", "0"], "keep is"),
-        (["x", "--header", "a"], "write it as NAME=VALUE"),
-        (["x", "--priority", "10"], "10 is not in the range"),
-        (["x", "-Q", ""], "queue name"),
-        (["@/no/such/file"], "No such file"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_written(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    result = taskq("put", "-d", tmp_path / "q", *arguments)
-    assert result.exit_code == (1 if "No such" in message else 2)
-    assert message in result.stderr
-    assert result.stderr.count("\n") <= 2
-    assert not (tmp_path / "q").exists()
-
-
 def test_a_payload_over_the_limit_is_refused_without_reading_all_of_it(tmp_path: Path) -> None:
     big = tmp_path / "big"
     with big.open("wb") as file:
@@ -227,28 +199,6 @@ def test_a_dry_run_shows_the_same_and_leaves_no_trace(sample: Sample) -> None:
     result = taskq("replay", "-d", sample.path, "-Q", "default", "--dry-run", "-n", "2")
     assert result.stdout.splitlines()[-1] == "would replay 2 jobs, enqueued nothing"
     assert {path: path.stat().st_mtime_ns for path in sample.path.rglob("*")} == before
-
-
-@pytest.mark.parametrize("options", [[], ["--limit", "5"], ["--dry-run"]])
-def test_without_a_choice_nothing_is_replayed(sample: Sample, options: list[str]) -> None:
-    result = taskq("replay", "-d", sample.path, *options)
-    assert result.exit_code == 2
-    assert "or jobs with --since, --before, --task, --queue or --state" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--since", "yesterday"], "--since 'yesterday': give a span back from now"),
-        (["--before", "2h2"], "--before '2h2': give a span back from now"),
-        (["--state", "running"], "'running' is not one of"),
-        (["--limit", "0"], "0 is not in the range x>=1"),
-    ],
-)
-def test_a_wrong_choice_is_named(sample: Sample, options: list[str], message: str) -> None:
-    result = taskq("replay", "-d", sample.path, *options)
-    assert result.exit_code == 2
-    assert message in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,6 @@ def test_show_of_an_unknown_job_names_the_newest(sample: Sample) -> None:
     )
 
 
-@pytest.mark.parametrize("job_id", ["hello", "00000000-1", "-", "x-1e5", "", "a-" + "9" * 40])
-def test_show_refuses_what_is_no_id_of_this_log(sample: Sample, job_id: str) -> None:
-    result = taskq("show", "-d", sample.path, "--", job_id)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("taskq: ")
-    assert result.stderr.count("\n") <= 2
-
-
 def test_stats_counts_by_queue_and_state(sample: Sample) -> None:
     stats = taskq_json("stats", "-d", sample.path)
     queues = {queue.pop("queue"): queue for queue in stats["queues"]}
@@ -406,25 +398,6 @@ def test_a_job_that_was_not_there_yet_is_told_with_the_newest_of_then(sample: Sa
     result = taskq("show", sample.ids["task"], "-d", sample.path, "--at", lsn)
     assert result.exit_code == 1
     assert f"at that moment (its newest was {sample.ids['dead']})" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tomorrow", "--at is 'tomorrow': give a span back from now"),
-        ("2300-01-01", "must lie between 1970 and 2116"),
-        ("2100-01-01", "is still to come"),
-        ("999999", "the log has no lsn 999999 yet"),
-    ],
-)
-@pytest.mark.parametrize("command", ["ls", "stats"])
-def test_a_moment_that_cannot_be_is_wrong_usage(
-    sample: Sample, command: str, text: str, message: str
-) -> None:
-    result = taskq(command, "-d", sample.path, "--at", text)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert len(result.stderr.splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
