@@ -33,7 +33,7 @@ SOURCES: Final = sorted(path for tree in TREES[:-1] for path in (ROOT / tree).rg
 #: A larger feature should justify its size.
 LARGE: Final = 2_000
 FEATURES: Final[dict[str, str]] = {
-    "hub: sync, outbox, copies": r"/hub/|/hub_|test_jobs_down|test_staying",
+    "hub: sync, outbox, copies": r"/hub/|/hub_|test_outbox|test_staying",
     "pipeline: decode and tables": r"spark/(decode|tables|lake|source|run)|pipeline_(decode|lake"
     r"|run|source|sql|jobs|stream|restored|rollups|erase|live|branches|breaks|independent)",
     "pipeline: sink, bulk, backlog": r"spark/(sink|bulk|backlog)|pipeline_(sink|enqueue|backlog"

@@ -110,13 +110,11 @@ _MESSAGES: Final = [
 
 @pytest.mark.parametrize("kind", _MESSAGES, ids=lambda kind: kind.__name__)
 def test_the_document_has_each_field_of_each_message_in_one_table(kind: type) -> None:
-    section = re.split(r"^#+ ", _PAGE.split(f"\n### {kind.__name__}\n")[1], flags=re.MULTILINE)[0]
-    named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    assert named == [field.name for field in dataclasses.fields(kind)]
+    section = _PAGE.split(f"\n| **{kind.__name__}** ")[1].split("\n| **")[0].split("\n\n")[0]
+    rows = dict(re.findall(r"^\|(?:  \|)? `(\w+)` \| (.*)$", section, re.MULTILINE))
+    assert list(rows) == [field.name for field in dataclasses.fields(kind)]
     for field in dataclasses.fields(kind):
-        has_default = field.default is not dataclasses.MISSING
-        (row,) = re.findall(rf"^\| `{field.name}` \|.*$", section, re.MULTILINE)
-        assert ("default" in row) is has_default, row
+        assert ("default" in rows[field.name]) is (field.default is not dataclasses.MISSING)
 
 
 async def test_the_document_has_each_request_and_each_refusal_as_the_hub_has(
