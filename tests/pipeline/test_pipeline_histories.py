@@ -16,8 +16,6 @@ from unittest import mock
 
 import pytest
 
-pytest.importorskip("deltalake")
-
 from taskq_plugins.spark.lake.state import lineage_of, positions_of
 from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from taskq_plugins.spark.run import batch as batches
