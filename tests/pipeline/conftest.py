@@ -48,7 +48,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def no_java() -> Iterator[None]:
     """Runs of the pipeline go without Spark, and fill the tables that Spark's SQL does not."""
-    from tests.pipeline.lakes import no_spark  # noqa: PLC0415 - 1 s to import
+    from tests.pipeline.kit import no_spark  # noqa: PLC0415 - 1 s to import
 
     with no_spark():
         yield

@@ -18,8 +18,7 @@ from obstore.store import S3Store
 from taskq_plugins.spark.lake.errors import LakeConflict
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from tests.cli.helpers import taskq, taskq_json
-from tests.pipeline.lakes import rows_of, run
-from tests.pipeline.rowmaking import do_steps, live
+from tests.pipeline.kit import do_steps, live, run, table_rows
 from tests.programs import run_python
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def test_a_lake_in_a_bucket_has_the_tables_of_one_in_a_directory(
         for lake in (LAKE, tmp_path / "lake"):
             words = ("pipeline", "run", "--journals", tmp_path / "hub", "--lake", lake)
             run_python("-m", "taskq", *words, "--master", "local[2]", check=True, timeout=600)
-    there, here = rows_of(LAKE), rows_of(tmp_path / "lake")
+    there, here = table_rows(LAKE), table_rows(tmp_path / "lake")
     assert there == here
     assert here.keys() == {"records", "jobs", "attempts", "steps", *DERIVED}
     jobs = len(here["jobs"])
@@ -119,7 +118,7 @@ def test_two_runs_at_once_change_a_batch_once(
     assert next(commits) > nth
     run(None, tmp_path / "hub", LAKE)
     run(None, tmp_path / "hub", tmp_path / "lake")
-    assert rows_of(LAKE) == rows_of(tmp_path / "lake")
+    assert table_rows(LAKE) == table_rows(tmp_path / "lake")
 
 
 @pytest.mark.usefixtures("no_java")
@@ -144,7 +143,7 @@ def test_a_run_that_was_killed_is_finished_by_another_machine(
             run(None, tmp_path / "hub", LAKE)
     run(None, tmp_path / "hub", LAKE)
     run(None, tmp_path / "hub", tmp_path / "lake")
-    assert rows_of(LAKE) == rows_of(tmp_path / "lake")
+    assert table_rows(LAKE) == table_rows(tmp_path / "lake")
 
 
 def test_what_a_store_lacks_or_refuses_is_said(tmp_path: Path, store: S3Store) -> None:

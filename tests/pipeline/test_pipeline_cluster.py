@@ -19,8 +19,7 @@ import pytest
 from pyarrow import parquet
 
 from taskq import TaskLog, TaskQ
-from tests.pipeline.lakes import rows_of
-from tests.pipeline.sinking import jobs
+from tests.pipeline.kit import jobs, table_rows
 from tests.programs import run_python
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ async def test_a_cluster_reads_writes_streams_runs_the_pipeline_and_works_off_a_
     pipeline = ["-m", "taskq", "pipeline", "run", "--journals", "hub", "--lake", "lake"]
     run(home, *pipeline, "--master", cluster.master)
     run(home, *pipeline[:-1], str(tmp_path / "plain"), "--master", "local[2]")
-    rows, plain = rows_of(home / "lake"), rows_of(tmp_path / "plain")
+    rows, plain = table_rows(home / "lake"), table_rows(tmp_path / "plain")
     assert rows == plain
     assert len(rows["jobs"]) == 2 * ROWS + JOBS
     assert len(rows["attempts"]) == JOBS

@@ -13,7 +13,7 @@ import pytest
 from taskq.core.fingerprints import LOST_REASON, NO_REASON, fingerprint
 from taskq_plugins.spark.lake.state import RECORD
 from taskq_plugins.spark.tables import queries
-from tests.pipeline.tablerows import (
+from tests.pipeline.kit import (
     HOUR,
     NOON,
     NOON_HOUR,

@@ -16,8 +16,7 @@ from taskq.cli.main import main
 from taskq.core.records import Flag
 from taskq_plugins.spark import bulk_files
 from taskq_plugins.spark.lake.store import Lake
-from tests.pipeline.lakes import put
-from tests.pipeline.sinking import jobs
+from tests.pipeline.kit import jobs, put
 from tests.programs import run_python
 
 if TYPE_CHECKING:

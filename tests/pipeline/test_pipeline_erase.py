@@ -22,9 +22,8 @@ from taskq_plugins.spark.run.derived import Outside, refresh_tables
 from tests.cli.helpers import taskq, taskq_json
 from tests.effort import grows, some
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
-from tests.pipeline import lakes
-from tests.pipeline.lakes import fold_rows
-from tests.pipeline.rowmaking import cut, do_steps, last_lsns, live, rows_of
+from tests.pipeline import kit
+from tests.pipeline.kit import cut, do_steps, fold_rows, last_lsns, live, records_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +72,7 @@ def files_with(lake: Lake, text: str) -> list[str]:
 def lake(tmp_path: Path) -> Lake:
     made = Lake.open(tmp_path / "lake", create=True)
     ids = asyncio.run(worked(tmp_path / "hub" / "edge-1"))
-    rows = rows_of(tmp_path / "hub")
+    rows = records_of(tmp_path / "hub")
     half = len(rows) // 2
     fold_rows(made, rows.slice(0, half))
     fold_rows(made, rows.slice(half))
@@ -150,7 +149,7 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
     other = MadeLog(hub / "edge-2")
     for _ in range(some(3, of=40)):
         other.enqueue(1)
-        lakes.run(None, hub, tmp_path / "lake")
+        kit.run(None, hub, tmp_path / "lake")
     lake = Lake.open(lake.path)
     assert files_with(lake, CARD) == []
     assert sorted(lake.dataset("erased").to_table()["job_id"].to_pylist()) == sorted(ids)
@@ -159,12 +158,12 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
 def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = last_lsns(rows_of(tmp_path / "hub"))
+    before = last_lsns(records_of(tmp_path / "hub"))
     asyncio.run(worked(tmp_path / "hub" / "edge-2"))
-    fold_rows(lake, rows_of(tmp_path / "hub", before))
-    lakes.put(lake, "duplicates", pa.table({"queue": ["q"], "key": [f"{CARD}-1".encode()]}))
+    fold_rows(lake, records_of(tmp_path / "hub", before))
+    kit.put(lake, "duplicates", pa.table({"queue": ["q"], "key": [f"{CARD}-1".encode()]}))
     kind = {"pattern": [FailureKind.pattern_of(f"ValueError: {CARD} declined")]}
-    lakes.put(lake, "failures", pa.table(kind | {"example_reason": [CARD]}))
+    kit.put(lake, "failures", pa.table(kind | {"example_reason": [CARD]}))
     ids = chosen_jobs(lake, [], "true", purged=True)
     real = LakeWriter.commit
     for turn in range(20):
@@ -199,9 +198,9 @@ def test_nor_do_derived_tables(tmp_path: Path, spark: SparkSession) -> None:
 def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None]) -> None:
     asyncio.run(do_steps(tmp_path / "hub" / "orders", 4))
     asyncio.run(live(tmp_path / "hub" / "edge-1", 7, 20))
-    plain = rows_of(tmp_path / "hub")
+    plain = records_of(tmp_path / "hub")
     asyncio.run(live(tmp_path / "hub" / "edge-1", 8, 20, keep="0s"))
-    again = rows_of(tmp_path / "hub", last_lsns(plain))
+    again = records_of(tmp_path / "hub", last_lsns(plain))
     assert again["history"].null_count < len(again)
     ids = sorted(set(plain["job_id"].drop_null().to_pylist()))[::2]
     batches = [*cut(plain, 2), again, again.slice(0, 0)]
@@ -215,8 +214,8 @@ def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None])
             with lake.writer() as writer:
                 refresh(writer)
         names = [name for name in lake.tables() if name != "erased"]
-        made = lakes.rows_of(tmp_path / str(moment), *names)
-        assert made == lakes.rows_of(tmp_path / "0", *names)
+        made = kit.table_rows(tmp_path / str(moment), *names)
+        assert made == kit.table_rows(tmp_path / "0", *names)
         assert lake.dataset("erased").count_rows() == len(ids)
         assert all(sum(item) == 0 for item in (erased[1:] for erased in count_rows(lake, ids)))
 
@@ -245,7 +244,7 @@ def test_it_waits_until_a_batch_that_was_cut_short_is_whole(
     with monkeypatch.context() as crash:
         crash.setattr(LakeWriter, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            fold_rows(lake, rows_of(tmp_path / "hub").slice(0, 1))
+            fold_rows(lake, records_of(tmp_path / "hub").slice(0, 1))
     shown = erase(lake, "--where", "true", "--yes")
     assert (shown.exit_code, "half committed" in shown.stderr) == (1, True)
 
@@ -277,7 +276,7 @@ def test_old_days_go_when_nothing_is_new(tmp_path: Path) -> None:
 
 
 def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Path) -> None:
-    before = last_lsns(rows_of(tmp_path / "hub"))
+    before = last_lsns(records_of(tmp_path / "hub"))
 
     async def purge() -> None:
         async with TaskLog.open(tmp_path / "hub" / "edge-1", durability="os") as log:
@@ -285,7 +284,7 @@ def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Pat
                 await log.dead.purge(item.job_id)
 
     asyncio.run(purge())
-    fold_rows(lake, rows_of(tmp_path / "hub", before))
+    fold_rows(lake, records_of(tmp_path / "hub", before))
     records = lake.dataset("records").to_table().to_pylist()
     purged = {row["job_id"] for row in records if row["kind"] == "purged"}
     assert f"headers of {len(purged)} job" in erase(lake, "--purged").stdout

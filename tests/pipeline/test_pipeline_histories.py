@@ -23,9 +23,7 @@ from taskq_plugins.spark.run import pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions
 from tests.effort import some, spread
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
-from tests.pipeline.joblogs import folded_rows
-from tests.pipeline.lakes import no_spark, rows_of
-from tests.pipeline.source_tools import Follower
+from tests.pipeline.kit import Follower, folded_rows, no_spark, table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -204,7 +202,7 @@ def check_lakes(root: Path, seed: int, spark: SparkSession | None = None) -> Non
     read(700)
     lake = Lake.open(root / "small", create=True)
     if lake.has("jobs"):
-        assert rows_of(root / "small", *BASE[:-1]) == rows_of(root / "large", *BASE[:-1])
+        assert table_rows(root / "small", *BASE[:-1]) == table_rows(root / "large", *BASE[:-1])
         records, jobs = (lake.dataset(name).to_table().to_pylist() for name in BASE[:2])
         assert shown(jobs) == by_hand(records, lineage_of(positions_of(lake)))
 
@@ -331,7 +329,7 @@ def test_a_batch_that_was_begun_is_finished_from_the_lake_alone(
                 batches.fold_batch(mock.Mock(), writer)
     else:
         step(tmp_path, tmp_path / "lake", UNLIMITED)
-    assert rows_of(tmp_path / "lake", *BASE) == rows_of(tmp_path / "undisturbed", *BASE)
+    assert table_rows(tmp_path / "lake", *BASE) == table_rows(tmp_path / "undisturbed", *BASE)
 
 
 def test_records_of_the_lake_name_their_batch(tmp_path: Path) -> None:

@@ -20,9 +20,7 @@ from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from tests.arrow.rows_of_log import save
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
-from tests.pipeline.jobstories import world_of
-from tests.pipeline.lakes import rows_of
-from tests.pipeline.rowmaking import do_steps, live, order_app, work
+from tests.pipeline.kit import do_steps, live, order_app, table_rows, work, world_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,7 +171,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Made:
 
 def test_tables_that_grew_equal_those_made_anew(made: Made) -> None:
     """But for what a restored device had before: nobody has that any more."""
-    lake, anew = rows_of(made.lake), rows_of(made.anew)
+    lake, anew = table_rows(made.lake), table_rows(made.anew)
     assert lake.keys() == anew.keys() == {"records", "jobs", "attempts", "steps", *DERIVED}
     for name, rows in lake.items():
         assert rows

@@ -21,22 +21,25 @@ from tests.effort import grows, some
 from tests.log.mix import CONFIGS, History, Mix
 from tests.log.simulation import Simulation
 from tests.log.world import fill_segment, tend
-from tests.pipeline.joblogs import (
+from tests.pipeline.kit import (
+    COLUMNS,
+    STORIES,
     JobLog,
     Jobs,
     Row,
+    add_records,
+    bodies,
     by_job,
     check_equal,
     comparable,
+    fold_here,
     folded_rows,
     joined,
     of_directory,
     of_world,
     plain,
+    world_of,
 )
-from tests.pipeline.jobstories import STORIES, bodies, world_of
-from tests.pipeline.lakes import add_records, fold_here
-from tests.pipeline.rowmaking import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

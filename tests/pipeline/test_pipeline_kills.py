@@ -23,7 +23,7 @@ from taskq_plugins.spark.lake.files import LAST_BATCH
 from taskq_plugins.spark.lake.state import lineage_of, positions_of
 from taskq_plugins.spark.lake.store import DERIVED, Lake
 from tests.bench.harness import family
-from tests.pipeline.lakes import rows_of, run
+from tests.pipeline.kit import run, table_rows
 from tests.pipeline.test_pipeline_histories import Fleet, by_hand, shown
 
 if TYPE_CHECKING:
@@ -129,4 +129,4 @@ def test_a_run_killed_at_random_moments_makes_the_tables_of_an_undisturbed_one(
     for name in DERIVED:
         shutil.rmtree(tmp_path / "anew" / name)
     run(spark, tmp_path / "hub", tmp_path / "anew")
-    assert rows_of(tmp_path / "lake") == rows_of(tmp_path / "anew")
+    assert table_rows(tmp_path / "lake") == table_rows(tmp_path / "anew")

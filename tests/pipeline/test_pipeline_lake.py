@@ -31,8 +31,7 @@ from taskq_plugins.spark.lake.errors import (
 )
 from taskq_plugins.spark.lake.store import BASE, SMALL_FILES_MAX, Lake
 from tests.cli.helpers import taskq, taskq_json
-from tests.pipeline.lakes import add_records, fold_here, put
-from tests.pipeline.rowmaking import live, rows_of
+from tests.pipeline.kit import add_records, fold_here, live, put, records_of
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -403,7 +402,7 @@ def test_status_tells_tables_and_what_is_left(tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     asyncio.run(live(journals / "edge-1", 1, 10))
     asyncio.run(live(journals / "edge-2", 2, 10))
-    rows = rows_of(journals)
+    rows = records_of(journals)
     lake_asked = Lake.open(tmp_path / "lake", create=True)
     first = rows.filter(pa.compute.equal(rows["device"], "edge-1"))
     add_records(lake_asked, first)

@@ -20,7 +20,7 @@ from taskq import Put, TaskLog
 from taskq.log.read.jobs import entries
 from taskq.log.read.reader import open_journal
 from tests.fleet.made_logs import MadeLog, damage
-from tests.pipeline.source_tools import Row, Stream
+from tests.pipeline.kit import Row, Stream
 from tests.programs import run_python
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from taskq import TaskLog
 from tests.fleet.made_logs import MadeLog
-from tests.pipeline.lakes import fill
+from tests.pipeline.kit import fill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,8 +29,7 @@ from taskq_plugins.spark.run.errors import SourceGone, failure
 from taskq_plugins.spark.source.positions import DataLoss
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, claimed, damage, succeeded
-from tests.pipeline.lakes import run
-from tests.pipeline.rowmaking import live
+from tests.pipeline.kit import live, run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from taskq.core.model import Extras
 from taskq_plugins.spark.sink import ingest, writers
 from taskq_plugins.spark.sink.rows import BadRow
 from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
-from tests.pipeline.sinking import enqueued, jobs, sink, table
+from tests.pipeline.kit import enqueued, jobs, sink, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

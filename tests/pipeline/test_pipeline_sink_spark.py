@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import TaskLog, TaskQ
-from tests.pipeline.sinking import jobs
+from tests.pipeline.kit import jobs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,7 +25,14 @@ from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import DataLoss, Lsn, OptionError, Position, Unreadable
 from taskq_plugins.spark.source.readers import Pieces
 from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, damage
-from tests.pipeline.source_tools import batches_of, lsns, read_batch, rows_of, source, spark_schema
+from tests.pipeline.kit import (
+    batches_of,
+    lsns,
+    read_batch,
+    rows_read,
+    source,
+    spark_schema,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +93,7 @@ def test_bytes_are_given_to_whoever_asks_for_them(
     assert "value_bytes" not in fields.fieldNames()
     schema = pa.schema([("value", pa.binary()), ("lsn", pa.int64())])
     reader = source(tmp_path).reader(spark_schema(schema))
-    assert {row["value"] for row in rows_of(reader, reader.partitions(), schema)} == {bytes(20)}
+    assert {row["value"] for row in rows_read(reader, reader.partitions(), schema)} == {bytes(20)}
 
 
 def test_times_are_one_column_unless_details_are_asked_for(tmp_path: Path) -> None:
@@ -284,9 +291,9 @@ def test_a_file_that_fails_while_it_is_read_is_named(
         try:
             if mode == "fail":
                 with pytest.raises(Unreadable, match=r"a/log/0*1\.log.*corruptMode"):
-                    rows_of(reader, planned)
+                    rows_read(reader, planned)
             else:
-                assert len(rows_of(reader, planned)) == count
+                assert len(rows_read(reader, planned)) == count
         finally:
             path.rmdir()
             aside.rename(path)
@@ -317,9 +324,9 @@ def test_a_segment_that_goes_between_plan_and_read_is_data_loss(
         aside = path.rename(path.with_suffix(".aside"))
         if fails == "true":
             with pytest.raises(DataLoss, match=r"device b: .*0001\.log.*failOnDataLoss=false"):
-                rows_of(reader, planned)
+                rows_read(reader, planned)
         else:
-            assert lsns(rows_of(reader, planned), "b") == list(range(11, 31))
+            assert lsns(rows_read(reader, planned), "b") == list(range(11, 31))
         aside.rename(path)
 
 

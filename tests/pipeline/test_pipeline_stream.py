@@ -29,7 +29,7 @@ from taskq_plugins.spark.source.positions import (
     Unreadable,
 )
 from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, Place, damage, enqueued
-from tests.pipeline.source_tools import ALL, Follower, Row, Stream, begun, lsns, read_batch, segment
+from tests.pipeline.kit import ALL, Follower, Row, Stream, begun, lsns, read_batch, segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,1063 @@
+"""The kit of the pipeline's tests: logs, lakes, rows by hand, and readers without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import random
+import secrets
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unittest import mock
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+
+from pyspark_taskq import DefaultSource
+from taskq import Put, TaskLog, TaskQ, durable
+from taskq.arrow import DETAILS, SCHEMA, Corrupt, Piece, as_bytes, decode
+from taskq.core.flows import Policy
+from taskq.core.model import SECOND_NS, Conflict, Extras
+from taskq.core.records import Cause, Flag, Kind
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.read.jobs import JobFilter, each_job, entries
+from taskq.log.read.reader import open_journal
+from taskq.log.read.selection import letters
+from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.segments.bodystore import BodyStore
+from taskq_plugins.fleet import durable_end, find_logs, segments
+from taskq_plugins.spark.lake.state import BATCH, FOLDED, POSITION, READ, RECORD
+from taskq_plugins.spark.lake.store import (
+    OPEN,
+    PARTED,
+    POSITIONS,
+    POSITIONS_APP,
+    RECORDS,
+    Lake,
+    cleared,
+    erased_jobs,
+)
+from taskq_plugins.spark.run import batch as batches
+from taskq_plugins.spark.run import command, frames, pipeline
+from taskq_plugins.spark.run.pipeline import RunOptions, update
+from taskq_plugins.spark.sink.ingest import Upload
+from taskq_plugins.spark.sink.options import parse_options
+from taskq_plugins.spark.sink.rows import RowCalls
+from taskq_plugins.spark.source import plan as planning
+from taskq_plugins.spark.source.logs import look
+from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source.plan import Plan, UnreadRest
+from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
+from taskq_plugins.spark.source.readers import StreamReader
+from taskq_plugins.spark.source.rows import RowReader, read_pieces
+from taskq_plugins.spark.sql import _Fold
+from taskq_plugins.spark.tables import queries
+from taskq_plugins.spark.tables.fold import rows_of
+from taskq_plugins.spark.tables.logs import CONCERNING, log_rows, logs_of
+from tests.arrow.rows_of_log import pieces, save
+from tests.fleet.made_logs import MadeLog
+from tests.log.world import (
+    SMALL,
+    Process,
+    World,
+    chord,
+    edit,
+    fill_segment,
+    items_of,
+    keeping,
+    tend,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
+
+    from taskq.core.views import JobView
+    from taskq.log.format.record import Record
+    from taskq.log.requests import Delivery
+    from taskq_plugins.spark.run.pipeline import Summary
+    from taskq_plugins.spark.sink.ingest import Ingested
+    from taskq_plugins.spark.source.plan import Positions
+    from taskq_plugins.spark.tables.logs import Lineage
+
+_TIME: Final = pa.timestamp("us", "UTC")
+_TEXT: Final = pa.list_(pa.string())
+_OUTCOMES: Final = ("succeeded", "retried", "dead", "released", "lost", "ended")
+_COUNTS: Final = (
+    *("enqueued", "succeeded", "dead", "cancelled", "expired", "settled"),
+    *(f"attempts_{name}" for name in _OUTCOMES),
+)
+#: Columns of the tables that are read without Spark, and what they hold unless told otherwise.
+PLAIN_COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
+    "rollup_hour": {
+        "device": (pa.string(), "d1"),
+        "queue": (pa.string(), "default"),
+        "task": (pa.string(), "app.send"),
+        "hour": (_TIME, None),
+        **{name: (pa.int64(), 0) for name in _COUNTS},
+    },
+    "attempts": {
+        "device": (pa.string(), "d1"),
+        "task": (pa.string(), "app.send"),
+        "ended_ns": (pa.int64(), None),
+        "wait_ns": (pa.int64(), None),
+        "run_ns": (pa.int64(), None),
+    },
+    "device_lag": {"device": (pa.string(), "d1"), "clock": (pa.string(), "ok")},
+    "jobs": {
+        "job_id": (pa.string(), None),
+        "task": (pa.string(), "app.send"),
+        "state": (pa.string(), "dead"),
+        "reason": (pa.string(), None),
+    },
+    "failures": {
+        "fingerprint": (pa.string(), "0"),
+        "task": (pa.string(), "app.send"),
+        "pattern": (pa.string(), "ValueError: <n>"),
+        **{
+            name: (pa.int64(), 1)
+            for name in ("failed_attempts", "jobs", "dead_jobs", "devices", "workers")
+        },
+        "first_seen": (_TIME, datetime(2024, 5, 1, tzinfo=UTC)),
+        "last_seen": (_TIME, datetime(2024, 5, 1, tzinfo=UTC)),
+        "queues": (_TEXT, ["default"]),
+        "example_device": (pa.string(), "d1"),
+        "example_job_id": (pa.string(), "0123abcd-7"),
+        "example_reason": (pa.string(), "ValueError: 7"),
+        "poison_jobs": (pa.int64(), 0),
+        "poison": (pa.bool_(), False),
+        "poison_job_ids": (_TEXT, []),
+    },
+}
+#: Columns of a run, and what hangs on the moment at which a table is made.
+_BY_RUN: Final = frozenset(
+    {BATCH, "record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds"}
+)
+
+
+def put(lake: Lake, name: str, rows: pa.Table, batch: int | None = None) -> None:
+    """Let a table have these rows alone; they are of no day, and may change."""
+    for column in PARTED.get(name, ()):
+        if column not in rows.column_names:
+            plain = pa.scalar(False) if column == "is_over" else pa.scalar(None, pa.date32())
+            rows = rows.append_column(column, pa.repeat(plain, rows.num_rows))
+    with lake.writer() as writer:
+        writer.commit(name, writer.write(name, rows), lake.files(name), rows.schema, batch)
+
+
+def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
+    lake = Lake.open(path, create=True)
+    for name, rows in tables.items():
+        columns = PLAIN_COLUMNS[name]
+        plain = {column: value for column, (_, value) in columns.items()}
+        schema = pa.schema([(column, kind) for column, (kind, _) in columns.items()])
+        put(lake, name, pa.Table.from_pylist([plain | row for row in rows], schema))
+    return lake
+
+
+def fold_rows(lake: Lake, records: pa.Table) -> None:
+    """Add records as a batch, and fold it without Spark."""
+    add_records(lake, records)
+    fold_here(lake)
+
+
+def run(spark: SparkSession | None, journals: Path, lake: Path | str, **options: Any) -> Summary:
+    with Lake.open(lake, create=True).writer() as writer:
+        session = spark or mock.Mock()  # as within no_spark()
+        return update(session, writer, RunOptions(journals=journals, **options))
+
+
+def table_rows(lake: Path | str, *names: str) -> dict[str, list[str]]:
+    """Return the rows of tables, by default of all, in an order of their own."""
+    opened = Lake.open(lake)
+    made = {}
+    for name in names or opened.tables():
+        table = opened.dataset(name).to_table()
+        plain = table.drop_columns([column for column in table.column_names if column in _BY_RUN])
+        rows = plain.select(sorted(plain.column_names)).to_pylist()
+        made[name] = sorted(json.dumps(row, default=repr, sort_keys=True) for row in rows)
+    return made
+
+
+def add_records(lake: Lake, records: pa.Table, lineage: Lineage | None = None) -> None:
+    """Append records as a batch of their own, as a run does."""
+    with lake.writer() as writer:
+        number = lake.batch(RECORDS) + 1
+        full = {field.name: _column(records, field) for field in RECORD}
+        full[BATCH] = pa.repeat(pa.scalar(number, pa.int64()), len(records))
+        full["date"] = records["timestamp"].cast(pa.date32())
+        parents_rows = [
+            {"log_id": log_id, "position": "{}", "parents": json.dumps(parents)}
+            for log_id, parents in (lineage or {}).items()
+        ]
+        positions = writer.write(POSITIONS, pa.Table.from_pylist(parents_rows, POSITION))
+        writer.commit(POSITIONS, positions, lake.files(POSITIONS), POSITION)
+        versions = {POSITIONS_APP: lake.delta(POSITIONS).version()}
+        if lake.has("jobs"):
+            versions[batches._JOBS_APP] = lake.delta("jobs").version()
+        rows = cleared(pa.table(full, RECORD), erased_jobs(lake))
+        files = writer.write(RECORDS, rows)
+        writer.commit(RECORDS, files, (), RECORD, number, versions)
+
+
+def _column(records: pa.Table, field: pa.Field) -> Any:
+    if field.name in records.column_names:
+        return records[field.name]
+    return pa.nulls(len(records), field.type)
+
+
+def fold_here(lake: Lake) -> None:
+    """Fold the last batch of records without Spark: its steps run in this process."""
+    with no_spark(), lake.writer() as writer:
+        batches.fold_batch(mock.Mock(), writer)
+
+
+def on_executors(_spark: object, step: Any, parts: Any) -> list[Any]:
+    return [item for part in parts for item in step(part)]
+
+
+def _touched(_spark: object, batch: batches._Batch) -> pa.Table:
+    lake = batch.lake
+    kinds = pc.field("kind").isin(sorted(CONCERNING))
+    rows = [
+        lake.rows(RECORDS, FOLDED.names, kinds & (pc.field(BATCH) == batch.number), batch.files)
+    ]
+    kept = (
+        lake.rows(OPEN, FOLDED.names, None, batch.hits[OPEN])
+        if batch.hits[OPEN]
+        else rows[0].slice(0, 0)
+    )
+    rows.append(kept.filter(batches._are_in(kept, batch.touched)))
+    if batch.born:
+        every = lake.rows(RECORDS, FOLDED.names, kinds)
+        kept = (
+            lake.rows(OPEN, FOLDED.names, None, batch.open_files)
+            if lake.has(OPEN)
+            else every.slice(0, 0)
+        )
+        with duckdb.connect() as duck:
+            tables = {"every": every, "kept": kept, "spans": batch.inherited()}
+            for name, table in tables.items():
+                duck.register(f"{name}_rows", table)
+            query = queries.HEIRS.format(**{name: f"{name}_rows" for name in tables})
+            heirs = duck.sql(
+                f"SELECT DISTINCT ON (child, job, lsn, kind) * FROM ({query})"  # noqa: S608 - ours
+            ).to_arrow_table()
+        heirs = heirs.set_column(heirs.schema.get_field_index("log_id"), "log_id", heirs["child"])
+        rows.append(heirs.select(FOLDED.names).cast(FOLDED))
+    return pa.concat_tables(rows)
+
+
+@contextmanager
+def no_spark() -> Iterator[None]:
+    """Let this process do what the executors do; steps and derived tables stay empty.
+
+    DuckDB finds a job's heirs.
+    """
+    instead: tuple[tuple[Any, str, Any], ...] = (
+        (frames, "on_executors", on_executors),
+        (frames, "on_partitions", lambda rows, step: step(rows)),
+        (batches, "_touched_records", _touched),
+        (batches, "_with_maps", lambda rows: rows),
+        (batches, "_add_steps", _no_steps),
+        (pipeline, "refresh_tables", lambda *_: []),
+        (command, "spark_session", lambda *_, **__: nullcontext(mock.Mock())),
+    )
+    with ExitStack() as stack:
+        for owner, name, other in instead:
+            stack.enter_context(mock.patch.object(owner, name, other))
+        yield
+
+
+def _no_steps(_spark: object, writer: Any, batch: batches._Batch) -> None:
+    if writer.lake.batch("steps") < batch.number:
+        schema = pa.schema([("place", pa.int64()), ("date", pa.date32())])
+        writer.commit("steps", (), (), schema, batch.number)
+
+
+SECOND: Final = 1_000_000_000
+HOUR: Final = 3_600 * SECOND
+#: 2024-05-01, 12:00 UTC, and its number of hours since 1970.
+NOON: Final = 1_714_564_800 * SECOND
+NOON_HOUR: Final = NOON // HOUR
+
+
+def job(number: int, /, **shown: Any) -> dict[str, Any]:
+    """Return a row of ``jobs``: a job of device "d1" that was enqueued at noon and is ready."""
+    device = shown.get("device", "d1")
+    log_id = shown.get("log_id", f"log-{device}")
+    plain = {
+        "device": device,
+        "log_id": log_id,
+        "job_id": f"{log_id}-{number}",
+        "job": number,
+        "queue": "default",
+        "task": "app.send",
+        "priority": 5,
+        "state": "ready",
+        "attempt": 0,
+        "enqueued_ns": NOON,
+        "enqueued_in": log_id,
+        "settled_in": log_id,
+        "is_over": shown.get("state") in {"succeeded", "cancelled", "expired"},
+        "attempts": [],
+    }
+    return plain | shown
+
+
+def attempt(number: int, /, **shown: Any) -> dict[str, Any]:
+    """Return a row of ``attempts``: of the job of this number, succeeded a second after noon."""
+    device = shown.get("device", "d1")
+    log_id = shown.get("log_id", f"log-{device}")
+    plain = {
+        "device": device,
+        "log_id": log_id,
+        "job_id": f"{log_id}-{number}",
+        "job": number,
+        "queue": "default",
+        "task": "app.send",
+        "number": 1,
+        "owner": f"{1:016x}",
+        "ended_ns": NOON + SECOND,
+        "outcome": "succeeded",
+    }
+    return plain | shown | {"owner": f"{shown.get('owner', 1):016x}"}
+
+
+def tried(outcome: str, owner: int, reason: str | None = None, **shown: Any) -> dict[str, Any]:
+    """Return an attempt within a row of ``jobs``."""
+    plain = {"number": 1, "owner": f"{owner:016x}", "started_ns": NOON, "ended_ns": NOON + SECOND}
+    return plain | {"outcome": outcome, "reason": reason} | shown
+
+
+def tables(spark: SparkSession, **rows: Iterable[dict[str, Any]]) -> dict[str, DataFrame]:
+    """Return frames of these rows; a column that a row does not name is null."""
+    from taskq_plugins.spark.run.batch import SCHEMAS  # noqa: PLC0415 - 1 s to import
+    from taskq_plugins.spark.run.derived import READ, SEGMENTS  # noqa: PLC0415
+
+    schemas = {"jobs": SCHEMAS["jobs"], "attempts": SCHEMAS["attempts"]}
+    schemas |= {"segments": SEGMENTS, "read": READ}
+    return {
+        name: spark.createDataFrame(pa.Table.from_pylist(list(rows.get(name, ())), schema))
+        for name, schema in schemas.items()
+    }
+
+
+def rollup_hour(
+    spark: SparkSession, frames: dict[str, DataFrame], hours: Iterable[int] | None = None
+) -> pa.Table:
+    """Return the rollups of such rows, by default of all hours."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - 1 s to import
+
+    from taskq_plugins.spark.tables import queries  # noqa: PLC0415
+
+    jobs, attempts = (frames[name].withColumn("sign", sql.lit(1)) for name in ("jobs", "attempts"))
+    events = spark.sql(queries.EVENTS, jobs=jobs, attempts=attempts)
+    if hours is not None:
+        events = events.where(sql.col("hour").isin(list(hours)))
+    return spark.sql(queries.ROLLUP_HOUR, events=events).toArrow()
+
+
+SEGMENT_BYTES = 64 * 1024
+#: Sources of the tables.
+COLUMNS = as_bytes(DETAILS)
+
+
+def records_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
+    batches: list[pa.RecordBatch] = []
+    for log in find_logs(root):
+        places = segments(log)
+        mark = durable_end(log, places).mark
+        for place in places:
+            end = mark.offset if place.first_lsn == mark.segment else place.size_bytes
+            piece = Piece(place.path, log.device, log.log_id, log.tag, place.first_lsn, 0, end)
+            batches.extend(decode(piece, COLUMNS, corrupt=Corrupt.FAIL))
+    table = pa.Table.from_batches(batches, COLUMNS)
+    for log_id, lsn in (after or {}).items():
+        is_old = pa.compute.and_(
+            pa.compute.equal(table["log_id"], log_id), pa.compute.less_equal(table["lsn"], lsn)
+        )
+        table = table.filter(pa.compute.invert(is_old))
+    return table
+
+
+def last_lsns(table: pa.Table) -> dict[str, int]:
+    result = table.group_by("log_id").aggregate([("lsn", "max")])
+    return dict(zip(result["log_id"].to_pylist(), result["lsn_max"].to_pylist(), strict=True))
+
+
+def cut(table: pa.Table, count: int) -> list[pa.Table]:
+    size = -(-table.num_rows // count)
+    return [table.slice(at, size) for at in range(0, table.num_rows, size)]
+
+
+async def live(path: Path, seed: int, turns: int, *, keep: str | None = None) -> None:
+    """Let a log live: jobs that succeed, fail, die, are requeued, purged or cancelled, or wait.
+
+    With ``keep`` it is compacted at the end, and finished jobs are kept for that time.
+    """
+    draw = random.Random(seed)
+    ids: list[str] = []
+    async with TaskLog.open(
+        path, durability="os", upkeep=False, segment_bytes=SEGMENT_BYTES, min_free=0, reserve=0
+    ) as log:
+        for _ in range(turns):
+            ids += await log.put_many([_job(draw) for _ in range(draw.randrange(1, 6))])
+            for delivery in await log.claim(draw.randrange(1, 5)):
+                await _settle(log, delivery, draw)
+            if draw.randrange(4) == 0:
+                await log.cancel(draw.choice(ids))
+            for job in await log.dead.list():
+                if (chosen := draw.randrange(8)) < 2:
+                    await (log.dead.purge, log.dead.requeue)[chosen](job.job_id)
+        if keep is not None:
+            await log.compact(keep=keep)
+
+
+def _job(draw: random.Random) -> Put:
+    return Put(
+        payload=b"x" * draw.randrange(3_000),
+        queue=draw.choice(["mail", "default"]),
+        priority=draw.randrange(10),
+        attempts=draw.choice([1, 2, 5]),
+        delay=draw.choice([0, 0, 0, 3_600]),
+        key=draw.choice([None, draw.randbytes(8)]),
+        headers=draw.choice([{}, {"replay_of": "x-1", "a": "b"}]),
+        keep=draw.choice([None, "1d"]),
+    )
+
+
+async def _settle(log: TaskLog, delivery: Delivery, draw: random.Random) -> None:
+    match draw.randrange(6):
+        case 0:
+            await log.nack(delivery, "ValueError: no 17", delay=0)
+        case 1:
+            await log.release(delivery)
+        case 2:
+            await log.nack(delivery, "KeyError: 'x'", delay=3_600)
+        case 3:  # it is lost with its process
+            pass
+        case _:
+            await log.ack(delivery, draw.choice([None, b"42"]))
+
+
+def order_app(path: Path) -> TaskQ:
+    app = TaskQ(path)
+
+    @app.task
+    def child() -> int:
+        return 1
+
+    @app.task(name="order", retry=2)
+    async def order(number: int) -> int:
+        async with asyncio.TaskGroup() as pages:
+            for page in range(3):
+                pages.create_task(durable.step("page", str, "é" * page))
+        await durable.call(child.call())
+        if number % 2:
+            await durable.event("paid", int, timeout="7d")
+        return await durable.step("ship", lambda: number)
+
+    return app
+
+
+async def work(app: TaskQ) -> None:
+    async with app.worker(burst=True) as worker:
+        await worker.stopped.wait()
+
+
+async def do_steps(path: Path, jobs: int) -> None:
+    async with order_app(path) as app:
+        for number in range(jobs):
+            await app.enqueue_by_name("order", number)
+        await work(app)
+
+
+Row = dict[str, Any]
+#: name of the log and number of the job -> its row
+Jobs = dict[tuple[str, int], Row]
+
+
+class JobLog(NamedTuple):
+    """Records, columns as the source gives the tables, and the jobs as of the last of them."""
+
+    records: pa.Table
+    jobs: Jobs
+
+
+def of_world(world: World, directory: Path) -> JobLog:
+    return of_directory(save(world.machine, directory))
+
+
+def of_directory(directory: Path) -> JobLog:
+    name = directory.name
+    journal = open_journal(str(directory))
+    try:
+        batches = [
+            batch
+            for piece in pieces(journal, directory, name)
+            for batch in decode(piece, COLUMNS, corrupt=Corrupt.SKIP)
+        ]
+        result = pa.Table.from_batches(batches, COLUMNS)
+        place = COLUMNS.get_field_index("log_id")
+        named = pa.array([name] * result.num_rows, pa.string())
+        table = result.set_column(place, COLUMNS.field(place), named)
+        if not table.num_rows:
+            return JobLog(table, {})
+        now_ns = table["ts_ns"][-1].as_py()
+        bodies = BodyStore(str(directory), LogConfig())
+        views = [bodies.open_view(view) for view in each_job(journal, JobFilter(), now_ns)]
+        return JobLog(table, {(name, view.lsn): _row(view) for view in views})
+    finally:
+        journal.close()
+
+
+def joined(logs: Iterable[JobLog]) -> JobLog:
+    logs = list(logs)
+    jobs: Jobs = {}
+    for log in logs:
+        assert not jobs.keys() & log.jobs.keys(), "each log has a name of its own"
+        jobs |= log.jobs
+    return JobLog(pa.concat_tables(log.records for log in logs), jobs)
+
+
+class FoldedRows(NamedTuple):
+    """Results of the fold, in plain values."""
+
+    jobs: list[Row]
+    attempts: pa.Table
+
+
+def folded_rows(
+    records: pa.Table, nows: dict[str, int] | None = None, lineage: Lineage | None = None
+) -> FoldedRows:
+    """Fold records; a log of ``lineage`` begins with its parents' records."""
+    logs = logs_of(log_rows(records), lineage)
+    if lineage:
+        planned = Plan([], {}, {}, [], UnreadRest())
+        records = _Fold(planned, lineage, Path(), has_payload=True)._inherited(records, logs)
+    for log_id, now_ns in (nows or {}).items():
+        logs[log_id] = logs[log_id]._replace(now_ns=now_ns)
+    rows = rows_of(records, logs)
+    return FoldedRows(plain(rows.jobs), rows.attempts)
+
+
+def plain(jobs: pa.Table) -> list[Row]:
+    result: list[Row] = jobs.to_pylist(maps_as_pydicts="strict")
+    return result
+
+
+def by_job(rows: Iterable[Row]) -> Jobs:
+    result: Jobs = {}
+    for row in rows:
+        key = row["log_id"], row["job"]
+        assert key not in result, f"job {key} has two rows"
+        result[key] = row
+    return result
+
+
+def check_equal(shown: Jobs, wanted: Jobs) -> None:
+    assert shown.keys() == wanted.keys()
+    for key, row in wanted.items():
+        got = comparable(shown[key])
+        different = {name: (got[name], row[name]) for name in row if got[name] != row[name]}
+        assert not different, (key, row["state"])
+
+
+def comparable(row: Row) -> Row:
+    attempts = [
+        {name: item[name] for name in item if name not in {"wait_ns", "run_ns"}}
+        for item in row["attempts"]
+    ]
+    return row | {"attempts": attempts}
+
+
+def _row(view: JobView) -> Row:
+    return {
+        "job_id": view.job_id,
+        "queue": view.queue,
+        "task": view.task or None,
+        "priority": view.priority,
+        "state": view.state.name.lower(),
+        "attempt": view.attempt,
+        "attempts_max": view.attempts_max or None,
+        "enqueued_ns": view.enqueued_ns,
+        "due_ns": view.due_ns or None,
+        "expires_ns": view.expires_ns or None,
+        "first_started_ns": view.attempts[0].started_ns if view.attempts else None,
+        "settled_ns": view.settled_ns or None,
+        "key": view.key,
+        "headers": view.headers or None,
+        "payload": view.payload,
+        "result": view.result,
+        "reason": view.reason or None,
+        "stores_result": view.stores_result,
+        "replay_of": view.headers.get("replay_of"),
+        "is_over": view.state.name.lower() in {"succeeded", "cancelled", "expired"},
+        "attempts": [
+            {
+                "number": attempt.number,
+                "owner": f"{attempt.owner:016x}",
+                "started_ns": attempt.started_ns,
+                "ended_ns": attempt.ended_ns or None,
+                "outcome": attempt.outcome or None,
+                "reason": attempt.reason or None,
+            }
+            for attempt in view.attempts
+        ],
+    }
+
+
+_TIGHT: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
+_HOUR_NS: Final = 3_600 * SECOND_NS
+_REASON: Final = "ValueError: né".encode()
+
+
+def _one(process: Process) -> Delivery:
+    (delivery,) = process.claim()
+    return delivery
+
+
+def _requeue(process: Process, job: int) -> None:
+    process.catch_up()
+    assert process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items) == [None]
+
+
+def _dead(process: Process, body: bytes = _REASON, extras: Extras | None = None) -> int:
+    job = process.enqueue(b"to die", extras)
+    process.settle(_one(process), Kind.DEAD, body=body, cause=Cause.REJECTED)
+    return job
+
+
+def jobs_that_succeed_wait_and_run(world: World) -> None:
+    process = world.process()
+    for _ in range(5):
+        process.enqueue()
+        world.clock.advance(1)
+    process.settle(_one(process), body=b"42")
+    process.settle(_one(process), body=b"")
+    process.settle(_one(process))
+    _one(process)
+
+
+def retries_with_and_without_delay(world: World) -> None:
+    process = world.process()
+    process.enqueue()
+    for delay_ns in (0, 60 * SECOND_NS, 0):
+        process.settle(_one(process), Kind.RETRIED, body=_REASON, delay_ns=delay_ns)
+        world.clock.advance(61)
+    process.settle(_one(process), body=b"at last")
+    process.enqueue()
+    process.settle(_one(process), Kind.RETRIED, body=b"\xff no text", delay_ns=_HOUR_NS)
+
+
+def releases_by_drain_and_snooze(world: World) -> None:
+    process = world.process()
+    process.enqueue()
+    process.settle(_one(process), Kind.RELEASED, cause=Cause.DRAIN)
+    world.clock.advance(2)
+    process.settle(_one(process), Kind.RELEASED, cause=Cause.SNOOZE, delay_ns=_HOUR_NS)
+
+
+def an_owner_that_is_lost(world: World) -> None:
+    process, other = world.process(), world.process()
+    process.enqueue()
+    process.enqueue()
+    _one(other)
+    world.clock.advance(3)
+    other.kill()
+    process.commit([])
+    process.sync()
+    process.settle(_one(process), body=b"done by another")
+
+
+def dead_letters_requeued_and_purged(world: World) -> None:
+    process = world.process()
+    expires = Extras(expires_ns=_HOUR_NS, key=b"k")
+    first, second, third = _dead(process, extras=expires), _dead(process, b""), _dead(process)
+    for job in (first, second):
+        _requeue(process, job)
+        world.clock.advance(1)
+    process.settle(_one(process), Kind.RETRIED, body=b"again", delay_ns=60 * SECOND_NS)
+    world.clock.step(-7_200)
+    process.enqueue()
+    process.ask(Op.PURGE, [third])
+    _dead(process)
+
+
+def dead_letters_that_still_expire(world: World) -> None:
+    """Have it as a span or a date, requeued before and after it; the clock is set meanwhile."""
+    process = world.process()
+    date_ns = world.clock.wall_ns() + 2 * _HOUR_NS
+    spans = [_dead(process, extras=Extras(expires_ns=n * _HOUR_NS)) for n in (1, 2, 3, 4)]
+    date = _dead(process, extras=Extras(expires_ns=date_ns, expires_is_wall=True))
+    world.clock.step(-1_800)
+    process.enqueue()
+    world.clock.advance(3_601)
+    for job in (*spans[:2], date):
+        _requeue(process, job)
+    world.clock.step(600)
+    claimed = {item.job: item for item in process.claim(9)}
+    process.settle(claimed[spans[0]])
+    process.settle(claimed[spans[1]], Kind.DEAD, body=b"again", cause=Cause.REJECTED)
+    world.clock.step(-60)
+    process.enqueue()
+    _requeue(process, spans[1])
+
+
+def jobs_withdrawn_and_expired(world: World) -> None:
+    process = world.process()
+    job = process.enqueue()
+    process.ask(Op.CANCEL, job)
+    later = process.enqueue(extras=Extras(due_ns=_HOUR_NS))
+    process.ask(Op.CANCEL, later)
+    running = process.enqueue()
+    delivery = _one(process)
+    process.ask(Op.CANCEL, running)
+    world.clock.advance(1)
+    process.settle(delivery, Kind.CANCELLED, body=_REASON, cause=Cause.ASKED)
+    process.enqueue(extras=Extras(expires_ns=60 * SECOND_NS))
+    process.enqueue(extras=Extras(expires_ns=world.clock.wall_ns() + 1, expires_is_wall=True))
+    world.clock.advance(120)
+    for _ in range(3):
+        process.commit([])
+        process.sync()
+
+
+def keys_and_headers(world: World) -> None:
+    process = world.process()
+    keyed = Extras(key=b"\x00key", headers={"replay_of": "other-7", "trace": "é"})
+    process.enqueue(extras=keyed)
+    process.offer(b"second", Extras(key=b"\x00key"))
+    process.offer(b"third", Extras(key=b"\x00key", on_conflict=Conflict.REPLACE))
+    process.enqueue(extras=Extras(headers={"empty": ""}), spec=EnqueueSpec("réseau", "", 9, 0))
+    dropping = EnqueueSpec("mail", "drop", 9, 1, flags=int(Flag.DROP_RESULT))
+    process.enqueue(spec=dropping)
+    process.settle(_one(process))
+
+
+def clocks_that_are_set(world: World) -> None:
+    """Delays, expiries and backoff shift; dates do not. One job runs meanwhile."""
+    process = world.process()
+    date_ns = world.clock.wall_ns() + 2 * _HOUR_NS
+    process.enqueue(b"runs")
+    _one(process)
+    process.enqueue(extras=Extras(due_ns=10 * SECOND_NS))
+    process.enqueue(extras=Extras(due_ns=_HOUR_NS, expires_ns=9 * _HOUR_NS))
+    process.enqueue(extras=Extras(due_ns=date_ns, due_is_wall=True, expires_ns=9 * _HOUR_NS))
+    process.enqueue(extras=Extras(expires_ns=date_ns, expires_is_wall=True))
+    process.enqueue(b"backs off", spec=EnqueueSpec(priority=9))
+    process.settle(_one(process), Kind.RETRIED, body=b"no", delay_ns=_HOUR_NS)
+    for step in (-3_000, 10**8, -(10**8), 600):
+        world.clock.step(step)
+        process.enqueue()
+    world.clock.advance(20)
+    for _ in range(9):
+        for delivery in process.claim():
+            process.settle(delivery, body=b"ok")
+
+
+def flows(world: World) -> None:
+    process = world.process()
+    runs, fails, waits = (
+        process.ask(Op.ENQUEUE_MANY, items_of(chord(2, policy)))
+        for policy in (Policy.CANCEL, Policy.CANCEL, Policy.WAIT)
+    )
+    for delivery in process.claim(6):
+        world.clock.advance(1)
+        is_bad = delivery.job in {fails[1], waits[1]}
+        kind = Kind.DEAD if is_bad else Kind.SUCCEEDED
+        process.settle(delivery, kind, body=b"1")
+    world.clock.advance(5)
+    callback = _one(process)
+    assert callback.job == runs[0]
+    process.settle(callback, body=b"2")
+
+
+def compacted_logs(world: World) -> None:
+    process = world.process()
+    keep = Extras(keep_ns=999 * _HOUR_NS, headers={"replay_of": "1"})
+    process.enqueue(b"kept", keep)
+    process.settle(_one(process), Kind.RETRIED, body=b"first", delay_ns=SECOND_NS)
+    world.clock.advance(2)
+    process.settle(_one(process), body=b"kept result")
+    _dead(process)
+    process.enqueue(b"waits", Extras(due_ns=_HOUR_NS, expires_ns=5 * _HOUR_NS))
+    process.enqueue(b"dated", Extras(due_ns=world.clock.wall_ns() + _HOUR_NS, due_is_wall=True))
+    low = EnqueueSpec(priority=0)
+    process.enqueue(b"is ready", spec=low)
+    process.enqueue(b"tried", spec=EnqueueSpec(priority=9))
+    process.settle(_one(process), Kind.RETRIED, body=b"", delay_ns=900 * _HOUR_NS)
+    process.enqueue(b"runs", spec=EnqueueSpec(priority=9))
+    running = _one(process)
+    for _ in range(4):
+        fill_segment(process)
+        tend(process)
+    world.clock.step(-600)
+    process.enqueue(spec=low)
+    process.settle(running, Kind.RETRIED, body=b"carried while it ran", delay_ns=SECOND_NS)
+
+
+def dead_letters_requeued_in_compacted_logs(world: World) -> None:
+    process = world.process()
+    dead = [_dead(process), _dead(process)]
+    begun = process.journal.segment
+    while process.journal.segment == begun:
+        process.enqueue(bytes(20_000), spec=EnqueueSpec(priority=0))
+    for job in dead:
+        _requeue(process, job)
+    process.settle(_one(process), Kind.RETRIED, body=b"once more", delay_ns=SECOND_NS)
+    process.journal.files.remove(begun)
+
+
+def jobs_that_are_edited(world: World) -> None:
+    """Before a first attempt and between two, to another place or moment; and carried."""
+    process = world.process(_TIGHT)
+    later = process.enqueue(b"later", Extras(due_ns=_HOUR_NS, key=b"k"))
+    early = process.enqueue(b"early")
+    again = process.enqueue(b"again", spec=EnqueueSpec(priority=9))
+    process.settle(_one(process), Kind.RETRIED, body=_REASON, delay_ns=_HOUR_NS)
+    world.clock.advance(7)
+    edit(process, again, due=(0, False), priority=1)
+    edit(process, early, queue=b"mail", due=(5 * SECOND_NS, False))
+    world.clock.step(-60)
+    edit(process, later, due=(world.clock.wall_ns() + 3 * SECOND_NS, True))
+    world.clock.advance(9)
+    process.settle(_one(process), Kind.RETRIED, body=b"no", delay_ns=_HOUR_NS)
+    edit(process, later, due=(0, False), priority=7)
+    process.settle(_one(process))
+    wait = process.enqueue(b"wait", Extras(due_ns=9 * _HOUR_NS, expires_ns=99 * _HOUR_NS))
+    for _ in range(3):
+        fill_segment(process)
+        tend(process)
+    edit(process, wait, queue=b"slow", due=(_HOUR_NS, False))
+    edit(process, wait, priority=0)
+    world.clock.step(-30)
+    fill_segment(process)
+    tend(process)
+
+
+STORIES: Final[dict[str, Callable[[World], None]]] = {
+    story.__name__: story
+    for story in (
+        jobs_that_succeed_wait_and_run, retries_with_and_without_delay,
+        releases_by_drain_and_snooze, an_owner_that_is_lost, dead_letters_requeued_and_purged,
+        jobs_withdrawn_and_expired, keys_and_headers, clocks_that_are_set, compacted_logs,
+        dead_letters_requeued_in_compacted_logs, dead_letters_that_still_expire, flows,
+        jobs_that_are_edited,
+    )
+}  # fmt: skip
+
+
+def world_of(story: str) -> World:
+    world = World(config=_TIGHT if story == "compacted_logs" else SMALL)
+    STORIES[story](world)
+    return world
+
+
+async def bodies(path: Path) -> None:
+    """Return a log whose payloads and results are compressed or in files, each in every way."""
+    large = b"all work and no play " * 80_000
+    async with TaskLog.open(path, durability="os", min_free=0, reserve=0) as log:
+        for compress in ("none", "zlib", "zstd"):
+            for body in (b"small", large[:9_000], large):
+                await log.put(body, compress=compress)
+                (delivery,) = await log.claim()
+                await log.ack(delivery, body, compress=compress)
+
+
+#: Size before a record, CRC after it.
+_LENGTH = 4
+_CRC = 4
+
+
+def table(rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def sink(
+    rows: list[dict[str, Any]] | pa.RecordBatch,
+    data_dir: Path,
+    known: TaskQ | None = None,
+    **options: str,
+) -> Ingested:
+    batch = rows if isinstance(rows, pa.RecordBatch) else table(rows)
+    checked = parse_options({"path": str(data_dir), **options})
+    upload = Upload(data_dir, f"upload-{checked.upload or secrets.token_hex(8)}")
+    return upload.finish(upload.write_parts(RowCalls(checked, known).calls(batch)))
+
+
+def enqueued(data_dir: Path) -> list[bytes]:
+    journal = open_journal(str(data_dir))
+    try:
+        return [
+            entry.data[_LENGTH:-_CRC] for entry in entries(journal) if entry.type == Kind.ENQUEUED
+        ]
+    finally:
+        journal.close()
+
+
+def jobs(data_dir: Path) -> list[Record]:
+    journal = open_journal(str(data_dir))
+    try:
+        return [entry for entry in entries(journal) if entry.type == Kind.ENQUEUED]
+    finally:
+        journal.close()
+
+
+def spark_schema(schema: pa.Schema = SCHEMA) -> StructType:
+    converted: StructType = from_arrow_schema(schema)
+    return converted
+
+
+def source(path: Path, **options: object) -> DefaultSource:
+    return DefaultSource(
+        {"path": str(path)} | {name: str(option) for name, option in options.items()}
+    )
+
+
+def rows_read(
+    reader: DataSourceReader | DataSourceStreamReader, partitions: Any, schema: pa.Schema = SCHEMA
+) -> list[Row]:
+    """Return what all partitions hold; each goes through pickle, as to another process."""
+    rows: list[Row] = []
+    for load in pickle.loads(pickle.dumps(partitions)):  # noqa: S301 - our own bytes
+        for batch in batches_of(pickle.loads(pickle.dumps(reader)), load):  # noqa: S301 - likewise
+            assert batch.schema.equals(schema)
+            rows += batch.to_pylist()
+    return rows
+
+
+def batches_of(
+    reader: DataSourceReader | DataSourceStreamReader, partition: InputPartition
+) -> list[pa.RecordBatch]:
+    result: list[Any] = list(reader.read(partition))
+    return result
+
+
+def read_batch(path: Path, *columns: str, **options: object) -> list[Row]:
+    wanted = pa.schema([DETAILS.field(name) for name in columns]) if columns else SCHEMA
+    if not columns and options.get("includeDetails"):
+        wanted = DETAILS
+    reader = source(path, **options).reader(spark_schema(wanted))
+    return rows_read(reader, reader.partitions(), wanted)
+
+
+class Stream:
+    """A streaming query: ``step`` is one trigger, ``restart`` another process with its offsets."""
+
+    def __init__(self, path: Path, **options: object) -> None:
+        self._path, self._options = path, options
+        self.restart()
+        self.start: dict[str, Any] = _through_json(self.reader.initialOffset())
+        self.end = self.start
+
+    def restart(self) -> None:
+        reader = source(self._path, **self._options).streamReader(spark_schema())
+        assert isinstance(reader, StreamReader)
+        self.reader = reader
+
+    def advance(self, limit: ReadLimit | None = None) -> bool:
+        self.start = self.end
+        limit = limit or self.reader.getDefaultReadLimit()
+        self.end = _through_json(self.reader.latestOffset(self.start, limit))
+        return self.end != self.start
+
+    def rows(self) -> list[Row]:
+        return rows_read(self.reader, self.reader.partitions(self.start, self.end))
+
+    def step(self, limit: ReadLimit | None = None) -> list[Row]:
+        return self.rows() if self.advance(limit) else []
+
+    def drain(self) -> list[Row]:
+        rows: list[Row] = []
+        while self.advance():
+            rows += self.rows()
+        return rows
+
+
+def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
+    restored: dict[str, Any] = json.loads(json.dumps(offset))
+    return restored
+
+
+def lsns(rows: list[Row], device: str | None = None) -> list[int]:
+    records = [row for row in rows if row.get("kind") != "break"]
+    return [row["lsn"] for row in records if device in {None, row["device"]}]
+
+
+ALL = ReadAllAvailable()
+
+
+def begun(path: Path, **options: object) -> tuple[MadeLog, Stream]:
+    made = MadeLog(path / "edge")
+    for _ in range(3):
+        for _ in range(4):
+            made.enqueue(1, size=1000)
+        made.rotate()
+    made.enqueue(1)
+    stream = Stream(path, **options)
+    assert lsns(stream.step(ReadMaxBytes(6 * 1130))) == [1, 2, 3, 4, 5, 6]
+    return made, stream
+
+
+def segment(made: MadeLog, lsn: int) -> Path:
+    return next(frame.path for frame in made.frames if frame.first_lsn == lsn)
+
+
+READING = RowReader(READ, Corrupt.FAIL, payload=True, headers=True, fails_on_loss=True)
+
+
+class Follower:
+    """Reads batches with a limit; checks that a position moves only with bytes that were read."""
+
+    def __init__(self, path: Path, **options: str) -> None:
+        self.path = path
+        self.options = read_options({"path": str(path), "failOnDataLoss": "hold"} | options)
+        self.reading = READING._replace(corrupt=Corrupt(self.options.corrupt_mode))
+        self.at: Positions = {}
+        self.batches: list[pa.RecordBatch] = []
+        self.parents: dict[str, list[tuple[str, int]]] = {}
+        self.problems: dict[str, str] = {}
+
+    def step(self, max_bytes: int = planning.UNLIMITED) -> Plan:
+        sight = look(self.path)
+        self.parents |= {log_id: log.parents for log_id, log in sight.logs.items() if log.parents}
+        planned = planning.plan(self.options, self.at, max_bytes, sight)
+        read = {piece.log_id for part in planned.pieces for piece in part}
+        moved = {
+            log_id for log_id, end in planned.ends.items()
+            if log_id not in self.at or end.place != self.at[log_id].place
+        }  # fmt: skip
+        assert moved == read
+        for part in planned.pieces:
+            self.batches += read_pieces(part, self.reading)
+        self.at = positions_from_json(positions_to_json(planned.ends))
+        self.problems = planned.problems
+        return planned
+
+    def drain(self, max_bytes: int = planning.UNLIMITED) -> Follower:
+        while self.step(max_bytes).pieces:
+            pass
+        return self
+
+    @property
+    def records(self) -> pa.Table:
+        return pa.Table.from_batches(self.batches, READ)
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self.records.to_pylist())
+
+    def read(self) -> list[tuple[str, int]]:
+        return [(row["log_id"], row["lsn"]) for row in self.rows if row["kind"] != "break"]
