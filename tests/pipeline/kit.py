@@ -8,7 +8,6 @@ import pickle
 import random
 import secrets
 from contextlib import ExitStack, contextmanager, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest import mock
@@ -90,55 +89,6 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.source.plan import Positions
     from taskq_plugins.spark.tables.logs import Lineage
 
-_TIME: Final = pa.timestamp("us", "UTC")
-_TEXT: Final = pa.list_(pa.string())
-_OUTCOMES: Final = ("succeeded", "retried", "dead", "released", "lost", "ended")
-_COUNTS: Final = (
-    *("enqueued", "succeeded", "dead", "cancelled", "expired", "settled"),
-    *(f"attempts_{name}" for name in _OUTCOMES),
-)
-#: Columns of the tables that are read without Spark, and what they hold unless told otherwise.
-PLAIN_COLUMNS: Final[dict[str, dict[str, tuple[pa.DataType, Any]]]] = {
-    "rollup_hour": {
-        "device": (pa.string(), "d1"),
-        "queue": (pa.string(), "default"),
-        "task": (pa.string(), "app.send"),
-        "hour": (_TIME, None),
-        **{name: (pa.int64(), 0) for name in _COUNTS},
-    },
-    "attempts": {
-        "device": (pa.string(), "d1"),
-        "task": (pa.string(), "app.send"),
-        "ended_ns": (pa.int64(), None),
-        "wait_ns": (pa.int64(), None),
-        "run_ns": (pa.int64(), None),
-    },
-    "device_lag": {"device": (pa.string(), "d1"), "clock": (pa.string(), "ok")},
-    "jobs": {
-        "job_id": (pa.string(), None),
-        "task": (pa.string(), "app.send"),
-        "state": (pa.string(), "dead"),
-        "reason": (pa.string(), None),
-    },
-    "failures": {
-        "fingerprint": (pa.string(), "0"),
-        "task": (pa.string(), "app.send"),
-        "pattern": (pa.string(), "ValueError: <n>"),
-        **{
-            name: (pa.int64(), 1)
-            for name in ("failed_attempts", "jobs", "dead_jobs", "devices", "workers")
-        },
-        "first_seen": (_TIME, datetime(2024, 5, 1, tzinfo=UTC)),
-        "last_seen": (_TIME, datetime(2024, 5, 1, tzinfo=UTC)),
-        "queues": (_TEXT, ["default"]),
-        "example_device": (pa.string(), "d1"),
-        "example_job_id": (pa.string(), "0123abcd-7"),
-        "example_reason": (pa.string(), "ValueError: 7"),
-        "poison_jobs": (pa.int64(), 0),
-        "poison": (pa.bool_(), False),
-        "poison_job_ids": (_TEXT, []),
-    },
-}
 #: Columns of a run, and what hangs on the moment at which a table is made.
 _BY_RUN: Final = frozenset(
     {BATCH, "record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds"}
@@ -155,13 +105,11 @@ def put(lake: Lake, name: str, rows: pa.Table, batch: int | None = None) -> None
         writer.commit(name, writer.write(name, rows), lake.files(name), rows.schema, batch)
 
 
-def fill(path: Path, **tables: Iterable[dict[str, Any]]) -> Lake:
+def fill(path: Path, rows: Iterable[dict[str, Any]]) -> Lake:
+    """Return a lake that has these rows of ``jobs``."""
     lake = Lake.open(path, create=True)
-    for name, rows in tables.items():
-        columns = PLAIN_COLUMNS[name]
-        plain = {column: value for column, (_, value) in columns.items()}
-        schema = pa.schema([(column, kind) for column, (kind, _) in columns.items()])
-        put(lake, name, pa.Table.from_pylist([plain | row for row in rows], schema))
+    schema = pa.schema([(name, pa.string()) for name in ("job_id", "task", "state", "reason")])
+    put(lake, "jobs", pa.Table.from_pylist(list(rows), schema))
     return lake
 
 

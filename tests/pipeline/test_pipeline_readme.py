@@ -36,8 +36,8 @@ def test_the_lines_on_tables_give_every_reader_the_same_rows(
 ) -> None:
     states = {"dead": 2, "succeeded": 3}
     rows = [{"job_id": state, "state": state} for state, n in states.items() for _ in range(n)]
-    fill(tmp_path / "lake", jobs=[{"job_id": "replaced"}])
-    fill(tmp_path / "lake", jobs=rows)
+    fill(tmp_path / "lake", [{"job_id": "replaced"}])
+    fill(tmp_path / "lake", rows)
     read = run_block("The tables", tmp_path, spark=spark)
     assert len(read["dead"]) == 2
     assert dict(read["states"]) == states
@@ -45,7 +45,7 @@ def test_the_lines_on_tables_give_every_reader_the_same_rows(
 
 
 def test_polars_reads_a_lake_with_a_space_in_its_path_as_the_page_says(tmp_path: Path) -> None:
-    lake = fill(tmp_path / "the lake", jobs=[{"job_id": "1"}])
+    lake = fill(tmp_path / "the lake", [{"job_id": "1"}])
     (words,) = re.findall(r'polars.scan_delta\("the lake/jobs", (.+?)\)`', TEXT)
     assert words == "use_pyarrow=True"
     path = f"{lake.path}/jobs"
