@@ -21,7 +21,7 @@ from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions
-from tests.effort import some, spread
+from tests.effort import grows, some, spread
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
 from tests.pipeline.kit import Follower, folded_rows, no_spark, table_rows
 
@@ -148,6 +148,7 @@ def by_hand(records: Iterable[dict[str, Any]], lineage: Lineage) -> Rows:
     return made
 
 
+@grows
 @pytest.mark.parametrize("seed", range(some(20, of=300)))
 def test_what_is_read_and_folded_depends_neither_on_sizes_nor_on_moments(
     tmp_path: Path, seed: int
@@ -207,7 +208,8 @@ def check_lakes(root: Path, seed: int, spark: SparkSession | None = None) -> Non
         assert shown(jobs) == by_hand(records, lineage_of(positions_of(lake)))
 
 
-@pytest.mark.parametrize("seed", range(some(3, of=60)))
+@grows
+@pytest.mark.parametrize("seed", range(some(2, of=60)))
 def test_tables_depend_neither_on_sizes_nor_on_numbers_of_batches(
     tmp_path: Path, seed: int
 ) -> None:
