@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -28,7 +29,8 @@ from taskq_plugins.spark.source.positions import (
     OptionError,
     Unreadable,
 )
-from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, Place, damage, enqueued
+from tests.effort import grows, some
+from tests.fleet.made_logs import BEGAN_NS, SECOND, MadeLog, Place, damage, enqueued
 from tests.pipeline.kit import ALL, Follower, Row, Stream, begun, lsns, read_batch, segment
 
 if TYPE_CHECKING:
@@ -42,22 +44,55 @@ if TYPE_CHECKING:
 # -- growing --------------------------------------------------------------------------------------
 
 
-def test_each_trigger_reads_what_came_since_and_nothing_twice(tmp_path: Path) -> None:
-    a, b = MadeLog(tmp_path / "a"), MadeLog(tmp_path / "b")
-    a.enqueue(3)
-    stream = Stream(tmp_path)
-    assert lsns(stream.step(), "a") == [1, 2, 3]
-    assert not stream.step()
-    a.enqueue(2)
-    a.rotate()
-    a.enqueue(2)
-    b.enqueue(1)
-    rows = stream.step()
-    assert (lsns(rows, "a"), lsns(rows, "b")) == ([4, 5, 6, 7], [1])
-    b.new_epoch()
-    b.enqueue(1)
-    stream.restart()
-    assert lsns(stream.step()) == [2 + SKIP]
+class Growth:
+    """Logs that grow, appear and are compacted, and a stream that is restarted now and then."""
+
+    def __init__(self, root: Path, chance: random.Random) -> None:
+        self.root, self.chance = root, chance
+        self.made = [MadeLog(root / "dev-0")]
+        self.stream = Stream(root, maxBytesPerTrigger=chance.choice(["1", "900", "1m"]))
+        self.rows: list[Row] = []
+
+    def write(self, log: MadeLog) -> None:
+        log.enqueue(self.chance.randint(1, 3), size=self.chance.choice([10, 2_000]))
+
+    def appear(self, _: MadeLog) -> None:
+        self.made.append(MadeLog(self.root / f"dev-{len(self.made)}"))
+
+    def compact(self, log: MadeLog) -> None:
+        seen = set(lsns(self.rows, log.path.name))
+        for path in {frame.path for frame in log.frames} - {log.file}:
+            if seen >= {lsn for frame in log.frames if frame.path == path for lsn in of(frame)}:
+                path.unlink(missing_ok=True)
+
+    def read(self, _: MadeLog) -> None:
+        if self.stream.advance():
+            batch = self.stream.rows()
+            if self.chance.randrange(2):
+                self.stream.restart()
+            self.chance.choice(self.made).enqueue(1)
+            assert self.stream.rows() == batch, "a batch is the same whenever it is asked for"
+            self.rows += batch
+
+
+def of(frame: Place) -> range:
+    return range(frame.first_lsn, frame.next_lsn)
+
+
+@grows
+@pytest.mark.parametrize("seed", range(some(8, of=200)))
+def test_a_stream_reads_each_record_once_and_in_order(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    growth = Growth(tmp_path, chance)
+    acts = [growth.write, growth.write, MadeLog.rotate, MadeLog.new_epoch]
+    for _ in range(40):
+        act = chance.choice([*acts, growth.appear, growth.compact, growth.read])
+        act(chance.choice(growth.made))
+    growth.rows += growth.stream.drain()
+    for log in growth.made:
+        assert lsns(growth.rows, log.path.name) == [
+            lsn for frame in log.frames for lsn in of(frame)
+        ]
 
 
 def test_a_new_device_is_read_from_its_beginning(tmp_path: Path) -> None:
@@ -69,15 +104,6 @@ def test_a_new_device_is_read_from_its_beginning(tmp_path: Path) -> None:
         made.enqueue(2)
         assert lsns(stream.step()) == [1, 2]
         shutil.rmtree(made.path)
-
-
-def test_a_stream_that_begins_at_the_end_reads_only_what_comes(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "a")
-    made.enqueue(3)
-    stream = Stream(tmp_path, startingOffsets="latest")
-    assert not stream.step()
-    made.enqueue(1)
-    assert lsns(stream.step()) == [4]
 
 
 def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:
@@ -127,22 +153,6 @@ def test_a_log_that_is_to_begin_at_its_end_does_while_others_begin_elsewhere(
     assert [lsns(rows, name) for name in "abc"] == [[3], [3], [3]]
     with pytest.raises(OptionError, match="there is no log or device 'z'"):
         Stream(tmp_path, startingOffsets='{"z": "latest"}')
-
-
-def test_a_batch_is_the_same_bytes_whenever_it_is_asked_for(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "a")
-    for _ in range(3):
-        made.enqueue(3)
-        made.rotate()
-    stream = Stream(tmp_path)
-    assert stream.advance()
-    rows = stream.rows()
-    made.enqueue(9)
-    made.rotate()
-    MadeLog(tmp_path / "b").enqueue(4)
-    stream.restart()
-    assert stream.rows() == rows
-    assert lsns(rows) == list(range(1, 10))
 
 
 @pytest.mark.parametrize("is_available_now", [False, True])
@@ -305,28 +315,6 @@ def test_available_now_ends_where_the_logs_ended_when_it_began(tmp_path: Path) -
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
-
-
-def test_compaction_takes_what_was_read_and_nothing_is_lost(tmp_path: Path) -> None:
-    made, stream = begun(tmp_path)
-    segment(made, 1).unlink()
-    assert lsns(stream.step()) == list(range(7, 14))
-    for lsn in (5, 9):
-        segment(made, lsn).unlink()
-    stream.restart()
-    made.enqueue(1)
-    assert lsns(stream.step()) == [14]
-
-
-def test_a_segment_that_was_read_to_its_end_may_go_though_an_epoch_follows(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "edge")
-    made.enqueue(2)
-    stream = Stream(tmp_path)
-    assert len(stream.step()) == 2
-    made.new_epoch()
-    made.enqueue(1)
-    segment(made, 1).unlink()
-    assert lsns(stream.step()) == [3 + SKIP]
 
 
 @pytest.mark.parametrize("gone", [[5], [1, 5], [5, 9], [9]])
