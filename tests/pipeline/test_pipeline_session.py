@@ -16,6 +16,7 @@ import pytest
 
 from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.lake.errors import LakeDiskError
+from tests.bench.harness import family
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,21 +37,7 @@ input()
 """
 
 
-def processes_below(pid: int) -> set[int]:
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            after_name = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(status.parent.name)] = int(after_name[1])
-    result = {pid}
-    while more := {child for child, parent in parents.items() if parent in result} - result:
-        result |= more
-    return result
-
-
-def addresses_listened_on(pids: set[int]) -> set[str]:
+def addresses_listened_on(pids: list[int]) -> set[str]:
     inodes = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
@@ -70,7 +57,7 @@ def addresses_listened_on(pids: set[int]) -> set[str]:
 
 def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
     spark.sparkContext.parallelize(range(2), 2).map(lambda item: item + 1).collect()
-    listening = addresses_listened_on(processes_below(os.getpid()))
+    listening = addresses_listened_on(family(os.getpid()))
     assert listening
     assert listening <= _LOOPBACKS
 
