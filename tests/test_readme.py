@@ -36,7 +36,7 @@ Names = dict[str, Any]
 COLUMNS_MAX: Final = 120
 FRONT_LINES_MAX: Final = 160
 FRONT_BYTES_MAX: Final = 8_192
-#: Needs a Spark session: tests/pipeline/test_pipeline_readme.py.
+#: Needs a Spark session: tests/pipeline/test_pipeline_spark.py.
 ELSEWHERE: Final = {"plugins/README.md"}
 TEXTS: Final = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -59,5 +59,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.filterwarnings("ignore"))  # of Spark's own code
             # Whichever comes first starts Java, too; a busy machine takes its time for that.
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))

@@ -1,0 +1,722 @@
+"""Spark itself: sessions, and the source, the sink, a backlog and README examples in one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from examples.fleet.__main__ import main
+from taskq import Put, State, TaskLog, TaskQ
+from taskq.log.read.jobs import entries
+from taskq.log.read.reader import open_journal
+from taskq_plugins.spark.errors import SparkError
+from taskq_plugins.spark.lake.errors import LakeDiskError
+from taskq_workers.process.running import WorkerOrder, find_executor
+from tests.bench.harness import family
+from tests.cli.helpers import taskq
+from tests.fleet.made_logs import MadeLog, damage
+from tests.pipeline.kit import Row, Stream, fill, jobs
+from tests.programs import run_python, run_taskq
+from tests.samples import backlog_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from taskq import JobHandle
+
+_LISTENS = "0A"
+_LOOPBACKS = {
+    "0100007F",
+    "00000000000000000000000001000000",
+    "0000000000000000FFFF00000100007F",
+}
+
+KILLED = """
+from taskq_plugins.spark.session import open_session
+conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+spark = open_session("killed", master="local[1]", conf=conf)
+print(spark.sparkContext.defaultParallelism, spark.sparkContext._gateway.proc.pid, flush=True)
+input()
+"""
+
+
+def addresses_listened_on(pids: list[int]) -> set[str]:
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                name = str(descriptor.readlink())
+            except OSError:
+                continue
+            inodes.add(name.removeprefix("socket:[").removesuffix("]"))
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    result = [row[1] for row in rows if row[3] == _LISTENS and row[9] in inodes]
+    return {address.partition(":")[0] for address in result}
+
+
+def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
+    spark.sparkContext.parallelize(range(2), 2).map(lambda item: item + 1).collect()
+    listening = addresses_listened_on(family(os.getpid()))
+    assert listening
+    assert listening <= _LOOPBACKS
+
+
+def test_what_listens_takes_orders_from_who_knows_the_secret_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from taskq_plugins.spark.session import settings  # noqa: PLC0415 - 1 s to import
+
+    assert spark.sparkContext.getConf().get("spark.authenticate") == "true"
+    folder = tmp_path
+    own = settings("own", "local[2]", folder, {"spark.authenticate": "false"})
+    assert own["spark.authenticate"] == "false", "what is given wins"
+    assert "spark.authenticate" not in settings("far", "spark://host:7077", folder, {})
+
+
+def test_a_session_has_a_clock_without_zones_and_folders_of_its_own(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert conf.get("spark.speculation") == "false"
+    folder = Path(conf.get("spark.local.dir") or "").parent
+    assert folder.name.startswith("taskq-spark-")
+    warehouse = str(spark.conf.get("spark.sql.warehouse.dir"))
+    assert Path(warehouse.removeprefix("file:")).parent == folder
+    assert folder.stat().st_mode & 0o077 == 0, "for nobody else to read"
+
+
+def test_executors_import_what_the_driver_can(
+    spark: SparkSession,
+) -> None:
+    def names(_: object) -> list[str]:
+        import taskq_plugins.spark.session  # noqa: PLC0415 - there, and not here
+        import taskq_workers  # noqa: PLC0415
+
+        return [sys.executable, taskq_plugins.spark.session.__name__, taskq_workers.__name__]
+
+    (result,) = spark.sparkContext.parallelize([1], 1).map(names).collect()
+    assert result == [sys.executable, "taskq_plugins.spark.session", "taskq_workers"]
+
+
+def test_a_second_open_gives_the_session_that_is_there(spark: SparkSession) -> None:
+    from taskq_plugins.spark.session import (  # noqa: PLC0415 - 1 s to import
+        open_session,
+        spark_session,
+    )
+
+    with spark_session("within") as result:
+        assert result is spark
+    assert open_session("again", conf={"spark.sql.shuffle.partitions": "9"}) is spark
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+
+
+def test_a_session_of_the_users_is_neither_changed_nor_stopped(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskq_plugins.spark import session  # noqa: PLC0415 - 1 s to import
+
+    monkeypatch.setattr(session, "_ours", {})  # as if somebody else had made it
+    before = sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll)
+    conf = {"spark.sql.shuffle.partitions": "7"}
+    with session.spark_session("ours", master="local[1]", conf=conf) as result:
+        assert result is spark
+    assert before == (sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll))
+    assert spark.range(3).count() == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+def test_a_killed_process_leaves_no_java(tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KILLED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        cores, jvm = process.stdout.readline().split()
+        assert cores == "1"
+        java = os.pidfd_open(int(jvm))
+        process.send_signal(signal.SIGKILL)
+        signal_of_its_end(java)
+        # Nothing of the usual output of Java and Spark came through.
+        assert not process.stderr.read()
+
+
+def signal_of_its_end(pidfd: int) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(60_000), "Java went on without its driver"
+    os.close(pidfd)
+
+
+def test_a_master_that_does_not_answer_is_told_at_once() -> None:
+    from taskq_plugins.spark.session import _check_answers  # noqa: PLC0415 - 1 s to import
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        _check_answers(f"spark://nobody:x,127.0.0.1:{port}")
+    with pytest.raises(SparkError, match=r"does not answer .*--master local"):
+        _check_answers(f"spark://127.0.0.1:{port}")
+
+
+def test_java_that_ends_while_it_is_told_to_leaves_no_session_behind(tmp_path: Path) -> None:
+    """A process that was just killed may be there still, though nobody answers any more."""
+    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
+
+    class Context:
+        _jsc: object = "java"
+        _gateway = mock.Mock(**{"proc.poll.return_value": None})
+        stopped = False
+
+        def stop(self) -> None:
+            assert self._jsc is None
+            self.stopped = True
+
+    context, refused = Context(), ConnectionRefusedError(111, "Connection refused")
+    folder = mock.Mock(name=str(tmp_path))
+    session = mock.Mock(sparkContext=context, **{"stop.side_effect": refused})
+    with mock.patch.dict(sessions._ours, {context: folder}):
+        sessions.close_session(session)
+    assert context.stopped
+    folder.cleanup.assert_called_once()
+
+
+@pytest.mark.parametrize("error", [EOFError(), TypeError("'JavaPackage' object is not callable")])
+def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(error: Exception) -> None:
+    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
+
+    opened = mock.Mock(**{"sparkContext._gateway.proc.poll.return_value": -9})
+    with (
+        mock.patch.object(sessions, "open_session", return_value=opened),
+        pytest.raises(SparkError, match="Java ended before") as raised,
+        sessions.spark_session("x"),
+    ):
+        raise error
+    assert raised.value.__cause__ is error
+
+
+def test_a_connection_that_is_refused_in_a_batch_is_told_as_javas_end(tmp_path: Path) -> None:
+    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
+
+    refused = ConnectionRefusedError(111, "Connection refused")
+    error, process = LakeDiskError(tmp_path, refused), mock.Mock()
+    process.poll.side_effect = lambda: -9 if process.wait.call_args.args[0] else None
+    opened = mock.Mock(**{"sparkContext._gateway.proc": process})
+    with (
+        mock.patch.object(sessions, "open_session", return_value=opened),
+        pytest.raises(SparkError, match="Java ended before"),
+        sessions.spark_session("x"),
+    ):
+        raise error from refused
+
+
+WRITER = Path(__file__).parent / "scripts" / "busy_writer.py"
+PRODUCED = 5
+SEGMENTS = 8
+
+
+async def put_three(directory: Path) -> None:
+    async with TaskLog.open(directory) as log:
+        await log.put_many([Put(payload=b"%d" % number) for number in range(3)])
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Two processes write the log; they end in good order."""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, WRITER, directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"writing\n"
+        yield
+    finally:
+        codes = []
+        for writer in writers:
+            writer.communicate(timeout=50)
+            codes.append(writer.returncode)
+    assert codes == [0, 0]
+
+
+def records_of_log(directory: Path) -> list[tuple[str, int]]:
+    journal = open_journal(str(directory))
+    result = [(f"{entry.epoch:016x}", entry.lsn) for entry in entries(journal)]
+    journal.close()
+    return result
+
+
+def one_trigger(stream: Stream) -> list[Row]:
+    """Available now, as another run of the query does it."""
+    stream.restart()
+    stream.reader.prepareForTriggerAvailableNow()
+    return stream.drain()
+
+
+def test_successive_triggers_read_every_record_once_while_two_processes_write(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "edge"
+    rows: list[Row] = []
+    with writing(log):
+        stream = Stream(tmp_path, maxBytesPerTrigger="1m")
+        batches: list[int] = []
+        # As long as there is more to see: triggers that read something, and segments that fill.
+        while len(batches) < PRODUCED or len({row["segment"] for row in rows}) < SEGMENTS:
+            result = one_trigger(stream)
+            batches += [len(result)] if result else []
+            rows += result
+    rows += one_trigger(stream)
+    assert not one_trigger(stream)
+    assert [(row["epoch"], row["lsn"]) for row in rows] == records_of_log(log)
+    kinds = {row["kind"] for row in rows}
+    assert {"enqueued", "claimed", "succeeded"} <= kinds
+    assert not kinds & {"damaged", "unknown"}
+    assert all(row["value"] is not None for row in rows if row["kind"] == "enqueued")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_query_of_spark_reads_every_record_once_while_two_processes_write(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    log = tmp_path / "logs" / "edge"
+    seen: list[tuple[str, int]] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        seen.extend((row.epoch, row.lsn) for row in batch.select("epoch", "lsn").collect())
+
+    def trigger() -> None:
+        frame = spark.readStream.format("taskq").option("maxBytesPerTrigger", "8m")
+        query = (
+            frame.load(str(tmp_path / "logs"))
+            .writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    asyncio.run(put_three(log))
+    # Before the cores are busy: Spark starts its Python processes.
+    trigger()
+    assert len(seen) == 3
+    with writing(log):
+        trigger()
+    assert len(seen) > 3
+    trigger()
+    assert len(seen) == len(set(seen))
+    assert sorted(seen) == sorted(records_of_log(log))
+
+
+@pytest.mark.timeout(240)
+def test_spark_reads_filters_and_explains_what_is_wrong(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    made = [MadeLog(tmp_path / name) for name in ("a", "b")]
+    for log in made:
+        for _ in range(5):
+            log.enqueue(4)
+    frame = spark.read.format("taskq").load(str(tmp_path))
+    both = frame.selectExpr("count(*)", "count_if(device = 'b' and lsn > 10)")
+    assert tuple(both.collect()[0]) == (40, 10)
+    item = spark.read.format("taskq").schema("lsn long, device string").load(str(tmp_path))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        first, second = item.filter("lsn = 3"), item.filter("device = 'b' and lsn = 4")
+        rows = first.union(second).collect()
+        assert sorted(map(tuple, rows)) == [(3, "a"), (3, "b"), (4, "b")]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    with pytest.raises(Exception, match=r"option maxbytes is unknown: did you mean maxBytesPer"):
+        spark.read.format("taskq").option("maxBytes", "1").load(str(tmp_path))
+    damage(made[1].frames[2])
+    with pytest.raises(Exception, match=r"b/log/0*1\.log.*corruptMode=skip"):
+        frame.count()
+
+
+ROOT = Path(__file__).parent.parent.parent
+WORDS = ["--devices", "12", "--hours", "6", "--work"]
+TABLES = 6
+COLUMNS = 80
+
+
+def check(work: Path, shown: str) -> None:
+    assert len(re.findall(r"rows, equal to the Python fold", shown)) == TABLES
+    assert (work / "lake").is_dir()
+    assert max(map(len, shown.splitlines())) <= COLUMNS
+
+
+@pytest.mark.slow
+def test_the_tables_of_a_fleet_equal_the_python_fold_of_its_logs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    assert spark.range(1).count() == 1
+    result = CliRunner().invoke(main, [*WORDS, str(tmp_path / "work")])
+    assert result.exit_code == 0, result.output
+    check(tmp_path / "work", result.stdout)
+
+
+@pytest.mark.slow
+# With the tests that share a session: two of Java at a time would be slow on two cores.
+@pytest.mark.xdist_group("spark")
+@pytest.mark.skipif(
+    shutil.which("java") is None and "TASKQ_TESTS_NEED_JAVA" not in os.environ,
+    reason="there is no Java on this machine, and Spark needs Java 17",
+)
+def test_a_fleet_is_a_program_of_its_own(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    run = run_python("-m", "examples.fleet", *WORDS, work, cwd=ROOT)
+    assert run.returncode == 0, run.stdout + run.stderr
+    check(work, run.stdout)
+
+
+def save(frame: DataFrame, data_dir: Path, mode: str = "append", **options: str) -> None:
+    frame.write.format("taskq").mode(mode).options(path=str(data_dir), **options).save()
+
+
+@pytest.mark.slow
+def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+    ran: list[int] = []
+    begun, done = threading.Event(), threading.Event()
+
+    @app.task(name="count")
+    async def count(n: int) -> None:
+        ran.append(n)
+        if len(ran) == 600:
+            done.set()
+
+    async def work() -> None:
+        async with app, app.worker(concurrency=50):
+            begun.set()
+            await asyncio.to_thread(done.wait, 50)
+
+    frame = spark.range(0, 640, 1, 4).selectExpr(
+        "id AS n",
+        # 40 rows come with a key that an earlier one of their partition holds for an hour
+        "CASE WHEN id % 160 < 10 THEN concat('a', id) WHEN id % 160 < 20 "
+        "THEN concat('a', id - 10) END AS key",
+        "CASE WHEN id % 2 = 0 THEN 9 END AS priority",
+    )
+    worker = threading.Thread(target=asyncio.run, args=(work(),))
+    worker.start()
+    assert begun.wait(10)
+    try:
+        save(frame, tmp_path, task="count", window="1h")
+        assert done.wait(30)
+    finally:
+        done.set()
+        worker.join()
+    assert sorted(ran) == sorted(n for n in range(640) if not 10 <= n % 160 < 20)
+
+
+@pytest.mark.slow
+async def test_priorities_and_order_hold(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame(
+        [("low", 1, "a"), ("high", 9, "b"), ("low", 1, "c"), ("high", 9, "d")],
+        "task string, priority int, text string",
+    ).coalesce(1)
+    save(frame, tmp_path, upload="once")
+    save(frame, tmp_path, upload="once")
+    async with TaskLog.open(tmp_path) as log:
+        deliveries = await log.claim(10)
+    assert [json.loads(delivery.payload)["text"] for delivery in deliveries] == ["b", "d", "a", "c"]
+
+
+def test_every_type_of_spark_that_json_has_a_form_for_is_an_argument(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    frame = spark.sql(
+        "SELECT 'ä\"' AS text, 1Y AS tiny, CAST(1.5 AS DECIMAL(9, 2)) AS price, true AS yes, "
+        "DATE'2024-02-29' AS day, TIMESTAMP'2024-02-29 12:00:00Z' AS at, X'FF' AS raw, "
+        "TIMESTAMP_NTZ'2024-02-29 12:00:00' AS there, INTERVAL '5' MINUTE AS span, 0.5D AS half, "
+        "named_struct('a', array(1, null), 'm', map('k', 2)) AS nested, null AS nothing, "
+        "map('source', 'spark') AS headers, INTERVAL '2' HOUR AS expires"
+    )
+    save(frame, tmp_path, task="t")
+    (job,) = jobs(tmp_path)
+    assert (
+        job.body
+        == (
+            '{"text":"ä\\"","tiny":1,"price":"1.50","yes":true,"day":"2024-02-29",'
+            '"at":"2024-02-29T12:00:00Z","raw":"_w==","there":"2024-02-29T12:00:00","span":"PT5M",'
+            '"half":0.5,"nested":{"a":[1,null],"m":{"k":2}},"nothing":null}'
+        ).encode()
+    )
+    assert job.extras is not None
+    assert (job.extras.headers, job.extras.expires_ns > 0) == ({"source": "spark"}, True)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_told_and_nothing_is_enqueued(spark: SparkSession, tmp_path: Path) -> None:
+    # One task: another that still runs when the write is given up leaves its file for the sweep.
+    good = spark.range(0, 1_000, 1, 1)
+    bad: list[tuple[DataFrame, dict[str, Any], str]] = [
+        (good.selectExpr("id AS n", "CAST(if(id = 777, 10, 1) AS int) AS priority"), {},
+         "the row with n=777, priority=10: priority is 10"),
+        (good.selectExpr("CAST(id AS string) AS priority"), {}, "column 'priority' is string"),
+        (good, {"quue": "x"}, "no option 'quue': did you mean 'queue'?"),
+        (good, {"mode": "overwrite"}, 'use mode("append")'),
+    ]  # fmt: skip
+    for frame, options, words in bad:
+        with pytest.raises(Exception, match="taskq") as caught:
+            save(frame, tmp_path, task="t", **options)
+        assert words in str(caught.value)
+        assert not (tmp_path / "taskq.json").exists()
+        assert not list(tmp_path.glob("uploads/*/*"))
+
+
+def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A batch that was published, but which Spark does not know of, is not enqueued again."""
+    (tmp_path / "rows").mkdir()
+    checkpoint = tmp_path / "checkpoint"
+
+    def arrive(number: int) -> None:
+        rows = "".join(f'{{"n":{number * 10 + at}}}\n' for at in range(10))
+        (tmp_path / "rows" / f"{number}.json").write_text(rows)
+
+    def run() -> None:
+        source = spark.readStream.schema("n long").option("maxFilesPerTrigger", "1")
+        query = (
+            source.json(str(tmp_path / "rows")).writeStream.format("taskq")
+            .options(path=str(tmp_path / "data"), task="t", checkpointLocation=str(checkpoint))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(50)
+
+    arrive(0)
+    arrive(1)
+    run()
+    newest = checkpoint / "commits" / "1"
+    for path in (newest, newest.with_name(".1.crc")):
+        path.unlink()
+    arrive(2)
+    run()
+    run()
+    result = sorted(json.loads(job.body or b"")["n"] for job in jobs(tmp_path / "data"))
+    assert result == list(range(30))
+
+
+TARGET = "tests.samples.backlog_jobs:app"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> TaskQ:
+    backlog_jobs.app.data_dir = tmp_path / "data"
+    return backlog_jobs.app
+
+
+async def work_off(app: TaskQ, **changes: Any) -> None:
+    """Run a worker on the session that is there, until nothing is left to run."""
+    given: dict[str, Any] = {
+        "target": TARGET,
+        "concurrency": 8,
+        "queues": None,
+        "burst": True,
+        "drain_timeout": 10.0,
+        "on_event": None,
+    }
+    with find_executor("spark")(app, WorkerOrder(**(given | changes))) as worker:
+        await worker.run()
+
+
+async def states(handles: list[JobHandle[Any]]) -> set[State]:
+    return {await handle.status() for handle in handles}
+
+
+@pytest.mark.timeout(180)
+async def test_jobs_of_every_kind_run_on_executors(spark: SparkSession, app: TaskQ) -> None:
+    async with app:
+        doubled = await backlog_jobs.double.enqueue_many([(number,) for number in range(60)])
+        napped = await backlog_jobs.nap.enqueue_many([(number,) for number in range(20)])
+        failed = await backlog_jobs.fail.enqueue()
+        parent = await backlog_jobs.parent.options(headers={"name": "Ada"}).enqueue(5)
+        shout = await backlog_jobs.shout.enqueue("ah" * 4_000)
+        later = await backlog_jobs.later.enqueue()
+        slow = await backlog_jobs.slow.enqueue()
+        other = await backlog_jobs.double.options(queue="other").enqueue(1)
+        await work_off(app, queues=["default"])
+        assert [await item.result() for item in doubled[:3]] == [0, 2, 4]
+        assert await states([*doubled, *napped]) == {State.SUCCEEDED}
+        assert await parent.result() == "Ada"
+        assert await shout.result() == "AH" * 4_000
+        assert await states([failed, slow]) == {State.DEAD}
+        assert await states([later]) == {State.SCHEDULED}
+        assert await states([other]) == {State.READY}
+        queues = {queue.queue: queue for queue in (await app.stats()).queues}
+        assert queues["default"].succeeded == 60 + 20 + 1 + 5 + 1
+    assert spark.range(1).count() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+async def test_a_job_that_kills_its_python_dies_alone(app: TaskQ) -> None:
+    async with app:
+        good = await backlog_jobs.double.enqueue_many([(number,) for number in range(20)])
+        bad = await backlog_jobs.die.enqueue()
+        more = await backlog_jobs.double.enqueue_many([(number,) for number in range(20)])
+        await work_off(app)
+        assert await states([*good, *more]) == {State.SUCCEEDED}
+        assert await states([bad]) == {State.DEAD}
+
+
+KILLED_BACKLOG = """
+import os
+from pathlib import Path
+from taskq import TaskQ, current_job
+app = TaskQ("data")
+
+@app.task
+def work(number: int) -> int:
+    with open("ran", "a") as file:
+        print(number, file=file, flush=True)
+    if number < 2 and current_job().attempt == 1:
+        open("gate").read()
+    return number
+"""
+
+
+@pytest.mark.slow
+def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path) -> None:
+    (tmp_path / "killed_backlog.py").write_text(KILLED_BACKLOG)
+    os.mkfifo(tmp_path / "gate")
+    app = TaskQ(tmp_path / "data")
+    for number in range(200):
+        app.enqueue_by_name_sync("killed_backlog.work", number=number)
+    app.close_sync()
+    command = [sys.executable, "-m", "taskq", "worker", "killed_backlog:app"]
+    spark = ["--executor", "spark", "--master", "local[2]"]
+    with subprocess.Popen(
+        [*command, *spark], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as driver:
+        # Both executors hang in their first job until the driver is gone.
+        writers = [os.open(tmp_path / "gate", os.O_WRONLY)]
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    done = subprocess.run(
+        [*command, "--burst"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    for writer in writers:
+        os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert "recovered" in done.stdout
+    successes = run_taskq("export", "-d", "data", "--records", cwd=tmp_path, check=True).stdout
+    records = [json.loads(line) for line in successes.splitlines()]
+    succeeded = [record["id"] for record in records if record["kind"] == "succeeded"]
+    assert len(succeeded) == len(set(succeeded)) == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--executor", "sprak"), 2, "taskq: there is no executor 'sprak'; known are: spark"),
+        (("--master", "local[2]"), 2, "--executor spark"),
+        (("--help",), 0, "at least once"),
+    ],
+)
+def test_where_jobs_run_is_said_and_wrong_words_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str
+) -> None:
+    text = "from taskq import TaskQ\napp = TaskQ('data')\n@app.task\ndef work() -> None: ...\n"
+    (tmp_path / "executed_shop.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = taskq("worker", "executed_shop:app", *words)
+    assert (done.exit_code, said in " ".join(done.output.split())) == (code, True), done.output
+
+
+TEXT: Final = (Path(__file__).parents[2] / "plugins/README.md").read_text(encoding="utf-8")
+
+
+def run_block(title: str, directory: Path, **names: Any) -> dict[str, Any]:
+    _, _, rest = TEXT.partition(f"\n## {title}\n")
+    _, _, rest = rest.partition("```python\n")
+    code, _, _ = rest.partition("```")
+    for path in re.findall(r'"(hub/devices|ck|out|lake/jobs|lake|\./\w+)"', code):
+        code = code.replace(f'"{path}"', f'"{directory / path}"')
+    exec(compile(code, "plugins/README.md", "exec"), names)  # noqa: S102 - it is our own text
+    return names
+
+
+def test_the_lines_on_tables_give_every_reader_the_same_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    states = {"dead": 2, "succeeded": 3}
+    rows = [{"job_id": state, "state": state} for state, n in states.items() for _ in range(n)]
+    fill(tmp_path / "lake", [{"job_id": "replaced"}])
+    fill(tmp_path / "lake", rows)
+    read = run_block("The tables", tmp_path, spark=spark)
+    assert len(read["dead"]) == 2
+    assert dict(read["states"]) == states
+    assert len(read["frame"]) == read["by_spark"].count() == 5
+
+
+def test_polars_reads_a_lake_with_a_space_in_its_path_as_the_page_says(tmp_path: Path) -> None:
+    lake = fill(tmp_path / "the lake", [{"job_id": "1"}])
+    (words,) = re.findall(r'polars.scan_delta\("the lake/jobs", (.+?)\)`', TEXT)
+    assert words == "use_pyarrow=True"
+    path = f"{lake.path}/jobs"
+    assert len(pl.scan_delta(path, use_pyarrow=True).collect()) == 1
+    with pytest.raises(FileNotFoundError):
+        pl.scan_delta(path).collect()
+    (tmp_path / "the%20lake").symlink_to(lake.path)
+    assert len(pl.scan_delta(path).collect()) == 1
+
+
+@pytest.mark.slow
+def test_the_lines_on_data_frames_run(spark: SparkSession, tmp_path: Path) -> None:
+    MadeLog(tmp_path / "hub/devices/edge-1").enqueue(3)
+    run_block("Logs as data frames", tmp_path, spark=spark)
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 3
+
+
+@pytest.mark.slow
+async def test_the_lines_on_jobs_by_the_million_run(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.createDataFrame([("a@b.c",)], "to string")
+    stream = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 2)
+        .load()
+        .selectExpr("CAST(value AS STRING) AS to")
+    )
+    run_block("Jobs by the million", tmp_path, df=df, stream=stream)
+    for query in spark.streams.active:
+        query.stop()
+    async with TaskLog.open(tmp_path / "data") as log:
+        first, *_ = await log.peek()
+        assert first.task == "mail.send"
