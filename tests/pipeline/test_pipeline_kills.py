@@ -108,7 +108,7 @@ def test_a_run_killed_at_random_moments_makes_the_tables_of_an_undisturbed_one(
     fleet.live[0].enqueue(3)
     began = time.monotonic()
     with running(tmp_path) as process:
-        assert batches(process, 1)
+        assert batches(process, 1), (tmp_path / "said").read_text()
     start_seconds = time.monotonic() - began
     left = KILLS
     for _ in range(3 * KILLS):
