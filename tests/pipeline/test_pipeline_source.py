@@ -397,6 +397,8 @@ def test_small_batches_are_joined_up_to_a_size(
     tmp_path: Path, fleet: dict[str, MadeLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few rows may hold large payloads: joining by their number alone would take any memory."""
+    for made in fleet.values():
+        made.enqueue(1, size=20_000)  # smaller pieces are decoded together
     reader = source(tmp_path).reader(spark_schema())
     (part,) = reader.partitions()
     (whole,) = batches_of(reader, part)
