@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from taskq.core.errors import TaskqError
 from taskq.core.model import SIGNAL_BYTES_MAX, Conflict, Extras
 from taskq.log import requests
 from taskq.log.format import codec
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from taskq.log.segments.segments import SegmentFiles
     from taskq.log.state.facets import Facets
 
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 #: Beyond, records are read back from their segment.
 RECENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
@@ -60,6 +63,19 @@ class Batch:
     @property
     def count(self) -> int:
         return self.lsn - self.first_lsn
+
+
+def each(
+    act: Callable[[Batch, Item], Answer], batch: Batch, items: Iterable[Item]
+) -> list[Answer | TaskqError]:
+    """Return for each item what the act returned, or the error that it met."""
+    answers: list[Answer | TaskqError] = []
+    for item in items:
+        try:
+            answers.append(act(batch, item))
+        except TaskqError as error:
+            answers.append(error)
+    return answers
 
 
 class Recent:

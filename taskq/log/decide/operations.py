@@ -27,7 +27,7 @@ from taskq.core.schedules import (
 )
 from taskq.log.decide.carry import Edits, Rewrites
 from taskq.log.decide.claim import Claims
-from taskq.log.decide.context import Batch, Context
+from taskq.log.decide.context import Batch, Context, each
 from taskq.log.decide.ends import Ends
 from taskq.log.decide.enqueue import Enqueues, Keys
 from taskq.log.decide.listeners import Asks, Deaths
@@ -53,21 +53,18 @@ class Queues:
 
     def pause(self, batch: Batch, queue: str) -> bool:
         """Let no job of the queue be claimed; False if it is paused already."""
-        agenda = self._context.agenda
-        if queue in agenda.queues.paused:
-            return False
-        batch.add(encode_queue(PAUSE, queue, batch.lsn))
-        agenda.queues.apply_paused(queue)
-        batch.interest |= INTEREST_READY
-        return True
+        return self._switch(batch, queue, PAUSE)
 
     def resume(self, batch: Batch, queue: str) -> bool:
         """Let its jobs be claimed again; False if it is not paused."""
-        agenda = self._context.agenda
-        if queue not in agenda.queues.paused:
+        return self._switch(batch, queue, RESUME)
+
+    def _switch(self, batch: Batch, queue: str, kind: int) -> bool:
+        queues = self._context.agenda.queues
+        if (queue in queues.paused) == (kind == PAUSE):
             return False
-        batch.add(encode_queue(RESUME, queue, batch.lsn))
-        agenda.queues.apply_resumed(queue)
+        batch.add(encode_queue(kind, queue, batch.lsn))
+        (queues.apply_paused if kind == PAUSE else queues.apply_resumed)(queue)
         batch.interest |= INTEREST_READY
         return True
 
@@ -137,12 +134,8 @@ class Ticks:
         after = {name: (state.rule, state.details) for name, state in self._schedules.items()}
         after |= {enrolment.name: (enrolment.rule, enrolment.details) for enrolment in new}
         size = sum(len(name) + len(rule) + len(other) for name, (rule, other) in after.items())
-        if len(after) > SCHEDULES_MAX or size > SCHEDULES_BYTES_MAX:
-            raise UsageError(
-                f"this log would know {len(after)} schedules of {size} bytes, the most is "
-                f"{SCHEDULES_MAX} of {SCHEDULES_BYTES_MAX} bytes: forget old ones with "
-                f"{command(self._context.facets.path, 'schedules', 'forget', 'NAME')}"
-            )
+        most = SCHEDULES_MAX, SCHEDULES_BYTES_MAX
+        _check_room(self._context, "schedules", (len(after), size), most)
 
     def _write(self, batch: Batch, ticked: TickRecord) -> None:
         batch.add(encode_ticked(ticked, batch.lsn))
@@ -180,12 +173,20 @@ class Sources:
     def _check_room(self, name: str, position: bytes) -> None:
         after = self._context.agenda.sources | {name: sources.SourceState(position, 0)}
         size = sum(len(source) + len(state.position) for source, state in after.items())
-        if len(after) > sources.SOURCES_MAX or size > sources.SOURCES_BYTES_MAX:
-            raise UsageError(
-                f"this log would know {len(after)} sources of {size} bytes, the most is "
-                f"{sources.SOURCES_MAX} of {sources.SOURCES_BYTES_MAX} bytes: forget old ones with "
-                f"{command(self._context.facets.path, 'sources', 'forget', 'NAME')}"
-            )
+        most = sources.SOURCES_MAX, sources.SOURCES_BYTES_MAX
+        _check_room(self._context, "sources", (len(after), size), most)
+
+
+def _check_room(
+    context: Context, what: str, wanted: tuple[int, int], most: tuple[int, int]
+) -> None:
+    """Refuse a count, and bytes, of which one is over the most."""
+    if wanted[0] > most[0] or wanted[1] > most[1]:
+        raise UsageError(
+            f"this log would know {wanted[0]} {what} of {wanted[1]} bytes, the most is "
+            f"{most[0]} of {most[1]} bytes: forget old ones with "
+            f"{command(context.facets.path, what, 'forget', 'NAME')}"
+        )
 
 
 _KEYED: Final = int(records.Flag.KEY_UNTIL_SETTLED)
@@ -208,31 +209,21 @@ class DeadLetters:
 
     def requeue(self, batch: Batch, letters: list[Letter]) -> list[TaskqError | None]:
         """Make dead letters ready again: for each None, or why it was not done."""
-        answers: list[TaskqError | None] = []
-        for letter in letters:
-            try:
-                self._requeue(batch, letter)
-            except TaskqError as refusal:
-                answers.append(refusal)
-            else:
-                answers.append(None)
-        return answers
+        return each(self._requeue, batch, letters)
 
     def purge(self, batch: Batch, jobs: list[int]) -> list[TaskqError | None]:
         """Forget dead letters: for each None, or why it was not done."""
+        return each(self._purge, batch, jobs)
+
+    def _purge(self, batch: Batch, job: int) -> None:
         agenda = self._context.agenda
-        answers: list[TaskqError | None] = []
-        for job in jobs:
-            if agenda.dead.find(job) is None:
-                answers.append(self._not_dead(job))
-                continue
-            options = self._purged(batch, job)
-            batch.add(codec.encode_job(REMOVAL, 0, 0, job, 0, options=options))
-            forget_dead(agenda, job)
-            agenda.steps.drop(job)
-            batch.interest |= INTEREST_OUTCOME
-            answers.append(None)
-        return answers
+        if agenda.dead.find(job) is None:
+            raise self._not_dead(job)
+        options = self._purged(batch, job)
+        batch.add(codec.encode_job(REMOVAL, 0, 0, job, 0, options=options))
+        forget_dead(agenda, job)
+        agenda.steps.drop(job)
+        batch.interest |= INTEREST_OUTCOME
 
     def _requeue(self, batch: Batch, letter: Letter) -> None:
         """Make one ready again.

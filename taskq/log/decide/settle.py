@@ -192,13 +192,7 @@ class Settles:
 
     def settle_each(self, batch: context.Batch, items: list[Settlement]) -> list[Any]:
         """End deliveries one by one: for each None, what its children became, or its error."""
-        return [self._answer(batch, item) for item in items]
-
-    def _answer(self, batch: context.Batch, item: Settlement) -> Any:
-        try:
-            return self.settle(batch, item) or None
-        except TaskqError as error:
-            return error
+        return [answer or None for answer in context.each(self.settle, batch, items)]
 
     def settle(self, batch: context.Batch, item: Settlement) -> list[int | requests.Duplicate]:
         """End a delivery; returns what its children became.

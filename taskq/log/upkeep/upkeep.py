@@ -10,7 +10,7 @@ from taskq.core import errors, model, views
 from taskq.log.commit import answers, chores, committer, room
 from taskq.log.format.frames import segment_name
 from taskq.log.machine.threads import Reporter
-from taskq.log.requests import Op, Order
+from taskq.log.requests import Op, Order, Request
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.state.job_history import note_dropped
 from taskq.log.upkeep import retention, snapshots
@@ -67,11 +67,16 @@ LOOK_NS: Final = 10 * model.SECOND_NS
 TROUBLE_NS: Final = 30 * model.SECOND_NS
 #: While the disk is nearly full it looks this often.
 _PRESSED_NS: Final = model.SECOND_NS
+#: Between two looks whether another process is done, for a caller that waits for it.
+_TURN_NS: Final = model.SECOND_NS // 20
+#: Work between two batches: nanoseconds, or the number of the smallest steps.
+_STEP_NS: Final = model.SECOND_NS // 1_000
+STEPS_MAX: Final = 64
 #: On a disk that is nearly full such a part of the log goes at once.
 _SPARE_PARTS: Final = 8
 
 
-class Upkeep(chores.Chore):
+class Upkeep:
     """Look after the log, for one process.
 
     All of it is done in steps of about a millisecond on the storage thread, between batches and
@@ -81,8 +86,13 @@ class Upkeep(chores.Chore):
     """
 
     def __init__(self, committer: committer.Committer) -> None:
-        super().__init__(committer.journal, f"{committer.journal.path}/upkeep.lock")
         self._committer = committer
+        self._journal = committer.journal
+        self._port = chores.InnerPort()
+        self._steps: chores.Steps | None = None
+        #: descriptor of ``upkeep.lock``, which the process at work holds
+        self._lock = -1
+        self._look_at_ns = self._pause_until_ns = 0
         self._snapshots = snapshots.Snapshots(committer)
         self._endings = retention.Endings(committer.journal)
         self._orders: deque[Order] = deque()
@@ -107,16 +117,66 @@ class Upkeep(chores.Chore):
             for _ in self._snapshots.close_steps():
                 pass
 
-    def _is_asked(self) -> bool:
-        return bool(self._orders)
+    @property
+    def busy(self) -> bool:
+        if self._steps is None:
+            return bool(self._orders)
+        return self._journal.clock.steady_ns() >= self._pause_until_ns
+
+    def seconds_until_look(self) -> float:
+        if self._steps is None and not self._is_ours():
+            return float("inf")
+        at_ns = self._next_look_ns() if self._steps is None else self._pause_until_ns
+        return max(at_ns - self._journal.clock.steady_ns(), 0) / model.SECOND_NS
+
+    def step(self) -> list[Request]:
+        """Work for a millisecond; return the requests for the next batch, mostly none.
+
+        Raises nothing: trouble is logged, reported to the caller of an order, and retried later.
+        """
+        try:
+            if self._steps is None:
+                self._steps = self._next_steps()
+            if self._steps is None or not self.busy:
+                return []
+            clock = self._journal.clock
+            until_ns = clock.steady_ns() + _STEP_NS
+            for _ in range(STEPS_MAX):  # many are much shorter than a millisecond
+                inner = next(self._steps)
+                if inner is not None:
+                    return [inner.request]
+                if clock.steady_ns() >= until_ns or not self.busy:
+                    break
+        except StopIteration:
+            self._stop(LOOK_NS)
+        except Exception as error:  # noqa: BLE001 - a bug here must not close the log
+            self._trouble(error)
+        return []
 
     def _next_steps(self) -> chores.Steps | None:
         if self._orders:
             return self._carry_out(self._orders.popleft())
         return self._work() if self._wants_to_look() else None
 
-    def _finished(self) -> None:
-        self._stop(LOOK_NS)
+    def _take_turn(self) -> bool:
+        disk = self._journal.disk
+        self._lock = disk.open(f"{self._journal.path}/upkeep.lock", create=True)
+        if disk.try_lock(self._lock):
+            return True
+        disk.close(self._lock)  # before a pause that may be the last of these steps
+        self._lock = -1
+        return False
+
+    def _stop(self, pause_ns: int) -> None:
+        """End the steps, if any are left, and look again after the pause."""
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.close()
+        self._pause_until_ns = 0
+        if self._lock >= 0:
+            self._journal.disk.close(self._lock)  # and with it the lock goes
+            self._lock = -1
+        self._look_at_ns = self._journal.clock.steady_ns() + pause_ns
 
     def _trouble(self, error: Exception) -> None:
         if isinstance(error, SegmentGone):  # a lookup met a segment that went just now
@@ -178,7 +238,7 @@ class Upkeep(chores.Chore):
         while not self._take_turn():
             if journal.clock.steady_ns() > give_up_ns:
                 raise errors.LogError(f"{journal.path}: another process is at it; try again later")
-            self._pause()
+            self._pause_until_ns = journal.clock.steady_ns() + _TURN_NS
             yield None
         journal.refresh()
         self._committer.facets.catch_up()

@@ -20,7 +20,6 @@ from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate, Times
 from taskq.core.records import Cause, Kind
 from taskq.flows.flow import Chain, Parallel
-from taskq.log.commit import chores as errand
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide import claim as claiming
 from taskq.log.decide import settle
@@ -39,6 +38,7 @@ from taskq.log.requests import (
 )
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep import snapshots
+from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.snapshots import SnapshotPolicy
 from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some

@@ -15,7 +15,6 @@ from taskq import TaskLog
 from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
-from taskq.log.commit import chores as errand
 from taskq.log.config import KEEP_PARTS, SEGMENT_BYTES_MIN, LogConfig, QueuePolicy
 from taskq.log.format import frames as segment
 from taskq.log.journal.lock import TailHint
@@ -25,6 +24,7 @@ from taskq.log.requests import Cancel, Duplicate, EnqueueSpec, Op, Order, Rewrit
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.job_history import is_job
 from taskq.log.upkeep import upkeep
+from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
 from tests.effort import every, grows, some
 from tests.log.mix import ACTS, CONFIGS, Mix
