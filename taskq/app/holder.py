@@ -134,7 +134,7 @@ class LogHolder:
             UsageError: an argument is wrong, or no filter is given: that would cancel everything.
             LogError: the log could not be opened or written.
         """
-        from taskq.log.read.selection import WaitingFilter  # noqa: PLC0415 - few ask
+        from taskq.log.read.jobs import JobFilter  # noqa: PLC0415 - few ask
         from taskq.reading.dead import (  # noqa: PLC0415 - as above
             Swept,
             checked_limit,
@@ -151,10 +151,10 @@ class LogHolder:
             parsing.check_name("queue name", queue)
         if limit is not None:
             limit = checked_limit(limit)
-        wanted = WaitingFilter(
+        wanted = JobFilter(
             queue=queue,
             task=task,
-            before_ns=None if before is None else moment_before(before, "before"),
+            until_ns=None if before is None else moment_before(before, "before"),
             states=waiting_states(state),
         )
         swept = Swept()

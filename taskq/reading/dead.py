@@ -16,6 +16,7 @@ from taskq.connection.connection import Connection, split_job_id
 from taskq.core import durations, errors, model, parsing, views
 from taskq.core.values import TypedDict, dataclass
 from taskq.log.read import selection
+from taskq.log.read.jobs import JobFilter
 from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX, Edit, Letter, Rewrite
 
 # Acts on many jobs: filters and results.
@@ -107,7 +108,7 @@ async def sweep(
 
 
 async def withdraw(
-    connection: Connection, wanted: selection.WaitingFilter, limit: int | None, *, dry_run: bool
+    connection: Connection, wanted: JobFilter, limit: int | None, *, dry_run: bool
 ) -> Swept:
     """Cancel the waiting jobs that fit, slice by slice; running jobs are only counted."""
 

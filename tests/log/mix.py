@@ -28,7 +28,8 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig, QueuePolicy
 from taskq.log.decide.steps import NewSignal, NewStep
-from taskq.log.read.selection import WaitingFilter, letters, waiting_page
+from taskq.log.read.jobs import JobFilter
+from taskq.log.read.selection import letters, waiting_page
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Withdrawal
 from taskq.log.state.facets import Facets
 from taskq.log.state.job_history import job_view
@@ -195,7 +196,7 @@ class Mix:
     def withdraw(self, process: Process) -> None:
         process.catch_up()
         count = self.random.randrange(1, 5)
-        jobs = waiting_page(process.committer.sight, WaitingFilter(), 0, 2**62, count).items
+        jobs = waiting_page(process.committer.sight, JobFilter(), 0, 2**62, count).items
         process.ask(Op.WITHDRAW, Withdrawal(jobs))
 
     def letter(self, process: Process) -> None:

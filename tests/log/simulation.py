@@ -36,7 +36,8 @@ from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import Run
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.format.codec import FLAGS_AT
-from taskq.log.read.selection import WaitingFilter, letters, waiting_page
+from taskq.log.read.jobs import JobFilter
+from taskq.log.read.selection import letters, waiting_page
 from taskq.log.requests import (
     Bundle,
     Cancel,
@@ -214,7 +215,7 @@ class Care:
 
     def _withdraw(self, process: Process) -> Made:
         process.catch_up()
-        wanted = WaitingFilter(queue=self.chance.choice(QUEUES))
+        wanted = JobFilter(queue=self.chance.choice(QUEUES))
         result = waiting_page(process.committer.sight, wanted, 0, 2**62, 50).items
         jobs = result[: self.chance.choice((1, 2, 4))]
         if not jobs:

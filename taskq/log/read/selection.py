@@ -19,6 +19,7 @@ from taskq.core.values import dataclass
 from taskq.core.views import JobView
 from taskq.log.format.carried import decode_carried, encode_history, is_carrying
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
+from taskq.log.read.jobs import JobFilter
 from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter, Rewrite
 from taskq.log.state.job_history import job_not_found, job_view
 
@@ -58,22 +59,6 @@ class DeadFilter:
         if isinstance(self.error, str):
             return self.error in reason
         return self.error.search(reason) is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingFilter:
-    """Filter of waiting jobs; what is None does not matter.
-
-    Attributes:
-        queue, task: by name.
-        before_ns: enqueued before this moment of log time.
-        states: SCHEDULED, READY or both.
-    """
-
-    queue: str | None = None
-    task: str | None = None
-    before_ns: int | None = None
-    states: frozenset[model.State] = WAITING
 
 
 class PageEnd(NamedTuple):
@@ -230,18 +215,16 @@ def _letter(journal: Journal, job: int, location: int) -> Letter:
     return Letter(job, born, carried.enqueued_ns, carried.history)
 
 
-def waiting_page(
-    sight: LogView, wanted: WaitingFilter, start: int, end: int, limit: int
-) -> Page[int]:
-    """Waiting jobs among those from ``start`` on, before ``end``, that fit."""
+def waiting_page(sight: LogView, wanted: JobFilter, start: int, end: int, limit: int) -> Page[int]:
+    """Return jobs among those from ``start`` on, before ``end``, that wait and fit."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     time_ns, step_ns = journal.log_time()
     # A step of the clock that is not recorded yet makes nothing due.
     agenda.promote(time_ns - step_ns)
-    if wanted.before_ns is not None:
-        end = min(end, journal.indexes.lsn_at(wanted.before_ns))
+    if wanted.until_ns is not None:
+        end = min(end, journal.indexes.lsn_at(wanted.until_ns))
     lanes = _lanes(agenda, wanted.queue, wanted.task)
-    states = frozenset(map(int, wanted.states))
+    states = frozenset(map(int, wanted.states or WAITING))
     page: Page[int] = Page([], [], 0)
     for number, (chunk, index) in enumerate(agenda.table.since(start)):
         job = chunk.ids[index]

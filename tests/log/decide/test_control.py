@@ -13,7 +13,8 @@ from taskq.core.records import Cause, Kind
 from taskq.core.views import QueueStats
 from taskq.log.decide.settle import is_asked
 from taskq.log.machine.ports import INTEREST_READY
-from taskq.log.read.selection import WaitingFilter, count_running, waiting_page
+from taskq.log.read.jobs import JobFilter
+from taskq.log.read.selection import count_running, waiting_page
 from taskq.log.requests import Cancel, ClaimRequest, Delivery, EnqueueSpec, Op, Withdrawal
 from tests.log.world import FILLER, Process, World, chord, edit, found, items_of, keeping, tend
 
@@ -134,7 +135,7 @@ ALL = 2**62
 
 def waiting(process: Process, **wanted: Any) -> list[int]:
     process.catch_up()
-    return waiting_page(process.committer.sight, WaitingFilter(**wanted), 0, ALL, 10_000).items
+    return waiting_page(process.committer.sight, JobFilter(**wanted), 0, ALL, 10_000).items
 
 
 def test_a_resume_wakes_claims_that_wait_here_and_sleepers_elsewhere() -> None:
@@ -184,8 +185,8 @@ def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:
         ({"queue": "mail", "task": "copy"}, []),
         ({"states": frozenset({State.READY})}, [old, mail]),
         ({"states": frozenset({State.SCHEDULED})}, [late]),
-        ({"before_ns": moment}, [old]),
-        ({"before_ns": moment + 1}, [old, mail, late]),
+        ({"until_ns": moment}, [old]),
+        ({"until_ns": moment + 1}, [old, mail, late]),
     ):
         assert waiting(process, **wanted) == expected, wanted
     world.clock.advance(60)
@@ -205,7 +206,7 @@ def test_pages_together_find_every_waiting_job_once(limit: int) -> None:
     seen: list[int] = []
     start = 0
     while True:
-        page = waiting_page(process.committer.sight, WaitingFilter(), start, jobs[8], limit)
+        page = waiting_page(process.committer.sight, JobFilter(), start, jobs[8], limit)
         seen += page.items
         start = page.following
         if not start:

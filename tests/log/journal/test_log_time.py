@@ -10,7 +10,8 @@ import pytest
 
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
-from taskq.log.read.selection import WaitingFilter, waiting_page
+from taskq.log.read.jobs import JobFilter
+from taskq.log.read.selection import waiting_page
 from taskq.log.requests import Op
 from tests.effort import grows, some
 from tests.log.world import Process, World
@@ -158,7 +159,7 @@ def test_whoever_looks_after_a_step_of_the_clock_makes_nothing_run_early() -> No
     job = _delayed(process, _HOUR)
     process.catch_up()
     world.clock.step(2 * _HOUR)
-    look = partial(waiting_page, wanted=WaitingFilter(), start=0, end=job + 1, limit=9)
+    look = partial(waiting_page, wanted=JobFilter(), start=0, end=job + 1, limit=9)
     assert process.ask(Op.LOOK, (look, True)).items == [job]
     assert _claimed(process) == []
     world.clock.advance(_HOUR + 1)
