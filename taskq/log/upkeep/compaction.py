@@ -4,19 +4,73 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core import errors, kinds, model
 from taskq.core.folds import agenda, dedup, jobtable
 from taskq.log.decide.steps import Again
 from taskq.log.format import codec, frames, notes, options
 from taskq.log.format.carried import decode_carried, key_hash_of
-from taskq.log.requests import TALLIES_MAX, Floor, Op, Rewrite
+from taskq.log.requests import TALLIES_MAX, Answer, Floor, Op, Request, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
 from taskq.log.upkeep.retention import Needed, Retained, extent
 
 if TYPE_CHECKING:
-    from taskq.log.commit import chores, committer
+    from taskq.log.commit import committer
+
+Steps = Generator["InnerRequest | None", None, None]
+
+
+class InnerRequest:
+    """A request and its answer; it stands in for a future.
+
+    Attributes:
+        value: the answer, once ``done``.
+    """
+
+    def __init__(self, op: Op, port: InnerPort, operand: object) -> None:
+        self.request: Request = (int(op), port, self, operand)
+        self.value: Any = None
+        self._answered = False
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self._answered
+
+    def cancelled(self) -> bool:
+        return False
+
+    def set_result(self, value: object) -> None:
+        self.value, self._answered = value, True
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error, self._answered = error, True
+
+    def wait(self) -> Iterator[InnerRequest | None]:
+        """Be sent, and wait for the answer, which is in ``value`` then.
+
+        Raises:
+            TaskqError: it could not be done.
+        """
+        yield self
+        while not self._answered:
+            yield None
+        if self._error is not None:
+            raise self._error
+
+
+class InnerPort:
+    """The port that inner requests come from."""
+
+    def make(self, op: Op, operand: object) -> InnerRequest:
+        return InnerRequest(op, self, operand)
+
+    def deliver(self, answers: list[Answer]) -> None:
+        for _, inner, value in answers:
+            if isinstance(value, Exception):
+                inner.set_exception(value)
+            else:
+                inner.set_result(value)
 
 
 #: Jobs or bytes that one batch carries, so that the lock is held for some milliseconds.
@@ -43,7 +97,7 @@ class Compaction:
     def __init__(
         self,
         committer: committer.Committer,
-        port: chores.InnerPort,
+        port: InnerPort,
         segment: int,
         retained: Retained,
     ) -> None:
@@ -61,7 +115,7 @@ class Compaction:
         self._needed = 0
         self.carried = 0
 
-    def steps(self, needed_bytes_max: int | None) -> chores.Steps:
+    def steps(self, needed_bytes_max: int | None) -> Steps:
         """Carry, and say that the segment may go; ``drop_steps`` removes it.
 
         Nothing is done if over ``needed_bytes_max`` bytes of it are needed.
@@ -126,7 +180,7 @@ class Compaction:
         needed.sort()
         yield from self._measure(needed)
 
-    def _finish(self) -> chores.Steps:
+    def _finish(self) -> Steps:
         tallied: agenda.Agenda | None = None
         while tallied is not self._agenda:  # lanes have other numbers once it was folded anew
             tallied = self._agenda
@@ -236,7 +290,7 @@ class Compaction:
                 )
             yield item
 
-    def _carry(self, needed: Needed) -> Generator[chores.InnerRequest | None, None, int]:
+    def _carry(self, needed: Needed) -> Generator[InnerRequest | None, None, int]:
         """Write all of them again; returns how many had changed meanwhile."""
         missed = size = 0
         items: list[Rewrite | Again] = []
@@ -268,9 +322,7 @@ class Compaction:
             record = frame.data[at : at + codec.LENGTH.unpack_from(frame.data, at)[0]]
             yield Again(job, self._low + offset, record, frame.header.time_ns, is_kept)
 
-    def _send(
-        self, items: list[Rewrite | Again]
-    ) -> Generator[chores.InnerRequest | None, None, int]:
+    def _send(self, items: list[Rewrite | Again]) -> Generator[InnerRequest | None, None, int]:
         inner = self._port.make(Op.CARRY, items)
         yield from inner.wait()
         missed = int(inner.value)

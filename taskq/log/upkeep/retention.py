@@ -22,10 +22,11 @@ from taskq.log.requests import LETTERS_MAX, Op, Rewrite
 from taskq.log.state.job_history import end_of, job_view, read_job
 
 if TYPE_CHECKING:
-    from taskq.log.commit import chores, committer
+    from taskq.log.commit import committer
     from taskq.log.config import LogConfig
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import Facets
+    from taskq.log.upkeep import compaction
 
 _log: Final = Reporter("taskq")
 #: How large a log may become for the sake of a hub, or a quarter of the disk, unless told.
@@ -212,7 +213,7 @@ def overdue_dead(
     return rest.has_more
 
 
-def purge_steps(committer: committer.Committer, port: chores.InnerPort) -> chores.Steps:
+def purge_steps(committer: committer.Committer, port: compaction.InnerPort) -> compaction.Steps:
     """Forget the dead letters that are too old or too many, slice by slice."""
     policy = DeadPolicy(committer.config)
     again = bool(policy)

@@ -7,18 +7,16 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from taskq.core import errors, model, views
-from taskq.log.commit import answers, chores, committer, room
+from taskq.log.commit import answers, committer, room
 from taskq.log.format.frames import segment_name
 from taskq.log.machine.threads import Reporter
 from taskq.log.requests import Op, Order, Request
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.state.job_history import note_dropped
-from taskq.log.upkeep import retention, snapshots
-from taskq.log.upkeep.compaction import Compaction
-from taskq.log.upkeep.retention import due
+from taskq.log.upkeep import compaction, retention, snapshots
 
 if TYPE_CHECKING:
-    from taskq.log.journal.journal import Journal
+    pass
 
 
 class Report:
@@ -33,26 +31,13 @@ class Report:
     def gone(self) -> int:
         return sum(segment.removed for segment in self._segments)
 
-    def note(
-        self,
-        journal: Journal,
-        segment: int,
-        needed: int,
-        reason: str,
-        *,
-        removed: bool,
-        size: int | None = None,
-    ) -> None:
-        """Add a segment: ``needed`` bytes of its ``size``, which None asks the file for."""
+    def note(self, segment: int, size: int, needed: int, reason: str, *, removed: bool) -> None:
         self._segments.append(
             views.CompactedSegment(
-                segment=segment_name(segment),
-                size=journal.files.size(segment) if size is None else size,
-                needed=needed,
-                reason=reason,
+                segment=segment_name(segment), size=size, needed=needed, reason=reason,
                 removed=removed,
             )
-        )
+        )  # fmt: skip
 
     def made(self) -> views.CompactReport:
         return views.CompactReport(
@@ -88,8 +73,8 @@ class Upkeep:
     def __init__(self, committer: committer.Committer) -> None:
         self._committer = committer
         self._journal = committer.journal
-        self._port = chores.InnerPort()
-        self._steps: chores.Steps | None = None
+        self._port = compaction.InnerPort()
+        self._steps: compaction.Steps | None = None
         #: descriptor of ``upkeep.lock``, which the process at work holds
         self._lock = -1
         self._look_at_ns = self._pause_until_ns = 0
@@ -153,7 +138,7 @@ class Upkeep:
             self._trouble(error)
         return []
 
-    def _next_steps(self) -> chores.Steps | None:
+    def _next_steps(self) -> compaction.Steps | None:
         if self._orders:
             return self._carry_out(self._orders.popleft())
         return self._work() if self._wants_to_look() else None
@@ -216,7 +201,7 @@ class Upkeep:
         self._looked_segment = self._journal.segment
         return True
 
-    def _carry_out(self, order: Order) -> chores.Steps:
+    def _carry_out(self, order: Order) -> compaction.Steps:
         answer: views.CompactReport | errors.TaskqError
         try:
             answer = yield from self._ordered(order)
@@ -230,7 +215,7 @@ class Upkeep:
 
     def _ordered(
         self, order: Order
-    ) -> Generator[chores.InnerRequest | None, None, views.CompactReport]:
+    ) -> Generator[compaction.InnerRequest | None, None, views.CompactReport]:
         journal = self._journal
         give_up_ns = journal.clock.steady_ns() + int(
             journal.config.lock_wait_seconds * model.SECOND_NS
@@ -247,7 +232,7 @@ class Upkeep:
         yield from self._tidy(order.keep_seconds, report)
         return report.made()
 
-    def _work(self) -> chores.Steps:
+    def _work(self) -> compaction.Steps:
         if not self._take_turn():
             return
         sweep_gone(self._journal.disk, f"{self._journal.path}/log")
@@ -256,14 +241,14 @@ class Upkeep:
             yield from self._tend(self._snapshots.steps())
         yield from self._tidy(None, Report())
 
-    def _tidy(self, keep_seconds: float | None, report: Report) -> chores.Steps:
+    def _tidy(self, keep_seconds: float | None, report: Report) -> compaction.Steps:
         """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""
         keep = self._journal.config.keep_seconds if keep_seconds is None else keep_seconds
         if not report.dry_run:
             yield from retention.purge_steps(self._committer, self._port)
         yield from self._compact(keep, report)
 
-    def _tend(self, steps: Iterator[None]) -> chores.Steps:
+    def _tend(self, steps: Iterator[None]) -> compaction.Steps:
         """Steps that send nothing; that the disk refuses them stops nothing else."""
         try:
             for _ in steps:
@@ -271,7 +256,7 @@ class Upkeep:
         except OSError as error:
             self._complain(error.errno, "%s: upkeep goes without: %s", self._journal.path, error)
 
-    def _compact(self, keep_seconds: float | None, report: Report) -> chores.Steps:
+    def _compact(self, keep_seconds: float | None, report: Report) -> compaction.Steps:
         """Let segments go for as long as the policy says that the oldest may."""
         journal = self._journal
         if not report.dry_run:
@@ -287,12 +272,12 @@ class Upkeep:
         if last is not None and report.dry_run:
             yield from self._compact_one(last, keep_seconds, report)
 
-    def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> chores.Steps:
+    def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> compaction.Steps:
         journal = self._journal
         # Records written again meanwhile are left to the next pass, or this one would never end.
         end, goes_on = journal.segment, False
         while True:
-            candidate = due(
+            candidate = retention.due(
                 journal,
                 journal.clock.wall_ns(),
                 is_pressed=self._lacks_room(goes_on=goes_on),
@@ -302,7 +287,8 @@ class Upkeep:
             )
             if isinstance(candidate, retention.Pinned):
                 why = f"the reader {candidate.reader!r} has not read it"
-                report.note(journal, candidate.segment, 0, why, removed=False)
+                size = journal.files.size(candidate.segment)
+                report.note(candidate.segment, size, 0, why, removed=False)
                 self._complain(
                     candidate, "%s: %s stays although it is due: %s", journal.path,
                     segment_name(candidate.segment), why,
@@ -369,16 +355,16 @@ class Upkeep:
 
     def _compact_one(
         self, candidate: retention.Due, keep_seconds: float | None, report: Report
-    ) -> Generator[chores.InnerRequest | None, None, bool]:
+    ) -> Generator[compaction.InnerRequest | None, None, bool]:
         retained = self._retained(keep_seconds, drops_finished=candidate.drops_finished)
-        compaction = Compaction(self._committer, self._port, candidate.segment, retained)
+        work = compaction.Compaction(self._committer, self._port, candidate.segment, retained)
         files = self._journal.files
         total, size = files.total_size(), files.size(candidate.segment)
         if report.dry_run:
-            yield from compaction.measure_steps()
-            went = compaction.pays(candidate.needed_bytes_max)
+            yield from work.measure_steps()
+            went = work.pays(candidate.needed_bytes_max)
         else:
-            yield from compaction.steps(candidate.needed_bytes_max)
+            yield from work.steps(candidate.needed_bytes_max)
             went = (yield from self._drop()) > 0
         if not went and not report.dry_run:
             # Most of it is needed still: once the log has grown by as much, or an eighth of the
@@ -388,10 +374,8 @@ class Upkeep:
         if went and candidate.reason == retention.NEARLY_FULL:
             note_dropped(self._journal, files.lsns[0])
         why = candidate.reason if went else f"{candidate.reason}, but most of it is needed"
-        report.carried += compaction.carried
-        report.note(
-            self._journal, candidate.segment, compaction.needed_bytes, why, removed=went, size=size
-        )
+        report.carried += work.carried
+        report.note(candidate.segment, size, work.needed_bytes, why, removed=went)
         return went
 
     def _retained(
@@ -404,7 +388,7 @@ class Upkeep:
             now_ns=self._journal.clock.wall_ns(),
         )
 
-    def _drop(self) -> Generator[chores.InnerRequest | None, None, int]:
+    def _drop(self) -> Generator[compaction.InnerRequest | None, None, int]:
         """Remove the segments that the log itself says may go; returns how many went."""
         went = 0
         while True:
