@@ -23,7 +23,7 @@ from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, Duplicate, EnqueueSpec, Op, Order, Rewrite
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.job_history import is_job
-from taskq.log.upkeep import upkeep
+from taskq.log.upkeep import retention
 from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
 from tests.effort import every, grows, some
@@ -381,7 +381,7 @@ def test_what_nobody_thought_of_does_not_end_the_process(
         raise ValueError("nobody thought of this")
 
     with monkeypatch.context() as patched:
-        patched.setattr(upkeep, "due", broken)
+        patched.setattr(retention, "due", broken)
         care = tend(process)
         future: Future[Any] = Future()
         care.order(Order(None, False, None, future))
