@@ -163,7 +163,8 @@ class Growth:
             else:
                 left.append(waiting)
         self.waiting = left
-        if left and self._has_failed():
+        hint = journal.writer.peek() if left else None
+        if hint is not None and hint.failed:
             error = LogFailed(journal.path, "an fsync failed in one of its processes")
             answers += [(port, future, error) for port, future in self.take_all()]
         return answers
@@ -190,10 +191,6 @@ class Growth:
 
     def all(self) -> list[tuple[Any, Any]]:
         return [(port, future) for _, port, future in self.waiting]
-
-    def _has_failed(self) -> bool:
-        hint = self._journal.writer.peek()
-        return hint is not None and hint.failed != 0
 
 
 _log: Final = Reporter("taskq")

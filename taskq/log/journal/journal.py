@@ -88,7 +88,7 @@ class Tail:
         self.is_syncing = False
         self._path = ""
         self._identity = (0, 0)
-        self._rotate_at_ns = 0
+        self.rotate_at_ns = 0
 
     def enter(self, segment: int) -> None:
         files = self._files
@@ -124,10 +124,6 @@ class Tail:
                 return
         raise OutcomeUnknown(self._files.path, error, "a write") from error
 
-    @property
-    def is_patient(self) -> bool:
-        return self._clock.steady_ns() < self._rotate_at_ns
-
     def finds_file(self, next_lsn: int) -> bool:
         """Return whether the next segment has a file.
 
@@ -138,11 +134,11 @@ class Tail:
             path = self._files.file_path(next_lsn)
             self._disk.close(self._disk.open(path, create=True))
         except OSError as error:
-            if not self._rotate_at_ns:
+            if not self.rotate_at_ns:
                 _log.warning("%s: the segment grows on, no next one: %s", self._files.path, error)
-            self._rotate_at_ns = self._clock.steady_ns() + _ROTATE_AGAIN_NS
+            self.rotate_at_ns = self._clock.steady_ns() + _ROTATE_AGAIN_NS
             return False
-        self._rotate_at_ns = 0
+        self.rotate_at_ns = 0
         return True
 
     def sync(self) -> None:
@@ -697,7 +693,7 @@ class Journal:
         """Return whether a next segment can be made; else this one grows on, to a limit."""
         if self.offset >= STRETCHED_BYTES_MAX:
             return True
-        if self._tail.is_patient:
+        if self.clock.steady_ns() < self._tail.rotate_at_ns:
             return False
         self._seal()  # with a failed sync all ends here, and nothing begins
         return self._tail.finds_file(self.next_lsn)

@@ -303,7 +303,11 @@ class _Port(Generic[F]):
     def peek(self, count: int, queue: str | None = None) -> Sent[list[views.JobView]]:
         return self._send(Op.LOOK, (lambda sight: peek(sight, count, queue), True))
 
-    def _look(self, look: Look[T], needs_agenda: bool, needs_keys: bool) -> F:
+    @_request
+    def look(
+        self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
+    ) -> Sent[T]:
+        """Return what a function of this process's folds gives: it reads only, without the lock."""
         needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
         return self._send(Op.LOOK, (look, needs))
 
@@ -461,12 +465,6 @@ class LoopPort(_Port[_Future[Any]]):
         if mailbox.asleep:
             mailbox.wake_up()
         return future
-
-    def look(
-        self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
-    ) -> _Future[T]:
-        """Return what a function of this process's folds gives: it reads only, without the lock."""
-        return self._look(look, needs_agenda, needs_keys)
 
     @property
     def full(self) -> bool:
@@ -631,11 +629,6 @@ class ThreadPort(_Port[Pending[Any]]):
             return lsn
         sent: Pending[int] = super()._send(_ENQUEUE, item)
         return sent.result()
-
-    def look(
-        self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
-    ) -> Pending[T]:
-        return self._look(look, needs_agenda, needs_keys)
 
     def room(self) -> None:
         refuse_inside(self._mailbox.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from taskq.core import errors, model, views
 from taskq.log.commit import answers, committer, room
@@ -14,9 +14,6 @@ from taskq.log.requests import Op, Order, Request
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.state.job_history import note_dropped
 from taskq.log.upkeep import compaction, retention, snapshots
-
-if TYPE_CHECKING:
-    pass
 
 
 class Report:
