@@ -41,14 +41,7 @@ _KIND_AT: Final = 4
 def walk_in_stretches(
     data: arrays.Bytes, starts: arrays.Ints, sizes: arrays.Ints, counts: arrays.Ints
 ) -> list[arrays.Ints | None]:
-    """Return the places of each frame's records, None for a frame that needs another walk.
-
-    Args:
-        data: buffer with the bodies of the frames and ``PAD_SIZE`` bytes after them.
-        starts: places of the bodies.
-        sizes: of the bodies.
-        counts: of the records in each.
-    """
+    """Return the places of each frame's records, None for a frame that needs another walk."""
     ends = starts + sizes
     frame, place = _guesses(data, starts, ends, counts)
     # The first stretch of a frame starts with it, and the last ends with it.

@@ -268,12 +268,6 @@ class ClaimOrder:
     only heads and drains lanes level by level. While no job has waited for a whole window, which
     one comparison shows, levels are priorities.
 
-    Args:
-        table: every unsettled job.
-        queues: the lanes of ready jobs.
-        ages: since when fresh jobs wait, and the current moment.
-        times: when jobs expire.
-
     Attributes:
         passed: expired jobs that a claim skipped. They have left their lanes, so the caller records
         their ends and clears this list.

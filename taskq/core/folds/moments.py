@@ -514,12 +514,7 @@ _STALE_MAX: Final = 1_024
 
 
 class Leases:
-    """Running jobs whose claim has a deadline or a request to cancel.
-
-    Attributes:
-        shift_ns: sum of all recorded steps of the clock.
-        asked: jobs with a request to cancel.
-    """
+    """Running jobs whose claim has a deadline or a request to cancel."""
 
     __slots__ = ("_deadlines", "_order", "asked", "shift_ns")
 

@@ -79,9 +79,6 @@ class Deaths:
     perhaps twice: a loss of power can bring a job back to life, and it may die again.
 
     A job about a death is in the frame of that death: both are on disk, or neither is.
-
-    Args:
-        tag: prefix of every job id of the log.
     """
 
     def __init__(self, tag: Tag) -> None:

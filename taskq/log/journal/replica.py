@@ -117,12 +117,6 @@ class Replica(SegmentFiles):
     """Segment files of one log, for copying and comparing.
 
     The copy's own caller decides what may come; here stands how bytes become frames on a disk.
-
-    Args:
-        disk: of this machine.
-        path: of the directory.
-        identity: of the log.
-        writable: whether it may grow here.
     """
 
     #: the file that names the log, and the folder of its segments

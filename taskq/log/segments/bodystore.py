@@ -23,10 +23,6 @@ class BodyStore:
 
     Everything here may take its time, so none of it runs on the storage thread: callers pack a body
     before they hand it over, and unpack what they were handed.
-
-    Args:
-        path: the log's directory.
-        config: what limits them.
     """
 
     def __init__(self, path: str, config: config.LogConfig) -> None:
