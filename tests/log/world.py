@@ -405,8 +405,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
     agenda, dedup = facets.need_agenda(), facets.need_dedup()
     agenda.promote(now_ns, 10**9)
     table = {
-        # A job's place in its lane does not matter.
-        chunk.ids[at]: (agenda.lanes[chunk.lanes[at]].key, chunk.metas[at] & ~META_BACK)
+        chunk.ids[at]: (agenda.lanes[chunk.lanes[at]].key, _told(chunk.metas[at]))
         for chunk, at in agenda.table
     }
     keys = {
@@ -440,6 +439,11 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
             if job in table and _may_expire(table[job][1])
         ),
     }
+
+
+def _told(meta: int) -> int:
+    """Leave out a job's place in its lane, and that a running one could expire while it waited."""
+    return meta & ~(META_BACK | META_EXPIRES if meta & STATE_MASK == RUNNING else META_BACK)
 
 
 def _may_expire(meta: int) -> bool:
