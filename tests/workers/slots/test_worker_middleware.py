@@ -383,7 +383,7 @@ async def test_what_middleware_takes_is_no_more_the_tasks(afar: TaskQ, kind: str
     @afar.middleware
     async def slow(job: JobContext) -> AsyncIterator[None]:
         deadlines.append(job.deadline)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1)
         yield
 
     async def asks() -> None:
@@ -399,4 +399,4 @@ async def test_what_middleware_takes_is_no_more_the_tasks(afar: TaskQ, kind: str
     first, second = deadlines
     assert first is not None
     assert second is not None
-    assert abs(second - first) < timedelta(seconds=0.15)
+    assert abs(second - first) < timedelta(seconds=0.9)  # it is computed at each question
