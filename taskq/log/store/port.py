@@ -53,6 +53,7 @@ class Bell:
 
     def __init__(self, loop: AbstractEventLoop, on_ring: Callable[[], None]) -> None:
         self._on_ring = on_ring
+        self._read = self._write = -1
         self._read, self._write = system.make_channel()
         try:
             loop.add_reader(self._read, self._rung)
