@@ -32,8 +32,7 @@ from tests.cli.helpers import taskq, taskq_json
 from tests.effort import at_most, grows, some, within
 from tests.processes.harness import eventually
 from tests.programs import run_taskq
-from tests.shards.resting_logs import ManySchedule, TaggedLog
-from tests.shards.shares import Run
+from tests.shards.resting_logs import ManySchedule, Run, TaggedLog
 from tests.workers.slots.resting import App, make_deterministic, run_seeds
 
 
