@@ -10,6 +10,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import Mock
+from uuid import UUID
 
 import httpx
 import pytest
@@ -32,7 +34,7 @@ from taskq.testing.sandbox import use_clock
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.models import JOB, SPOKEN, Given
-from taskq_plugins.hub.outbox import CopyReader, There
+from taskq_plugins.hub.outbox import CopyReader, DeviceOutbox, There
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import SyncResult, sync
@@ -337,6 +339,18 @@ async def test_a_job_that_its_device_lost_is_a_dead_letter_that_says_so(place: P
     await place.hub.outbox("edge-7").settle()
     assert (await place.put(key="again")).duplicate is False
     assert [view.state for view in _jobs(place.path / "hub/outbox/edge-7")][-1] is State.EXPIRED
+
+
+async def test_an_answer_of_an_earlier_day_moves_no_position(place: Place) -> None:
+    """A proxy kept it: what lies between is not passed over."""
+    old, opened = Given("12345678", 5, 9, (), (("12345678-4", "default"),)), Mock()
+
+    async def ask(_asked: object) -> Given:
+        return old
+
+    taking = DeviceOutbox(["*"]).take(1, UUID(int=1), {}, ask, opened)
+    assert await taking == (0, 0, 0)
+    opened.assert_not_called()
 
 
 async def test_jobs_of_an_outbox_that_was_restored_twice_come_once(place: Place) -> None:

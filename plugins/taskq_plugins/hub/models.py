@@ -275,12 +275,15 @@ class HubJob:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Jobs of an outbox for a device, up to record ``end`` of the log that wrote them.
+    """Jobs of an outbox for a device, after record ``after`` of their log and up to ``end``.
+
+    A device takes them only if that is how far it has come: an answer may be of an earlier day.
 
     ``cancels`` are ids of jobs that it took before and is to cancel, each with its queue.
     """
 
     tag: Tag
+    after: Lsn
     end: Lsn
     jobs: tuple[HubJob, ...]
     cancels: tuple[tuple[JobId, Name], ...]

@@ -310,15 +310,17 @@ def given(
         end, count = item.header.next_lsn - 1, count + item.header.records
         if count > _RECORDS_MAX and (jobs or over):
             break
-    answer = Given(str(tag), end, (), ())
+    answer = Given(str(tag), asked.after.get(tag, 0), end, (), ())
     for name, next_lsn in logs:
         mine = [jobs[job] for job in sorted(jobs) if tag.of(job) == name]
         new = [record.job for record in over if tag.of(record.lsn) == name]
         handed, is_all = _handed(mine, asked.bytes_max, tag, now_ns)
         ended = [view for view in map(look, new) if view is not None]
         cancels = tuple((view.job_id, view.queue) for view in ended)
-        known = handed[-1].number if handed else asked.after.get(name, 0)
-        answer = Given(name, min(end, next_lsn - 1) if is_all else known, handed, cancels)
+        before = asked.after.get(name, 0)
+        known = handed[-1].number if handed else before
+        last = min(end, next_lsn - 1) if is_all else known
+        answer = Given(name, before, last, handed, cancels)
         if not (answer.is_empty and is_all):
             return answer
     return answer
@@ -546,6 +548,8 @@ class DeviceOutbox:
         for _ in range(_ROUNDS_MAX):
             given = await ask(Question(session, log_id, after))
             if not isinstance(given, Given) or given.is_empty:
+                break
+            if given.after != after.get(given.tag, 0):  # somebody on the way gave an old answer
                 break
             judged = [self._judged(job) for job in given.jobs]
             source, before = f"{SOURCE}{given.tag}", after.get(given.tag)
