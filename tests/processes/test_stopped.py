@@ -239,6 +239,7 @@ def test_ctrl_z_stops_a_process_between_two_batches(tmp_path: Path) -> None:
     store.close()
 
 
+#: Tenfold on a busy machine, which is less than half of the slow call that is looked at by default.
 _STILL_MS_MAX: Final = 20
 #: A busy machine lets the whole process wait, too, now and then.
 _TRIES: Final = 4
@@ -262,8 +263,8 @@ def _slow(*values: object) -> object:
 @pytest.mark.parametrize(
     ("call", "milliseconds"),
     [
-        ("pwrite", 50),
-        *(_slow("pwrite", delay) for delay in (5, 500)),
+        ("pwrite", 500),
+        *(_slow("pwrite", delay) for delay in (5, 50)),
         *(_slow(call, delay) for call in ("pread", "flock", "statx") for delay in (5, 50, 500)),
     ],
 )
@@ -283,7 +284,7 @@ def test_behind_a_slow_call_the_event_loop_stands_still_no_more(
         first, after, count = map(float, done.stdout.split())
         print(f"{call} {milliseconds} ms: {first} ms, then {after} ms, {count:.0f} slow calls")  # noqa: T201 - a figure
         assert count >= rounds
-        if after <= _STILL_MS_MAX:
+        if after <= at_most(_STILL_MS_MAX):
             return
     raise AssertionError(f"it stood still for {after} ms, {_TRIES} times")
 
