@@ -46,7 +46,6 @@ _SCHEMA: Final = pa.schema(
         ("extras", pa.string()), ("key", pa.binary()), ("body", pa.binary()),
     ]
 )  # fmt: skip
-_KINDS: Final = _SCHEMA.names[:7]
 _PLAIN: Final = Extras()
 
 
