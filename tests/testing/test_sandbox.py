@@ -288,7 +288,7 @@ _OPENING: Final = (
 
 def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
     """However it is opened; what lies in a sandbox or in ``tmp_path`` is made for the test."""
-    pytester.makepyfile(jobs=_MODULE, test_jobs=_REAL)
+    pytester.makepyfile(jobs=_MODULE, test_of_real_logs=_REAL)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-W", "default")
     result.assert_outcomes(passed=4, warnings=3)
     result.stdout.fnmatch_lines(
@@ -301,7 +301,7 @@ def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
 
 
 def test_a_real_log_in_a_test_is_refused_when_that_is_strict(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(jobs=_MODULE, test_jobs=_REAL)
+    pytester.makepyfile(jobs=_MODULE, test_of_real_logs=_REAL)
     pytester.makeini("[pytest]\ntaskq_strict = error\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=3)
