@@ -222,7 +222,7 @@ async def test_begins_with_an_empty_log(taskq_sandbox):
 
 def test_pytest_finds_the_fixtures_by_itself(pytester: pytest.Pytester) -> None:
     """As a user has them: an ini option names the app, and nothing is imported by hand."""
-    pytester.makepyfile(jobs=_MODULE, test_jobs=_TESTS)
+    pytester.makepyfile(jobs=_MODULE, test_of_fixtures=_TESTS)
     pytester.makeini("[pytest]\ntaskq_app = jobs:app\nanyio_mode = auto\n")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=2)
@@ -297,7 +297,9 @@ def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
     # The tests open it themselves, and no line of ours does.
     lines = [line.strip() for line in _REAL.strip().splitlines()]
     numbers = [lines.index(opening) + 1 for opening in _OPENING]
-    result.stdout.fnmatch_lines([f"*test_jobs.py:{number}: RealLogWarning*" for number in numbers])
+    result.stdout.fnmatch_lines(
+        [f"*test_of_real_logs.py:{number}: RealLogWarning*" for number in numbers]
+    )
 
 
 def test_a_real_log_in_a_test_is_refused_when_that_is_strict(pytester: pytest.Pytester) -> None:
