@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,21 @@ from tests.processes.warm import Program
 
 #: Time for a program on a busy machine; a program that hangs fails its test.
 SECONDS: Final = 120
+
+
+def free_port(count: int = 1) -> int:
+    """Return a port of 127.0.0.1 that nobody has, and the next ones.
+
+    Of those that no system gives to clients: one that was bound and let go is soon somebody else's.
+    """
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        try:
+            for number in range(port, port + count):
+                socket.create_server(("127.0.0.1", number)).close()
+        except OSError:
+            continue
+        return port
 
 
 def run_python(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:

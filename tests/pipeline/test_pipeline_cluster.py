@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from pyarrow import parquet
 
 from taskq import TaskLog, TaskQ
 from tests.pipeline.kit import jobs, table_rows
-from tests.programs import run_python
+from tests.programs import free_port, run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,8 +122,7 @@ def wait_until_told(said: Path, text: str, count: int = 1) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     made = Cluster(tmp_path, port)
     with ExitStack() as stack:
         master = stack.enter_context(

@@ -33,7 +33,7 @@ from tests.bench.harness import family
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.kit import Row, Stream, fill, jobs
-from tests.programs import run_python, run_taskq
+from tests.programs import free_port, run_python, run_taskq
 from tests.samples import backlog_jobs
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ def signal_of_its_end(pidfd: int) -> None:
 def test_a_master_that_does_not_answer_is_told_at_once() -> None:
     from taskq_plugins.spark.session import _check_answers  # noqa: PLC0415 - 1 s to import
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         _check_answers(f"spark://nobody:x,127.0.0.1:{port}")
     with pytest.raises(SparkError, match=r"does not answer .*--master local"):
         _check_answers(f"spark://127.0.0.1:{port}")

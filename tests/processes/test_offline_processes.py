@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from taskq.conditions import online
 from taskq.testing.sandbox import TravelClock, use_clock
 from taskq_workers.pool import Worker
 from tests.processes.harness import Child
+from tests.programs import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 DAY_SECONDS: Final = 24 * 3_600
@@ -91,8 +91,7 @@ class Host:
 async def test_two_processes_wait_a_day_for_a_host_and_then_ramp_up(tmp_path: Path) -> None:
     """No record while it is down, the first job within 1 s, no stampede, one attempt each."""
     directory = str(tmp_path / "data")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     clock, host = TravelClock(), Host()
     app = make_app(directory, port, clock)
     command = (sys.executable, "-m", "tests.processes.test_offline_processes", directory, port)

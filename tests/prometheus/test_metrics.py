@@ -26,6 +26,7 @@ from taskq_plugins.scrapes import serve
 from taskq_workers import JobFinished
 from tests.processes.harness import SCRIPTS, Child, eventually
 from tests.processes.test_kill_matrix import enqueue, start_worker, view
+from tests.programs import free_port
 
 #: A sample: its name, and its labels in order.
 Key = tuple[str, ...]
@@ -125,9 +126,7 @@ def test_each_of_several_logs_has_its_label_in_one_family(tmp_path: Path) -> Non
 
 
 def test_workers_of_one_guard_answer_at_ports_of_their_own(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port(2)
     command = [sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", tmp_path]
     with Child(*command, "--processes", 2, "--metrics-port", port, cwd=SCRIPTS) as guard:
         places = sorted(guard.expect("metrics at") for _ in range(2))

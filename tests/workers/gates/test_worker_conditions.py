@@ -27,6 +27,7 @@ from taskq_workers.gates import gates, probes
 from taskq_workers.gates.gate import Breaker, Gate, Mode
 from taskq_workers.pool import Worker
 from taskq_workers.slots.slots import Slots
+from tests.programs import free_port
 from tests.workers.gates.switches import Switch, records
 
 _JOBS = 300
@@ -72,16 +73,10 @@ def _host(port: int = 0) -> socket.socket:
     return socket.create_server(("127.0.0.1", port), backlog=1_000)
 
 
-def _free_port() -> int:
-    with _host() as host:
-        port: int = host.getsockname()[1]
-        return port
-
-
 async def test_jobs_wait_a_day_for_their_host_and_nothing_is_written_of_them(app: TaskQ) -> None:
     clock = TravelClock()
     use_clock(app, clock)
-    port = _free_port()
+    port = free_port()
     crowd, loop = Crowd(), asyncio.get_running_loop()
     started: list[float] = []
 
@@ -275,8 +270,8 @@ async def test_a_lost_condition_leaves_other_jobs_alone(
 
 
 async def test_a_network_failure_burns_no_attempt_when_the_host_is_gone(app: TaskQ) -> None:
-    host = _host()
-    port: int = host.getsockname()[1]
+    port = free_port()
+    host = _host(port)
     failed = asyncio.Event()
 
     @app.task(requires=[online(f"127.0.0.1:{port}")], retry=1)
