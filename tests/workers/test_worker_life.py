@@ -10,7 +10,7 @@ import threading
 import types
 from asyncio import Future
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -435,23 +435,6 @@ async def test_sync_tasks_run_in_threads_side_by_side_with_their_context(fake: F
     assert len({name for _, name in seen.values()}) == 4
     assert {settlement.kind for settlement in settled} == {Kind.SUCCEEDED}
     assert threading.current_thread().name not in {name for _, name in seen.values()}
-
-
-@pytest.fixture
-def switch_interval() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("switch_interval")
-@pytest.mark.parametrize(("before", "expected"), [(0.005, 0.001), (0.0005, 0.0005)])
-async def test_threads_beside_a_worker_take_turns_each_millisecond(
-    fake: FakeApp, before: float, expected: float
-) -> None:
-    sys.setswitchinterval(before)
-    async with Worker(fake, concurrency=1):
-        assert sys.getswitchinterval() == pytest.approx(expected)
 
 
 async def test_threads_are_limited_and_switch_often(fake: FakeApp) -> None:

@@ -404,7 +404,6 @@ class Worker:
                 "this worker was started before: make a new one with app.worker()"
             )
         loop = hooks.need_loop("a worker")
-        executors.switch_often(executors.WORKER_SWITCH_SECONDS)
         loader.import_included(self.app)
         loader.plug_in(self.app)
         self.app.hooks.check_tasks()

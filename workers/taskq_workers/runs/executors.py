@@ -106,20 +106,11 @@ def rss_bytes(value: int | str | None, name: str) -> int | None:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: Intervals at which the interpreter switches threads: in a worker's process, and beside functions
-#: in threads. With the default of 5 ms event loop, storage thread and a CPU-bound thread let each
-#: other wait that long at each step. With fsync and 1 000 jobs on their way 1 ms made 19 µs a job
-#: to 10, beside such a thread 59 to 24, for the same processor time; 0.2 ms takes up to a tenth
-#: more of it. Next to a CPU-bound function a busy worker wrote 390 batches a second with 0.5 ms,
-#: and 500 with 0.2 ms.
-WORKER_SWITCH_SECONDS: Final = 0.001
+#: Interval at which the interpreter switches threads. The default of 5 ms lets one CPU-bound
+#: function keep the event loop and the storage thread waiting that long at each step. Next to such
+#: a function a busy worker wrote 390 batches a second with 0.5 ms, and 500 with 0.2 ms.
 SWITCH_INTERVAL_SECONDS: Final = 0.0002
 _raise_in_thread: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
-
-
-def switch_often(seconds: float) -> None:
-    """Let threads of this process wait for each other no longer than that, from now on."""
-    sys.setswitchinterval(min(sys.getswitchinterval(), seconds))
 
 
 class ThreadResult(values.NamedTuple):
@@ -234,7 +225,7 @@ class ThreadRunner:
 
     def _start_thread(self) -> None:
         if not self._threads:
-            switch_often(SWITCH_INTERVAL_SECONDS)
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_SECONDS))
         name = f"taskq-run-{len(self._threads) + 1}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._threads.append(thread)
