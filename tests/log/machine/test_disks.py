@@ -474,7 +474,7 @@ def test_a_c_library_that_means_other_places_of_a_file_is_not_used(
     assert posix._load() is None
 
 
-def test_where_offsets_are_short_the_calls_with_long_ones_are_used(
+def test_where_offsets_are_short_the_long_calls_of_the_c_library_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = _library(_WRONG)
