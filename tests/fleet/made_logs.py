@@ -8,7 +8,7 @@ import uuid
 from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from taskq.core.records import Kind
+from taskq.core.records import Kind, Option
 from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
 
@@ -20,19 +20,20 @@ SECOND: Final = 1_000_000_000
 BEGAN_NS: Final = 1_700_000_000 * SECOND
 
 
-def enqueued(lsn: int, payload: bytes = b"payload", queue: str = "mail") -> bytes:
+def enqueued(lsn: int, payload: bytes = b"payload", queue: str = "mail", key: bytes = b"") -> bytes:
     """Return an ENQUEUED record of task ``send``."""
     route = queue.encode() + b"send"
-    tail = codec.enqueue_tail(5, 1, 3, len(queue), 4, route, b"")
+    options = codec.option(Option.KEY, key) if key else b""
+    tail = codec.enqueue_tail(5, 1, 3, len(queue), 4, route, options)
     return codec.encode_checked(tail, payload, lsn)
 
 
-def claimed(job: int, owner: int = 7) -> bytes:
-    return codec.encode_job(Kind.CLAIMED, 0, 1, job, owner)
+def claimed(job: int, owner: int = 7, attempt: int = 1) -> bytes:
+    return codec.encode_job(Kind.CLAIMED, 0, attempt, job, owner)
 
 
-def succeeded(job: int, token: int, lsn: int) -> bytes:
-    return codec.encode_job(Kind.SUCCEEDED, 0, 1, job, token, b"done", lsn)
+def succeeded(job: int, token: int, lsn: int, attempt: int = 1) -> bytes:
+    return codec.encode_job(Kind.SUCCEEDED, 0, attempt, job, token, b"done", lsn)
 
 
 class Place(NamedTuple):
@@ -61,6 +62,8 @@ class MadeLog:
         self.time_ns = BEGAN_NS
         self.synced_through = 0
         self.frames: list[Place] = []
+        #: all bytes of each segment, of parents and children as well, whatever became of the files
+        self.written: dict[tuple[uuid.UUID, int], bytes] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -69,7 +72,9 @@ class MadeLog:
         self.seed = codec.segment_seed(self.log_id, self.segment)
         self.synced_through = self.next_lsn
         header = codec.SegmentHeader(self.segment, self.epoch, self.log_id.bytes, self.time_ns)
-        self.file.write_bytes(codec.encode_segment_header(header))
+        data = codec.encode_segment_header(header)
+        self.file.write_bytes(data)
+        self.written[self.log_id, self.segment] = data
 
     def rotate(self) -> None:
         self._begin()
@@ -100,6 +105,10 @@ class MadeLog:
     def begins(self) -> int:
         return self.parents[-1][1] if self.parents else 1
 
+    def owner(self, lsn: int) -> uuid.UUID:
+        """Return the log that wrote a segment of this directory."""
+        return next((log_id for log_id, end in self.parents if lsn < end), self.log_id)
+
     def name(self) -> None:
         parents = [{"log_id": str(log_id), "next_lsn": lsn} for log_id, lsn in self.parents]
         identity = {"format": 1, "log_id": str(self.log_id), "created_ns": 1, "parents": parents}
@@ -116,6 +125,7 @@ class MadeLog:
         )  # fmt: skip
         with self.file.open("ab") as file:
             file.write(data)
+        self.written[self.log_id, self.segment] += data
         place = Place(
             self.file, self.segment, offset, offset + len(data), self.next_lsn,
             self.next_lsn + len(records),

@@ -11,40 +11,61 @@ import shutil
 import uuid
 from collections import Counter
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import pytest
 
-from taskq_plugins.spark.lake.state import lineage_of, positions_of
+from taskq.arrow import Piece, decode
+from taskq.core.records import Cause, Kind
+from taskq.log.format import codec
+from taskq.log.format.flows import Stepped, encode_step
+from taskq.log.segments.identity import Identity, Parent
+from taskq_plugins.spark.lake.state import READ
 from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions
 from tests.effort import grows, some, spread
-from tests.fleet.made_logs import MadeLog, claimed, succeeded
-from tests.pipeline.kit import Follower, folded_rows, no_spark, table_rows
+from tests.fleet.made_logs import SECOND, MadeLog, claimed, damage, enqueued, succeeded
+from tests.pipeline import plain
+from tests.pipeline.kit import Follower, check_lake, folded_rows, listed, no_spark, table_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-    from taskq_plugins.spark.tables.logs import Lineage
 
 BASE = ("records", "jobs", "attempts", "_open")
 UNLIMITED = 2**62
 
 
+class Held(NamedTuple):
+    """A job that is not over: its attempts, and the claim that it is under, 0 while it waits.
+
+    A dead letter has the claim -1.
+    """
+
+    attempt: int = 0
+    claim: int = 0
+
+
 class Fleet:
-    """Three devices with a random history below ``hub``."""
+    """Three devices with a random history below ``hub``.
+
+    Attributes:
+        live: the logs that are written to.
+        made: all logs that there ever were.
+    """
 
     def __init__(self, root: Path, chance: random.Random) -> None:
         self.root, self.chance = root, chance
         self.live = [MadeLog(root / "hub" / f"dev-{number}", self._log_id()) for number in range(3)]
-        self._backups: list[tuple[int, MadeLog, dict[int, int]]] = []
-        self._jobs: list[dict[int, int]] = [{}, {}, {}]
+        self.made = [*self.live]
+        self._backups: list[tuple[int, MadeLog, dict[int, Held]]] = []
+        self._jobs: list[dict[int, Held]] = [{}, {}, {}]
         self._count = 0
 
     def _log_id(self) -> uuid.UUID:
@@ -54,30 +75,65 @@ class Fleet:
         chance, at = self.chance, self.chance.randrange(len(self.live))
         made, jobs = self.live[at], self._jobs[at]
         self._count += 1
-        act = chance.choice([*["write"] * 3, *["work"] * 5, "rotate", "backup", "back", "clone"])
+        act = chance.choice([*["write"] * 3, *["work"] * 9, "rotate", "backup", "back", "clone"])
         if act == "write":
-            first = made.next_lsn
-            made.enqueue(chance.randint(1, 4), size=chance.choice([10, 400, 3000]))
-            jobs |= dict.fromkeys(range(first, made.next_lsn), 0)
+            first, key = made.next_lsn, chance.choice([b"", b"", b"one", b"two"])
+            body = bytes(chance.choice([10, 400, 3000])) if chance.randrange(3) else b"[1]"
+            many = range(chance.randint(1, 4))
+            made.frame(*(enqueued(first + more, body, chance.choice("ab"), key) for more in many))
+            jobs |= dict.fromkeys(range(first, made.next_lsn), Held())
         elif act == "work" and jobs:
-            job = chance.choice(sorted(jobs))
-            if not jobs[job]:
-                jobs[job] = made.next_lsn
-                made.frame(claimed(job))
-            else:
-                made.frame(succeeded(job, jobs.pop(job), made.next_lsn))
+            self._work(made, jobs)
         elif act == "rotate":
             made.rotate()
         elif act == "backup" and made.next_lsn > made.begins:
-            backup = made.child(self.root / f"backup-{self._count}", self._log_id())
-            self._backups.append((at, backup, dict(jobs)))
+            self._backups.append((at, self._child(made, self.root / "backup"), dict(jobs)))
         elif act == "back" and self._backups:
             at, backup, jobs = self._backups.pop(chance.randrange(len(self._backups)))
             self.live[at], self._jobs[at] = self.live[at].replace(backup), jobs
         elif act == "clone" and made.next_lsn > made.begins:
-            clone = made.child(self.root / "hub" / f"clone-{self._count}", self._log_id())
-            self.live.append(clone)
+            self.live.append(self._child(made, self.root / "hub" / "clone"))
             self._jobs.append(dict(jobs))
+
+    def _child(self, made: MadeLog, near: Path) -> MadeLog:
+        child = made.child(near.with_name(f"{near.name}-{self._count}"), self._log_id())
+        self.made.append(child)
+        return child
+
+    def _work(self, made: MadeLog, jobs: dict[int, Held]) -> None:
+        """Let a job be claimed, or end its attempt in one of many ways."""
+        chance, lsn = self.chance, made.next_lsn
+        job = chance.choice(sorted(jobs))
+        attempt, claim = jobs[job]
+        if claim < 0:
+            made.frame(codec.encode_job(Kind.PURGED, 0, attempt, job, 0))
+        elif not claim and chance.randrange(8):
+            made.frame(claimed(job, chance.choice([7, 8]), attempt + 1))
+            jobs[job] = Held(attempt + 1, lsn)
+            return
+        elif not claim:
+            made.frame(codec.encode_job(Kind.CANCELLED, 0, attempt, job, 0, b"", lsn))
+        else:
+            reason = chance.choice([b"OSError: host %d is off" % lsn, b"ValueError: no"])
+            end = chance.choice(["step", "back", "lost", "dead", "done", "done", "done"])
+            if end == "step":
+                step = Stepped("page", 1, place=chance.randrange(3), body=b"12")
+                made.frame(encode_step(step, attempt, job, claim, lsn))
+            elif end == "back":
+                due_ns = made.time_ns + chance.choice([0, 3, 30]) * SECOND
+                back = (Kind.RETRIED, Cause.EXHAUSTED, attempt, job, claim, due_ns, reason)
+                made.frame(codec.encode_back(*back, lsn))
+            elif end == "lost":
+                back = (Kind.RELEASED, Cause.OWNER_LOST, attempt, job, claim, 0, b"")
+                made.frame(codec.encode_back(*back, lsn))
+            elif end == "dead":
+                made.frame(codec.encode_job(Kind.DEAD, 4, attempt, job, claim, reason, lsn))
+            else:
+                made.frame(succeeded(job, claim, lsn, attempt))
+            jobs[job] = Held(attempt, {"step": claim, "dead": -1}.get(end, 0))
+            if end != "done":
+                return
+        del jobs[job]
 
     def live_on(self, read: Callable[[int], object]) -> None:
         """Let some time pass; ``read`` gets a limit of bytes now and then."""
@@ -86,66 +142,36 @@ class Fleet:
             if self.chance.randrange(6) == 0:
                 read(self.chance.choice([1, 300, 4000]))
 
+    def hurt(self, read: Mapping[str, int]) -> None:
+        """Change a log as nobody should: ``read`` has the first lsn not read yet, by log."""
+        at = self.chance.randrange(len(self.live))
+        made, act = self.live[at], self.chance.choice(["compact"] * 3 + ["damage", "remove"])
+        segments = sorted((made.path / "log").iterdir())
+        if act == "compact":
+            for segment, after in pairwise(segments):
+                if read.get(str(made.owner(int(segment.stem))), 0) < int(after.stem):
+                    break
+                segment.unlink()
+        elif act == "damage" and made.frames and made.frames[-1].path.exists():
+            damage(made.frames[-1])
+        elif act == "remove":
+            shutil.rmtree(made.path)
+            self.live[at], self._jobs[at] = MadeLog(made.path, self._log_id()), {}
+            self.made.append(self.live[at])
 
-class Row(NamedTuple):
-    """What a row of ``jobs`` says, by its log and number."""
-
-    state: str
-    continued_in: str | None
-    attempts: int
-
-
-Rows = dict[tuple[str, int], Row]
-
-
-def shown(rows: Iterable[dict[str, Any]]) -> Rows:
-    listed = list(rows)
-    made = {
-        (row["log_id"], row["job"]): Row(row["state"], row["continued_in"], len(row["attempts"]))
-        for row in listed
-    }
-    assert len(made) == len(listed)
-    return made
-
-
-def by_hand(records: Iterable[dict[str, Any]], lineage: Lineage) -> Rows:
-    """Fold records log by log, each with its parents' records before it."""
-    own: dict[str, list[dict[str, Any]]] = {}
-    for row in records:
-        own.setdefault(row["log_id"], []).append(row)
-    device = {
-        log_id: max(rows, key=lambda row: row["lsn"])["device"] for log_id, rows in own.items()
-    }
-    made: Rows = {}
-    for log_id, rows in own.items():
-        parents = lineage.get(log_id, [])
-        begins, first = 0, 0
-        history = list(rows)
-        for parent, begins in parents:
-            history += [row for row in own.get(parent, ()) if first <= row["lsn"] < begins]
-            first = begins
-        children = [
-            (lsn, child)
-            for child, chain in lineage.items()
-            for parent, lsn in chain[-1:]
-            if parent == log_id and child in own
-        ]
-        jobs: dict[int, list[dict[str, Any]]] = {}
-        for row in sorted(history, key=lambda row: row["lsn"]):
-            if row["job"] is not None:
-                jobs.setdefault(row["job"], []).append(row)
-        for job, events in jobs.items():
-            kind = events[-1]["kind"]
-            state = {"enqueued": "ready", "claimed": "running"}.get(kind, kind)
-            if kind == "succeeded" and events[-1]["lsn"] < begins:
-                continue
-            heirs = sorted(child for child in children if job < child[0])
-            goes_on = heirs[-1][1] if heirs and kind != "succeeded" else None
-            is_replaced = any(device[child] == device[log_id] for _, child in children)
-            if kind != "succeeded" and goes_on is None and is_replaced:
-                state = "lost"
-            made[log_id, job] = Row(state, goes_on, sum(row["kind"] == "claimed" for row in events))
-    return made
+    def records(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """Return all records that there ever were, by log and lsn."""
+        written = {place: data for made in self.made for place, data in made.written.items()}
+        parents = {made.log_id: tuple(Parent(*each) for each in made.parents) for made in self.made}
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        for (log_id, first), data in written.items():
+            path = self.root / "written"
+            path.write_bytes(data)
+            tag = Identity(log_id, 1, parents=parents[log_id]).tag
+            piece = Piece(str(path), "", str(log_id), tag, first, 0, len(data))
+            for batch in decode(piece, READ):
+                rows |= {(row["log_id"], row["lsn"]): row for row in batch.to_pylist()}
+        return rows
 
 
 @grows
@@ -168,7 +194,7 @@ def test_what_is_read_and_folded_depends_neither_on_sizes_nor_on_moments(
     fresh = Follower(tmp_path / "hub").drain()
     for follower in (now_and_then, fresh):
         jobs = folded_rows(follower.records, lineage=follower.parents).jobs
-        assert shown(jobs) == by_hand(follower.rows, follower.parents)
+        assert listed(jobs) == listed(plain.jobs_of(follower.rows, follower.parents)[0])
     assert set(fresh.read()) <= set(at_once.read())
 
 
@@ -199,13 +225,12 @@ def check_lakes(root: Path, seed: int, spark: SparkSession | None = None) -> Non
         drain(root, root / "small", max_bytes, spark)
         drain(root, root / "large", UNLIMITED, spark)
 
-    Fleet(root, random.Random(seed)).live_on(read)
+    fleet = Fleet(root, random.Random(seed))
+    fleet.live_on(read)
     read(700)
-    lake = Lake.open(root / "small", create=True)
-    if lake.has("jobs"):
-        assert table_rows(root / "small", *BASE[:-1]) == table_rows(root / "large", *BASE[:-1])
-        records, jobs = (lake.dataset(name).to_table().to_pylist() for name in BASE[:2])
-        assert shown(jobs) == by_hand(records, lineage_of(positions_of(lake)))
+    if Lake.open(root / "small", create=True).has("jobs"):
+        for name in ("small", "large"):
+            check_lake(root / name, fleet.records(), root / "hub", "jobs", "attempts")
 
 
 @grows

@@ -233,7 +233,8 @@ def _touched_records(spark: SparkSession, batch: _Batch) -> DataFrame:
             kept=_plain(frames.frame(spark, lake, OPEN, batch.open_files, KEPT)),
             spans=frames.local(spark, batch.inherited()),
         )
-        heirs = heirs.withColumn("log_id", sql.col("child"))
+        named = {"log_id": sql.col("child"), "device": sql.col("home")}
+        heirs = heirs.withColumns(named)
         rows = rows.unionAll(heirs.dropDuplicates([*KEYS, "lsn", "kind"]).select(rows.columns))
     return rows.coalesce(1) if batch.shares == 1 else rows.repartition(batch.shares, *KEYS)
 
@@ -407,9 +408,10 @@ class _Batch:
         for child in self.born:
             first = 0
             for parent, next_lsn in self._lineage[child]:
-                rows.append((child, parent, first, next_lsn, self.logs[child].begins))
+                log = self.logs[child]
+                rows.append((child, log.device, parent, first, next_lsn, log.begins))
                 first = next_lsn
-        names = ("child", "parent", "first", "next", "begins")
+        names = ("child", "home", "parent", "first", "next", "begins")
         return pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
 
     def _name_logs(

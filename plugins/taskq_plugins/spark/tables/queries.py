@@ -246,10 +246,10 @@ NEW_STEPS: Final = """
 #: back, and what was kept of their open jobs. A job that was "told" to be over stays so, unless its
 #: parent went on with it after the child's beginning.
 HEIRS: Final = """
-    SELECT spans.child, every.* FROM {every} AS every JOIN {spans} AS spans
+    SELECT spans.child, spans.home, every.* FROM {every} AS every JOIN {spans} AS spans
     ON every.log_id = spans.parent AND every.lsn >= spans.first AND every.lsn < spans.next
     UNION ALL
-    SELECT spans.child, kept.* FROM {kept} AS kept JOIN {spans} AS spans
+    SELECT spans.child, spans.home, kept.* FROM {kept} AS kept JOIN {spans} AS spans
     ON kept.log_id = spans.parent AND spans.next = spans.begins
         AND (kept.lsn < spans.begins OR kept.kind = 'told')
     WHERE kept.kind <> 'told' OR NOT EXISTS (
