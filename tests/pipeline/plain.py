@@ -10,17 +10,18 @@ import json
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from taskq.core.fingerprints import LOST_REASON, fingerprint, pattern_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     Row = dict[str, Any]
     Rows = list[Row]
+    Given = Iterable[Mapping[str, Any]]
     Lineage = Mapping[str, Sequence[tuple[str, int]]]
 
 HOUR: Final = 3_600 * 10**9
@@ -49,9 +50,9 @@ def day(ns: int | None) -> Any:
 
 
 def tables(
-    records: Rows, lineage: Lineage, segments: Iterable[Row] = (), declared: Iterable[Row] = ()
+    records: Rows, lineage: Lineage, segments: Given = (), declared: Given = ()
 ) -> dict[str, Rows]:
-    """Return the rows of each table; those of hub and logs are for ``device_lag`` and ``breaks``."""
+    """Return the rows of each table; ``device_lag`` and ``breaks`` need the hub's rows, too."""
     jobs, attempts = jobs_of(records, lineage)
     last = {row["log_id"]: row for row in sorted(_read(records), key=lambda row: row["lsn"])}
     read = [{name: row[name] for name in ("device", "log_id", "ts_ns")} for row in last.values()]
@@ -64,9 +65,7 @@ def tables(
     }
 
 
-def derived(
-    jobs: Rows, attempts: Rows, segments: Iterable[Row] = (), read: Iterable[Row] = ()
-) -> dict[str, Rows]:
+def derived(jobs: Rows, attempts: Rows, segments: Given = (), read: Given = ()) -> dict[str, Rows]:
     return {
         "rollup_hour": rollups_of(jobs, attempts),
         "failures": failures_of(jobs, attempts),
@@ -83,17 +82,50 @@ def _read(records: Iterable[Row]) -> Iterable[Row]:
 
 
 def jobs_of(records: Rows, lineage: Lineage) -> tuple[Rows, Rows]:
-    """Fold records log by log, each with its parents' records before it."""
+    """Return the rows of jobs and attempts."""
+    jobs: Rows = []
+    attempts: Rows = []
+    for log in _logs(records, lineage):
+        by_job: defaultdict[int, Rows] = defaultdict(list)
+        for row in log.history:
+            if row["kind"] in _EVENTS:
+                by_job[row["job"]].append(row)
+        for job, events in by_job.items():
+            if events[0]["kind"] != "enqueued" or events[-1]["kind"] == "purged":
+                continue
+            made = _job(events, log.now_ns)
+            if made["is_over"] and events[-1]["lsn"] < log.begins:
+                continue  # it is the parent's
+            if not made["is_over"]:
+                made |= _carried_on([child for lsn, child in log.heirs if job < lsn], log)
+            jobs.append(made)
+            attempts += [
+                _own(made, attempt)
+                for attempt, (_, end) in zip(made["attempts"], _attempts(events), strict=True)
+                if end is None or end["lsn"] >= log.begins
+            ]
+    return jobs, attempts
+
+
+class _Log(NamedTuple):
+    """A log: its records after its parents', and the logs that went on with it."""
+
+    history: Rows
+    now_ns: int
+    begins: int
+    heirs: list[tuple[int, str]]
+    is_replaced: bool
+
+
+def _logs(records: Rows, lineage: Lineage) -> Iterator[_Log]:
     own: defaultdict[str, Rows] = defaultdict(list)
     for row in sorted(_read(records), key=lambda row: row["lsn"]):
         own[row["log_id"]].append(row)
     device = {log_id: rows[-1]["device"] for log_id, rows in own.items()}
-    jobs: Rows = []
-    attempts: Rows = []
     for log_id, rows in own.items():
         history: Rows = []
-        parents, first = [*lineage.get(log_id, ())], 0
-        for parent, next_lsn in parents:
+        first = 0
+        for parent, next_lsn in lineage.get(log_id, ()):
             history += [
                 row | {"log_id": log_id, "device": device[log_id], "writer": parent}
                 for row in own.get(parent, ()) if first <= row["lsn"] < next_lsn
@@ -106,33 +138,19 @@ def jobs_of(records: Rows, lineage: Lineage) -> tuple[Rows, Rows]:
             if chain and chain[-1][0] == log_id and child in own
         )
         is_replaced = any(device[child] == device[log_id] for _, child in heirs)
-        by_job: defaultdict[int, Rows] = defaultdict(list)
-        for row in history:
-            if row["kind"] in _EVENTS:
-                by_job[row["job"]].append(row)
-        for job, events in by_job.items():
-            if events[0]["kind"] != "enqueued" or events[-1]["kind"] == "purged":
-                continue
-            children = [child for lsn, child in heirs if job < lsn]
-            made = _job(events, rows[-1]["ts_ns"])
-            if made["state"] in _OVER:
-                if events[-1]["lsn"] < first:
-                    continue  # it is the parent's
-            elif children:
-                made["continued_in"] = children[-1]
-            elif is_replaced:
-                made |= {"state": "lost", "due_ns": None}
-            jobs.append(made)
-            for number, attempt in enumerate(made["attempts"]):
-                ends = _attempts(events)[number][1]
-                if ends is None or ends["lsn"] >= first:
-                    attempts.append(_own(made, attempt))
-    return jobs, attempts
+        yield _Log(history, rows[-1]["ts_ns"], first, heirs, is_replaced)
+
+
+def _carried_on(children: Sequence[str], log: _Log) -> Row:
+    if children:
+        return {"continued_in": children[-1]}
+    return {"state": "lost", "due_ns": None} if log.is_replaced else {}
 
 
 def _job(events: Rows, now_ns: int) -> Row:
     born, last = events[0], events[-1]
     ended = last if last["kind"] in _ENDS else None
+    settled_ns = ended["ts_ns"] if ended else None
     tries = [_attempt(events, claim, end) for claim, end in _attempts(events)]
     reasons = [row for row in events[1:] if row["value"] and row["kind"] != "succeeded"]
     reason = reasons[-1] if reasons and last["kind"] != "succeeded" else None
@@ -145,7 +163,7 @@ def _job(events: Rows, now_ns: int) -> Row:
         "attempt": last["attempt"] if len(events) > 1 else 0,
         "enqueued_at": moment(born["ts_ns"]), "enqueued_ns": born["ts_ns"], "due_ns": due_ns,
         "expires_ns": None, "first_started_ns": tries[0]["started_ns"] if tries else None,
-        "settled_ns": ended and ended["ts_ns"], "settled_at": moment(ended and ended["ts_ns"]),
+        "settled_ns": settled_ns, "settled_at": moment(settled_ns),
         "payload": born["value"],
         "result": last["value"] if last["kind"] == "succeeded" else None,
         "reason": reason and reason["value"].decode(), "stores_result": not born["flags"] & 2,
@@ -352,15 +370,15 @@ def duplicates_of(jobs: Rows) -> Rows:
     return made
 
 
-def lag_of(jobs: Rows, segments: Iterable[Row], read: Iterable[Row]) -> Rows:
+def lag_of(jobs: Rows, segments: Given, read: Given) -> Rows:
     """Return a row of each log, without the columns that depend on the moment of the look."""
-    groups: defaultdict[Any, dict[str, Rows]]
+    groups: defaultdict[Any, dict[str, list[Any]]]
     groups = defaultdict(lambda: {"jobs": [], "segments": [], "read": []})
     open_jobs = [row for row in jobs if not row["is_over"] and row["continued_in"] is None]
     for name, rows in (("jobs", open_jobs), ("segments", segments), ("read", read)):
         for row in rows:
             groups[row["device"], row["log_id"]][name].append(row)
-    made = [_lag(*place, **rows) for place, rows in groups.items()]
+    made = [_lag(*place, *rows.values()) for place, rows in groups.items()]
     by_device: defaultdict[str, Rows] = defaultdict(list)
     for row in sorted(made, key=_arrival):
         by_device[row["device"]].append(row)
@@ -401,7 +419,7 @@ def _lag(device: str, log_id: str, jobs: Rows, segments: Rows, read: Rows) -> Ro
     }  # fmt: skip
 
 
-def breaks_of(records: Rows, declared: Iterable[Row] = ()) -> Rows:
+def breaks_of(records: Rows, declared: Given = ()) -> Rows:
     made: dict[Any, Row] = {}
     for row in records:
         if row["kind"] == "break":
@@ -412,7 +430,7 @@ def breaks_of(records: Rows, declared: Iterable[Row] = ()) -> Rows:
                 "lsn": row["lsn"], "goes_on_lsn": it.get("goes_on"),
                 "end_lsn": it.get("end_lsn"), "cause": it.get("cause"),
             }  # fmt: skip
-    for row in declared:
-        place = row["log_id"], row["kind"], row["goes_on_lsn"] or row["lsn"]
-        made.setdefault(place, {**row, "is_declared": True})
+    for gap in declared:
+        place = gap["log_id"], gap["kind"], gap["goes_on_lsn"] or gap["lsn"]
+        made.setdefault(place, {**gap, "is_declared": True})
     return list(made.values())

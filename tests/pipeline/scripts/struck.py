@@ -51,7 +51,7 @@ def strike_at(nth: int) -> None:
 
 def connect(port: str, secret: str) -> None:
     os.environ |= {"PYSPARK_GATEWAY_PORT": port, "PYSPARK_GATEWAY_SECRET": secret}
-    gateway = launch_gateway()
+    gateway: Any = launch_gateway()  # type: ignore[no-untyped-call,unused-ignore]
     spark = gateway.jvm.org.apache.spark
     context = spark.api.java.JavaSparkContext.fromSparkContext(spark.SparkContext.getOrCreate())
     SparkContext(gateway=gateway, jsc=context, conf=SparkConf(_jconf=context.getConf()))
