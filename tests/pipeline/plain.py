@@ -313,12 +313,12 @@ def _calls(job: Row) -> list[Any]:
 
 
 def _died_at(job: Row) -> set[str]:
-    died = [one for one in job["attempts"] if one["outcome"] == "dead"]
+    died = [tried for tried in job["attempts"] if tried["outcome"] == "dead"]
     if not died:
         return {job["device"]}
-    if any((one["reason"] or "").startswith("WorkerLost") for one in died):
-        died += [one for one in job["attempts"] if one["outcome"] == "lost"]
-    return {f"{job['device']} {one['owner'] or ''}" for one in died}
+    if any((tried["reason"] or "").startswith("WorkerLost") for tried in died):
+        died += [tried for tried in job["attempts"] if tried["outcome"] == "lost"]
+    return {f"{job['device']} {tried['owner'] or ''}" for tried in died}
 
 
 def _failure(task: str | None, pattern: str, rows: Rows) -> Row:
